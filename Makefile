@@ -1,0 +1,31 @@
+# Every target sets itself up: a machine with Python 3.11 and make is enough.
+# pip's own settings (index, mirrors, wheels) are respected.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-all check clean
+
+demo: $(STAMP)
+	$(BIN)/fedveil run
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -n 2
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[data,dev]"
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,41 @@
+"""fedveil: differentially private federated learning whose epsilon can be checked.
+
+    from fedveil import Training, train
+
+Names are loaded on first use, so that the command line starts without torch.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "FederatedData": "fedveil.data.federated",
+    "Task": "fedveil.models.task",
+    "cross_entropy": "fedveil.models.task",
+    "squared_error": "fedveil.models.task",
+    "correct": "fedveil.models.task",
+    "Budget": "fedveil.privacy.terms",
+    "central": "fedveil.privacy.plan",
+    "unprotected": "fedveil.privacy.plan",
+    "FixedBound": "fedveil.privacy.clipping",
+    "Poisson": "fedveil.privacy.sampling",
+    "FixedSize": "fedveil.privacy.sampling",
+    "RoundRobin": "fedveil.privacy.sampling",
+    "Everyone": "fedveil.privacy.sampling",
+    "Batches": "fedveil.training.batches",
+    "LocalSgd": "fedveil.training.client",
+    "OneGradient": "fedveil.training.client",
+    "SgdServer": "fedveil.training.server",
+    "AdamServer": "fedveil.training.server",
+    "Weights": "fedveil.training.server",
+    "Training": "fedveil.training.training",
+    "train": "fedveil.training.training",
+}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,153 @@
+"""The command line. Heavy imports stay inside the commands, so that --help answers at once."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.errors import BadInput
+
+app = typer.Typer(
+    name="fedveil",
+    help="Differentially private federated learning: train, know the epsilon, attack the result.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+
+
+def main() -> None:
+    """Run a command: exit 0 when done, 2 with one line on bad input, 1 on anything else."""
+    try:
+        code = app(standalone_mode=False)
+    except BadInput as e:
+        _fail(str(e))
+    except Exception as e:
+        if not hasattr(e, "format_message"):
+            raise
+        _fail(f"{e.format_message()} (see fedveil --help)")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> None:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+@app.command()
+def run(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A shipped recipe or a .toml file; default: central.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory (new or empty).")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with data sets; default: FEDVEIL_DATA.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    json_: Json = False,
+) -> int:
+    """Train a model over many clients, as a recipe says."""
+    if resume is not None and (recipe is not None or set_ or out is not None):
+        raise BadInput("--resume goes on with the recipe it finds: leave out recipe, --set, --out")
+    from fedveil.runs.recipe import DEFAULT, load_recipe
+
+    chosen = load_recipe(recipe or DEFAULT, set_ or ()) if resume is None else None
+
+    from rich.console import Console
+
+    from fedveil.console import Progress, print_result
+    from fedveil.runs.run import Run
+
+    prepared = Run.start(chosen, out, data) if chosen else Run.resume(resume or Path(), data)
+    training = prepared.training
+    console = Console(stderr=True, quiet=quiet)
+    metric = next(iter(training.task.metrics), "loss")
+    budget = training.plan.budget.epsilon if training.plan.budget else None
+    console.print(prepared.describe(), highlight=False)
+    with Progress(console, training.plan.rounds, metric, budget) as progress:
+        result = prepared.execute(progress.show)
+    if not json_:
+        print_result(Console(), result)
+    else:
+        print(json.dumps(result, indent=2))
+    if result["stopped"] == "interrupted":
+        print(
+            f"interrupted after round {result['rounds']}: go on with "
+            f"fedveil run --resume {result['run_dir']}",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+@app.command()
+def recipes(json_: Json = False) -> None:
+    """List the shipped recipes: what each protects, and whose paper it is."""
+    from fedveil.runs.recipe import shipped
+
+    rows = shipped()
+    if json_:
+        print(json.dumps(rows, indent=2))
+        return
+    from rich.console import Console
+
+    from fedveil.console import print_rows
+
+    print_rows(Console(), "recipes", rows)
+
+
+@app.command()
+def account(
+    delta: Annotated[float, typer.Option(help="The delta of the claim.")],
+    noise: Annotated[float | None, typer.Option(help="Noise multiplier, std / bound.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Poisson sampling rate.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon (PLD).")] = None,
+    json_: Json = False,
+) -> None:
+    """Solve for the one of noise, rate, rounds and epsilon that is left out (central DP)."""
+    from fedveil.privacy.solve import solve
+
+    answer = solve(noise=noise, rate=rate, rounds=rounds, epsilon=epsilon, delta=delta)
+    if json_:
+        print(json.dumps(answer.to_dict(), indent=2))
+        return
+    print(f"noise {answer.noise:.6g}, rate {answer.rate:.6g}, rounds {answer.rounds}")
+    for claim in answer.claims:
+        print(claim)
+
+
+@app.command()
+def ledger(
+    path: Annotated[Path, typer.Argument(help="A run directory or its ledger.db.")],
+    json_: Json = False,
+) -> None:
+    """Show every charge, the total claim, and what is left of the budget."""
+    from fedveil.privacy.statement import statement
+
+    told = statement(path / "ledger.db" if path.is_dir() else path)
+    if json_:
+        print(json.dumps(told.to_dict(), indent=2))
+        return
+    from rich.console import Console
+
+    from fedveil.console import print_rows
+
+    console = Console()
+    rows = [{**vars(charge), "event": json.dumps(charge.event)} for charge in told.charges]
+    print_rows(console, f"{told.run}: {len(rows)} charges", rows)
+    for claim in told.claims:
+        console.print(str(claim), highlight=False)
+    console.print(told.remainder(), highlight=False)

@@ -1,0 +1,105 @@
+"""What the command line shows: the progress line, and the tables at the end."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+
+class Progress:
+    """One line that follows a run; on something that is not a terminal, a line now and then."""
+
+    def __init__(self, console: Console, rounds: int, metric: str, budget: float | None) -> None:
+        self._console, self._rounds, self._metric, self._budget = console, rounds, metric, budget
+        self._live = Live(console=console, refresh_per_second=10, transient=False)
+        self._measured: float | None = None
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, line: dict[str, Any]) -> None:
+        """Follow one round."""
+        self._measured = line.get(self._metric, self._measured)
+        text = self._text(line)
+        if self._console.is_terminal:
+            self._live.update(Text(text))
+        elif line["round"] % max(1, self._rounds // 10) == 0 or line["round"] == 1:
+            self._console.print(text, highlight=False)
+
+    def _text(self, line: dict[str, Any]) -> str:
+        parts = [f"round {line['round']:>{len(str(self._rounds))}}/{self._rounds}"]
+        if self._measured is not None:
+            parts.append(f"{self._metric} {self._measured:.4g}")
+        if line["epsilon"] is not None:
+            spent = f"epsilon {line['epsilon']:.3f} spent"
+            if self._budget is not None:
+                spent += f", {max(0.0, self._budget - line['epsilon']):.3f} left"
+            parts.append(spent)
+        parts.append(f"{line['clients']} clients, {line['clipped']:.0%} bounded")
+        if line["snr"] is not None:
+            parts.append(f"signal/noise {line['snr']:.2f}")
+        return " | ".join(parts)
+
+
+def print_result(console: Console, result: dict[str, Any]) -> None:
+    """The summary of a run: what was learnt, what is claimed, and what went wrong."""
+    table = Table(title=f"{result['recipe']}: {result['rounds']} rounds", title_justify="left")
+    table.add_column("what")
+    table.add_column("value", overflow="fold")
+    for name, value in result["metrics"].items():
+        table.add_row(f"test {name}", f"{value:.4f}")
+    table.add_row("stopped by", result["stopped"])
+    for claim in result["claims"]:
+        table.add_row(f"epsilon ({claim['accountant'].upper()})", _claim_text(claim))
+    budget = result["budget"]
+    if budget is None:
+        table.add_row("privacy", "none: no noise was added, nothing is claimed")
+    else:
+        left = budget["left"] if isinstance(budget["left"], str) else f"{budget['left']:.4f}"
+        table.add_row("budget left", f"{left} of epsilon {budget['epsilon']}")
+        table.add_row(
+            "noise",
+            f"multiplier {budget['noise_multiplier']:.4g}, "
+            f"std {budget['noise_std']:.4g} on each coordinate of the sum",
+        )
+    timing = result["timing"]
+    table.add_row(
+        "speed",
+        f"{timing['seconds_per_round']:.3g} s per round, "
+        f"{timing['client_updates_per_second']:,.0f} client updates/s",
+    )
+    table.add_row("run directory", result["run_dir"])
+    console.print(table)
+    if result["claims"]:
+        console.print("The claim holds if:", highlight=False)
+        for assumption in result["claims"][0]["assumptions"]:
+            console.print(f"  - {assumption}", highlight=False)
+    for note in result["notes"]:
+        console.print(f"note: {note}", style="yellow", highlight=False)
+
+
+def print_rows(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """A plain table with one column per key."""
+    table = Table(title=title, title_justify="left")
+    for key in rows[0] if rows else ():
+        table.add_column(key, overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()))
+    console.print(table)
+
+
+def _claim_text(claim: dict[str, Any]) -> str:
+    value = claim["epsilon"] if isinstance(claim["epsilon"], str) else f"{claim['epsilon']:.4f}"
+    label = "; as published, not a guarantee" if claim["as_published"] else ""
+    return (
+        f"{value} at delta {claim['delta']:g} per {claim['unit']} "
+        f"({claim['neighbours']}, {claim['trust']} trust, {claim['noise']} noise{label})"
+    )

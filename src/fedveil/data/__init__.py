@@ -1,0 +1,1 @@
+"""Clients and their records: one array and client offsets."""

@@ -1,0 +1,243 @@
+"""`FederatedData`: the records of many clients as slices of one array."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput
+
+Array = npt.NDArray[Any]
+
+_SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Records of N clients: client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`.
+
+    The arrays may be memory maps: nothing here copies them. `x` is [records, ...], floating
+    point or integer. `classes` is the number of labels, `y` then [records] of integers; or 0
+    when `y` is real numbers to be predicted. `names` may be None: client k is then "k".
+
+    >>> data = FederatedData.from_clients(
+    ...     [("ada", [[0.0], [1.0]], [0, 1]), ("bob", [[2.0]], [1])],
+    ...     test=([[1.0]], [1]), classes=2)
+    >>> data.clients, data.sizes.tolist(), data.client_name(1)
+    (2, [2, 1], 'bob')
+    """
+
+    x: Array
+    y: Array
+    offsets: npt.NDArray[np.int64]
+    test_x: Array
+    test_y: Array
+    classes: int
+    names: Array | None = None
+
+    def __post_init__(self) -> None:
+        _check_structure(self)
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Iterable[tuple[str, Any, Any]],
+        *,
+        test: tuple[Any, Any],
+        classes: int,
+    ) -> "FederatedData":
+        """Build from (name, features, targets) triples, one per client."""
+        named = [(name, np.asarray(x), np.asarray(y)) for name, x, y in clients]
+        if not named:
+            raise BadInput("no clients: give at least one (name, x, y)")
+        for name, x, y in named:
+            if len(x) != len(y):
+                raise BadInput(f"client {name!r} has {len(x)} feature rows and {len(y)} targets")
+            if x.shape[1:] != named[0][1].shape[1:]:
+                raise BadInput(
+                    f"client {name!r} has records of shape {x.shape[1:]}, "
+                    f"client {named[0][0]!r} of shape {named[0][1].shape[1:]}"
+                )
+        return cls(
+            x=np.concatenate([x for _, x, _ in named]).astype(np.float32, copy=False),
+            y=_targets(np.concatenate([y for _, _, y in named]), classes),
+            offsets=np.cumsum([0, *(len(x) for _, x, _ in named)], dtype=np.int64),
+            test_x=np.asarray(test[0], dtype=np.float32),
+            test_y=_targets(np.asarray(test[1]), classes),
+            classes=classes,
+            names=np.array([name for name, _, _ in named]),
+        )
+
+    @property
+    def clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Records per client."""
+        return np.diff(self.offsets)
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        return tuple(self.x.shape[1:])
+
+    def client_name(self, client: int) -> str:
+        return str(client) if self.names is None else str(self.names[client])
+
+    def check(self) -> None:
+        """Refuse values no model can learn from. Reads the arrays once, piece by piece."""
+        for name, array in (
+            ("x", self.x),
+            ("y", self.y),
+            ("test_x", self.test_x),
+            ("test_y", self.test_y),
+        ):
+            for start, piece in _pieces(array):
+                if array.dtype.kind == "f" and not np.isfinite(piece).all():
+                    row = start + int(np.argwhere(~np.isfinite(piece))[0][0])
+                    raise BadInput(
+                        f"{name} row {row}{self._owner(name, row)} is not finite: "
+                        "remove the record or fill the value in"
+                    )
+                if name.endswith("y") and self.classes:
+                    bad = np.flatnonzero((piece < 0) | (piece >= self.classes))
+                    if len(bad):
+                        row = start + int(bad[0])
+                        raise BadInput(
+                            f"{name} row {row}{self._owner(name, row)} has label "
+                            f"{piece[bad[0]]}, outside 0..{self.classes - 1}"
+                        )
+
+    def _owner(self, name: str, row: int) -> str:
+        if name.startswith("test"):
+            return ""
+        client = int(np.searchsorted(self.offsets, row, side="right")) - 1
+        return f" (client {self.client_name(client)!r})"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over everything: two data sets with one fingerprint are the same data."""
+        digest = hashlib.sha256(f"fedveil-data-1 classes={self.classes}".encode())
+        for name in ("x", "y", "offsets", "test_x", "test_y", "names"):
+            array = getattr(self, name)
+            if array is None:
+                digest.update(f"|{name} none".encode())
+                continue
+            if name == "names":
+                digest.update(("|names " + json.dumps(array.tolist())).encode())
+                continue
+            digest.update(f"|{name} {array.dtype.str} {array.shape}".encode())
+            for _, piece in _pieces(array):
+                digest.update(np.ascontiguousarray(piece).tobytes())
+        return digest.hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """Write one .npy per array into a new folder, the layout that `open` maps into memory."""
+        if folder.exists():
+            raise BadInput(f"{folder} exists: save into a new folder")
+        folder.mkdir(parents=True)
+        for name in ("x", "y", "offsets", "test_x", "test_y", "names"):
+            if getattr(self, name) is not None:
+                np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
+        (folder / "meta.json").write_text(json.dumps({"classes": self.classes}) + "\n")
+
+    @classmethod
+    def open(cls, folder: Path) -> "FederatedData":
+        """Map a saved data set into memory: a million clients open without being read."""
+
+        def load(name: str) -> Array:
+            try:
+                array: Array = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+                return array
+            except (OSError, ValueError, EOFError) as e:
+                raise BadInput(
+                    f"{folder / name}.npy: {e}; expected what FederatedData.save wrote"
+                ) from e
+
+        try:
+            classes = json.loads((folder / "meta.json").read_text())["classes"]
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise BadInput(f"{folder / 'meta.json'}: not a saved data set ({e})") from e
+        if type(classes) is not int:
+            raise BadInput(f"{folder / 'meta.json'}: classes is {classes!r}, not a whole number")
+        return cls(
+            x=load("x"),
+            y=load("y"),
+            offsets=np.asarray(load("offsets")),
+            test_x=load("test_x"),
+            test_y=load("test_y"),
+            classes=classes,
+            names=load("names") if (folder / "names.npy").exists() else None,
+        )
+
+
+def _pieces(array: Array) -> Iterable[tuple[int, Array]]:
+    """(first row, rows) over the leading axis, `_SCAN` elements at a time."""
+    rows = max(1, _SCAN // max(1, int(np.prod(array.shape[1:]))))
+    for start in range(0, len(array), rows):
+        yield start, array[start : start + rows]
+
+
+def _targets(y: Array, classes: int) -> Array:
+    """Labels as int64, refusing anything that is not a whole number; other targets as float32."""
+    if not classes:
+        return y.astype(np.float32, copy=False)
+    if y.dtype.kind not in "iub":
+        odd = [v for v in y.ravel().tolist() if not (isinstance(v, float) and v.is_integer())]
+        if odd:
+            raise BadInput(f"label {odd[0]!r} is not a whole number: labels are 0..{classes - 1}")
+    return y.astype(np.int64, copy=False)
+
+
+def _check_structure(data: FederatedData) -> None:
+    """Refuse shapes that do not belong together. Looks at offsets and names, not at records."""
+    if len(data.test_x) == 0:
+        raise BadInput("the test split is empty: hold some records back")
+    for name, array, kinds, dims in (
+        ("offsets", data.offsets, "iu", (1,)),
+        ("x", data.x, "iuf", range(1, 9)),
+        ("test_x", data.test_x, "iuf", range(1, 9)),
+        ("y", data.y, "i" if data.classes else "f", (1,)),
+        ("test_y", data.test_y, "i" if data.classes else "f", (1,)),
+    ):
+        if array.dtype.kind not in kinds or array.ndim not in dims:
+            raise BadInput(
+                f"{name} is a {array.ndim}-dimensional array of {array.dtype}: see FederatedData "
+                "for what it must be"
+            )
+    offsets, n = data.offsets, len(data.x)
+    if len(offsets) < 2:
+        raise BadInput("no clients: offsets need at least two entries")
+    if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
+        raise BadInput(f"offsets must rise from 0 to the number of records, {n}")
+    if len(data.y) != n:
+        raise BadInput(f"{n} feature rows and {len(data.y)} targets")
+    if len(data.test_x) != len(data.test_y):
+        raise BadInput(f"{len(data.test_x)} test rows and {len(data.test_y)} test targets")
+    if data.test_x.shape[1:] != data.x.shape[1:]:
+        raise BadInput(
+            f"test records have shape {data.test_x.shape[1:]}, training records {data.x.shape[1:]}"
+        )
+    if data.classes < 0:
+        raise BadInput(f"classes is {data.classes}: give the number of labels, 0 for regression")
+    empty = np.flatnonzero(np.diff(offsets) == 0)
+    if len(empty):
+        raise BadInput(
+            f"client {data.client_name(int(empty[0]))!r} has no records: "
+            "leave it out or use fewer clients"
+        )
+    if data.names is not None:
+        if len(data.names) != len(offsets) - 1:
+            raise BadInput(f"{len(data.names)} names for {len(offsets) - 1} clients")
+        unique, counts = np.unique(data.names, return_counts=True)
+        if (counts > 1).any():
+            raise BadInput(
+                f"client {str(unique[counts > 1][0])!r} appears twice: "
+                "merge its records or rename one"
+            )

@@ -1,0 +1,52 @@
+"""Loading a data set by its name."""
+
+from pathlib import Path
+from typing import Any
+
+from fedveil.data.files import data_root
+from fedveil.data.records import Records
+from fedveil.errors import BadInput
+
+NAMES = ("digits", "mnist", "fashion-mnist", "femnist", "cifar10", "lending-club", "location30")
+
+_OPTIONS = {"femnist": ("min_records",), "lending-club": ("grades",)}
+
+
+def load_records(name: str, root: Path | None = None, **options: Any) -> Records:
+    """Load a data set from its subfolder of `root` (or FEDVEIL_DATA); `digits` needs neither.
+
+    Options: `min_records` of femnist, `grades` of lending-club.
+    """
+    if name not in NAMES:
+        raise BadInput(f"data set {name!r} is unknown: use one of {', '.join(NAMES)}")
+    known = _OPTIONS.get(name, ())
+    for option in options:
+        if option not in known:
+            raise BadInput(
+                f"{name} has no option {option!r}: it takes {', '.join(known) or 'none'}"
+            )
+    match name:
+        case "digits":
+            from fedveil.data import digits
+
+            return digits.load()
+        case "mnist" | "fashion-mnist":
+            from fedveil.data import mnist
+
+            return mnist.load(data_root(root), name)
+        case "femnist":
+            from fedveil.data import femnist
+
+            return femnist.load(data_root(root), **options)
+        case "cifar10":
+            from fedveil.data import cifar10
+
+            return cifar10.load(data_root(root))
+        case "location30":
+            from fedveil.data import location30
+
+            return location30.load(data_root(root))
+        case _:
+            from fedveil.data import lending_club
+
+            return lending_club.load(data_root(root), **options)

@@ -1,0 +1,179 @@
+"""Dividing records: between training and test, and among clients."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.data.federated import FederatedData
+from fedveil.data.records import Records
+from fedveil.errors import BadInput
+
+KINDS = ("iid", "shards", "dirichlet", "natural")
+
+Rows = npt.NDArray[np.intp]
+
+_STREAM = int.from_bytes(b"partition", "big")
+_HOLDOUT_SEED = 0
+
+
+def holdout(records: int) -> tuple[Rows, Rows]:
+    """Training and test rows of a data set without a split of its own: always the same 80/20."""
+    if records < 2:
+        raise BadInput(f"{records} records cannot be split: training and test need one each")
+    rows = _generator(_HOLDOUT_SEED).permutation(records)
+    cut = max(1, records * 4 // 5)
+    return rows[:cut], rows[cut:]
+
+
+def partition(
+    records: Records,
+    *,
+    kind: str,
+    clients: int | None,
+    seed: int,
+    alpha: float | None = None,
+    shards_per_client: int = 1,
+) -> FederatedData:
+    """Divide the training records among clients; the test records stay central.
+
+    - "iid": a random permutation cut into equal parts.
+    - "shards": sorted by target and cut into equal shards, `shards_per_client` to each client;
+      one each goes in order, several are dealt at random.
+    - "dirichlet": equal parts, each client's label mix drawn from Dirichlet(alpha, ..., alpha).
+      Smaller alpha, fewer labels per client. A label that has run out is replaced by the others
+      in the client's own proportions, so the clients served last fit their mix least well.
+    - "natural": one client per owner; `clients` keeps that many owners, chosen at random.
+
+    Equal parts differ by at most one record. The result depends on the arguments alone.
+    """
+    if kind not in KINDS:
+        raise BadInput(f"partition {kind!r} is unknown: use one of {', '.join(KINDS)}")
+    if alpha is not None and kind != "dirichlet":
+        raise BadInput(f"alpha {alpha} has no effect on partition {kind!r}: leave it out")
+    if shards_per_client != 1 and kind != "shards":
+        raise BadInput(
+            f"shards_per_client {shards_per_client} has no effect on partition {kind!r}: "
+            "leave it out"
+        )
+    random = _generator(seed)
+    if kind == "natural":
+        return _natural(records, clients, random)
+    sizes = _equal_sizes(len(records.x), clients)
+    match kind:
+        case "iid":
+            order = random.permutation(len(records.x))
+        case "shards":
+            order, sizes = _shards(records, len(sizes), shards_per_client, random)
+        case _:
+            order = _dirichlet(records, sizes, alpha, random)
+    return _federate(records, order, sizes)
+
+
+def _generator(seed: int) -> np.random.Generator:
+    if seed < 0:
+        raise BadInput(f"seed {seed} is negative: use 0 or more")
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _STREAM))))
+
+
+def _equal_sizes(records: int, clients: int | None) -> Rows:
+    """How many records each client gets, differing by at most one."""
+    if clients is None or clients < 1:
+        raise BadInput(f"clients is {clients}: give a number from 1 to {records}")
+    if clients > records:
+        raise BadInput(f"{clients} clients for {records} training records: use fewer clients")
+    sizes = np.full(clients, records // clients, dtype=np.intp)
+    sizes[: records % clients] += 1
+    return sizes
+
+
+def _shards(
+    records: Records, clients: int, shards_per_client: int, random: np.random.Generator
+) -> tuple[Rows, Rows]:
+    if shards_per_client < 1:
+        raise BadInput(f"shards_per_client is {shards_per_client}: use 1 or more")
+    count = clients * shards_per_client
+    if count > len(records.x):
+        raise BadInput(
+            f"{count} shards ({clients} clients x {shards_per_client}) for {len(records.x)} "
+            "training records: use fewer"
+        )
+    order = np.argsort(records.y, kind="stable")
+    sizes = _equal_sizes(len(order), count)
+    if shards_per_client == 1:
+        return order, sizes
+    shards = np.split(order, np.cumsum(sizes)[:-1])
+    dealt = random.permutation(count)
+    return (
+        np.concatenate([shards[shard] for shard in dealt]),
+        sizes[dealt].reshape(clients, shards_per_client).sum(axis=1),
+    )
+
+
+def _dirichlet(
+    records: Records, sizes: Rows, alpha: float | None, random: np.random.Generator
+) -> Rows:
+    if not records.classes:
+        raise BadInput(
+            f"{records.name} has no labels, so no dirichlet partition: use shards, which sorts by "
+            "the number to be predicted"
+        )
+    if alpha is None or not (alpha > 0 and math.isfinite(alpha)):
+        raise BadInput(f"alpha is {alpha}: a dirichlet partition needs a number above 0")
+    shuffled = random.permutation(len(records.y))
+    by_label = shuffled[np.argsort(records.y[shuffled], kind="stable")]
+    left = np.bincount(records.y, minlength=records.classes)
+    start = np.cumsum(left) - left
+    order: list[Rows] = []
+    for size in sizes:
+        mix = random.dirichlet(np.full(records.classes, alpha))
+        taken = _take(int(size), mix, left, random)
+        for label in np.flatnonzero(taken):
+            order.append(by_label[start[label] : start[label] + taken[label]])
+        start += taken
+        left -= taken
+    return np.concatenate(order)
+
+
+def _take(size: int, mix: npt.NDArray[np.float64], left: Rows, random: np.random.Generator) -> Rows:
+    """How many records of each label make up `size`, following `mix` as far as `left` allows."""
+    taken = np.zeros_like(left)
+    while (missing := size - int(taken.sum())) > 0:
+        weights = np.where(left > taken, mix, 0.0)
+        if not weights.sum() > 0:
+            weights = (left - taken).astype(np.float64)
+        taken = np.minimum(taken + random.multinomial(missing, weights / weights.sum()), left)
+    return taken
+
+
+def _natural(records: Records, clients: int | None, random: np.random.Generator) -> FederatedData:
+    if records.owners is None or records.owner_names is None:
+        raise BadInput(
+            f"{records.name} has no natural clients (femnist has, its writers): "
+            "use another partition"
+        )
+    present = np.unique(records.owners)
+    if clients is not None:
+        if not 1 <= clients <= len(present):
+            raise BadInput(
+                f"{clients} clients: {records.name} has {len(present)} owners, use 1 to that many"
+            )
+        present = np.sort(random.permutation(present)[:clients])
+    order = np.argsort(records.owners, kind="stable")
+    order = order[np.isin(records.owners[order], present)]
+    sizes = np.bincount(records.owners[order], minlength=len(records.owner_names))[present]
+    return _federate(records, order, sizes, records.owner_names[present])
+
+
+def _federate(
+    records: Records, order: Rows, sizes: Rows, names: npt.NDArray[np.str_] | None = None
+) -> FederatedData:
+    return FederatedData(
+        x=records.x[order],
+        y=records.y[order],
+        offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        test_x=records.test_x,
+        test_y=records.test_y,
+        classes=records.classes,
+        names=names,
+    )

@@ -1,0 +1,24 @@
+"""`Records`: a data set as its loader returns it, before it is divided among clients."""
+
+from dataclasses import dataclass
+
+from fedveil.data.federated import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Training and test records of one data set.
+
+    `x` is float32, images as [N, channels, height, width]; `y` is int64 labels, or float32 when
+    `classes` is 0. `owners[i]` is the index in `owner_names` of the person training record i
+    came from, or None when the data set has no natural clients.
+    """
+
+    name: str
+    x: Array
+    y: Array
+    test_x: Array
+    test_y: Array
+    classes: int
+    owners: Array | None = None
+    owner_names: Array | None = None

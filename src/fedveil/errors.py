@@ -1,0 +1,21 @@
+"""The exceptions a user can meet. Each message is one line: the thing, its value, the way out."""
+
+
+class FedveilError(Exception):
+    """Anything fedveil refuses or cannot go on with."""
+
+
+class BadInput(FedveilError, ValueError):
+    """What was asked for cannot be done: a recipe, a data file or an argument is wrong."""
+
+
+class UnsupportedEvent(BadInput):
+    """No accountant knows this release under this neighbouring relation."""
+
+
+class LedgerMismatch(BadInput):
+    """A ledger belongs to another run, recipe or data set."""
+
+
+class BudgetExhausted(FedveilError):
+    """The next round would exceed the budget; nothing was released."""

@@ -1,0 +1,1 @@
+"""Models, their losses, and the flat parameter vector they share with the rest of fedveil."""

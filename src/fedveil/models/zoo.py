@@ -1,0 +1,126 @@
+"""The small zoo: models of the papers and of the embedded data, none with batch norm."""
+
+import math
+
+import torch
+from torch import nn
+
+from fedveil.errors import BadInput
+from fedveil.models.task import Task, correct, cross_entropy, squared_error
+
+NAMES = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg")
+
+
+def build_task(
+    name: str, record_shape: tuple[int, ...], classes: int, *, seed: int, hidden: tuple[int, ...]
+) -> Task:
+    """The model `name` for records of `record_shape`, initialised from `seed`.
+
+    `classes` 0 asks for one real output and squared error, otherwise for one logit per label,
+    cross-entropy and accuracy. `hidden` is the widths of an MLP's hidden layers.
+    """
+    if name == "linear" and classes:
+        raise BadInput(
+            f"model 'linear' predicts a number and the data have {classes} labels: use softmax"
+        )
+    if name in NAMES and name not in ("linear", "mlp") and not classes:
+        raise BadInput(f"model {name!r} predicts labels and the data have none: use linear or mlp")
+    outputs = classes or 1
+    features = math.prod(record_shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        match name:
+            case "linear":
+                module = linear(features)
+            case "softmax":
+                module = softmax(features, outputs)
+            case "mlp":
+                module = mlp(features, outputs, hidden)
+            case "fu-cnn":
+                module = fu_cnn(*_image(name, record_shape, 28), outputs)
+            case "small-cnn":
+                module = small_cnn(*_image(name, record_shape, 28), outputs)
+            case "vgg":
+                module = vgg(*_image(name, record_shape, 32), outputs)
+            case _:
+                raise BadInput(f"model.name is {name!r}: choose one of {', '.join(NAMES)}")
+    if classes:
+        return Task(module, cross_entropy, {"accuracy": correct})
+    return Task(module, squared_error)
+
+
+def linear(features: int) -> nn.Module:
+    """Linear regression from zero: 11 parameters on Lending Club's 10 components."""
+    return _zeroed(nn.Sequential(nn.Flatten(), nn.Linear(features, 1)))
+
+
+def softmax(features: int, outputs: int) -> nn.Module:
+    """Softmax regression from zero: 650 parameters on the digits."""
+    return _zeroed(nn.Sequential(nn.Flatten(), nn.Linear(features, outputs)))
+
+
+def mlp(features: int, outputs: int, hidden: tuple[int, ...]) -> nn.Module:
+    """ReLU layers of the given widths."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for width in hidden:
+        if width < 1:
+            raise BadInput(f"model.hidden has a layer of {width}: widths start at 1")
+        layers += [nn.Linear(features, width), nn.ReLU()]
+        features = width
+    return nn.Sequential(*layers, nn.Linear(features, outputs))
+
+
+def fu_cnn(channels: int, outputs: int) -> nn.Module:
+    """The FEMNIST network of Fu et al.: 214,590 parameters with 1 channel and 62 labels."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 7, padding=3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(3136, outputs),
+    )
+
+
+def small_cnn(channels: int, outputs: int) -> nn.Module:
+    """Two 5x5 convolutions and two linear layers: 21,840 parameters for MNIST."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 10, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(10, 20, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(320, 50),
+        nn.ReLU(),
+        nn.Linear(50, outputs),
+    )
+
+
+def vgg(channels: int, outputs: int) -> nn.Module:
+    """Three pairs of 3x3 convolutions for CIFAR-10: 0.3 million parameters."""
+    layers: list[nn.Module] = []
+    for width in (32, 64, 128):
+        for before in (channels, width):
+            layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2))
+        channels = width
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, outputs))
+
+
+def _image(name: str, shape: tuple[int, ...], side: int) -> tuple[int]:
+    if len(shape) != 3 or shape[1:] != (side, side):
+        raise BadInput(
+            f"model {name!r} takes images of {side} x {side} and the records have shape {shape}"
+        )
+    return (shape[0],)
+
+
+def _zeroed(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.zero_()
+    return module

@@ -1,0 +1,1 @@
+"""Everything a privacy claim depends on, and nothing else."""

@@ -1,0 +1,83 @@
+"""`PrivacyClaim`: an epsilon together with everything without which it means nothing."""
+
+import math
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Unit(StrEnum):
+    """What one neighbour differs in."""
+
+    RECORD = "record"
+    CLIENT = "client"
+    WEIGHT = "weight"
+
+
+class Relation(StrEnum):
+    """Which two data sets count as neighbours."""
+
+    ADD_REMOVE = "add-remove"
+    ZERO_OUT = "zero-out"
+    REPLACE = "replace"
+
+
+class Trust(StrEnum):
+    """Who may see the clients' true updates."""
+
+    LOCAL = "local"
+    SHUFFLED = "shuffled"
+    CENTRAL = "central"
+
+
+class Accountant(StrEnum):
+    """How releases were composed."""
+
+    PLD = "pld"
+    RDP = "rdp"
+
+
+class NoiseSource(StrEnum):
+    """Where randomness comes from: a repeatable stream, or the operating system."""
+
+    SEEDED = "seeded"
+    SECURE = "secure"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyClaim:
+    """(epsilon, delta)-differential privacy, for whom, against whom, and under which assumptions.
+
+    >>> claim = PrivacyClaim(epsilon=2.0, delta=1e-5, unit=Unit.CLIENT,
+    ...     neighbours=Relation.ADD_REMOVE, trust=Trust.CENTRAL, accountant=Accountant.PLD,
+    ...     noise=NoiseSource.SEEDED, assumptions=())
+    >>> print(claim)
+    epsilon 2 at delta 1e-05 per client (add-remove, central trust, PLD, seeded noise)
+    """
+
+    epsilon: float
+    delta: float
+    unit: Unit
+    neighbours: Relation
+    trust: Trust
+    accountant: Accountant
+    noise: NoiseSource
+    as_published: bool = False
+    assumptions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        label = ", as published, not a guarantee" if self.as_published else ""
+        return (
+            f"epsilon {self.epsilon:.4g} at delta {self.delta:g} per {self.unit} "
+            f"({self.neighbours}, {self.trust} trust, {self.accountant.upper()}, "
+            f"{self.noise} noise{label})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The claim as plain JSON values; an infinite epsilon becomes the string "inf"."""
+        out = asdict(self)
+        for key in ("unit", "neighbours", "trust", "accountant", "noise"):
+            out[key] = str(out[key])
+        out["epsilon"] = self.epsilon if math.isfinite(self.epsilon) else "inf"
+        out["assumptions"] = list(self.assumptions)
+        return out

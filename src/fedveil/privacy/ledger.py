@@ -1,0 +1,183 @@
+"""The ledger: a durable record of charges, written before anything is released.
+
+One SQLite file per run, synchronous = FULL: a charge is on disk before the round begins, so a
+crash can count a round that was never released and never miss one that was.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.privacy import events
+from fedveil.privacy.terms import Terms
+
+FORMAT = "1"
+
+_SCHEMA = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE charges (
+    run TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    event TEXT NOT NULL,
+    charged_at TEXT NOT NULL,
+    PRIMARY KEY (run, round, attempt)
+);
+"""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One row of the ledger; `round` counts from 1."""
+
+    round: int
+    attempt: int
+    event: dict[str, Any]
+    charged_at: str
+
+
+class Ledger:
+    """The charges of one run.
+
+    Guarantee: `charge` returns only after the charge is on disk, and raises `BudgetExhausted`
+    without writing when the round would exceed the budget. A round with seeded noise that was
+    charged before is a replay of the same randomness on the same data, hence the same release:
+    it costs nothing.
+
+    | edge | behaviour |
+    |---|---|
+    | no terms: nothing is claimed | nothing is written, nothing is refused |
+    | round charged before | no second charge |
+    | ledger of another run, recipe or data set | LedgerMismatch |
+    | file missing, corrupt or of another version | BadInput |
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, run: str, terms: Terms | None, permitted: int
+    ) -> None:
+        self._db, self._run = connection, run
+        self._terms, self._permitted = terms, permitted
+
+    @classmethod
+    def create(
+        cls, path: Path | None, about: dict[str, str], terms: Terms | None, permitted: int
+    ) -> "Ledger":
+        """A new ledger at `path` (None: in memory, for a training that leaves no run behind).
+
+        `about` says whose ledger it is, with the run's name under "run"; `permitted` is the
+        number of rounds that fit the budget in `terms`.
+        """
+        db = _connect(path)
+        with _transaction(db):
+            for statement in filter(str.strip, _SCHEMA.split(";")):
+                db.execute(statement)
+            rows = {"format": FORMAT, "terms": _text(terms), **about}
+            db.executemany("INSERT INTO about VALUES (?, ?)", rows.items())
+        return cls(db, about["run"], terms, permitted)
+
+    @classmethod
+    def reopen(
+        cls, path: Path, about: dict[str, str], terms: Terms | None, permitted: int
+    ) -> "Ledger":
+        """Go on with an existing ledger; refuse one that belongs to something else."""
+        stored = read_about(path)
+        for key, value in {**about, "terms": _text(terms)}.items():
+            if stored.get(key) != value:
+                raise LedgerMismatch(
+                    f"{path}: {key} is {stored.get(key)!r} in the ledger and {value!r} now: "
+                    "resume with what the run was started with, or start a new run"
+                )
+        return cls(_connect_existing(path), about["run"], terms, permitted)
+
+    def charge(self, round: int) -> None:
+        """Charge `round` (counting from 1), or raise `BudgetExhausted` and write nothing."""
+        if self._terms is None:
+            return
+        with _transaction(self._db):
+            key = (self._run, round, 0)
+            query = "SELECT 1 FROM charges WHERE run = ? AND round = ? AND attempt = ?"
+            if self._db.execute(query, key).fetchone():
+                return
+            (charged,) = self._db.execute(
+                "SELECT COUNT(*) FROM charges WHERE run = ?", (self._run,)
+            ).fetchone()
+            if charged + 1 > self._permitted:
+                raise BudgetExhausted(
+                    f"round {round} would exceed the budget, which permits "
+                    f"{self._permitted} rounds; nothing was released"
+                )
+            self._db.execute(
+                "INSERT INTO charges VALUES (?, ?, ?, ?, ?)",
+                (
+                    *key,
+                    json.dumps(events.to_dict(self._terms.event)),
+                    datetime.now(UTC).isoformat(),
+                ),
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+
+def read_about(path: Path) -> dict[str, str]:
+    """Who a ledger belongs to."""
+    db = _connect_existing(path)
+    try:
+        about = {str(k): str(v) for k, v in db.execute("SELECT key, value FROM about")}
+    except sqlite3.DatabaseError as e:
+        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+    finally:
+        db.close()
+    if about.get("format") != FORMAT:
+        raise BadInput(
+            f"{path}: ledger format {about.get('format')!r}, this fedveil reads {FORMAT!r}"
+        )
+    return about
+
+
+def read_charges(path: Path) -> list[Charge]:
+    """All charges, in order."""
+    db = _connect_existing(path)
+    try:
+        rows = db.execute(
+            "SELECT round, attempt, event, charged_at FROM charges ORDER BY round, attempt"
+        ).fetchall()
+    except sqlite3.DatabaseError as e:
+        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+    finally:
+        db.close()
+    return [Charge(round, attempt, json.loads(event), at) for round, attempt, event, at in rows]
+
+
+def _text(terms: Terms | None) -> str:
+    return json.dumps(terms and terms.to_dict())
+
+
+def _connect(path: Path | None) -> sqlite3.Connection:
+    db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=10)
+    db.execute("PRAGMA synchronous = FULL")
+    return db
+
+
+def _connect_existing(path: Path) -> sqlite3.Connection:
+    if not path.is_file():
+        raise BadInput(f"{path}: there is no ledger here; give a run directory or its ledger.db")
+    return _connect(path)
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")

@@ -1,0 +1,229 @@
+"""Who takes part in a round, and what that choice is worth to the accountant.
+
+A sampler is both: `cohort` draws the clients, `event` says how the draw changes the release.
+The two cannot drift apart because they are one object.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput
+from fedveil.privacy.claims import Relation
+from fedveil.privacy.events import Event, FixedSampled, Gaussian, PoissonSampled
+from fedveil.privacy.randomness import Streams
+
+Cohort = npt.NDArray[np.int64]
+
+
+class Sampler(Protocol):
+    """Chooses a cohort for each round, deterministically in (seed, round).
+
+    `relation` is the neighbouring relation under which its accounting holds, `assumption` what
+    the accounting takes for granted.
+    """
+
+    @property
+    def relation(self) -> Relation: ...
+    @property
+    def assumption(self) -> str: ...
+
+    def check(self, population: int) -> None:
+        """Refuse a population this sampler cannot draw from."""
+        ...
+
+    def cohort(self, population: int, round: int, streams: Streams) -> Cohort:
+        """The clients of `round`, in ascending order."""
+        ...
+
+    def expected(self, population: int) -> float:
+        """The public number of clients a round is divided by."""
+        ...
+
+    def event(self, release: Gaussian, population: int) -> Event:
+        """What one round releases about one client."""
+        ...
+
+    def share(self, population: int) -> Fraction:
+        """The share of rounds that concern a client: it is charged ceil(rounds x share) events."""
+        ...
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every client joins independently with probability `rate`.
+
+    Guarantee: accounted as Poisson sampling under add-remove. The cohort may be empty; its
+    round is released and charged like any other, or its emptiness would leak.
+
+    | edge | behaviour |
+    |---|---|
+    | rate outside (0, 1] | BadInput |
+    | rate 1 | everyone, no amplification |
+    | empty cohort | an empty array |
+    """
+
+    rate: float
+    relation: ClassVar[Relation] = Relation.ADD_REMOVE
+    assumption: ClassVar[str] = "clients join each round independently; who joined is kept secret"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise BadInput(f"sample.rate is {self.rate}: a probability in (0, 1] is needed")
+
+    def check(self, population: int) -> None:
+        """Any population will do."""
+
+    def cohort(self, population: int, round: int, streams: Streams) -> Cohort:
+        """A binomial size and then a uniform subset of it: the same law as one coin per client."""
+        generator = streams.generator("cohort", round)
+        return _subset(generator, population, int(generator.binomial(population, self.rate)))
+
+    def expected(self, population: int) -> float:
+        """rate x N, fixed in advance: never the realised size."""
+        return self.rate * population
+
+    def event(self, release: Gaussian, population: int) -> Event:
+        """Poisson-sampled, or the plain release when everyone always joins."""
+        return release if self.rate == 1 else PoissonSampled(self.rate, release)
+
+    def share(self, population: int) -> Fraction:
+        """Every round concerns every client."""
+        return Fraction(1)
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """A uniformly random cohort of exactly `size` clients.
+
+    Guarantee: accounted as sampling without replacement under replacement of one client; it is
+    never accounted as Poisson.
+
+    | edge | behaviour |
+    |---|---|
+    | size < 1 | BadInput |
+    | size > population | BadInput in `check` |
+    | size = population | everyone, no amplification |
+    """
+
+    size: int
+    relation: ClassVar[Relation] = Relation.REPLACE
+    assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secret"
+
+    def __post_init__(self) -> None:
+        _check_size(self.size)
+
+    def check(self, population: int) -> None:
+        """Refuse more clients per round than there are."""
+        _check_fits(self.size, population)
+
+    def cohort(self, population: int, round: int, streams: Streams) -> Cohort:
+        """`size` clients, drawn anew each round."""
+        return _subset(streams.generator("cohort", round), population, self.size)
+
+    def expected(self, population: int) -> float:
+        """Exactly `size`."""
+        return float(self.size)
+
+    def event(self, release: Gaussian, population: int) -> Event:
+        """Sampled without replacement, or the plain release when everyone always joins."""
+        return release if self.size == population else FixedSampled(self.size, population, release)
+
+    def share(self, population: int) -> Fraction:
+        """Every round concerns every client."""
+        return Fraction(1)
+
+
+@dataclass(frozen=True)
+class RoundRobin:
+    """`size` clients at a time, around a seeded random order that never changes.
+
+    Guarantee: no amplification. A client is charged for the rounds in which it takes part, at
+    most ceil(size x rounds / N), under zero-out: its turn stays, its contribution vanishes.
+
+    | edge | behaviour |
+    |---|---|
+    | size < 1 | BadInput |
+    | size > population | BadInput in `check` |
+    | size does not divide the population | turns wrap around; the bound stays |
+    """
+
+    size: int
+    relation: ClassVar[Relation] = Relation.ZERO_OUT
+    assumption: ClassVar[str] = "the order of turns is public; the number of clients is public"
+
+    def __post_init__(self) -> None:
+        _check_size(self.size)
+
+    def check(self, population: int) -> None:
+        """Refuse more clients per round than there are."""
+        _check_fits(self.size, population)
+
+    def cohort(self, population: int, round: int, streams: Streams) -> Cohort:
+        """The next `size` clients in order."""
+        order = streams.generator("order").permutation(population)
+        return np.sort(order[(round * self.size + np.arange(self.size)) % population])
+
+    def expected(self, population: int) -> float:
+        """Exactly `size`."""
+        return float(self.size)
+
+    def event(self, release: Gaussian, population: int) -> Event:
+        """The plain release: turns are public, so nothing is amplified."""
+        return release
+
+    def share(self, population: int) -> Fraction:
+        """size / N: the client whose turn comes first has had ceil(rounds x size / N) turns."""
+        return Fraction(self.size, population)
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """All clients in every round.
+
+    Guarantee: no amplification, one charge per round, under zero-out (the number of clients is
+    public).
+    """
+
+    relation: ClassVar[Relation] = Relation.ZERO_OUT
+    assumption: ClassVar[str] = "the number of clients is public"
+
+    def check(self, population: int) -> None:
+        """Any population will do."""
+
+    def cohort(self, population: int, round: int, streams: Streams) -> Cohort:
+        """Everyone."""
+        return np.arange(population, dtype=np.int64)
+
+    def expected(self, population: int) -> float:
+        """All of them."""
+        return float(population)
+
+    def event(self, release: Gaussian, population: int) -> Event:
+        """The plain release."""
+        return release
+
+    def share(self, population: int) -> Fraction:
+        """Every round concerns every client."""
+        return Fraction(1)
+
+
+def _subset(generator: np.random.Generator, population: int, size: int) -> Cohort:
+    chosen = generator.choice(population, size=size, replace=False, shuffle=False)
+    return np.sort(chosen).astype(np.int64)
+
+
+def _check_size(size: int) -> None:
+    if size < 1:
+        raise BadInput(f"sample.size is {size}: at least one client per round is needed")
+
+
+def _check_fits(size: int, population: int) -> None:
+    if size > population:
+        raise BadInput(
+            f"sample.size is {size} but there are only {population} clients: "
+            "lower sample.size or raise data.clients"
+        )

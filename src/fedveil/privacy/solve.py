@@ -1,0 +1,105 @@
+"""`fedveil account`: noise, rate, rounds, epsilon; any one follows from the other three."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from fedveil.errors import BadInput
+from fedveil.privacy.calibration import noise_for, rate_for, rounds_within
+from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Relation, Trust, Unit
+from fedveil.privacy.events import Event, Gaussian, PoissonSampled
+from fedveil.privacy.terms import Budget, Terms
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Central DP with Poisson sampling: the settings, and what they are worth."""
+
+    noise: float
+    rate: float
+    rounds: int
+    claims: tuple[PrivacyClaim, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "noise": self.noise,
+            "rate": self.rate,
+            "rounds": self.rounds,
+            "claims": [claim.to_dict() for claim in self.claims],
+        }
+
+
+def solve(
+    *,
+    noise: float | None,
+    rate: float | None,
+    rounds: int | None,
+    epsilon: float | None,
+    delta: float,
+) -> Answer:
+    """Fill in the one of the four that is None, so that the PLD epsilon is at most `epsilon`.
+
+    >>> solve(noise=1.0, rate=1.0, rounds=1, epsilon=None, delta=1e-5).claims[0].accountant
+    <Accountant.PLD: 'pld'>
+    """
+    given = {"noise": noise, "rate": rate, "rounds": rounds, "epsilon": epsilon}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) != 1:
+        raise BadInput(
+            "leave out exactly one of --noise, --rate, --rounds, --epsilon to solve for it; "
+            f"missing now: {', '.join(missing) or 'none'}"
+        )
+    _check(noise, rate, rounds, epsilon, delta)
+    if noise is None and rate and rounds and epsilon:
+        share = rate
+        noise = noise_for(lambda m: _event(share, m), rounds, epsilon, delta, Relation.ADD_REMOVE)
+    elif rate is None and noise and rounds and epsilon:
+        rate = rate_for(noise, rounds, epsilon, delta)
+    elif rounds is None and noise and rate and epsilon:
+        rounds = rounds_within(_event(rate, noise), epsilon, delta, Relation.ADD_REMOVE)
+        if rounds == 0:
+            raise BadInput(
+                f"one round alone exceeds epsilon {epsilon:g}: raise the noise or the epsilon"
+            )
+    if noise is None or rate is None or rounds is None:
+        raise AssertionError("one of the four was solved for")
+    terms = Terms(
+        event=_event(rate, noise),
+        share=Fraction(1),
+        budget=Budget(math.inf, delta),
+        unit=Unit.CLIENT,
+        relation=Relation.ADD_REMOVE,
+        trust=Trust.CENTRAL,
+        noise=NoiseSource.SECURE,
+        assumptions=(
+            "Gaussian noise of std noise x bound on the sum of bounded updates",
+            "clients join each round independently with probability rate, in secret",
+            "the noise is drawn from a secure source",
+        ),
+    )
+    return Answer(noise, rate, rounds, terms.claims(rounds))
+
+
+def _event(rate: float, noise: float) -> Event:
+    return Gaussian(noise) if rate == 1 else PoissonSampled(rate, Gaussian(noise))
+
+
+def _check(
+    noise: float | None,
+    rate: float | None,
+    rounds: int | None,
+    epsilon: float | None,
+    delta: float,
+) -> None:
+    if noise is not None and not (noise > 0 and math.isfinite(noise)):
+        raise BadInput(f"--noise is {noise:g}: a positive number is needed")
+    if rate is not None and not 0 < rate <= 1:
+        raise BadInput(f"--rate is {rate:g}: a probability in (0, 1] is needed")
+    if rounds is not None and rounds < 1:
+        raise BadInput(f"--rounds is {rounds}: at least 1 is needed")
+    if epsilon is not None and not (epsilon > 0 and math.isfinite(epsilon)):
+        raise BadInput(f"--epsilon is {epsilon:g}: a positive, finite number is needed")
+    if not 0 < delta < 1:
+        raise BadInput(f"--delta is {delta:g}: a number in (0, 1) is needed")

@@ -1,0 +1,1 @@
+"""Recipes and runs: from one TOML file to a directory that says what happened."""

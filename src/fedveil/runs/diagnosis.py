@@ -1,0 +1,77 @@
+"""Why a model did not learn, with the numbers that say so."""
+
+import math
+from typing import Any
+
+from fedveil.privacy.plan import PrivacyPlan
+
+_ALL = 0.95
+_LITTLE = 0.01
+
+
+def diagnose(history: list[dict[str, Any]], plan: PrivacyPlan) -> list[str]:
+    """One line per thing that went wrong, most decisive first; empty when the model learnt.
+
+    `history` is the metrics file: a line for the start (round 0) and one per round.
+    """
+    rounds = [line for line in history if line["round"] > 0]
+    losses = [line["loss"] for line in history if "loss" in line]
+    if not rounds or len(losses) < 2:
+        return []
+    notes = _refusals(rounds)
+    broken = [line["round"] for line in history if not _finite(line.get("loss", 0.0))]
+    if broken:
+        return [
+            f"the loss is not finite from round {broken[0]} on: lower local.lr or server.lr",
+            *notes,
+        ]
+    gain = 1 - losses[-1] / losses[0] if losses[0] > 0 else 0.0
+    if gain > _LITTLE and losses[-1] <= 1.5 * min(losses):
+        return notes
+    notes.insert(0, _verdict(losses))
+    clipped = sum(line["clipped"] for line in rounds) / len(rounds)
+    if clipped >= _ALL and plan.bound is not None:
+        notes.append(
+            f"{clipped:.0%} of the updates were longer than bound.value {plan.bound.value:g}: "
+            "raise it, or lower local.lr or local.epochs"
+        )
+    ratios = [line["snr"] for line in rounds if line["snr"] is not None]
+    if ratios:
+        mean = sum(ratios) / len(ratios)
+        overall = mean * math.sqrt(len(ratios))
+        if overall < 1:
+            notes.append(
+                f"noise is larger than signal: the sum of updates is {mean:.2g} times as long as "
+                f"its noise in a round, {overall:.2g} times over all {len(ratios)}; use more "
+                "clients per round, fewer parameters or a larger epsilon"
+            )
+    if len(notes) == 1:
+        worse = losses[-1] > losses[0] or losses[-1] > 1.5 * min(losses)
+        notes.append(
+            "the steps overshoot: lower local.lr or server.lr"
+            if worse
+            else "the steps are too small: raise local.lr, server.lr, local.epochs or rounds"
+        )
+    return notes
+
+
+def _verdict(losses: list[float]) -> str:
+    first, best, last = losses[0], min(losses), losses[-1]
+    if last > 1.5 * best:
+        return f"the model got worse again: loss {best:.4g} at best, {last:.4g} at the end"
+    return f"the model hardly learnt: loss {first:.4g} at the start, {last:.4g} at the end"
+
+
+def _refusals(rounds: list[dict[str, Any]]) -> list[str]:
+    refused = sum(line["refused"] for line in rounds)
+    reports = sum(line["clients"] for line in rounds)
+    if not refused:
+        return []
+    return [
+        f"{refused} of {reports} reports were not finite or of the wrong length and counted as "
+        "zero: lower local.lr, or look at the clients named in result.json"
+    ]
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

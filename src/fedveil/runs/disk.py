@@ -1,0 +1,42 @@
+"""Files that are either there, whole, or not there at all; and one process per run directory."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedveil.errors import BadInput
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write to a temporary name, sync, rename: a crash leaves the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as f:
+        f.write(content)
+        f.flush()
+        os.fsync(f.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the run directory: a second process that wants it is told so."""
+    with (folder / "lock").open("w") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            raise BadInput(
+                f"{folder} is in use by another process: wait for it or use another --out"
+            ) from e
+        yield

@@ -1,0 +1,1 @@
+"""One round: local work on a cohort, the server, the loop, the engines."""

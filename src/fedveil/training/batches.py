@@ -1,0 +1,96 @@
+"""Which records each client of a cohort sees in each local step."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.errors import BadInput
+from fedveil.privacy.randomness import Streams, bits
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Record indices [K, B] of one local step; `mask` is 0 on padding and for idle clients."""
+
+    index: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Batches:
+    """`epochs` passes over each client's records, or exactly `steps` batches, shuffled per pass.
+
+    `size` 0 is the full batch. A client with n records has ceil(n / size) batches per pass, the
+    last one shorter. The order of client c in pass e is a pure function of (seed, round, c, e).
+    """
+
+    size: int
+    epochs: int | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise BadInput("give local.epochs or local.steps, not both and not neither")
+        for name, value in (("epochs", self.epochs), ("steps", self.steps)):
+            if value is not None and value < 1:
+                raise BadInput(f"local.{name} is {value}: at least 1 is needed")
+        if self.size < 0:
+            raise BadInput(f"local.batch is {self.size}: a size, or 0 for all records, is needed")
+
+    def of(
+        self, ids: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], round: int, streams: Streams
+    ) -> "BatchPlan":
+        """The batches of a cohort in `round`."""
+        return BatchPlan(self, ids, sizes, round, streams)
+
+
+class BatchPlan:
+    """The batches of one cohort in one round, one local step after the other."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        ids: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        round: int,
+        streams: Streams,
+    ) -> None:
+        self._ids, self._sizes, self._round, self._streams = ids, sizes, round, streams
+        self._longest = int(sizes.max(initial=1))
+        self._width = min(batches.size or self._longest, self._longest)
+        self._per_pass = -(-sizes // (batches.size or self._longest))
+        passes = batches.epochs
+        self._last = np.full(len(ids), batches.steps) if passes is None else passes * self._per_pass
+        self._orders: dict[int, npt.NDArray[np.int64]] = {}
+
+    @property
+    def steps(self) -> int:
+        """Local steps of the client that takes most."""
+        return int(self._last.max(initial=0))
+
+    def at(self, step: int) -> Batch:
+        """The records of local step `step` for every client."""
+        passes, position = np.divmod(step, self._per_pass)
+        index = position[:, None] * self._width + np.arange(self._width)[None, :]
+        real = (index < self._sizes[:, None]) & (step < self._last)[:, None]
+        index = np.minimum(index, self._longest - 1)
+        if self._width < self._longest:
+            index = np.take_along_axis(self._order(passes), index, axis=1)
+        return Batch(torch.from_numpy(index), torch.from_numpy(real.astype(np.float32)))
+
+    def _order(self, passes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """[K, n] record orders, row k being that of pass passes[k]; padding comes last."""
+        wanted = {int(e) for e in np.unique(passes)}
+        self._orders = {e: order for e, order in self._orders.items() if e in wanted}
+        for e in wanted - self._orders.keys():
+            words = bits(self._streams.keys("batches", self._round, self._ids, e), self._longest)
+            padding = np.arange(self._longest)[None, :] >= self._sizes[:, None]
+            self._orders[e] = np.argsort(
+                np.where(padding, np.iinfo(np.uint64).max, words >> np.uint64(1)), axis=1
+            )
+        if len(wanted) == 1:
+            return self._orders[wanted.pop()]
+        rows = np.arange(len(passes))
+        return np.stack([self._orders[int(e)][k] for k, e in zip(rows, passes, strict=True)])

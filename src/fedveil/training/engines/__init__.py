@@ -1,0 +1,1 @@
+"""Engines: where a cohort's work runs, never what it computes."""

@@ -1,0 +1,104 @@
+"""`Training`: the parts of one training, checked together, and the loop over its rounds."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.models.task import Task
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.randomness import Streams
+from fedveil.training.client import LocalWork
+from fedveil.training.engines.local import Adversary, LocalEngine, fitting_chunk
+from fedveil.training.evaluate import evaluate
+from fedveil.training.gradients import Mode, default_mode
+from fedveil.training.loop import RoundResult, rounds
+from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What is learnt, from whom, how it is protected, and how a round is computed.
+
+    `mode` None and `chunk` 0 are filled in from the model and the data; they and the number of
+    threads change rounding only. `every` is the number of rounds between measurements.
+    """
+
+    task: Task
+    data: FederatedData
+    plan: PrivacyPlan
+    work: LocalWork
+    server: ServerOptimizer = field(default_factory=SgdServer)
+    weights: Weights = Weights.UNIFORM
+    seed: int = 0
+    mode: Mode | None = None
+    chunk: int = 0
+    every: int = 1
+    adversary: Adversary | None = None
+
+    def __post_init__(self) -> None:
+        if self.plan.population != self.data.clients:
+            raise BadInput(
+                f"the plan is for {self.plan.population} clients and the data have "
+                f"{self.data.clients}"
+            )
+        if self.plan.private and self.weights is not Weights.UNIFORM:
+            raise BadInput(
+                f"server.weights is {str(self.weights)!r} under central DP, where a client of "
+                "many records would exceed the bound: use 'uniform'"
+            )
+        for name, value, least in (
+            ("evaluate.every", self.every, 1),
+            ("engine.chunk", self.chunk, 0),
+        ):
+            if value < least:
+                raise BadInput(f"{name} is {value}: at least {least} is needed")
+        self.data.check()
+        x, y = torch.from_numpy(self.data.x[:2]), torch.from_numpy(self.data.y[:2])
+        self.task.check_fits(x, y, self.data.classes)
+
+    def start(self) -> ServerState:
+        """The state before the first round: the module's own parameters."""
+        return ServerState(0, self.task.parameters.clone(), {})
+
+    def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
+        """Train on from `state`, charging `ledger` before each round."""
+        yield from rounds(
+            state, self.plan, self.engine, self.server, ledger, Streams(self.seed), self._measure
+        )
+
+    @cached_property
+    def engine(self) -> LocalEngine:
+        """The engine, with mode and chunk resolved."""
+        return LocalEngine(
+            task=self.task,
+            data=self.data,
+            work=self.work,
+            streams=Streams(self.seed),
+            bound=self.plan.bound,
+            weights=self.weights,
+            mode=self.mode or default_mode(self.task),
+            chunk=self.chunk or fitting_chunk(self.task, self.data),
+            adversary=self.adversary,
+        )
+
+    def _measure(self, state: ServerState) -> dict[str, float]:
+        if state.round % self.every and state.round != self.plan.permitted:
+            return {}
+        return evaluate(self.task, state.params, self.data)
+
+
+def train(training: Training) -> Iterator[RoundResult]:
+    """Train from the start with a ledger in memory, and leave the result in the module.
+
+    The budget is enforced as in a run; nothing is written to disk, so nothing survives a crash.
+    """
+    plan = training.plan
+    ledger = Ledger.create(None, {"run": "training"}, plan.terms, plan.permitted)
+    for result in training.rounds(training.start(), ledger):
+        training.task.parameters.copy_(result.state.params)
+        yield result

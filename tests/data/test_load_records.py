@@ -1,0 +1,46 @@
+"""Loading by name."""
+
+import os
+
+import pytest
+
+from fedveil.data.load import NAMES, load_records
+from fedveil.errors import BadInput
+
+REAL = os.environ.get("FEDVEIL_DATA")
+
+
+def test_digits_need_no_folder(monkeypatch):
+    monkeypatch.delenv("FEDVEIL_DATA", raising=False)
+    assert len(load_records("digits", None).x) == 1437
+
+
+def test_unknown_name_lists_the_names():
+    with pytest.raises(BadInput, match=r"'imagenet' is unknown: use one of digits, mnist, .*30"):
+        load_records("imagenet", None)
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_every_other_set_looks_in_the_given_folder(tmp_path, name):
+    with pytest.raises(BadInput, match=f"{tmp_path} has no {name.replace('-club', '_club')}/"):
+        load_records(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("mnist", "it takes none"), ("femnist", "it takes min_records")]
+)
+def test_unknown_option(tmp_path, name, message):
+    with pytest.raises(BadInput, match=f"{name} has no option 'grades': {message}"):
+        load_records(name, tmp_path, grades=True)
+
+
+def test_options_reach_the_loader(tmp_path):
+    with pytest.raises(BadInput, match="min_records is 0"):
+        load_records("femnist", tmp_path, min_records=0)
+
+
+@pytest.mark.skipif(not REAL, reason="FEDVEIL_DATA is not set")
+def test_real_from_the_variable():
+    records = load_records("location30")
+    assert records.name == "location30"
+    assert len(records.x) == len(records.y) > len(records.test_x) == len(records.test_y)

@@ -1,0 +1,216 @@
+"""Dividing records among clients."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from fedveil.data.partition import holdout, partition
+from fedveil.data.records import Records
+from fedveil.errors import BadInput
+
+
+def make(n, classes=10, owners=None):
+    """Records whose single feature is their row, so that every one can be traced."""
+    random = np.random.default_rng(n)
+    y = random.integers(0, classes, n) if classes else random.normal(size=n).astype(np.float32)
+    return Records(
+        "toy",
+        np.arange(n, dtype=np.float32)[:, None],
+        y,
+        np.zeros((1, 1), np.float32),
+        y[:1],
+        classes=classes,
+        owners=owners,
+        owner_names=None if owners is None else np.array([f"w{i}" for i in range(8)]),
+    )
+
+
+def rows(data):
+    return data.x[:, 0].astype(int)
+
+
+def arguments(kind, records, clients, alpha, shards):
+    """Keyword arguments of a random but valid partition."""
+    if kind == "natural":
+        clients = min(clients, len(np.unique(records.owners)))
+    assume(clients * (shards if kind == "shards" else 1) <= len(records.x))
+    extra = {"dirichlet": {"alpha": alpha}, "shards": {"shards_per_client": shards}}
+    return {"kind": kind, "clients": clients, **extra.get(kind, {})}
+
+
+any_partition = given(
+    kind=st.sampled_from(["iid", "shards", "dirichlet", "natural"]),
+    n=st.integers(1, 200),
+    clients=st.integers(1, 60),
+    classes=st.integers(1, 12),
+    alpha=st.sampled_from([1e-300, 1e-3, 0.1, 1.0, 100.0, 1e8]),
+    shards=st.integers(1, 4),
+    seed=st.integers(0, 2**64),
+)
+
+
+@any_partition
+@settings(max_examples=300, deadline=None)
+def test_every_record_goes_to_exactly_one_client(kind, n, clients, classes, alpha, shards, seed):
+    records = make(n, classes, owners=np.random.default_rng(n).integers(0, 8, n))
+    options = arguments(kind, records, clients, alpha, shards)
+    data = partition(records, seed=seed, **options)
+    data.check()
+    assert data.clients == options["clients"]
+    assert data.sizes.min() >= 1
+    np.testing.assert_array_equal(data.y, records.y[rows(data)])
+    assert len(np.unique(rows(data))) == len(rows(data))
+    if kind != "natural":
+        assert len(data.x) == n
+        assert np.ptp(data.sizes) <= (1 if kind != "shards" else shards)
+
+
+@any_partition
+@settings(max_examples=100, deadline=None)
+def test_the_same_arguments_give_the_same_clients(kind, n, clients, classes, alpha, shards, seed):
+    records = make(n, classes, owners=np.random.default_rng(n).integers(0, 8, n))
+    options = arguments(kind, records, clients, alpha, shards)
+    first, second = (partition(records, seed=seed, **options) for _ in range(2))
+    assert first.fingerprint == second.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [("iid", {}), ("shards", {"shards_per_client": 2}), ("dirichlet", {"alpha": 1.0})],
+)
+def test_another_seed_gives_other_clients(kind, extra):
+    first, second = (
+        partition(make(100), kind=kind, clients=10, seed=seed, **extra) for seed in (1, 2)
+    )
+    assert rows(first).tolist() != rows(second).tolist()
+
+
+@given(n=st.integers(2, 500))
+def test_holdout_is_a_fixed_80_20_split(n):
+    train, test = holdout(n)
+    assert sorted([*train, *test]) == list(range(n))
+    assert len(train) == max(1, n * 4 // 5)
+    np.testing.assert_array_equal(train, holdout(n)[0])
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_holdout_of_too_few(n):
+    with pytest.raises(BadInput, match=f"{n} records cannot be split"):
+        holdout(n)
+
+
+def test_iid_mixes_the_labels():
+    records = make(10_000)
+    data = partition(records, kind="iid", clients=10, seed=0)
+    for client in range(10):
+        counts = np.bincount(data.y[data.offsets[client] : data.offsets[client + 1]])
+        assert counts.min() > 60
+
+
+@pytest.mark.parametrize("classes", [0, 10])
+def test_one_shard_each_is_sorted_by_target_whatever_the_seed(classes):
+    records = make(103, classes)
+    data = partition(records, kind="shards", clients=10, seed=1)
+    np.testing.assert_array_equal(rows(data), np.argsort(records.y, kind="stable"))
+    other = partition(records, kind="shards", clients=10, seed=2)
+    assert data.fingerprint == other.fingerprint
+
+
+def test_two_shards_each_hold_few_labels():
+    records = make(2000)
+    data = partition(records, kind="shards", clients=20, seed=3, shards_per_client=2)
+    labels = [
+        len(np.unique(data.y[data.offsets[k] : data.offsets[k + 1]])) for k in range(data.clients)
+    ]
+    assert max(labels) <= 4
+    assert max(labels) > 1
+
+
+def test_smaller_alpha_means_fewer_labels_per_client():
+    def labels(alpha):
+        data = partition(make(5000), kind="dirichlet", clients=50, seed=0, alpha=alpha)
+        cuts = data.offsets
+        shares = [
+            np.bincount(data.y[cuts[k] : cuts[k + 1]]).max() / data.sizes[k]
+            for k in range(data.clients)
+        ]
+        return np.mean(shares)
+
+    assert labels(0.01) > labels(0.3) + 0.2
+    assert labels(0.3) > labels(100.0) + 0.2
+
+
+def test_dirichlet_follows_the_drawn_mix_when_nothing_runs_out():
+    """With one client served from plenty, the share of the largest label is Dirichlet's own."""
+    shares = []
+    records = make(3000, classes=3)
+    for seed in range(40):
+        data = partition(records, kind="dirichlet", clients=30, seed=seed, alpha=0.5)
+        shares.append(np.bincount(data.y[:100], minlength=3).max() / 100)
+    expected = np.random.default_rng(0).dirichlet([0.5] * 3, 20_000).max(axis=1).mean()
+    assert np.mean(shares) == pytest.approx(expected, abs=0.07)
+
+
+OWNERS = np.array([5, 0, 5, 3, 0, 5])
+
+
+def test_natural_keeps_owners_and_their_names():
+    data = partition(make(6, owners=OWNERS), kind="natural", clients=None, seed=0)
+    assert [data.client_name(k) for k in range(data.clients)] == ["w0", "w3", "w5"]
+    assert data.sizes.tolist() == [2, 1, 3]
+    assert rows(data).tolist() == [1, 4, 3, 0, 2, 5]
+
+
+def test_natural_with_fewer_clients_depends_on_the_seed():
+    records = make(6, owners=OWNERS)
+    chosen = {
+        tuple(partition(records, kind="natural", clients=2, seed=seed).names.tolist())
+        for seed in range(20)
+    }
+    assert chosen == {("w0", "w3"), ("w0", "w5"), ("w3", "w5")}
+
+
+def test_natural_with_all_owners_is_the_same_as_without_a_number():
+    records = make(6, owners=OWNERS)
+    everyone = partition(records, kind="natural", clients=3, seed=9)
+    assert (
+        everyone.fingerprint == partition(records, kind="natural", clients=None, seed=0).fingerprint
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "random"}, "'random' is unknown: use one of iid, shards, dirichlet, natural"),
+        ({"kind": "iid", "clients": None}, "clients is None: give a number from 1 to 6"),
+        ({"kind": "iid", "clients": 0}, "clients is 0"),
+        ({"kind": "iid", "clients": -2}, "clients is -2"),
+        ({"kind": "iid", "clients": 7}, "7 clients for 6 training records"),
+        ({"kind": "iid", "seed": -1}, "seed -1 is negative"),
+        ({"kind": "iid", "alpha": 1.0}, "alpha 1.0 has no effect on partition 'iid'"),
+        ({"kind": "iid", "shards_per_client": 2}, "shards_per_client 2 has no effect"),
+        ({"kind": "shards", "shards_per_client": 0}, "shards_per_client is 0"),
+        ({"kind": "shards", "shards_per_client": 4}, r"8 shards \(2 clients x 4\) for 6"),
+        ({"kind": "dirichlet"}, "alpha is None"),
+        ({"kind": "dirichlet", "alpha": 0.0}, "alpha is 0.0"),
+        ({"kind": "dirichlet", "alpha": float("nan")}, "alpha is nan"),
+        ({"kind": "dirichlet", "alpha": float("inf")}, "alpha is inf"),
+        ({"kind": "natural", "clients": 4}, "4 clients: toy has 3 owners"),
+        ({"kind": "natural", "clients": 0}, "0 clients: toy has 3 owners"),
+    ],
+)
+def test_refusals(arguments, message):
+    records = make(6, owners=OWNERS)
+    with pytest.raises(BadInput, match=message):
+        partition(records, **{"clients": 2, "seed": 0, **arguments})
+
+
+def test_dirichlet_of_a_regression():
+    with pytest.raises(BadInput, match=r"toy has no labels.*use shards"):
+        partition(make(6, classes=0), kind="dirichlet", clients=2, seed=0, alpha=1.0)
+
+
+def test_natural_without_owners_names_the_data_sets_that_have_them():
+    with pytest.raises(BadInput, match=r"toy has no natural clients \(femnist has"):
+        partition(make(6), kind="natural", clients=None, seed=0)
