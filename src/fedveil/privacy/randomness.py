@@ -7,6 +7,7 @@ the noise, and a claim made from them says so (`NoiseSource.SEEDED`).
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 Keys = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_SMALL = 256  # below this many coordinates a row, one vectorised draw beats a generator per row
 _STATE_WORDS = 624
 _STATE_START = 24
 _STATE_STOP = _STATE_START + 8 * _STATE_WORDS
@@ -57,11 +59,34 @@ def bits(keys: Keys, count: int) -> npt.NDArray[np.uint64]:
 
 
 def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
-    """Fill the rows of `out` with standard normals, row k from keys[k], and return it.
+    """Fill the rows of `out` [K, P] with standard normals, row k from keys[k], and return it."""
+    if out.shape[1] > _SMALL:
+        return _fill_rows(out, keys, lambda row, generator: row.normal_(generator=generator))
+    pairs = -(-out.shape[1] // 2)
+    first, second = np.hsplit(_uniforms(keys, 2 * pairs), 2)
+    radius, angle = np.sqrt(-2 * np.log1p(-first)), 2 * np.pi * second
+    both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return out.copy_(torch.from_numpy(both[:, : out.shape[1]]))
 
-    Each row has torch's own generator with its whole state, 624 words, set from the row's key:
-    seeding it in the ordinary way would keep only 32 bits of the key, and two rows in a hundred
-    thousand would carry the same noise.
+
+def uniform_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
+    """Fill the rows of `out` [K, P] with uniforms on [-1, 1), row k from keys[k], and return it.
+
+    A float32 row holds multiples of 2^-23.
+    """
+    if out.shape[1] > _SMALL:
+        return _fill_rows(out, keys, lambda row, generator: row.uniform_(-1, 1, generator=generator))
+    words = bits(keys, out.shape[1]) >> np.uint64(40)
+    return out.copy_(torch.from_numpy(words.astype(np.float64) * 2.0**-23 - 1))
+
+
+def _fill_rows(
+    out: torch.Tensor, keys: Keys, draw: Callable[[torch.Tensor, torch.Generator], object]
+) -> torch.Tensor:
+    """Draw each row with torch's generator, its whole state of 624 words set from the row's key.
+
+    Seeding the generator in the ordinary way would keep only 32 bits of the key, and among a
+    hundred thousand rows some would carry the same noise.
     """
     if len(out) != len(keys):
         raise AssertionError(f"{len(out)} rows for {len(keys)} keys")
@@ -70,8 +95,13 @@ def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     for row, words in zip(out, bits(keys, _STATE_WORDS) >> np.uint64(32), strict=True):
         state[_STATE_START:_STATE_STOP] = words.view(np.uint8)
         generator.set_state(torch.from_numpy(state))
-        row.normal_(generator=generator)
+        draw(row, generator)
     return out
+
+
+def _uniforms(keys: Keys, count: int) -> npt.NDArray[np.float64]:
+    """[K, count] uniforms on [0, 1) with 53 bits."""
+    return (bits(keys, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
