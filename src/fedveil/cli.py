@@ -20,6 +20,10 @@ app = typer.Typer(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 
 
+_CTRL_C = 130
+"""What typer returns when a command ends in KeyboardInterrupt."""
+
+
 def main() -> None:
     """Run a command: exit 0 when done, 2 with one line on bad input, 1 on anything else."""
     try:
@@ -29,10 +33,12 @@ def main() -> None:
     except Exception as e:
         if not hasattr(e, "format_message"):
             raise
+        if not e.format_message():
+            sys.exit(2)
         _fail(f"{e.format_message()} (see fedveil --help)")
-    except KeyboardInterrupt:
+    if code == _CTRL_C:
         print("interrupted", file=sys.stderr)
-        sys.exit(1)
+        code = 1
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -72,16 +78,19 @@ def run(
 
     prepared = Run.start(chosen, out, data) if chosen else Run.resume(resume or Path(), data)
     training = prepared.training
-    console = Console(stderr=True, quiet=quiet)
+    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     metric = next(iter(training.task.metrics), "loss")
     budget = training.plan.budget.epsilon if training.plan.budget else None
-    console.print(prepared.describe(), highlight=False)
+
+    def describe() -> None:
+        console.print(prepared.describe(), highlight=False, soft_wrap=True)
+
     with Progress(console, training.plan.rounds, metric, budget) as progress:
-        result = prepared.execute(progress.show)
+        result = prepared.execute(progress.show, describe)
     if not json_:
-        print_result(Console(), result)
+        print_result(Console(markup=False, emoji=False), result)
     else:
-        print(json.dumps(result, indent=2))
+        print((prepared.folder / "result.json").read_text(), end="")
     if result["stopped"] == "interrupted":
         print(
             f"interrupted after round {result['rounds']}: go on with "

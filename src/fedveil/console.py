@@ -32,7 +32,7 @@ class Progress:
         if self._console.is_terminal:
             self._live.update(Text(text))
         elif line["round"] % max(1, self._rounds // 10) == 0 or line["round"] == 1:
-            self._console.print(text, highlight=False)
+            self._console.print(text, highlight=False, soft_wrap=True)
 
     def _text(self, line: dict[str, Any]) -> str:
         parts = [f"round {line['round']:>{len(str(self._rounds))}}/{self._rounds}"]

@@ -92,17 +92,19 @@ class Task:
         try:
             with torch.no_grad():
                 outputs = self.outputs(self._flat, x[:2])
+                if classes and outputs.shape[-1] < classes:
+                    raise BadInput(
+                        f"the model has {outputs.shape[-1]} outputs and the data {classes} labels: "
+                        "give it one output per label"
+                    )
                 values = [f(outputs, y[:2]) for f in (self.loss, *self.metrics.values())]
-        except (RuntimeError, ValueError, IndexError, TypeError) as e:
+        except BadInput:
+            raise
+        except (AttributeError, RuntimeError, ValueError, IndexError, TypeError) as e:
             reason = str(e).splitlines()[0]
             raise BadInput(
                 f"the model does not fit records of shape {tuple(x.shape[1:])}: {reason}"
             ) from e
-        if classes and outputs.shape[-1] < classes:
-            raise BadInput(
-                f"the model has {outputs.shape[-1]} outputs and the data {classes} labels: "
-                "give it one output per label"
-            )
         for value in values:
             if value.shape != (len(x[:2]),):
                 raise BadInput(

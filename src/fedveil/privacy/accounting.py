@@ -26,6 +26,7 @@ from fedveil.privacy.claims import Accountant, Relation
 from fedveil.privacy.events import Event, FixedSampled, Gaussian, PoissonSampled, to_dict
 
 FINE = 1e-4
+_NO_NOISE = 1e-6
 
 _ONE_ROW = (Relation.ADD_REMOVE, Relation.ZERO_OUT)
 _ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -52,7 +53,7 @@ def epsilon(
     |---|---|
     | count 0 | 0 |
     | count negative, delta outside (0, 1) | BadInput |
-    | noise multiplier 0 | infinity |
+    | noise multiplier below 1e-6 | infinity |
     | (event, relation, accountant) not in the table | UnsupportedEvent |
 
     >>> round(epsilon(Gaussian(3.7306), 1, 1e-5, Relation.ADD_REMOVE), 3)
@@ -65,7 +66,7 @@ def epsilon(
     translated = _translate(event, relation, accountant)
     if count == 0:
         return 0.0
-    if noise_of(event) == 0:
+    if noise_of(event) < _NO_NOISE:
         return math.inf
     if accountant is Accountant.RDP:
         return _rdp_epsilon(translated, count, delta)

@@ -78,7 +78,7 @@ def _pmf(eps0: float, reports: int, interval: float) -> pld_pmf.PLDPmf:
     """The dominating pair of one release, on a grid, rounded up by connecting the dots."""
     reach = math.ceil(eps0 / interval)
     steps = np.arange(-reach, reach + 1)
-    deltas = shuffled_delta(eps0, reports, steps * interval)
+    deltas = shuffled_delta(eps0, reports, (steps * interval).astype(np.float64))
     return pld_pmf.create_pmf_pessimistic_connect_dots(interval, steps, deltas)
 
 
@@ -99,6 +99,6 @@ def _binomial(n: int, p: float) -> _Array:
         gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
         + k * math.log(p) + (n - k) * math.log1p(-p)
     )  # fmt: skip
-    mass = np.exp(log_mass)
+    mass: _Array = np.exp(log_mass)
     kept = mass > _NEGLIGIBLE
     return mass[np.argmax(kept) : len(mass) - np.argmax(kept[::-1])]

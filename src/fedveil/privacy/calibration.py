@@ -42,9 +42,7 @@ def noise_for(
     _check_target(target)
 
     def slack(noise: float, interval: float) -> float:
-        return math.log(
-            target / _at(make_event(noise), count, delta, relation, accountant, interval)
-        )
+        return _slack(target, make_event(noise), count, delta, relation, accountant, interval)
 
     low, high = _NOISES
     found = _threshold(
@@ -72,9 +70,9 @@ def rate_for(
 
     def slack(inverse: float, interval: float) -> float:
         of = event(1 / inverse)
-        return math.log(target / _at(of, count, delta, Relation.ADD_REMOVE, accountant, interval))
+        return _slack(target, of, count, delta, Relation.ADD_REMOVE, accountant, interval)
 
-    spread = math.sqrt(count * math.expm1(min(1 / noise**2, 600.0)))
+    spread = math.sqrt(count * math.expm1(1 / max(noise * noise, 1 / 600)))
     guess = spread / _mu_for(target, delta)
     found = _threshold(slack, guess, 1 / _RATES[1], 1 / _RATES[0], target)
     if found is None:
@@ -105,6 +103,20 @@ def rounds_within(
 
     rounds = _last(lambda n: within(n, _coarse(target)), 0)
     return _last(lambda n: within(n, FINE), rounds)
+
+
+def _slack(
+    target: float,
+    event: Event,
+    count: int,
+    delta: float,
+    relation: Relation,
+    accountant: Accountant,
+    interval: float,
+) -> float:
+    """log(target / epsilon), finite also where epsilon is infinite."""
+    spent = _at(event, count, delta, relation, accountant, interval)
+    return max(math.log(target) - math.log(spent), -1e3)
 
 
 def _at(
@@ -177,7 +189,12 @@ def _guess_noise(event: Event, count: int, target: float, delta: float) -> float
 
 def _mu_for(target: float, delta: float) -> float:
     """The mu of the Gaussian mechanism whose epsilon at `delta` is `target`."""
-    return float(brentq(lambda mu: gaussian_epsilon(mu, delta) - target, 1e-9, 1e4, xtol=1e-12))
+    low, high = 1e-9, 1e4
+    if gaussian_epsilon(low, delta) >= target:
+        return low
+    if gaussian_epsilon(high, delta) <= target:
+        return high
+    return float(brentq(lambda mu: gaussian_epsilon(mu, delta) - target, low, high, xtol=1e-12))
 
 
 def _coarse(target: float) -> float:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass
+from decimal import ROUND_CEILING, Context
 from enum import StrEnum
 from typing import Any
 
@@ -68,7 +69,7 @@ class PrivacyClaim:
     def __str__(self) -> str:
         label = ", as published, not a guarantee" if self.as_published else ""
         return (
-            f"epsilon {self.epsilon:.4g} at delta {self.delta:g} per {self.unit} "
+            f"epsilon {_rounded_up(self.epsilon):.4g} at delta {self.delta:g} per {self.unit} "
             f"({self.neighbours}, {self.trust} trust, {self.accountant.upper()}, "
             f"{self.noise} noise{label})"
         )
@@ -81,3 +82,8 @@ class PrivacyClaim:
         out["epsilon"] = self.epsilon if math.isfinite(self.epsilon) else "inf"
         out["assumptions"] = list(self.assumptions)
         return out
+
+
+def _rounded_up(epsilon: float) -> float:
+    """Four digits, never below the claim."""
+    return float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon))

@@ -34,6 +34,7 @@ class FixedBound:
     | zero row | stays zero |
     | row as long as float32 allows | bounded like any other |
     | row with NaN or infinity | ValueError: `training.server.accept` zeroes and names it first |
+    | rows of half precision or integers | ValueError (1e-6 leaves no room for their rounding) |
     | no rows | no rows |
 
     >>> FixedBound(1.0).apply(torch.tensor([[3.0, 4.0], [0.0, 0.5]])).clipped.tolist()
@@ -62,6 +63,8 @@ class FixedBound:
 
     def apply(self, rows: torch.Tensor) -> Bounded:
         """Bound the rows of [K, P]; the input is left as it is."""
+        if rows.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"rows are {rows.dtype}: 1e-6 leaves no room for its rounding")
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         if not bool(torch.isfinite(norms).all()):
             raise ValueError("a row is not finite: reject it before bounding")

@@ -4,6 +4,7 @@ Rules of evolution, since ledgers outlive versions: an event is never removed an
 its meaning; an event that an accountant does not know is refused.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,10 @@ class Gaussian:
 
     multiplier: float
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.multiplier < math.inf:
+            raise BadInput(f"noise multiplier is {self.multiplier}: a number >= 0 is needed")
+
 
 @dataclass(frozen=True)
 class PoissonSampled:
@@ -27,6 +32,10 @@ class PoissonSampled:
 
     rate: float
     event: Gaussian
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise BadInput(f"rate is {self.rate}: a probability in (0, 1] is needed")
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,10 @@ class FixedSampled:
     size: int
     population: int
     event: Gaussian
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.population:
+            raise BadInput(f"a cohort of {self.size} out of {self.population} cannot be drawn")
 
 
 Event = Gaussian | PoissonSampled | FixedSampled

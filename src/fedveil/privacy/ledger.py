@@ -1,7 +1,8 @@
 """The ledger: a durable record of charges, written before anything is released.
 
-One SQLite file per run, synchronous = FULL: a charge is on disk before the round begins, so a
-crash can count a round that was never released and never miss one that was.
+One SQLite file per run, synchronous = EXTRA (FULL, and the directory too, so that a power cut does
+not undo the last commit): a charge is on disk before the round begins, so a crash can count a round
+that was never released and never miss one that was.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any
 
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy import events
+from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.terms import Terms
 
 FORMAT = "1"
@@ -73,6 +75,8 @@ class Ledger:
         `about` says whose ledger it is, with the run's name under "run"; `permitted` is the
         number of rounds that fit the budget in `terms`.
         """
+        if terms is not None and terms.noise is not NoiseSource.SEEDED:
+            raise BadInput("the ledger replays rounds for nothing, which only seeded noise allows")
         db = _connect(path)
         with _transaction(db):
             for statement in filter(str.strip, _SCHEMA.split(";")):
@@ -104,10 +108,10 @@ class Ledger:
             query = "SELECT 1 FROM charges WHERE run = ? AND round = ? AND attempt = ?"
             if self._db.execute(query, key).fetchone():
                 return
-            (charged,) = self._db.execute(
-                "SELECT COUNT(*) FROM charges WHERE run = ?", (self._run,)
-            ).fetchone()
-            if charged + 1 > self._permitted:
+            charged = self.charged()
+            if round != charged + 1:
+                raise AssertionError(f"round {round} charged after {charged} rounds")
+            if round > self._permitted:
                 raise BudgetExhausted(
                     f"round {round} would exceed the budget, which permits "
                     f"{self._permitted} rounds; nothing was released"
@@ -120,6 +124,11 @@ class Ledger:
                     datetime.now(UTC).isoformat(),
                 ),
             )
+
+    def charged(self) -> int:
+        """How many rounds were charged, released or not."""
+        query = "SELECT COUNT(*) FROM charges WHERE run = ?"
+        return int(self._db.execute(query, (self._run,)).fetchone()[0])
 
     def close(self) -> None:
         """Close the file."""
@@ -153,7 +162,10 @@ def read_charges(path: Path) -> list[Charge]:
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
     finally:
         db.close()
-    return [Charge(round, attempt, json.loads(event), at) for round, attempt, event, at in rows]
+    try:
+        return [Charge(round, attempt, json.loads(event), at) for round, attempt, event, at in rows]
+    except ValueError as e:
+        raise BadInput(f"{path}: a charge cannot be read: {e}") from e
 
 
 def _text(terms: Terms | None) -> str:
@@ -162,7 +174,11 @@ def _text(terms: Terms | None) -> str:
 
 def _connect(path: Path | None) -> sqlite3.Connection:
     db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=10)
-    db.execute("PRAGMA synchronous = FULL")
+    try:
+        db.execute("PRAGMA synchronous = EXTRA")
+    except sqlite3.DatabaseError as e:
+        db.close()
+        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
     return db
 
 

@@ -46,5 +46,6 @@ class GaussianMechanism:
         self, total: torch.Tensor, bound: FixedBound, relation: Relation, keys: Keys
     ) -> torch.Tensor:
         """The noised sum: `total` is float64 [P], `keys` holds the one key of this release."""
-        noise = normal_(torch.empty(1, len(total)), keys)[0].to(torch.float64)
+        # float64: float32 normals end at 5.77 standard deviations, which breaks delta
+        noise = normal_(torch.empty(1, len(total), dtype=torch.float64), keys)[0]
         return total + self.std(bound, relation) * noise

@@ -9,7 +9,7 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import supports
-from fedveil.privacy.calibration import noise_for
+from fedveil.privacy.calibration import MOST_ROUNDS, noise_for
 from fedveil.privacy.claims import Accountant, NoiseSource, PrivacyClaim, Trust, Unit
 from fedveil.privacy.clipping import FixedBound
 from fedveil.privacy.events import Event, Gaussian
@@ -39,6 +39,8 @@ class PrivacyPlan:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise BadInput(f"rounds is {self.rounds}: at least one is needed")
+        if self.rounds > MOST_ROUNDS:
+            raise BadInput(f"rounds is {self.rounds}: at most {MOST_ROUNDS:,} are possible")
         self.sampler.check(self.population)
         if (self.mechanism is None) != (self.budget is None):
             raise BadInput("noise and budget go together: give both or neither")

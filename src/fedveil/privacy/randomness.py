@@ -60,6 +60,7 @@ def bits(keys: Keys, count: int) -> npt.NDArray[np.uint64]:
 
 def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     """Fill the rows of `out` [K, P] with standard normals, row k from keys[k], and return it."""
+    _check_rows(out, keys)
     if out.shape[1] > _SMALL:
         return _fill_rows(out, keys, lambda row, generator: row.normal_(generator=generator))
     pairs = -(-out.shape[1] // 2)
@@ -74,10 +75,19 @@ def uniform_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
 
     A float32 row holds multiples of 2^-23.
     """
+    _check_rows(out, keys)
     if out.shape[1] > _SMALL:
-        return _fill_rows(out, keys, lambda row, generator: row.uniform_(-1, 1, generator=generator))
+        return _fill_rows(
+            out, keys, lambda row, generator: row.uniform_(-1, 1, generator=generator)
+        )
     words = bits(keys, out.shape[1]) >> np.uint64(40)
     return out.copy_(torch.from_numpy(words.astype(np.float64) * 2.0**-23 - 1))
+
+
+def _check_rows(out: torch.Tensor, keys: Keys) -> None:
+    """Refuse to spread one key's noise over several rows."""
+    if len(out) != len(keys):
+        raise AssertionError(f"{len(out)} rows for {len(keys)} keys")
 
 
 def _fill_rows(
@@ -88,8 +98,6 @@ def _fill_rows(
     Seeding the generator in the ordinary way would keep only 32 bits of the key, and among a
     hundred thousand rows some would carry the same noise.
     """
-    if len(out) != len(keys):
-        raise AssertionError(f"{len(out)} rows for {len(keys)} keys")
     generator = torch.Generator()
     state = generator.manual_seed(0).get_state().numpy()
     for row, words in zip(out, bits(keys, _STATE_WORDS) >> np.uint64(32), strict=True):

@@ -29,6 +29,7 @@ class Statement:
         if math.isinf(self.budget):
             return "no limit was set on epsilon"
         left = max(0.0, self.budget - self.claims[0].epsilon)
+        left = math.floor(left * 1e4) / 1e4
         return f"{left:.4f} of epsilon {self.budget:g} is left"
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,6 +53,8 @@ def statement(path: Path) -> Statement:
     if raw is None:
         return Statement(run, charges, (), None)
     terms = Terms.from_dict(raw)
+    if [charge.round for charge in charges] != list(range(1, len(charges) + 1)):
+        raise BadInput(f"{path}: charges are missing between the first and the last round")
     for charge in charges:
         if from_dict(charge.event) != terms.event:
             raise BadInput(

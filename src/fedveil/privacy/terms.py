@@ -50,6 +50,10 @@ class Terms:
     noise: NoiseSource
     assumptions: tuple[str, ...]
 
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise BadInput(f"share is {self.share}: a number in (0, 1] is needed")
+
     def charges(self, rounds: int) -> int:
         """Events the unluckiest unit is charged for after `rounds` rounds."""
         return math.ceil(rounds * self.share)

@@ -39,8 +39,8 @@ def build(recipe: Recipe, data_root: Path | None = None) -> Training:
     if not 0 <= recipe.seed < 2**63:
         raise BadInput(f"seed is {recipe.seed}: a number from 0 to 2^63 - 1 is needed")
     threads = recipe.engine.threads
-    if threads is not None and threads < 1:
-        raise BadInput(f"engine.threads is {threads}: at least 1 is needed")
+    if threads is not None and not 1 <= threads <= 1024:
+        raise BadInput(f"engine.threads is {threads}: a number from 1 to 1024 is needed")
     if recipe.engine.checkpoint < 1:
         raise BadInput(f"engine.checkpoint is {recipe.engine.checkpoint}: at least 1 is needed")
     work, server = _work(recipe.local), _server(recipe.server)
@@ -137,8 +137,8 @@ def _server(section: ServerSection) -> ServerOptimizer:
     if section.optimizer == "adam":
         if section.momentum:
             raise BadInput("server.momentum has no effect on adam: leave it out")
-        return AdamServer(section.lr)
-    return SgdServer(section.lr, section.momentum)
+        return AdamServer(0.01 if section.lr is None else section.lr)
+    return SgdServer(1.0 if section.lr is None else section.lr, section.momentum)
 
 
 def _check_noise(recipe: Recipe) -> None:

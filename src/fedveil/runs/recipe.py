@@ -125,10 +125,10 @@ class BudgetSection(_Section):
 
 
 class ServerSection(_Section):
-    """How the server steps."""
+    """How the server steps; lr left out is 1 for sgd and 0.01 for adam."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: float = 1.0
+    lr: float | None = None
     momentum: float = 0.0
     weights: Literal["uniform", "examples"] = "uniform"
 

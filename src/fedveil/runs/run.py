@@ -71,13 +71,16 @@ class Run:
             return text + ", no privacy claim"
         return text + f", noise multiplier {plan.mechanism.multiplier:.4g}"
 
-    def execute(self, on_round: OnRound = lambda line: None) -> dict[str, Any]:
+    def execute(
+        self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         """Train to the end, the budget or Ctrl-C, and write what there is; returns the result."""
         with locked(self.folder):
             if self.fresh:
                 write_atomic(self.folder / "recipe.toml", self._recipe_text().encode())
             ledger = self._ledger()
             try:
+                on_start()
                 return self._train(ledger, on_round)
             finally:
                 ledger.close()
@@ -92,10 +95,10 @@ class Run:
             try:
                 for result in self.training.rounds(state, ledger):
                     line = result.numbers()
-                    if result.round % self.recipe.engine.checkpoint == 0:
-                        checkpoint.save(self.folder / "checkpoint", result.state)
                     metrics.write(_line(line))
                     metrics.flush()
+                    if result.round % self.recipe.engine.checkpoint == 0:
+                        checkpoint.save(self.folder / "checkpoint", result.state)
                     state = result.state
                     history.append(line)
                     done.append(result)
@@ -107,11 +110,12 @@ class Run:
                 stopped = "interrupted"
         checkpoint.save(self.folder / "checkpoint", state)
         seconds = time.perf_counter() - began
-        return self._finish(state, history, done, refused, stopped, seconds)
+        return self._finish(state, ledger.charged(), history, done, refused, stopped, seconds)
 
     def _finish(
         self,
         state: ServerState,
+        charged: int,
         history: list[dict[str, Any]],
         done: list[RoundResult],
         refused: Counter[str],
@@ -120,7 +124,7 @@ class Run:
     ) -> dict[str, Any]:
         task, plan = self.training.task, self.training.plan
         metrics = evaluate(task, state.params, self.training.data)
-        claims = [claim.to_dict() for claim in plan.claims(state.round)]
+        claims = [claim.to_dict() for claim in plan.claims(max(state.round, charged))]
         clients = sum(result.clients for result in done)
         result = {
             "run_dir": str(self.folder),
@@ -175,7 +179,7 @@ class Run:
 
     def _ledger(self) -> Ledger:
         about = {
-            "run": self.folder.name,
+            "run": self.folder.resolve().name,
             "recipe": hashlib.sha256(toml.dumps(self.recipe.model_dump()).encode()).hexdigest(),
             "data": self.training.data.fingerprint,
             "noise": "seeded",
@@ -183,6 +187,8 @@ class Run:
         path, plan = self.folder / "ledger.db", self.training.plan
         if path.exists():
             return Ledger.reopen(path, about, plan.terms, plan.permitted)
+        if (self.folder / "checkpoint").exists():
+            raise BadInput(f"{path} is missing: what this run has spent is unknown; start anew")
         return Ledger.create(path, about, plan.terms, plan.permitted)
 
     def _recipe_text(self) -> str:

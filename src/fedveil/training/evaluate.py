@@ -13,8 +13,8 @@ def evaluate(
     totals = dict.fromkeys(("loss", *task.metrics), 0.0)
     with torch.inference_mode():
         for start in range(0, len(data.test_x), batch):
-            x = torch.from_numpy(data.test_x[start : start + batch])
-            y = torch.from_numpy(data.test_y[start : start + batch])
+            x = torch.tensor(data.test_x[start : start + batch])
+            y = torch.tensor(data.test_y[start : start + batch])
             outputs = task.outputs(params, x)
             for name, value in (("loss", task.loss), *task.metrics.items()):
                 totals[name] += float(value(outputs, y).to(torch.float64).sum())

@@ -43,7 +43,7 @@ def accept(
     | no bound | only refusals apply |
     | no reports | no rows |
     """
-    rows = reports if isinstance(reports, torch.Tensor) else _stack(reports, size)
+    rows = _rows(reports, size)
     refused = ~torch.isfinite(rows).all(dim=1)
     if bool(refused.any()):
         rows = torch.where(refused[:, None], 0.0, rows)
@@ -51,6 +51,14 @@ def accept(
         return Accepted(rows, torch.zeros_like(refused), refused)
     bounded = bound.apply(rows)
     return Accepted(bounded.rows, bounded.clipped, refused)
+
+
+def _rows(reports: torch.Tensor | Sequence[torch.Tensor], size: int) -> torch.Tensor:
+    if isinstance(reports, torch.Tensor):
+        if reports.shape[1:] == (size,) and reports.is_floating_point():
+            return reports
+        reports = list(reports)
+    return _stack(reports, size)
 
 
 def _stack(reports: Sequence[torch.Tensor], size: int) -> torch.Tensor:

@@ -39,6 +39,7 @@ class Training:
     chunk: int = 0
     every: int = 1
     adversary: Adversary | None = None
+    _initial: torch.Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.plan.population != self.data.clients:
@@ -58,12 +59,13 @@ class Training:
             if value < least:
                 raise BadInput(f"{name} is {value}: at least {least} is needed")
         self.data.check()
-        x, y = torch.from_numpy(self.data.x[:2]), torch.from_numpy(self.data.y[:2])
+        x, y = torch.tensor(self.data.x[:2]), torch.tensor(self.data.y[:2])
         self.task.check_fits(x, y, self.data.classes)
+        object.__setattr__(self, "_initial", self.task.parameters.clone())
 
     def start(self) -> ServerState:
-        """The state before the first round: the module's own parameters."""
-        return ServerState(0, self.task.parameters.clone(), {})
+        """The state before the first round: the module's parameters when this was built."""
+        return ServerState(0, self._initial.clone(), {})
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""

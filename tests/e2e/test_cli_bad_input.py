@@ -1,0 +1,212 @@
+"""Bad input: exit code 2, one line that starts with "error: ", nothing left behind."""
+
+from pathlib import Path
+
+import pytest
+
+
+def words(text):
+    return text.split()
+
+
+def files():
+    return sorted(str(path) for path in Path(".").rglob("*"))
+
+
+SETTINGS = {
+    "unknown key": ("colour=red", "colour"),
+    "unknown key of a section": ("data.colour=red", "data.colour"),
+    "key of another kind": ("sample.size=5", "sample.size"),
+    "noise none with a budget": ("noise.kind=none", "budget"),
+    "noise without a budget": ("budget=none", "budget"),
+    "noise without a bound": ("bound=none", "bound"),
+    "noise and epsilon that contradict": ("noise.multiplier=0.1", "contradict"),
+    "text for a number": ("local.lr=fast", "local.lr"),
+    "text for a count": ("data.clients=many", "data.clients"),
+    "list for a number": ("local.lr=[1]", "local.lr"),
+    "number for a section": ("data=5", "data"),
+    "rate 0": ("sample.rate=0", "sample.rate"),
+    "rate 1.5": ("sample.rate=1.5", "sample.rate"),
+    "rate nan": ("sample.rate=nan", "sample.rate"),
+    "negative rate": ("sample.rate=-0.5", "sample.rate"),
+    "negative noise": ("noise.multiplier=-1", "noise.multiplier"),
+    "no noise": ("noise.multiplier=0", "noise.multiplier"),
+    "noise nan": ("noise.multiplier=nan", "noise.multiplier"),
+    "delta 1 / clients": ("budget.delta=0.01", "budget.delta"),
+    "delta 1": ("budget.delta=1", "budget.delta"),
+    "delta 0": ("budget.delta=0", "budget.delta"),
+    "bound 0": ("bound.value=0", "bound.value"),
+    "bound negative": ("bound.value=-1", "bound.value"),
+    "bound nan": ("bound.value=nan", "bound.value"),
+    "bound infinite": ("bound.value=inf", "bound.value"),
+    "rounds 0": ("rounds=0", "rounds"),
+    "rounds negative": ("rounds=-3", "rounds"),
+    "rounds as float": ("rounds=3.0", "rounds"),
+    "lr negative": ("local.lr=-1", "local.lr"),
+    "lr 0": ("local.lr=0", "local.lr"),
+    "lr nan": ("local.lr=nan", "local.lr"),
+    "lr infinite": ("local.lr=inf", "local.lr"),
+    "server lr nan": ("server.lr=nan", "server.lr"),
+    "momentum 1": ("local.momentum=1", "local.momentum"),
+    "seed negative": ("seed=-1", "seed"),
+    "seed too large": ("seed=18446744073709551616", "seed"),
+    "unknown model": ("model.name=resnet", "resnet"),
+    "model that does not fit": ("model.name=small-cnn", "28 x 28"),
+    "model for numbers": ("model.name=linear", "softmax"),
+    "hidden layers of another model": ("model.hidden=[5]", "model.hidden"),
+    "unknown data set": ("data.name=imagenet", "imagenet"),
+    "unknown partition": ("data.partition=random", "data.partition"),
+    "alpha without dirichlet": ("data.alpha=0.5", "alpha"),
+    "no clients": ("data.clients=0", "clients"),
+    "more clients than records": ("data.clients=100000", "clients"),
+    "epsilon 0": ("budget.epsilon=0", "budget.epsilon"),
+    "epsilon negative": ("budget.epsilon=-1", "budget.epsilon"),
+    "epsilon nan": ("budget.epsilon=nan", "budget.epsilon"),
+    "neither noise nor epsilon": ("budget.epsilon=inf", "noise.multiplier or budget.epsilon"),
+    "epochs 0": ("local.epochs=0", "local.epochs"),
+    "epochs and steps": ("local.steps=5", "not both"),
+    "negative batch": ("local.batch=-1", "local.batch"),
+    "threads 0": ("engine.threads=0", "engine.threads"),
+    "every 0": ("evaluate.every=0", "evaluate.every"),
+    "no assignment": ("rounds", "--set"),
+    "no key": ("=5", "--set"),
+    "too deep": ("a.b.c=5", "--set"),
+    "key of a number": ("rounds.many=5", "--set"),
+}
+
+
+@pytest.mark.parametrize(("setting", "mentions"), SETTINGS.values(), ids=SETTINGS)
+def test_a_bad_setting(cli, setting, mentions):
+    told = cli("run", "central", "--set", setting, "--out", "new")
+    assert mentions in told.error
+    assert told.out == ""
+    assert files() == []
+
+
+SEVERAL = {
+    "delta missing": (["budget=none", "budget.epsilon=8"], "budget.delta is missing"),
+    "more clients per round than clients": (
+        ["sample.kind=fixed", "sample.size=101"],
+        "only 100 clients",
+    ),
+    "neither epochs nor steps": (["local.kind=sgd", "local.lr=1"], "local.epochs or local.steps"),
+    "a gradient with epochs": (["local.kind=gradient", "local.epochs=3"], "local.epochs"),
+    "unequal weights with noise": (["server.weights=examples"], "server.weights"),
+    "dirichlet without alpha": (["data.partition=dirichlet"], "alpha"),
+    "natural clients that are not there": (["data.partition=natural"], "natural"),
+    "saved data without a path": (["data.name=saved", "data.partition=iid"], "saved"),
+    "adam with momentum": (["server.optimizer=adam", "server.momentum=0.5"], "server.momentum"),
+}
+
+
+@pytest.mark.parametrize(("several", "mentions"), SEVERAL.values(), ids=SEVERAL)
+def test_bad_combinations(cli, several, mentions):
+    told = cli("run", *(part for setting in several for part in ("--set", setting)))
+    assert mentions in told.error
+    assert files() == []
+
+
+ARGUMENTS = {
+    "unknown recipe": (["run", "centrl"], "'centrl' is unknown"),
+    "missing recipe file": (["run", "nowhere.toml"], "nowhere.toml"),
+    "missing data folder": (["run", "--set", "data.name=mnist", "--data", "nowhere"], "nowhere"),
+    "no data folder": (["run", "--set", "data.name=mnist"], "FEDVEIL_DATA"),
+    "resuming nothing": (["run", "--resume", "nowhere"], "nowhere holds no run"),
+    "resuming with a recipe": (["run", "central", "--resume", "nowhere"], "--resume"),
+    "resuming with a setting": (["run", "--set", "rounds=3", "--resume", "nowhere"], "--resume"),
+    "unknown option": (["run", "--fast"], "--fast"),
+    "unknown command": (["walk"], "walk"),
+    "two recipes": (["run", "central", "fedavg"], "fedavg"),
+    "option without a value": (["run", "--out"], "--out"),
+    "missing ledger": (["ledger", "nowhere"], "nowhere"),
+    "ledger of nothing": (["ledger"], "path"),
+    "ledger of an empty folder": (["ledger", "."], "ledger.db"),
+    "account of nothing": (["account"], "--delta"),
+    "account with nothing to solve": (
+        words("account --noise 1 --rate 1 --rounds 1 --epsilon 1 --delta 1e-5"),
+        "exactly one",
+    ),
+    "account with two to solve": (words("account --noise 1 --rate 1 --delta 1e-5"), "rounds, eps"),
+    "account with rate 2": (
+        words("account --noise 1 --rate 2 --rounds 1 --delta 1e-5"),
+        "--rate is 2",
+    ),
+    "account with noise 0": (
+        words("account --noise 0 --rate 1 --rounds 1 --delta 1e-5"),
+        "--noise is 0",
+    ),
+    "account with noise nan": (
+        words("account --noise nan --rate 1 --rounds 1 --delta 1e-5"),
+        "--noise is nan",
+    ),
+    "account with delta 1": (
+        words("account --noise 1 --rate 1 --rounds 1 --delta 1"),
+        "--delta is 1",
+    ),
+    "account with half a round": (
+        words("account --noise 1 --rate 1 --rounds 1.5 --delta 1e-5"),
+        "--rounds",
+    ),
+    "account with no rounds": (
+        words("account --noise 1 --rate 1 --rounds 0 --delta 1e-5"),
+        "--rounds is 0",
+    ),
+    "account with epsilon 0": (
+        words("account --noise 1 --rate 1 --epsilon 0 --delta 1e-5"),
+        "--epsilon is 0",
+    ),
+    "account with an epsilon below one round": (
+        words("account --noise 1 --rate 1 --epsilon 0.1 --delta 1e-5"),
+        "one round alone",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "mentions"), ARGUMENTS.values(), ids=ARGUMENTS)
+def test_bad_arguments(cli, arguments, mentions):
+    told = cli(*arguments)
+    assert mentions in told.error
+    assert told.out == ""
+    assert files() == []
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "fedsgd"])
+def test_more_rounds_than_memory_holds(cli, recipe):
+    assert "rounds" in cli("run", recipe, "--set", "rounds=1000000000000").error
+    assert files() == []
+
+
+def test_a_folder_that_is_not_empty(cli):
+    Path("full").mkdir()
+    Path("full/mine").write_text("mine")
+    assert "--out full" in cli("run", "--out", "full").error
+    assert files() == ["full", "full/mine"]
+
+
+def test_a_file_instead_of_a_folder(cli):
+    Path("mine").write_text("mine")
+    assert "--out mine" in cli("run", "--out", "mine").error
+    assert "run directory" in cli("run", "fedavg", "--out", "mine/run").error
+    assert files() == ["mine"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database at all" * 100, b"x"])
+def test_a_file_that_is_no_ledger(cli, content):
+    Path("mine.db").write_bytes(content)
+    assert "not a fedveil ledger" in cli("ledger", "mine.db").error
+    assert Path("mine.db").read_bytes() == content
+
+
+@pytest.mark.parametrize("content", ["rounds =", "rounds = 3", "[[data]]", "\N{SNOWMAN}"])
+def test_a_file_that_is_no_recipe(cli, content):
+    Path("mine.toml").write_text(content)
+    assert "mine.toml" in cli("run", "mine.toml").error
+    assert files() == ["mine.toml"]
+
+
+def test_a_refusal_as_a_process(spawn, tmp_path):
+    process = spawn("run", "central", "--set", "sample.rate=0", "--json", cwd=tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (2, "")
+    assert err == "error: sample.rate is 0.0: a probability in (0, 1] is needed\n"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,210 @@
+"""`fedveil run` and `fedveil ledger` from the outside."""
+
+import fcntl
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil.data import digits
+from fedveil.data.federated import FederatedData
+from fedveil.privacy.accounting import epsilon
+from fedveil.privacy.claims import Relation
+from fedveil.privacy.events import Gaussian, PoissonSampled
+
+
+def strict_json(text):
+    """The JSON document that `text` ends with; NaN and Infinity are no JSON."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    start = 0 if text.startswith("{") else text.index("\n{") + 1
+    return json.loads(text[start:], parse_constant=refuse)
+
+
+def number(value):
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def test_the_result_as_json(cli, settings):
+    told = cli("run", "central", *settings("central"), "--out", "here", "--json")
+    assert told.code == 0
+    result = strict_json(told.out)
+    assert result == json.loads(Path("here/result.json").read_text())
+    assert (result["run_dir"], result["recipe"], result["rounds"]) == ("here", "central", 3)
+    assert result["stopped"] == "rounds"
+    assert number(result["metrics"]["accuracy"])
+    assert number(result["metrics"]["loss"])
+    assert number(result["timing"]["seconds_per_round"])
+    assert number(result["timing"]["client_updates_per_second"])
+    assert {claim["accountant"] for claim in result["claims"]} == {"pld", "rdp"}
+    for claim in result["claims"]:
+        assert number(claim["epsilon"])
+        assert claim["delta"] == 1e-3
+        assert (claim["unit"], claim["trust"]) == ("client", "central")
+        assert (claim["neighbours"], claim["noise"]) == ("add-remove", "seeded")
+        assert claim["as_published"] is False
+        assert claim["assumptions"]
+        assert all(isinstance(a, str) for a in claim["assumptions"])
+
+
+def test_a_run_without_privacy_claims_nothing(cli, settings):
+    told = cli("run", "fedavg", *settings("fedavg"), "--json")
+    result = strict_json(told.out)
+    assert told.code == 0
+    assert (result["claims"], result["budget"]) == ([], None)
+    assert Path(result["run_dir"]).is_dir()
+
+
+def test_a_dead_model_is_still_json(cli, settings):
+    told = cli("run", "fedavg", *settings("fedavg", "server.lr=1e38"), "--json")
+    result = strict_json(told.out)
+    assert told.code == 0
+    assert result["metrics"]["loss"] is None
+    assert any("not finite" in note for note in result["notes"])
+
+
+def test_a_dead_model_in_words(cli, settings):
+    told = cli("run", "fedavg", *settings("fedavg", "server.lr=1e38"))
+    assert told.code == 0
+    assert "note: the loss is not finite" in told.out
+
+
+def test_the_result_in_words(cli, settings):
+    told = cli("run", "central", *settings("central"), "--out", "here")
+    assert told.code == 0
+    words = " ".join(told.out.split())
+    for part in ("test accuracy", "epsilon (PLD)", "per client", "The claim holds if", "here"):
+        assert part in words
+
+
+def test_progress_is_one_line_per_round_shown(cli, settings):
+    """Lines of a log are not broken at the width of a terminal that is not there."""
+    told = cli("run", "central", *settings("central"))
+    lines = told.err.splitlines()
+    assert len([line for line in lines if line.startswith("round")]) == 3
+    assert len(lines) == 4
+
+
+def test_quiet_says_nothing_on_the_way(cli, settings):
+    told = cli("run", "fedavg", *settings("fedavg"), "--quiet", "--json")
+    assert (told.code, told.err) == (0, "")
+
+
+@pytest.mark.parametrize("name", ["a[b]", "a[/b]", "[red]"])
+def test_brackets_in_names_are_just_names(cli, settings, name):
+    told = cli("run", "fedavg", *settings("fedavg", f'name="{name}"'), "--out", name)
+    assert told.code == 0
+    assert name in told.out
+    assert Path(name, "result.json").is_file()
+
+
+def test_a_recipe_file(cli, settings):
+    cli("run", "fedavg", *settings("fedavg"), "--out", "first")
+    again = cli("run", "first/recipe.toml", "--out", "second", "--json")
+    assert again.code == 0
+    assert Path("first/model.safetensors").read_bytes() == (
+        Path("second/model.safetensors").read_bytes()
+    )
+
+
+def test_the_budget_ends_a_run_before_the_round_that_would_exceed_it(cli, settings):
+    event = PoissonSampled(0.5, Gaussian(2.0))
+    six, seven = (epsilon(event, n, 1e-3, Relation.ADD_REMOVE) for n in (6, 7))
+    limit = f"budget.epsilon={(six + seven) / 2}"
+    told = cli("run", "central", *settings("central", "rounds=20", limit), "--json", "--quiet")
+    result = strict_json(told.out)
+    assert told.code == 0
+    assert (result["rounds"], result["stopped"]) == (6, "budget")
+    assert result["claims"][0]["epsilon"] == pytest.approx(six, rel=1e-6)
+
+
+def test_the_ledger_shows_every_charge(cli, settings):
+    cli("run", "central", *settings("central"), "--out", "here")
+    told = cli("ledger", "here", "--json")
+    statement = json.loads(told.out)
+    assert told.code == 0
+    assert [charge["round"] for charge in statement["charges"]] == [1, 2, 3]
+    result = json.loads(Path("here/result.json").read_text())
+    assert statement["claims"] == result["claims"]
+    words = cli("ledger", "here/ledger.db")
+    assert words.code == 0
+    assert "3 charges" in words.out
+    assert "epsilon" in words.out
+
+
+def test_the_ledger_of_a_run_without_privacy(cli, settings):
+    cli("run", "fedavg", *settings("fedavg"), "--out", "here")
+    told = cli("ledger", "here")
+    assert told.code == 0
+    assert "no privacy is claimed" in told.out
+    assert json.loads(cli("ledger", "here", "--json").out)["charges"] == []
+
+
+def test_a_finished_run_resumes_to_itself(cli, settings):
+    first = strict_json(cli("run", "central", *settings("central"), "--out", "here", "--json").out)
+    before = Path("here/model.safetensors").read_bytes()
+    told = cli("run", "--resume", "here", "--json")
+    again = strict_json(told.out)
+    assert told.code == 0
+    assert Path("here/model.safetensors").read_bytes() == before
+    for key in ("rounds", "stopped", "metrics", "claims", "budget"):
+        assert again[key] == first[key]
+
+
+def test_a_run_in_use_is_refused_on_one_line(cli, settings):
+    cli("run", "fedavg", *settings("fedavg"), "--out", "here")
+    with Path("here/lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "in use by another process" in cli("run", "--resume", "here").error
+
+
+def test_resuming_a_changed_recipe_is_refused_on_one_line(cli, settings):
+    cli("run", "fedavg", *settings("fedavg"), "--out", "here")
+    path = Path("here/recipe.toml")
+    path.write_text(path.read_text().replace("lr = 1.0", "lr = 0.5"))
+    assert "recipe" in cli("run", "--resume", "here").error
+
+
+def test_resuming_with_changed_data_is_refused_on_one_line(cli, settings, monkeypatch):
+    """The recipe is the same and the records are not."""
+    cli("run", "fedavg", *settings("fedavg"), "--out", "here")
+    load = digits.load
+
+    def changed():
+        records = load()
+        records.x[0] += 0.5
+        return records
+
+    monkeypatch.setattr(digits, "load", changed)
+    assert "data is" in cli("run", "--resume", "here").error
+
+
+def test_ctrl_c_before_the_first_round_is_exit_code_one(cli, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedveil.runs.run.Run.start", interrupted)
+    told = cli("run", "fedavg")
+    assert told.code == 1
+    assert told.err.splitlines() == ["interrupted"]
+
+
+def test_saved_data_raise_no_warning(spawn, tmp_path):
+    """Records that are mapped into memory are read-only; that is nobody's business."""
+    x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    clients = [(f"c{k}", x[4 * k : 4 * k + 4], y[4 * k : 4 * k + 4]) for k in range(5)]
+    folder = tmp_path / "saved"
+    FederatedData.from_clients(clients, test=(x[20:], y[20:]), classes=2).save(folder)
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(
+        f"name = 'mine'\nrounds = 2\n[data]\nname = 'saved'\npath = '{folder}'\n"
+        "[model]\nname = 'softmax'\n[sample]\nkind = 'all'\n[local]\nkind = 'gradient'\n"
+    )
+    process = spawn("run", recipe, "--out", tmp_path / "run", "--quiet")
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")

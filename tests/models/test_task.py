@@ -1,0 +1,183 @@
+"""`Task`: one flat vector that is the module, and modules that are refused by name."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedveil.errors import BadInput
+from fedveil.models.task import Task, correct, cross_entropy, squared_error
+
+X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+
+
+def classifier(module=None, loss=cross_entropy, metrics=None):
+    return Task(module or nn.Linear(3, 2), loss, metrics or {"accuracy": correct})
+
+
+def two_layers():
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def test_writing_to_the_vector_changes_the_module():
+    task = classifier(two_layers())
+    task.parameters.copy_(torch.arange(task.size))
+    assert task.module[0].weight.flatten().tolist() == list(range(15))
+    assert task.module[2].bias.tolist() == [30, 31]
+
+
+def test_writing_to_the_module_changes_the_vector():
+    task = classifier(two_layers())
+    with torch.no_grad():
+        task.module[2].bias.fill_(7)
+    assert task.parameters[-2:].tolist() == [7, 7]
+
+
+def test_the_initial_values_survive_flattening():
+    module = two_layers()
+    before = [p.detach().clone() for p in module.parameters()]
+    task = classifier(module)
+    assert torch.equal(task.parameters, torch.cat([p.reshape(-1) for p in before]))
+
+
+def test_named_are_views():
+    task = classifier(two_layers())
+    flat = torch.zeros(task.size)
+    named = task.named(flat)
+    assert {k: tuple(v.shape) for k, v in named.items()} == {
+        "0.weight": (5, 3),
+        "0.bias": (5,),
+        "2.weight": (2, 5),
+        "2.bias": (2,),
+    }
+    named["2.bias"].fill_(3)
+    assert flat[-2:].tolist() == [3, 3]
+    assert flat.sum() == 6
+
+
+def test_outputs_use_the_given_vector_and_leave_the_module_alone():
+    task = classifier(two_layers())
+    before = task.parameters.clone()
+    assert torch.equal(task.outputs(task.parameters, X), task.module(X))
+    assert not task.outputs(torch.zeros(task.size), X).any()
+    assert torch.equal(task.parameters, before)
+
+
+def test_an_optimiser_on_the_module_moves_the_vector():
+    task = classifier()
+    before = task.parameters.clone()
+    task.losses(task.parameters, X, Y)
+    cross_entropy(task.module(X), Y).mean().backward()
+    torch.optim.SGD(task.module.parameters(), lr=1.0).step()
+    assert not torch.equal(task.parameters, before)
+
+
+def test_float64_modules_become_float32():
+    task = classifier(nn.Linear(3, 2).double())
+    assert task.parameters.dtype == torch.float32
+    assert task.outputs(task.parameters, X).dtype == torch.float32
+
+
+def test_losses_are_per_example():
+    task = classifier()
+    losses = task.losses(task.parameters, X, Y)
+    expected = nn.functional.cross_entropy(task.module(X), Y, reduction="none")
+    assert torch.allclose(losses, expected)
+
+
+def test_squared_error_is_per_example():
+    assert squared_error(torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 4.0])).tolist() == [0, 4]
+
+
+def test_correct_compares_the_largest_logit():
+    assert correct(torch.tensor([[0.0, 1.0], [2.0, 1.0]]), torch.tensor([1, 1])).tolist() == [1, 0]
+
+
+class OwnModule(nn.Module):
+    """A module of a user's own, with a parameter used twice and one outside any layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(self.layer(x)) * self.scale)
+
+
+def test_an_own_module_works():
+    task = classifier(OwnModule())
+    task.check_fits(X, Y, classes=2)
+    assert task.size == 12 + 1 + 8
+    flat = task.parameters.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(task.losses(flat, X, Y).mean(), flat)
+    cross_entropy(task.module(X), Y).mean().backward()
+    expected = torch.cat([p.grad.reshape(-1) for p in task.module.parameters()])
+    assert torch.allclose(gradient, expected, atol=1e-6)
+
+
+class WithBuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        return self.layer(x - self.mean)
+
+
+def frozen():
+    module = two_layers()
+    module[0].bias.requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "layer '1' is a BatchNorm1d.*Group"),
+        (nn.BatchNorm1d(3), "layer 'model' is a BatchNorm1d"),
+        (nn.Sequential(nn.Conv2d(1, 1, 1), nn.SyncBatchNorm(1)), "layer '1' is a SyncBatchNorm"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), "layer '1' is a Dropout.*p = 0"),
+        (nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "layer '1' is a RReLU"),
+        (WithBuffer(), "buffer 'mean'"),
+        (nn.Sequential(nn.InstanceNorm1d(3, track_running_stats=True)), "buffer '0.running_mean'"),
+        (frozen(), "parameter '0.bias' is frozen"),
+        (nn.Flatten(), "no parameters"),
+    ],
+)
+def test_modules_that_are_refused(module, message):
+    with pytest.raises(BadInput, match=message):
+        Task(module, cross_entropy)
+
+
+def test_layers_that_do_no_harm_are_accepted():
+    Task(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.LayerNorm(4)), cross_entropy)
+    Task(nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)), cross_entropy)
+
+
+def mean_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("task", "x", "y", "classes", "message"),
+    [
+        (classifier(loss=mean_loss), X, Y, 2, r"returned shape \(\) .*reduction='none'"),
+        (classifier(metrics={"m": mean_loss}), X, Y, 2, "loss or metric returned shape"),
+        (classifier(), torch.randn(4, 5), Y, 2, r"does not fit records of shape \(5,\)"),
+        (classifier(), X, Y, 3, "2 outputs and the data 3 labels"),
+        (classifier(), X, Y.float(), 0, "does not fit"),
+        (Task(nn.Linear(3, 2), squared_error), X, Y.float(), 0, "returned shape"),
+        (Task(nn.Embedding(3, 2), cross_entropy), X, Y, 2, "does not fit"),
+    ],
+)
+def test_records_that_do_not_fit_are_refused(task, x, y, classes, message):
+    with pytest.raises(BadInput, match=message) as refusal:
+        task.check_fits(x, y, classes)
+    assert "\n" not in str(refusal.value)
+
+
+def test_records_that_fit():
+    classifier().check_fits(X, Y, classes=2)
+    Task(nn.Linear(3, 1), squared_error).check_fits(X, Y.float(), classes=0)

@@ -1,0 +1,108 @@
+"""The zoo: sizes, initialisation, and records a model cannot take."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedveil.errors import BadInput
+from fedveil.models.zoo import NAMES, build_task
+
+SHAPES = {
+    "linear": ((10,), 0),
+    "softmax": ((1, 8, 8), 10),
+    "mlp": ((1, 8, 8), 10),
+    "fu-cnn": ((1, 28, 28), 62),
+    "small-cnn": ((1, 28, 28), 10),
+    "vgg": ((3, 32, 32), 10),
+}
+
+
+def zoo(name, shape=None, classes=None, seed=1, hidden=(32,)):
+    default_shape, default_classes = SHAPES[name]
+    shape = default_shape if shape is None else shape
+    classes = default_classes if classes is None else classes
+    return build_task(name, shape, classes, seed=seed, hidden=hidden)
+
+
+def test_every_model_is_tested():
+    assert set(SHAPES) == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("linear", 11),
+        ("softmax", 650),
+        ("mlp", 64 * 32 + 32 + 32 * 10 + 10),
+        ("fu-cnn", 214_590),
+        ("small-cnn", 21_840),
+        ("vgg", 307_498),
+    ],
+)
+def test_parameter_counts(name, size):
+    assert zoo(name).size == size
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_models_fit_their_records(name):
+    shape, classes = SHAPES[name]
+    y = torch.tensor([0, 1]) if classes else torch.tensor([0.5, 1.0])
+    zoo(name).check_fits(torch.rand(2, *shape), y, classes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_batch_norm_and_no_buffers(name):
+    module = zoo(name).module
+    assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+    assert not list(module.buffers())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_seed_decides_the_start(name):
+    assert torch.equal(zoo(name, seed=3).parameters, zoo(name, seed=3).parameters)
+    if name not in ("linear", "softmax"):
+        assert not torch.equal(zoo(name, seed=3).parameters, zoo(name, seed=4).parameters)
+
+
+@pytest.mark.parametrize("name", ["linear", "softmax"])
+def test_convex_models_start_at_zero(name):
+    assert not zoo(name).parameters.any()
+
+
+def test_building_leaves_the_global_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    zoo("mlp")
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_hidden_layers_of_an_mlp():
+    assert zoo("mlp", hidden=(5, 4)).size == 64 * 5 + 5 + 5 * 4 + 4 + 4 * 10 + 10
+    assert zoo("mlp", classes=0, hidden=(5,)).size == 64 * 5 + 5 + 5 + 1
+
+
+def test_classification_measures_accuracy_and_regression_does_not():
+    assert list(zoo("softmax").metrics) == ["accuracy"]
+    assert not zoo("linear").metrics
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "linear", "classes": 10}, "'linear' predicts a number.*use softmax"),
+        ({"name": "softmax", "classes": 0}, "'softmax' predicts labels"),
+        ({"name": "small-cnn", "shape": (1, 8, 8)}, r"'small-cnn' takes images of 28 x 28.*8, 8"),
+        ({"name": "fu-cnn", "shape": (784,)}, "'fu-cnn' takes images of 28 x 28"),
+        ({"name": "vgg", "shape": (3, 28, 28)}, "'vgg' takes images of 32 x 32"),
+        ({"name": "mlp", "hidden": (0,)}, "model.hidden has a layer of 0"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(BadInput, match=message):
+        zoo(**changes)
+
+
+def test_unknown_models_are_refused_with_the_known_ones():
+    with pytest.raises(BadInput, match=r"model.name is 'resnet': choose one of linear, softmax"):
+        build_task("resnet", (10,), 2, seed=1, hidden=())

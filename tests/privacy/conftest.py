@@ -1,0 +1,29 @@
+"""What several tests of `privacy` need."""
+
+from fractions import Fraction
+
+import pytest
+
+from fedveil.privacy.claims import NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.events import Gaussian
+from fedveil.privacy.terms import Budget, Terms
+
+
+@pytest.fixture
+def make_terms():
+    """Terms of a plain Gaussian in every round, changed by keyword."""
+
+    def make(**changes):
+        settings = {
+            "event": Gaussian(4.0),
+            "share": Fraction(1),
+            "budget": Budget(3.0, 1e-5),
+            "unit": Unit.CLIENT,
+            "relation": Relation.ZERO_OUT,
+            "trust": Trust.CENTRAL,
+            "noise": NoiseSource.SEEDED,
+            "assumptions": ("the server is trusted",),
+        }
+        return Terms(**{**settings, **changes})
+
+    return make

@@ -1,0 +1,87 @@
+"""Epsilon never travels alone."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.privacy.claims import (
+    Accountant,
+    NoiseSource,
+    PrivacyClaim,
+    Relation,
+    Trust,
+    Unit,
+)
+
+
+def claim(**changes):
+    settings = {
+        "epsilon": 1.5,
+        "delta": 1e-5,
+        "unit": Unit.RECORD,
+        "neighbours": Relation.REPLACE,
+        "trust": Trust.LOCAL,
+        "accountant": Accountant.RDP,
+        "noise": NoiseSource.SECURE,
+        "assumptions": ("a", "b"),
+    }
+    return PrivacyClaim(**{**settings, **changes})
+
+
+def test_text_names_everything_the_epsilon_depends_on():
+    text = str(claim())
+    for word in ("1.5", "1e-05", "record", "replace", "local", "RDP", "secure"):
+        assert word in text
+
+
+def test_text_of_a_published_formula_says_that_it_is_no_guarantee():
+    assert "as published, not a guarantee" in str(claim(as_published=True))
+    assert "as published" not in str(claim())
+
+
+def test_dict_has_exactly_the_promised_keys_and_survives_json():
+    raw = claim().to_dict()
+    assert (
+        json.loads(json.dumps(raw, allow_nan=False))
+        == raw
+        == {
+            "epsilon": 1.5,
+            "delta": 1e-5,
+            "unit": "record",
+            "neighbours": "replace",
+            "trust": "local",
+            "accountant": "rdp",
+            "noise": "secure",
+            "as_published": False,
+            "assumptions": ["a", "b"],
+        }
+    )
+
+
+def test_dict_of_an_infinite_epsilon_is_still_json():
+    raw = claim(epsilon=math.inf).to_dict()
+    assert raw["epsilon"] == "inf"
+    json.dumps(raw, allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "missing", ["epsilon", "delta", "unit", "neighbours", "trust", "accountant", "noise"]
+)
+def test_no_part_of_a_claim_has_a_default(missing):
+    whole = {k: v for k, v in vars(claim()).items() if k != missing}
+    with pytest.raises(TypeError, match=missing):
+        PrivacyClaim(**whole)
+
+
+def test_claim_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        claim().epsilon = 0.1
+
+
+@given(st.floats(1e-4, 1e4))
+def test_printed_epsilon_is_never_smaller_than_the_claimed_one(epsilon):
+    printed = float(str(claim(epsilon=epsilon)).split()[1])
+    assert epsilon <= printed <= epsilon * 1.01

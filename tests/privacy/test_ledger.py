@@ -1,0 +1,349 @@
+"""Charge, then release; a crash over-counts and never under-counts."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from datetime import datetime
+from fractions import Fraction
+
+import pytest
+
+from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.privacy.claims import NoiseSource
+from fedveil.privacy.events import Gaussian, to_dict
+from fedveil.privacy.ledger import Ledger, read_about, read_charges
+from fedveil.privacy.terms import Budget
+
+ABOUT = {"run": "one", "recipe": "abc", "data": "def"}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def ledger(path, make_terms):
+    ledger = Ledger.create(path, ABOUT, make_terms(), 5)
+    yield ledger
+    ledger.close()
+
+
+def rounds_on_disk(path):
+    return [charge.round for charge in read_charges(path)]
+
+
+def alter(path, statement, *values):
+    db = sqlite3.connect(path)
+    with db:
+        db.execute(statement, values)
+    db.close()
+
+
+# --- charging ---
+
+
+def test_charge_is_visible_to_others_as_soon_as_it_returns(ledger, path):
+    for round in (1, 2, 3):
+        ledger.charge(round)
+        assert rounds_on_disk(path) == list(range(1, round + 1))
+
+
+def test_charge_says_what_was_released_and_when(ledger, path, make_terms):
+    ledger.charge(1)
+    (charge,) = read_charges(path)
+    assert (charge.round, charge.attempt) == (1, 0)
+    assert charge.event == to_dict(make_terms().event)
+    assert datetime.fromisoformat(charge.charged_at).utcoffset() is not None
+
+
+def test_round_that_would_exceed_the_budget_is_refused_and_not_written(ledger, path):
+    for round in range(1, 6):
+        ledger.charge(round)
+    for _ in range(2):
+        with pytest.raises(BudgetExhausted, match="permits 5 rounds; nothing was released"):
+            ledger.charge(6)
+    assert rounds_on_disk(path) == [1, 2, 3, 4, 5]
+
+
+def test_budget_of_nothing_refuses_the_first_round(path, make_terms):
+    ledger = Ledger.create(path, ABOUT, make_terms(), 0)
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(1)
+    ledger.close()
+    assert rounds_on_disk(path) == []
+
+
+def test_replay_is_free_even_at_the_end_of_the_budget(ledger, path):
+    for round in range(1, 6):
+        ledger.charge(round)
+    before = read_charges(path)
+    for round in range(1, 6):
+        ledger.charge(round)
+    assert read_charges(path) == before
+
+
+def test_secure_noise_is_never_replayed_for_free(path, make_terms):
+    """New randomness on the same data is a second release."""
+    try:
+        ledger = Ledger.create(path, ABOUT, make_terms(noise=NoiseSource.SECURE), 5)
+    except BadInput:
+        return
+    ledger.charge(1)
+    ledger.charge(1)
+    ledger.close()
+    assert len(read_charges(path)) == 2
+
+
+def test_rounds_cannot_be_skipped(path, make_terms):
+    """With shares, skipped rounds could all be one client's: count x share would be too low."""
+    ledger = Ledger.create(path, ABOUT, make_terms(share=Fraction(1, 4)), 5)
+    ledger.charge(1)
+    with pytest.raises((BadInput, AssertionError)):
+        ledger.charge(5)
+    ledger.close()
+    assert rounds_on_disk(path) == [1]
+
+
+@pytest.mark.parametrize("round", [0, -1])
+def test_rounds_count_from_one(ledger, path, round):
+    with pytest.raises((BadInput, AssertionError)):
+        ledger.charge(round)
+    assert rounds_on_disk(path) == []
+
+
+def test_no_terms_means_no_charges_and_no_refusals(path):
+    ledger = Ledger.create(path, ABOUT, None, 1)
+    for round in range(1, 10):
+        ledger.charge(round)
+    ledger.close()
+    assert read_charges(path) == []
+
+
+def test_ledger_in_memory_keeps_the_budget_too(make_terms):
+    ledger = Ledger.create(None, ABOUT, make_terms(), 1)
+    ledger.charge(1)
+    ledger.charge(1)
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(2)
+    ledger.close()
+
+
+# --- durability ---
+
+
+def test_every_connection_waits_for_the_disk(ledger, path, make_terms):
+    """2 is FULL, 3 is EXTRA; 0 and 1 may lose a charge in a power cut."""
+    again = Ledger.reopen(path, ABOUT, make_terms(), 5)
+    for one in (ledger, again):
+        assert one._db.execute("PRAGMA synchronous").fetchone()[0] >= 2
+    again.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_charge_survives_a_process_killed_right_after_it(path, make_terms):
+    code = (
+        "import json, os, pathlib, signal, sys\n"
+        "from fedveil.privacy.ledger import Ledger\n"
+        "from fedveil.privacy.terms import Terms\n"
+        "terms = Terms.from_dict(json.loads(sys.argv[2]))\n"
+        "ledger = Ledger.create(pathlib.Path(sys.argv[1]), json.loads(sys.argv[3]), terms, 2)\n"
+        "ledger.charge(1)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    terms = make_terms()
+    arguments = [str(path), json.dumps(terms.to_dict()), json.dumps(ABOUT)]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
+    assert done.returncode == -9
+    assert rounds_on_disk(path) == [1]
+    ledger = Ledger.reopen(path, ABOUT, terms, 2)
+    ledger.charge(1)
+    ledger.charge(2)
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(3)
+    ledger.close()
+
+
+def test_charge_that_cannot_be_written_raises(ledger, path):
+    """The caller must not go on to release."""
+    ledger._db.execute("PRAGMA query_only = ON")
+    with pytest.raises(sqlite3.OperationalError):
+        ledger.charge(1)
+    ledger._db.execute("PRAGMA query_only = OFF")
+    assert rounds_on_disk(path) == []
+    ledger.charge(1)
+    assert rounds_on_disk(path) == [1]
+
+
+# --- reopening ---
+
+
+def test_reopened_ledger_remembers_what_was_charged(ledger, path, make_terms):
+    for round in range(1, 5):
+        ledger.charge(round)
+    ledger.close()
+    again = Ledger.reopen(path, ABOUT, make_terms(), 5)
+    again.charge(5)
+    with pytest.raises(BudgetExhausted):
+        again.charge(6)
+    again.close()
+
+
+@pytest.mark.parametrize("key", ["run", "recipe", "data"])
+def test_ledger_of_something_else_is_refused(ledger, path, make_terms, key):
+    with pytest.raises(LedgerMismatch, match=key):
+        Ledger.reopen(path, {**ABOUT, key: "other"}, make_terms(), 5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"event": Gaussian(4.0000001)},
+        {"budget": Budget(3.1, 1e-5)},
+        {"budget": Budget(3.0, 1e-6)},
+        {"share": Fraction(1, 2)},
+        {"noise": NoiseSource.SECURE},
+    ],
+    ids=str,
+)
+def test_ledger_with_other_terms_is_refused(ledger, path, make_terms, change):
+    with pytest.raises(LedgerMismatch, match="terms"):
+        Ledger.reopen(path, ABOUT, make_terms(**change), 5)
+
+
+def test_ledger_without_terms_is_not_taken_for_one_with_terms(ledger, path):
+    with pytest.raises(LedgerMismatch, match="terms"):
+        Ledger.reopen(path, ABOUT, None, 5)
+
+
+def test_new_ledger_never_overwrites_an_old_one(ledger, path, make_terms):
+    ledger.charge(1)
+    with pytest.raises((BadInput, sqlite3.OperationalError), match="exist"):
+        Ledger.create(path, ABOUT, make_terms(), 5)
+    assert rounds_on_disk(path) == [1]
+
+
+def test_about_is_what_was_written(ledger, path):
+    about = read_about(path)
+    assert {key: about[key] for key in ABOUT} == ABOUT
+    assert about["format"] == "1"
+
+
+# --- two at once ---
+
+
+def test_two_connections_share_one_budget(ledger, path, make_terms):
+    other = Ledger.reopen(path, ABOUT, make_terms(), 5)
+    for round in range(1, 6):
+        (ledger if round % 2 else other).charge(round)
+    for one in (ledger, other):
+        with pytest.raises(BudgetExhausted):
+            one.charge(6)
+    other.close()
+    assert rounds_on_disk(path) == [1, 2, 3, 4, 5]
+
+
+def test_connections_that_race_for_a_round_charge_it_once(ledger, path, make_terms):
+    barrier, failures = threading.Barrier(4), []
+
+    def run():
+        mine = Ledger.reopen(path, ABOUT, make_terms(), 5)
+        barrier.wait()
+        try:
+            for round in range(1, 6):
+                mine.charge(round)
+        except Exception as e:
+            failures.append(e)
+        finally:
+            mine.close()
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert rounds_on_disk(path) == [1, 2, 3, 4, 5]
+
+
+def test_charge_waits_for_a_writer_and_raises_if_it_never_ends(ledger, path):
+    ledger._db.execute("PRAGMA busy_timeout = 50")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        ledger.charge(1)
+    other.execute("ROLLBACK")
+    other.close()
+    ledger.charge(1)
+    assert rounds_on_disk(path) == [1]
+
+
+# --- bad files ---
+
+
+def open_again(path, terms):
+    Ledger.reopen(path, ABOUT, terms, 5)
+
+
+READERS = [
+    pytest.param(lambda path, terms: read_about(path), id="about"),
+    pytest.param(lambda path, terms: read_charges(path), id="charges"),
+    pytest.param(open_again, id="reopen"),
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_missing_file_is_refused_and_not_created(path, make_terms, read):
+    with pytest.raises(BadInput, match="no ledger here"):
+        read(path, make_terms())
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_directory_is_refused(tmp_path, make_terms, read):
+    with pytest.raises(BadInput, match="no ledger here"):
+        read(tmp_path, make_terms())
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database " * 500], ids=["empty", "text"])
+@pytest.mark.parametrize("read", READERS)
+def test_file_that_is_no_ledger_is_refused(path, make_terms, read, content):
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match="not a fedveil ledger"):
+        read(path, make_terms())
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_truncated_file_is_refused(ledger, path, make_terms, read):
+    ledger.charge(1)
+    ledger.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(BadInput, match="not a fedveil ledger"):
+        read(path, make_terms())
+
+
+def test_other_format_is_refused(ledger, path, make_terms):
+    ledger.close()
+    alter(path, "UPDATE about SET value = '99' WHERE key = 'format'")
+    for read in (lambda: read_about(path), lambda: open_again(path, make_terms())):
+        with pytest.raises(BadInput, match="format '99'"):
+            read()
+
+
+def test_ledger_without_a_format_is_refused(ledger, path):
+    ledger.close()
+    alter(path, "DELETE FROM about WHERE key = 'format'")
+    with pytest.raises(BadInput, match="format None"):
+        read_about(path)
+
+
+def test_charge_that_is_not_json_is_refused(ledger, path):
+    ledger.charge(1)
+    alter(path, "UPDATE charges SET event = '{'")
+    with pytest.raises(BadInput):
+        read_charges(path)

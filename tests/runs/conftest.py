@@ -1,0 +1,30 @@
+"""Short runs on the embedded digits."""
+
+import pytest
+
+from fedveil.runs.recipe import load_recipe
+from fedveil.runs.run import Run
+
+SHORT = ("rounds=4", "data.clients=20", "local.epochs=1", "engine.threads=1")
+NOISY = ("budget.epsilon=inf", "budget.delta=1e-3", "noise.multiplier=2.0")
+
+
+@pytest.fixture
+def short():
+    """A shipped recipe, made short: no calibration, few clients, few rounds."""
+
+    def made(name="central", *settings):
+        base = {"central": (*SHORT, *NOISY), "fedsgd": (*SHORT[:2], "sample.size=10")}
+        return load_recipe(name, (*base.get(name, (*SHORT, "sample.size=10")), *settings))
+
+    return made
+
+
+@pytest.fixture
+def start(short, tmp_path):
+    """A new run, not yet executed."""
+
+    def started(name="central", *settings, out="run"):
+        return Run.start(short(name, *settings), tmp_path / out, None)
+
+    return started

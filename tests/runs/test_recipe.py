@@ -1,0 +1,193 @@
+"""Recipes: read strictly, overridden key by key, refused on one line."""
+
+import tomllib
+
+import pytest
+
+from fedveil.errors import BadInput
+from fedveil.runs import toml
+from fedveil.runs.build import build
+from fedveil.runs.recipe import GaussianSection, NoNoiseSection, load_recipe, shipped
+
+NAMES = [recipe["name"] for recipe in shipped()]
+
+
+def test_shipped_recipes_say_what_they_protect_and_whose_they_are():
+    assert {"central", "fedavg", "fedsgd"} <= set(NAMES)
+    for recipe in shipped():
+        assert set(recipe) == {"name", "protects", "paper"}
+        assert all(recipe.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_recipes_carry_their_own_name(name):
+    assert load_recipe(name).name == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_recipes_survive_writing_and_reading(name, tmp_path):
+    recipe = load_recipe(name)
+    path = tmp_path / "again.toml"
+    path.write_text(toml.dumps(recipe.model_dump()))
+    assert load_recipe(str(path)) == recipe
+
+
+def test_overrides_are_toml_values_or_strings():
+    recipe = load_recipe(
+        "central",
+        ["rounds=7", "local.lr=0.25", "data.name=mnist", 'model.name="mlp"', "model.hidden=[5, 6]"],
+    )
+    assert recipe.rounds == 7
+    assert recipe.local.lr == 0.25
+    assert (recipe.data.name, recipe.model.name) == ("mnist", "mlp")
+    assert recipe.model.hidden == [5, 6]
+
+
+def test_spaces_around_an_override_are_ignored():
+    assert load_recipe("central", [" rounds = 7 "]).rounds == 7
+
+
+def test_the_last_override_counts():
+    assert load_recipe("central", ["rounds=7", "rounds=8"]).rounds == 8
+
+
+def test_a_whole_number_will_do_where_a_number_is_needed():
+    assert load_recipe("central", ["local.lr=2"]).local.lr == 2.0
+
+
+def test_setting_a_kind_starts_the_section_anew():
+    recipe = load_recipe("central", ["sample.kind=fixed", "sample.size=5"])
+    assert recipe.sample.model_dump() == {"kind": "fixed", "size": 5}
+
+
+def test_the_order_of_overrides_of_one_section_does_not_matter():
+    settings = ["sample.size=5", "sample.kind=fixed"]
+    assert load_recipe("central", settings) == load_recipe("central", settings[::-1])
+
+
+def test_a_kind_without_its_keys_names_what_is_missing():
+    with pytest.raises(BadInput, match=r"sample.size is missing for kind 'fixed'"):
+        load_recipe("central", ["sample.kind=fixed"])
+
+
+def test_none_leaves_a_section_out():
+    recipe = load_recipe("central", ["budget=none", "noise=none", "bound=none"])
+    assert recipe.budget is None
+    assert recipe.bound is None
+    assert isinstance(recipe.noise, NoNoiseSection)
+
+
+def test_an_override_may_add_a_section():
+    recipe = load_recipe("fedavg", ["bound.kind=fixed", "bound.value=1.0", "evaluate.every=5"])
+    assert recipe.bound.value == 1.0
+    assert recipe.evaluate.every == 5
+
+
+def test_the_noise_is_left_to_the_budget_when_no_multiplier_is_given():
+    noise = load_recipe("central").noise
+    assert isinstance(noise, GaussianSection)
+    assert noise.multiplier is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("color=red", "color is no key"),
+        ("data.colour=red", "data.colour is no key"),
+        ("sample.size=5", "sample.size is no key of kind 'poisson'"),
+        ("colors.red=1", "colors is no key"),
+        ("rounds=3.5", "rounds is 3.5"),
+        ("rounds=ten", "rounds is 'ten'"),
+        ("rounds=true", "rounds is True"),
+        ("local.lr=fast", "local.lr is 'fast'"),
+        ("local.lr=true", "local.lr is True"),
+        ("data.clients=[1]", "data.clients is"),
+        ("data.partition=random", "data.partition is 'random'.*iid"),
+        ("name=5", "name is 5"),
+        ("rounds=none", "rounds is missing"),
+        ("data=none", "data is missing"),
+        ("data=5", "data is 5"),
+        ("sample.kind=lottery", "sample.kind is 'lottery': use one of 'poisson'"),
+        ("local.kind=dp-sgd", "local.kind is 'dp-sgd': use one of"),
+        ("noise.kind=laplace", "noise.kind is 'laplace': use one of"),
+        ("bound.norm=l1", "bound.norm is 'l1'"),
+        ("noise.where=client", "noise.where is 'client'"),
+        ("noise.source=secure", "noise.source is 'secure'"),
+        ("server.optimizer=lamb", "server.optimizer is 'lamb'"),
+        ("server.weights=equal", "server.weights is 'equal'"),
+        ("engine.mode=fast", "engine.mode is 'fast'"),
+    ],
+)
+def test_bad_values_are_named(setting, message):
+    with pytest.raises(BadInput, match=message) as refusal:
+        load_recipe("central", [setting])
+    assert "\n" not in str(refusal.value)
+    assert "pydantic" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "setting", ["rounds", "=5", "", "data.=5", ".clients=5", "a.b.c=5", "name.first=x"]
+)
+def test_overrides_that_are_no_assignment_are_refused(setting):
+    with pytest.raises(BadInput, match="--set"):
+        load_recipe("central", [setting])
+
+
+def test_unknown_recipes_are_refused_with_the_known_ones():
+    with pytest.raises(BadInput, match="'centrl' is unknown: use one of central, fedavg, fedsgd"):
+        load_recipe("centrl")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"rounds = ", "is not TOML"),
+        (b"rounds = 1", "name is missing"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
+)
+def test_files_that_are_no_recipe_are_refused(tmp_path, content, message):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=message):
+        load_recipe(str(path))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(BadInput, match=r"nowhere.toml cannot be read"):
+        load_recipe(str(tmp_path / "nowhere.toml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("central", ["noise.kind=none"], "budget is given and noise.kind is 'none'"),
+        ("central", ["budget=none"], r"'gaussian' without a \[budget\]"),
+        ("central", ["bound=none"], r"'gaussian' without a \[bound\]"),
+        ("central", ["local.steps=3"], "local.epochs or local.steps, not both"),
+        ("central", ["local.kind=sgd", "local.lr=1.0"], "not neither"),
+        ("central", ["model.hidden=[3]"], "model.hidden has no effect on 'softmax'"),
+        ("central", ["data.path=x"], "data.path has no effect on 'digits'"),
+        ("central", ["data.name=saved"], "data.clients has no effect on saved data"),
+        ("central", ["server.weights=examples"], "server.weights is 'examples' under central DP"),
+        ("central", ["noise.multiplier=0.1"], "contradict each other: one round alone costs"),
+        ("central", ["budget.epsilon=inf"], "give noise.multiplier or budget.epsilon"),
+        ("central", ["noise.multiplier=0"], "noise.multiplier is 0"),
+        ("central", ["noise.multiplier=-1.0"], "noise.multiplier is -1.0"),
+        ("central", ["engine.threads=0"], "engine.threads is 0"),
+        ("central", ["engine.checkpoint=0"], "engine.checkpoint is 0"),
+        ("central", ["engine.chunk=-1"], "engine.chunk is -1"),
+        ("central", ["evaluate.every=0"], "evaluate.every is 0"),
+        ("central", ["seed=-1"], "seed is -1"),
+        ("central", ["seed=9223372036854775808"], "seed is 9223372036854775808"),
+        ("fedavg", ["server.optimizer=adam", "server.momentum=0.5"], "no effect on adam"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(name, settings, message):
+    with pytest.raises(BadInput, match=message):
+        build(load_recipe(name, settings))
+
+
+def test_recipes_write_the_values_they_read():
+    text = toml.dumps(load_recipe("central", ["budget.epsilon=inf"]).model_dump())
+    assert tomllib.loads(text)["budget"]["epsilon"] == float("inf")

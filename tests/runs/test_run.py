@@ -1,0 +1,400 @@
+"""Runs: what they leave, how they resume, what they say when a model dies."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput, LedgerMismatch
+from fedveil.privacy.ledger import read_charges
+from fedveil.runs import checkpoint
+from fedveil.runs.recipe import load_recipe
+from fedveil.runs.run import Run
+
+FILES = {
+    "checkpoint",
+    "ledger.db",
+    "lock",
+    "metrics.jsonl",
+    "model.safetensors",
+    "progress.png",
+    "recipe.toml",
+    "result.json",
+}
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def model_of(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def stop_after(rounds):
+    """Ctrl-C at the end of a round."""
+
+    def on_round(line):
+        if line["round"] == rounds:
+            raise KeyboardInterrupt
+
+    return on_round
+
+
+class Crash(Exception):
+    """The process dies: nothing of the run's own is executed after it."""
+
+
+def crash_after(rounds):
+    def on_round(line):
+        if line["round"] == rounds:
+            raise Crash
+
+    return on_round
+
+
+def test_what_a_run_leaves(start):
+    run = start("central")
+    result = run.execute()
+    assert {path.name for path in run.folder.iterdir()} == FILES
+    assert json.loads((run.folder / "result.json").read_text()) == result
+    assert (result["rounds"], result["stopped"], result["recipe"]) == (4, "rounds", "central")
+    assert (run.folder / "progress.png").read_bytes().startswith(b"\x89PNG")
+    assert [charge.round for charge in read_charges(run.folder / "ledger.db")] == [1, 2, 3, 4]
+
+
+def test_metrics_have_a_line_for_the_start_and_one_per_round(start):
+    run = start("central")
+    result = run.execute()
+    lines = metrics_of(run.folder)
+    assert [line["round"] for line in lines] == [0, 1, 2, 3, 4]
+    assert lines[0]["epsilon"] == 0
+    assert lines[-1]["accuracy"] == pytest.approx(result["metrics"]["accuracy"])
+    assert [line["epsilon"] for line in lines] == sorted(line["epsilon"] for line in lines)
+
+
+def test_the_model_has_the_modules_own_names(start):
+    run = start("central")
+    run.execute()
+    tensors = safetensors.torch.load_file(run.folder / "model.safetensors")
+    run.training.task.module.load_state_dict(tensors)
+    assert {name: tuple(t.shape) for name, t in tensors.items()} == {
+        "1.weight": (10, 64),
+        "1.bias": (10,),
+    }
+
+
+def test_each_round_is_told_once(start):
+    seen = []
+    start("fedavg").execute(lambda line: seen.append(line["round"]))
+    assert seen == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["central", "fedavg", "fedsgd"])
+def test_the_resolved_recipe_runs_to_the_same_model(start, tmp_path, name):
+    run = start(name)
+    run.execute()
+    resolved = load_recipe(str(run.folder / "recipe.toml"))
+    again = Run.start(resolved, tmp_path / "again", None)
+    again.execute()
+    assert model_of(again.folder) == model_of(run.folder)
+    assert again.recipe == run.recipe
+
+
+def test_a_calibrated_recipe_is_resolved_with_its_noise(start, tmp_path):
+    recipe = load_recipe("central", ["data.clients=20", "budget.delta=1e-3", "rounds=3"])
+    run = Run.start(recipe, tmp_path / "run", None)
+    assert run.recipe.noise.multiplier > 0
+    assert run.recipe.engine.mode == "vectorised"
+    assert run.recipe.engine.threads >= 1
+    again = Run.start(run.recipe, tmp_path / "again", None)
+    assert again.training.plan.permitted == 3
+    assert again.training.plan.claims(3)[0].epsilon <= 8.0
+
+
+@pytest.mark.parametrize("name", ["central", "fedavg"])
+@pytest.mark.parametrize("settings", [(), ("server.momentum=0.9",)])
+def test_a_crash_and_a_resume_end_at_the_same_model(start, name, settings):
+    whole = start(name, *settings, out="whole")
+    whole.execute()
+    cut = start(name, *settings, out="cut")
+    with pytest.raises(Crash):
+        cut.execute(crash_after(2))
+    resumed = Run.resume(cut.folder, None)
+    result = resumed.execute()
+    assert (result["rounds"], result["stopped"]) == (4, "rounds")
+    assert model_of(cut.folder) == model_of(whole.folder)
+    assert [line["round"] for line in metrics_of(cut.folder)] == [0, 1, 2, 3, 4]
+
+
+def test_adam_remembers_over_a_resume(start):
+    settings = ("server.optimizer=adam", "server.lr=0.01")
+    whole, cut = start("fedavg", *settings, out="whole"), start("fedavg", *settings, out="cut")
+    whole.execute()
+    cut.execute(stop_after(2))
+    Run.resume(cut.folder, None).execute()
+    assert model_of(cut.folder) == model_of(whole.folder)
+
+
+def test_a_crash_between_checkpoints_replays_rounds_without_charging_twice(start):
+    whole = start("central", "engine.checkpoint=3", "rounds=5", out="whole")
+    whole.execute()
+    cut = start("central", "engine.checkpoint=3", "rounds=5", out="cut")
+    with pytest.raises(Crash):
+        cut.execute(crash_after(5))
+    seen = []
+    Run.resume(cut.folder, None).execute(lambda line: seen.append(line["round"]))
+    assert seen == [4, 5]
+    assert model_of(cut.folder) == model_of(whole.folder)
+    assert [c.round for c in read_charges(cut.folder / "ledger.db")] == [1, 2, 3, 4, 5]
+    assert [line["round"] for line in metrics_of(cut.folder)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_crash_between_checkpoint_and_metrics_loses_no_line(start, monkeypatch):
+    """Whichever is written first, the resumed run has a line for every round."""
+    run = start("fedavg")
+    save = checkpoint.save
+
+    def dying(folder, state):
+        save(folder, state)
+        if state.round == 2:
+            raise Crash
+
+    monkeypatch.setattr(checkpoint, "save", dying)
+    with pytest.raises(Crash):
+        run.execute()
+    monkeypatch.undo()
+    Run.resume(run.folder, None).execute()
+    assert [line["round"] for line in metrics_of(run.folder)] == [0, 1, 2, 3, 4]
+
+
+def test_an_interrupted_run_says_so_and_resumes(start):
+    whole, cut = start("central", out="whole"), start("central", out="cut")
+    whole.execute()
+    result = cut.execute(stop_after(2))
+    assert (result["rounds"], result["stopped"]) == (2, "interrupted")
+    assert json.loads((cut.folder / "result.json").read_text())["stopped"] == "interrupted"
+    assert Run.resume(cut.folder, None).execute()["stopped"] == "rounds"
+    assert model_of(cut.folder) == model_of(whole.folder)
+
+
+def test_a_finished_run_resumes_to_itself(start):
+    run = start("central")
+    first = run.execute()
+    before = model_of(run.folder)
+    again = Run.resume(run.folder, None).execute()
+    assert model_of(run.folder) == before
+    for key in ("rounds", "stopped", "metrics", "claims", "budget"):
+        assert again[key] == first[key]
+
+
+def test_a_corrupt_checkpoint_falls_back_and_says_so(start):
+    whole, cut = start("central", out="whole"), start("central", out="cut")
+    whole.execute()
+    cut.execute(stop_after(3))
+    (cut.folder / "checkpoint" / "round-00000003.safetensors").write_bytes(b"broken")
+    seen = []
+    result = Run.resume(cut.folder, None).execute(lambda line: seen.append(line["round"]))
+    assert seen == [3, 4]
+    assert any("round-00000003.safetensors cannot be read" in note for note in result["notes"])
+    assert model_of(cut.folder) == model_of(whole.folder)
+
+
+def test_a_cut_metrics_file_is_mended(start):
+    run = start("fedavg")
+    run.execute(stop_after(3))
+    path = run.folder / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    Run.resume(run.folder, None).execute()
+    rounds = [line["round"] for line in metrics_of(run.folder)]
+    assert rounds == sorted(set(rounds))
+    assert rounds[-1] == 4
+
+
+def test_a_lost_ledger_is_not_replaced_by_an_empty_one(start):
+    """Rounds that were released and charged would be forgotten."""
+    run = start("central")
+    run.execute(stop_after(2))
+    (run.folder / "ledger.db").unlink()
+    with pytest.raises(BadInput, match="ledger"):
+        Run.resume(run.folder, None).execute()
+
+
+def test_resuming_with_another_recipe_is_refused(start):
+    run = start("central")
+    run.execute(stop_after(2))
+    path = run.folder / "recipe.toml"
+    path.write_text(path.read_text().replace("rounds = 4", "rounds = 9"))
+    with pytest.raises(LedgerMismatch, match="recipe is"):
+        Run.resume(run.folder, None).execute()
+
+
+def saved(folder, shift=0.0):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(40, 3)).astype(np.float32) + np.float32(shift)
+    y = (x[:, 0] > shift).astype(np.int64)
+    clients = [(f"c{k}", x[4 * k : 4 * k + 4], y[4 * k : 4 * k + 4]) for k in range(9)]
+    FederatedData.from_clients(clients, test=(x[36:], y[36:]), classes=2).save(folder)
+
+
+@pytest.fixture
+def saved_run(tmp_path):
+    saved(tmp_path / "data")
+    path = tmp_path / "saved.toml"
+    path.write_text(recipe_for(tmp_path / "data"))
+    return Run.start(load_recipe(str(path)), tmp_path / "run", None)
+
+
+def recipe_for(folder):
+    return f"""
+name = "mine"
+rounds = 3
+[data]
+name = "saved"
+path = '{folder}'
+[model]
+name = "softmax"
+[sample]
+kind = "all"
+[local]
+kind = "gradient"
+"""
+
+
+def test_saved_data_run(saved_run):
+    assert saved_run.execute()["rounds"] == 3
+
+
+def test_resuming_with_changed_data_is_refused(saved_run, tmp_path):
+    saved_run.execute(stop_after(1))
+    shutil.rmtree(tmp_path / "data")
+    saved(tmp_path / "data", shift=1.0)
+    with pytest.raises(LedgerMismatch, match="data is"):
+        Run.resume(saved_run.folder, None).execute()
+
+
+def test_resuming_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(BadInput, match="holds no run"):
+        Run.resume(tmp_path, None)
+    with pytest.raises(BadInput, match="holds no run"):
+        Run.resume(tmp_path / "nowhere", None)
+
+
+def test_a_run_can_be_resumed_from_inside_its_folder(start, monkeypatch):
+    run = start("central")
+    run.execute(stop_after(2))
+    monkeypatch.chdir(run.folder)
+    assert Run.resume(Path("."), None).execute()["rounds"] == 4
+
+
+def test_a_second_process_is_told_that_the_run_is_in_use(start):
+    run = start("central")
+
+    def intrude(line):
+        with pytest.raises(BadInput, match="in use by another process"):
+            Run.resume(run.folder, None).execute()
+
+    assert run.execute(intrude)["rounds"] == 4
+
+
+def test_a_refused_recipe_leaves_no_directory(short, tmp_path):
+    with pytest.raises(BadInput):
+        Run.start(short("central", "sample.rate=0.0"), tmp_path / "new", None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_directory_must_be_new_or_empty(short, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path, tmp_path / "file"):
+        with pytest.raises(BadInput, match="is not an empty directory"):
+            Run.start(short(), out, None)
+    (tmp_path / "empty").mkdir()
+    assert Run.start(short(), tmp_path / "empty", None).folder == tmp_path / "empty"
+
+
+def test_a_parent_that_is_a_file_is_refused(short, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(BadInput, match="cannot be made"):
+        Run.start(short(), tmp_path / "file" / "run", None)
+
+
+def test_runs_without_a_name_get_folders_of_their_own(short, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = {Run.start(short(), None, None).folder for _ in range(3)}
+    assert len(folders) == 3
+    assert all(folder.parent.name == "runs" for folder in folders)
+
+
+def test_the_budget_stops_a_run(start):
+    free = start("central", "rounds=6", out="free").training.plan
+    limit = (free.claims(2)[0].epsilon + free.claims(3)[0].epsilon) / 2
+    run = start("central", "rounds=6", f"budget.epsilon={limit}")
+    result = run.execute()
+    assert (result["rounds"], result["stopped"]) == (2, "budget")
+    assert result["claims"][0]["epsilon"] <= limit
+    assert result["budget"]["rounds_permitted"] == 2
+    assert result["budget"]["left"] == pytest.approx(limit - result["claims"][0]["epsilon"])
+    again = Run.resume(run.folder, None).execute()
+    assert (again["rounds"], again["stopped"]) == (2, "budget")
+
+
+LEARNING = ("rounds=10", "local.epochs=5")
+
+
+def test_a_healthy_run_has_no_notes(start):
+    assert start("fedavg", *LEARNING).execute()["notes"] == []
+
+
+def test_a_private_run_with_little_noise_has_no_notes(start):
+    assert start("central", *LEARNING, "noise.multiplier=0.5").execute()["notes"] == []
+
+
+def test_a_step_far_too_large_is_told(start):
+    notes = start("fedavg", "server.lr=1e38").execute()["notes"]
+    assert notes[0].startswith("the loss is not finite from round")
+
+
+def test_reports_that_overflow_are_told_with_their_clients(start):
+    result = start("fedavg", "model.name=mlp", "local.lr=1e30", "local.epochs=5").execute()
+    assert result["refused"]
+    lines = metrics_of(Path(result["run_dir"]))[1:]
+    assert sum(result["refused"].values()) == sum(line["refused"] for line in lines)
+    assert any("reports were not finite" in note for note in result["notes"])
+
+
+def test_a_bound_far_too_tight_is_told(start):
+    notes = start("fedavg", "bound.kind=fixed", "bound.value=1e-4").execute()["notes"]
+    assert any("100% of the updates were longer than bound.value 0.0001" in n for n in notes)
+
+
+def test_far_too_much_noise_is_told(start):
+    notes = start("central", "noise.multiplier=1000.0").execute()["notes"]
+    assert any(note.startswith("noise is larger than signal") for note in notes)
+
+
+def test_results_with_broken_numbers_are_still_json(start):
+    run = start("fedavg", "server.lr=1e38")
+    run.execute()
+    text = (run.folder / "result.json").read_text()
+    assert "NaN" not in text
+    assert json.loads(text)["metrics"]["loss"] is None
+
+
+def test_a_dead_run_resumes(start):
+    run = start("fedavg", "server.lr=1e38")
+    run.execute(stop_after(3))
+    result = Run.resume(run.folder, None).execute()
+    assert result["notes"][0].startswith("the loss is not finite from round")
+
+
+def test_threads_are_recorded_and_used_again(start):
+    run = start("fedavg", "engine.threads=1")
+    run.execute()
+    torch.set_num_threads(2)
+    Run.resume(run.folder, None)
+    assert torch.get_num_threads() == 1
