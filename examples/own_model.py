@@ -17,7 +17,7 @@ task = fv.Task(
     metrics={"accuracy": fv.correct},
 )
 plan = fv.central(
-    fv.Everyone(), data.clients, fv.FixedBound(1.0), rounds=30, budget=fv.Budget(8.0, 1e-5)
+    fv.Everyone(), data.clients, fv.Fixed(1.0), rounds=30, budget=fv.Budget(8.0, 1e-5)
 )
 work = fv.LocalSgd(fv.Batches(size=10, epochs=5), lr=0.3)
 

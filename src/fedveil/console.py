@@ -12,8 +12,11 @@ from rich.text import Text
 class Progress:
     """One line that follows a run; on something that is not a terminal, a line now and then."""
 
-    def __init__(self, console: Console, rounds: int, metric: str, budget: float | None) -> None:
-        self._console, self._rounds, self._metric, self._budget = console, rounds, metric, budget
+    def __init__(
+        self, console: Console, rounds: int, metric: str, limit: float | None, promise: str
+    ) -> None:
+        self._console, self._rounds, self._metric = console, rounds, metric
+        self._limit, self._promise = limit, promise
         self._live = Live(console=console, refresh_per_second=10, transient=False)
         self._measured: float | None = None
 
@@ -39,9 +42,9 @@ class Progress:
         if self._measured is not None:
             parts.append(f"{self._metric} {self._measured:.4g}")
         if line["epsilon"] is not None:
-            spent = f"epsilon {line['epsilon']:.3f} spent"
-            if self._budget is not None:
-                spent += f", {max(0.0, self._budget - line['epsilon']):.3f} left"
+            spent = f"epsilon {line['epsilon']:.3f} spent {self._promise}"
+            if self._limit is not None:
+                spent += f", {max(0.0, self._limit - line['epsilon']):.3f} left"
             parts.append(spent)
         parts.append(f"{line['clients']} clients, {line['clipped']:.0%} bounded")
         if line["snr"] is not None:
@@ -61,15 +64,13 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
         table.add_row(f"epsilon ({claim['accountant'].upper()})", _claim_text(claim))
     budget = result["budget"]
     if budget is None:
-        table.add_row("privacy", "none: no noise was added, nothing is claimed")
+        table.add_row("privacy", "nothing is claimed")
     else:
-        left = budget["left"] if isinstance(budget["left"], str) else f"{budget['left']:.4f}"
-        table.add_row("budget left", f"{left} of epsilon {budget['epsilon']}")
-        table.add_row(
-            "noise",
-            f"multiplier {budget['noise_multiplier']:.4g}, "
-            f"std {budget['noise_std']:.4g} on each coordinate of the sum",
-        )
+        left = "no limit was set"
+        if budget["epsilon"] != "inf":
+            left = f"{budget['left']:.4f} of epsilon {budget['epsilon']:g}"
+        table.add_row("budget left", left)
+        table.add_row("noise", budget["noise"])
     timing = result["timing"]
     table.add_row(
         "speed",
@@ -97,9 +98,11 @@ def print_rows(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> 
 
 
 def _claim_text(claim: dict[str, Any]) -> str:
-    value = claim["epsilon"] if isinstance(claim["epsilon"], str) else f"{claim['epsilon']:.4f}"
+    value = claim["epsilon"] if isinstance(claim["epsilon"], str) else f"{claim['epsilon']:,.4f}"
+    what = "" if claim["covers"] == "updates" else f"{claim['covers']}: "
+    who = "" if claim["holds_for"] == "everyone" else f", {claim['holds_for']}"
     label = "; as published, not a guarantee" if claim["as_published"] else ""
     return (
-        f"{value} at delta {claim['delta']:g} per {claim['unit']} "
+        f"{what}{value} at delta {claim['delta']:g} per {claim['unit']}{who} "
         f"({claim['neighbours']}, {claim['trust']} trust, {claim['noise']} noise{label})"
     )

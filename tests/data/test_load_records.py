@@ -10,17 +10,23 @@ from fedveil.errors import BadInput
 REAL = os.environ.get("FEDVEIL_DATA")
 
 
-def test_digits_need_no_folder(monkeypatch):
+EMBEDDED = {"digits": 1437, "diabetes": 353}
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_sets_need_no_folder(monkeypatch, name):
     monkeypatch.delenv("FEDVEIL_DATA", raising=False)
-    assert len(load_records("digits", None).x) == 1437
+    assert len(load_records(name, None).x) == EMBEDDED[name]
 
 
 def test_unknown_name_lists_the_names():
-    with pytest.raises(BadInput, match=r"'imagenet' is unknown: use one of digits, mnist, .*30"):
+    with pytest.raises(
+        BadInput, match=r"'imagenet' is unknown: use one of digits, diabetes, mnist, .*30"
+    ):
         load_records("imagenet", None)
 
 
-@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in EMBEDDED])
 def test_every_other_set_looks_in_the_given_folder(tmp_path, name):
     with pytest.raises(BadInput, match=f"{tmp_path} has no {name.replace('-club', '_club')}/"):
         load_records(name, tmp_path)

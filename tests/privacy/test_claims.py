@@ -57,6 +57,8 @@ def test_dict_has_exactly_the_promised_keys_and_survives_json():
             "noise": "secure",
             "as_published": False,
             "assumptions": ["a", "b"],
+            "holds_for": "everyone",
+            "covers": "updates",
         }
     )
 
@@ -85,3 +87,16 @@ def test_claim_cannot_be_changed():
 def test_printed_epsilon_is_never_smaller_than_the_claimed_one(epsilon):
     printed = float(str(claim(epsilon=epsilon)).split()[1])
     assert epsilon <= printed <= epsilon * 1.01
+
+
+def test_text_says_for_whom_and_of_what_unless_it_is_everyone_and_the_updates():
+    text = str(claim(holds_for="the median client", covers="norms"))
+    assert text.startswith("norms: epsilon")
+    assert "per record, the median client" in text
+    assert "everyone" not in str(claim())
+    assert "updates" not in str(claim())
+
+
+@pytest.mark.parametrize("accountant", Accountant)
+def test_text_names_the_accountant(accountant):
+    assert accountant.upper() in str(claim(accountant=accountant))

@@ -9,12 +9,13 @@ import threading
 from datetime import datetime
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.events import Gaussian, to_dict
-from fedveil.privacy.ledger import Ledger, read_about, read_charges
+from fedveil.privacy.ledger import Ledger, read_about, read_charges, read_participations
 from fedveil.privacy.terms import Budget
 
 ABOUT = {"run": "one", "recipe": "abc", "data": "def"}
@@ -27,7 +28,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def ledger(path, make_terms):
-    ledger = Ledger.create(path, ABOUT, make_terms(), 5)
+    ledger = Ledger.create(path, ABOUT, (make_terms(),), 5)
     yield ledger
     ledger.close()
 
@@ -55,7 +56,7 @@ def test_charge_is_visible_to_others_as_soon_as_it_returns(ledger, path):
 def test_charge_says_what_was_released_and_when(ledger, path, make_terms):
     ledger.charge(1)
     (charge,) = read_charges(path)
-    assert (charge.round, charge.attempt) == (1, 0)
+    assert (charge.round, charge.attempt, charge.covers) == (1, 0, "updates")
     assert charge.event == to_dict(make_terms().event)
     assert datetime.fromisoformat(charge.charged_at).utcoffset() is not None
 
@@ -70,7 +71,7 @@ def test_round_that_would_exceed_the_budget_is_refused_and_not_written(ledger, p
 
 
 def test_budget_of_nothing_refuses_the_first_round(path, make_terms):
-    ledger = Ledger.create(path, ABOUT, make_terms(), 0)
+    ledger = Ledger.create(path, ABOUT, (make_terms(),), 0)
     with pytest.raises(BudgetExhausted):
         ledger.charge(1)
     ledger.close()
@@ -88,19 +89,14 @@ def test_replay_is_free_even_at_the_end_of_the_budget(ledger, path):
 
 def test_secure_noise_is_never_replayed_for_free(path, make_terms):
     """New randomness on the same data is a second release."""
-    try:
-        ledger = Ledger.create(path, ABOUT, make_terms(noise=NoiseSource.SECURE), 5)
-    except BadInput:
-        return
-    ledger.charge(1)
-    ledger.charge(1)
-    ledger.close()
-    assert len(read_charges(path)) == 2
+    with pytest.raises(BadInput, match="only seeded noise"):
+        Ledger.create(path, ABOUT, (make_terms(), make_terms(noise=NoiseSource.SECURE)), 5)
+    assert not path.exists()
 
 
 def test_rounds_cannot_be_skipped(path, make_terms):
     """With shares, skipped rounds could all be one client's: count x share would be too low."""
-    ledger = Ledger.create(path, ABOUT, make_terms(share=Fraction(1, 4)), 5)
+    ledger = Ledger.create(path, ABOUT, (make_terms(share=Fraction(1, 4)),), 5)
     ledger.charge(1)
     with pytest.raises((BadInput, AssertionError)):
         ledger.charge(5)
@@ -115,8 +111,8 @@ def test_rounds_count_from_one(ledger, path, round):
     assert rounds_on_disk(path) == []
 
 
-def test_no_terms_means_no_charges_and_no_refusals(path):
-    ledger = Ledger.create(path, ABOUT, None, 1)
+def test_no_lines_mean_no_charges_and_no_refusals(path):
+    ledger = Ledger.create(path, ABOUT, (), 1)
     for round in range(1, 10):
         ledger.charge(round)
     ledger.close()
@@ -124,7 +120,7 @@ def test_no_terms_means_no_charges_and_no_refusals(path):
 
 
 def test_ledger_in_memory_keeps_the_budget_too(make_terms):
-    ledger = Ledger.create(None, ABOUT, make_terms(), 1)
+    ledger = Ledger.create(None, ABOUT, (make_terms(),), 1)
     ledger.charge(1)
     ledger.charge(1)
     with pytest.raises(BudgetExhausted):
@@ -137,7 +133,7 @@ def test_ledger_in_memory_keeps_the_budget_too(make_terms):
 
 def test_every_connection_waits_for_the_disk(ledger, path, make_terms):
     """2 is FULL, 3 is EXTRA; 0 and 1 may lose a charge in a power cut."""
-    again = Ledger.reopen(path, ABOUT, make_terms(), 5)
+    again = Ledger.reopen(path, ABOUT, (make_terms(),), 5)
     for one in (ledger, again):
         assert one._db.execute("PRAGMA synchronous").fetchone()[0] >= 2
     again.close()
@@ -150,7 +146,8 @@ def test_charge_survives_a_process_killed_right_after_it(path, make_terms):
         "from fedveil.privacy.ledger import Ledger\n"
         "from fedveil.privacy.terms import Terms\n"
         "terms = Terms.from_dict(json.loads(sys.argv[2]))\n"
-        "ledger = Ledger.create(pathlib.Path(sys.argv[1]), json.loads(sys.argv[3]), terms, 2)\n"
+        "path, about = pathlib.Path(sys.argv[1]), json.loads(sys.argv[3])\n"
+        "ledger = Ledger.create(path, about, (terms,), 2)\n"
         "ledger.charge(1)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -159,7 +156,7 @@ def test_charge_survives_a_process_killed_right_after_it(path, make_terms):
     done = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
     assert done.returncode == -9
     assert rounds_on_disk(path) == [1]
-    ledger = Ledger.reopen(path, ABOUT, terms, 2)
+    ledger = Ledger.reopen(path, ABOUT, (terms,), 2)
     ledger.charge(1)
     ledger.charge(2)
     with pytest.raises(BudgetExhausted):
@@ -185,7 +182,7 @@ def test_reopened_ledger_remembers_what_was_charged(ledger, path, make_terms):
     for round in range(1, 5):
         ledger.charge(round)
     ledger.close()
-    again = Ledger.reopen(path, ABOUT, make_terms(), 5)
+    again = Ledger.reopen(path, ABOUT, (make_terms(),), 5)
     again.charge(5)
     with pytest.raises(BudgetExhausted):
         again.charge(6)
@@ -195,7 +192,7 @@ def test_reopened_ledger_remembers_what_was_charged(ledger, path, make_terms):
 @pytest.mark.parametrize("key", ["run", "recipe", "data"])
 def test_ledger_of_something_else_is_refused(ledger, path, make_terms, key):
     with pytest.raises(LedgerMismatch, match=key):
-        Ledger.reopen(path, {**ABOUT, key: "other"}, make_terms(), 5)
+        Ledger.reopen(path, {**ABOUT, key: "other"}, (make_terms(),), 5)
 
 
 @pytest.mark.parametrize(
@@ -206,23 +203,29 @@ def test_ledger_of_something_else_is_refused(ledger, path, make_terms, key):
         {"budget": Budget(3.0, 1e-6)},
         {"share": Fraction(1, 2)},
         {"noise": NoiseSource.SECURE},
+        {"cap": 3},
+        {"every": 2},
+        {"per": 2},
+        {"covers": "bits"},
+        {"reading": True},
+        {"as_published": True},
     ],
     ids=str,
 )
 def test_ledger_with_other_terms_is_refused(ledger, path, make_terms, change):
-    with pytest.raises(LedgerMismatch, match="terms"):
-        Ledger.reopen(path, ABOUT, make_terms(**change), 5)
+    with pytest.raises(LedgerMismatch, match="lines"):
+        Ledger.reopen(path, ABOUT, (make_terms(**change),), 5)
 
 
-def test_ledger_without_terms_is_not_taken_for_one_with_terms(ledger, path):
-    with pytest.raises(LedgerMismatch, match="terms"):
-        Ledger.reopen(path, ABOUT, None, 5)
+def test_ledger_without_lines_is_not_taken_for_one_with_lines(ledger, path):
+    with pytest.raises(LedgerMismatch, match="lines"):
+        Ledger.reopen(path, ABOUT, (), 5)
 
 
 def test_new_ledger_never_overwrites_an_old_one(ledger, path, make_terms):
     ledger.charge(1)
     with pytest.raises((BadInput, sqlite3.OperationalError), match="exist"):
-        Ledger.create(path, ABOUT, make_terms(), 5)
+        Ledger.create(path, ABOUT, (make_terms(),), 5)
     assert rounds_on_disk(path) == [1]
 
 
@@ -236,7 +239,7 @@ def test_about_is_what_was_written(ledger, path):
 
 
 def test_two_connections_share_one_budget(ledger, path, make_terms):
-    other = Ledger.reopen(path, ABOUT, make_terms(), 5)
+    other = Ledger.reopen(path, ABOUT, (make_terms(),), 5)
     for round in range(1, 6):
         (ledger if round % 2 else other).charge(round)
     for one in (ledger, other):
@@ -250,7 +253,7 @@ def test_connections_that_race_for_a_round_charge_it_once(ledger, path, make_ter
     barrier, failures = threading.Barrier(4), []
 
     def run():
-        mine = Ledger.reopen(path, ABOUT, make_terms(), 5)
+        mine = Ledger.reopen(path, ABOUT, (make_terms(),), 5)
         barrier.wait()
         try:
             for round in range(1, 6):
@@ -285,7 +288,7 @@ def test_charge_waits_for_a_writer_and_raises_if_it_never_ends(ledger, path):
 
 
 def open_again(path, terms):
-    Ledger.reopen(path, ABOUT, terms, 5)
+    Ledger.reopen(path, ABOUT, (terms,), 5)
 
 
 READERS = [
@@ -347,3 +350,71 @@ def test_charge_that_is_not_json_is_refused(ledger, path):
     alter(path, "UPDATE charges SET event = '{'")
     with pytest.raises(BadInput):
         read_charges(path)
+
+
+# --- several lines ---
+
+
+def test_every_line_is_charged_in_the_rounds_in_which_it_is_due(path, make_terms):
+    lines = (make_terms(), make_terms(covers="norms", every=3, event=Gaussian(7.0)))
+    ledger = Ledger.create(path, ABOUT, lines, 9)
+    for round in range(1, 8):
+        ledger.charge(round)
+    assert ledger.charged() == 7
+    ledger.close()
+    charges = read_charges(path)
+    assert [c.round for c in charges if c.covers == "updates"] == [1, 2, 3, 4, 5, 6, 7]
+    assert [c.round for c in charges if c.covers == "norms"] == [1, 4, 7]
+    assert {c.event["multiplier"] for c in charges if c.covers == "norms"} == {7.0}
+
+
+def test_another_reading_of_a_release_is_not_charged(path, make_terms):
+    ledger = Ledger.create(path, ABOUT, (make_terms(), make_terms(reading=True)), 9)
+    ledger.charge(1)
+    ledger.close()
+    assert len(read_charges(path)) == 1
+
+
+# --- counts ---
+
+
+def test_counts_are_written_with_the_charge_and_not_by_a_replay(ledger, path):
+    ledger.charge(1, np.array([1, 0, 1]))
+    ledger.charge(2, np.array([2, 0, 1]))
+    ledger.charge(1, np.array([9, 9, 9]))
+    assert read_participations(path).tolist() == [2, 0, 1]
+
+
+def test_refused_round_does_not_count_anybody(ledger, path):
+    for round in range(1, 6):
+        ledger.charge(round, np.full(3, round))
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(6, np.full(3, 6))
+    assert read_participations(path).tolist() == [5, 5, 5]
+
+
+def test_counts_and_charge_are_one_transaction(ledger, path):
+    """A count that cannot be written takes the charge with it."""
+    ledger._db.execute("DROP TABLE participations")
+    with pytest.raises(sqlite3.OperationalError):
+        ledger.charge(1, np.array([1, 0]))
+    assert rounds_on_disk(path) == []
+
+
+def test_ledger_that_counts_nobody_has_no_counts(ledger, path):
+    ledger.charge(1)
+    assert read_participations(path) is None
+
+
+def test_ledger_tells_the_counts_of_its_last_charge(ledger):
+    """A round that was charged and not finished has been reported by its clients all the same."""
+    assert ledger.counts() is None
+    ledger.charge(1, np.array([1, 0, 1]))
+    assert ledger.counts().tolist() == [1, 0, 1]
+
+
+def test_counts_that_cannot_be_read_are_refused(ledger, path):
+    ledger.charge(1, np.array([1, 0, 1]))
+    alter(path, "UPDATE participations SET counts = x'0102'")
+    with pytest.raises(BadInput, match="counts cannot be read"):
+        read_participations(path)

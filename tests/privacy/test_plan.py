@@ -1,108 +1,44 @@
-"""Sampler, bound, mechanism and budget, checked as a whole."""
+"""What training sees of any plan: checked as a whole, and doing nothing it was not asked to."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.clipping import FixedBound
-from fedveil.privacy.events import FixedSampled, Gaussian, PoissonSampled
-from fedveil.privacy.mechanisms import GaussianMechanism
-from fedveil.privacy.plan import PrivacyPlan, central, unprotected
+from fedveil.privacy.central import central
+from fedveil.privacy.claims import Relation
+from fedveil.privacy.clipping import Bound, Norm
+from fedveil.privacy.events import Gaussian
+from fedveil.privacy.local import local_updates, two_point
+from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
+from fedveil.privacy.plan import PrivacyPlan, Where, unprotected
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.rules import Fixed, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.terms import Budget
 
-BOUND = FixedBound(0.5)
+RULE = Fixed(0.5)
 BUDGET = Budget(3.0, 1e-5)
-SAMPLERS = [Everyone(), Poisson(0.2), Poisson(1.0), FixedSize(40), FixedSize(100), RoundRobin(30)]
+IDS = np.arange(3)
 
 
-def plan_of(
-    sampler=None, population=100, bound=BOUND, *, rounds=10, budget=BUDGET, multiplier=None
-):
-    return central(
-        sampler or Everyone(),
-        population,
-        bound,
-        rounds=rounds,
-        budget=budget,
-        multiplier=multiplier,
-    )
+def central_plan(sampler=None, population=100, *, rounds=10, budget=BUDGET, multiplier=9.0):
+    sampler = sampler or Everyone()
+    return central(sampler, population, RULE, rounds=rounds, budget=budget, multiplier=multiplier)
 
 
-# --- calibrated noise ---
+def local_plan(*, laplace=False, rule=RULE, **changes):
+    settings = {"rounds": 10, "budgets": (Budget(50.0, 1e-5),), "multiplier": 2.0, **changes}
+    return local_updates(Everyone(), 100, rule, laplace=laplace, **settings)
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
-def test_calibrated_plan_uses_its_budget_for_all_of_its_rounds(sampler):
-    plan = plan_of(sampler)
-    assert plan.permitted == 10
-    assert 0.98 * BUDGET.epsilon < plan.claims(10)[0].epsilon <= BUDGET.epsilon
-
-
-def test_round_robin_needs_less_noise_than_everyone():
-    """A client in 3 of 10 rounds is charged three times."""
-    often, seldom = plan_of(Everyone()), plan_of(RoundRobin(30))
-    assert seldom.terms.charges(10) == 3
-    ratio = seldom.mechanism.multiplier / often.mechanism.multiplier
-    assert ratio == pytest.approx(math.sqrt(0.3), rel=5e-3)
-
-
-def test_no_epsilon_and_no_multiplier_are_refused():
-    with pytest.raises(BadInput, match=r"give noise\.multiplier or budget\.epsilon"):
-        plan_of(budget=Budget(math.inf, 1e-5))
-
-
-def test_infinite_budget_with_a_multiplier_reports_and_never_stops():
-    plan = plan_of(budget=Budget(math.inf, 1e-5), multiplier=0.3)
-    assert plan.permitted == 10
-    assert math.isfinite(plan.claims(10)[0].epsilon)
-
-
-# --- given noise ---
-
-
-def test_given_multiplier_is_kept():
-    plan = plan_of(multiplier=2.0, budget=Budget(100.0, 1e-5))
-    assert plan.mechanism == GaussianMechanism(2.0)
-
-
-def test_budget_that_the_seventh_round_would_exceed_permits_six():
-    free = plan_of(multiplier=4.0, budget=Budget(math.inf, 1e-5))
-    six, seven = (free.claims(n)[0].epsilon for n in (6, 7))
-    assert plan_of(multiplier=4.0, budget=Budget((six + seven) / 2, 1e-5)).permitted == 6
-    assert plan_of(multiplier=4.0, budget=Budget(seven, 1e-5)).permitted == 7
-
-
-def test_budget_of_a_round_robin_ends_before_a_client_has_its_second_turn():
-    free = plan_of(RoundRobin(30), multiplier=4.0, budget=Budget(math.inf, 1e-5))
-    one, two = (free.claims(n)[0].epsilon for n in (1, 4))
-    assert one < two
-    tight = plan_of(RoundRobin(30), multiplier=4.0, budget=Budget((one + two) / 2, 1e-5))
-    assert tight.permitted == 3
-
-
-def test_multiplier_zero_is_refused():
-    with pytest.raises(BadInput, match="no finite epsilon exists"):
-        plan_of(multiplier=0)
-
-
-@pytest.mark.parametrize("multiplier", [-1.0, math.nan, math.inf])
-def test_multiplier_that_is_no_noise_is_refused(multiplier):
-    with pytest.raises(BadInput, match=r"noise\.multiplier"):
-        plan_of(multiplier=multiplier)
-
-
-def test_contradiction_names_both_numbers_and_the_price_of_one_round():
-    with pytest.raises(BadInput, match="contradict") as e:
-        plan_of(multiplier=0.5, budget=Budget(1.0, 1e-5))
-    assert "0.5" in str(e.value)
-    assert "epsilon 1 " in str(e.value)
-    assert "9.997" in str(e.value)
-    assert "\n" not in str(e.value)
+def two_point_plan(perturb=Perturb.WEIGHTS, **changes):
+    ranges = Ranges(0.0, 0.5, (3, 2), True, perturb, 1.5)
+    settings = {"epsilon": 1.0, "rounds": 4, "budget": Budget(math.inf, 1e-5), **changes}
+    return two_point(Everyone(), 100, ranges, **settings)
 
 
 # --- checks ---
@@ -111,14 +47,20 @@ def test_contradiction_names_both_numbers_and_the_price_of_one_round():
 @pytest.mark.parametrize("delta", [0.01, 0.011, 0.5])
 def test_delta_of_one_over_the_clients_or_more_is_refused(delta):
     with pytest.raises(BadInput, match="not below 1 / 100 clients"):
-        plan_of(budget=Budget(1.0, delta))
-    assert plan_of(budget=Budget(1.0, 0.0099)).private
+        central_plan(budget=Budget(1.0, delta), multiplier=None)
+    assert central_plan(budget=Budget(1.0, 0.0099), multiplier=None).private
 
 
-@pytest.mark.parametrize("rounds", [0, -1])
-def test_no_rounds_are_refused(rounds):
+def test_delta_of_every_line_is_checked(make_terms):
+    bad = make_terms(covers="norms", budget=Budget(1.0, 0.2))
+    with pytest.raises(BadInput, match="not below 1 / 10 clients"):
+        PrivacyPlan(Everyone(), 10, 1, lines=(make_terms(), bad))
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 1_000_001])
+def test_number_of_rounds_that_cannot_be_is_refused(rounds):
     with pytest.raises(BadInput, match="rounds"):
-        plan_of(rounds=rounds)
+        central_plan(rounds=rounds)
     with pytest.raises(BadInput, match="rounds"):
         unprotected(Everyone(), 10, rounds=rounds)
 
@@ -126,97 +68,193 @@ def test_no_rounds_are_refused(rounds):
 @pytest.mark.parametrize("sampler", [FixedSize(11), RoundRobin(11)], ids=str)
 def test_cohort_larger_than_the_population_is_refused(sampler):
     with pytest.raises(BadInput, match="only 10 clients"):
-        plan_of(sampler, 10)
+        central_plan(sampler, 10)
     with pytest.raises(BadInput, match="only 10 clients"):
         unprotected(sampler, 10, rounds=1)
-
-
-def test_noise_without_a_bound_is_refused():
-    with pytest.raises(BadInput, match="without a bound"):
-        PrivacyPlan(Everyone(), 10, 1, None, GaussianMechanism(1.0), BUDGET)
-
-
-@pytest.mark.parametrize(("mechanism", "budget"), [(GaussianMechanism(1.0), None), (None, BUDGET)])
-def test_noise_and_budget_go_together(mechanism, budget):
-    with pytest.raises(BadInput, match="both or neither"):
-        PrivacyPlan(Everyone(), 10, 1, BOUND, mechanism, budget)
 
 
 # --- what it says ---
 
 
-@pytest.mark.parametrize(
-    ("sampler", "event", "relation", "std"),
-    [
-        (Everyone(), Gaussian(9.0), Relation.ZERO_OUT, 4.5),
-        (Poisson(0.2), PoissonSampled(0.2, Gaussian(9.0)), Relation.ADD_REMOVE, 4.5),
-        (FixedSize(40), FixedSampled(40, 100, Gaussian(9.0)), Relation.REPLACE, 9.0),
-        (RoundRobin(30), Gaussian(9.0), Relation.ZERO_OUT, 4.5),
-    ],
-    ids=str,
-)
-def test_noise_and_its_accounting_agree_on_the_relation(sampler, event, relation, std):
-    plan = plan_of(sampler, multiplier=9.0, budget=Budget(50.0, 1e-5))
-    assert plan.terms.event == event
-    assert plan.terms.relation is relation
-    assert plan.noise_std == std
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
-def test_divisor_is_public_and_fixed(sampler):
-    assert plan_of(sampler).divisor == sampler.expected(100)
-
-
-def test_claims_name_unit_trust_source_and_assumptions():
-    plan = plan_of(Poisson(0.2))
-    for claim in plan.claims(3):
-        assert (claim.unit, claim.trust, claim.noise) == (
-            Unit.CLIENT,
-            Trust.CENTRAL,
-            NoiseSource.SEEDED,
-        )
-        assert plan.sampler.assumption in claim.assumptions
-        assert any("trusted" in a for a in claim.assumptions)
-        assert any("100" in a for a in claim.assumptions)
-        assert any("simulation" in a for a in claim.assumptions)
-    assert [c.accountant for c in plan.claims(3)] == [Accountant.PLD, Accountant.RDP]
-
-
 def test_spent_is_an_upper_bound_for_every_round():
-    plan = plan_of(multiplier=5.0, rounds=40, budget=Budget(math.inf, 1e-5))
+    plan = central_plan(multiplier=5.0, rounds=40, budget=Budget(math.inf, 1e-5))
     assert len(plan.spent) == 41
     assert all(plan.spent[n] >= plan.claims(n)[0].epsilon for n in range(41))
 
 
-# --- release ---
+def test_tightest_line_ends_the_run(make_terms):
+    loose = make_terms(budget=Budget(100.0, 1e-5))
+    tight = make_terms(covers="norms", budget=Budget(loose.claims(4)[0].epsilon, 1e-5))
+    plan = PrivacyPlan(Everyone(), 10, 20, lines=(loose, tight))
+    assert plan.permitted == 4
+    assert plan.limit == 100.0
 
 
-def test_release_adds_the_plans_noise():
-    plan = plan_of(FixedSize(40), multiplier=9.0, budget=Budget(50.0, 1e-5))
-    total = torch.zeros(20_000, dtype=torch.float64)
-    noised = plan.release(total, 1, Streams(1))
-    assert float(noised.std()) == pytest.approx(9.0, rel=0.04)
-    assert torch.equal(noised, plan.release(total, 1, Streams(1)))
-    assert not torch.equal(noised, plan.release(total, 2, Streams(1)))
-    assert not torch.equal(noised, plan.release(total, 1, Streams(2)))
+@pytest.mark.parametrize(
+    ("where", "counted"),
+    [(Where.SERVER, False), (Where.CLIENT, True), (Where.TRAINING, True)],
+)
+def test_only_clients_that_protect_themselves_are_counted(where, counted):
+    noisy = PrivacyPlan(
+        Everyone(), 10, 1, where=where, rule=Fixed(1.0), mechanism=GaussianMechanism(1.0)
+    )
+    assert noisy.counted is counted
+    assert not PrivacyPlan(Everyone(), 10, 1).counted
 
 
-def test_release_of_an_empty_round_is_noise():
-    empty = torch.zeros(0, 12, dtype=torch.float64).sum(dim=0)
-    assert int((plan_of().release(empty, 1, Streams(1)) == 0).sum()) == 0
+@pytest.mark.parametrize("where", [Where.SERVER, Where.CLIENT, Where.TRAINING])
+def test_noise_without_a_bound_or_a_mechanism_is_refused(where):
+    with pytest.raises(BadInput, match="without a bound"):
+        PrivacyPlan(Everyone(), 10, 1, where=where, mechanism=GaussianMechanism(1.0))
+    with pytest.raises(BadInput, match="without a bound"):
+        PrivacyPlan(Everyone(), 10, 1, where=where, rule=Fixed(1.0))
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (central_plan(), ["Gaussian", "9", "at the server"]),
+        (local_plan(), ["Gaussian", "2", "at the clients"]),
+        (local_plan(laplace=True, rule=Fixed(1.0, Norm.L1)), ["Laplace", "at the clients"]),
+        (two_point_plan(), ["two-point", "epsilon 1 per weight"]),
+        (unprotected(Everyone(), 10, rounds=1), ["no noise"]),
+    ],
+    ids=["central", "gaussian", "laplace", "two-point", "none"],
+)
+def test_noise_in_a_few_words(plan, words):
+    for word in words:
+        assert word in plan.describe()
 
 
 # --- unprotected ---
 
 
-@pytest.mark.parametrize("bound", [None, BOUND])
-def test_unprotected_plan_claims_nothing(bound):
-    plan = unprotected(Poisson(0.5), 10, rounds=4, bound=bound)
+@pytest.mark.parametrize("rule", [None, RULE])
+def test_unprotected_plan_claims_nothing(rule):
+    plan = unprotected(Poisson(0.5), 10, rounds=4, rule=rule)
     assert not plan.private
     assert plan.claims(4) == ()
-    assert plan.terms is None
+    assert plan.lines == ()
     assert plan.permitted == 4
-    assert plan.noise_std == 0
+    assert plan.limit is None
     assert plan.spent == (None,) * 5
     total = torch.ones(3, dtype=torch.float64)
-    assert torch.equal(plan.release(total, 1, Streams(1)), total)
+    assert torch.equal(plan.release(total, Bound(1.0), 1, Streams(1)), total)
+    assert plan.noise_length(IDS, plan.start(total), 1, 3) == 0
+
+
+def test_watching_clients_without_a_claim_is_refused():
+    with pytest.raises(BadInput, match="watches clients"):
+        unprotected(Everyone(), 10, rounds=1, rule=Quantile(1.0, 0.5, noise=1.0))
+
+
+# --- clients ---
+
+
+@pytest.mark.parametrize("laplace", [False, True])
+def test_client_adds_noise_for_any_two_of_its_inputs(laplace):
+    """Scale = multiplier x 2 C."""
+    plan = local_plan(laplace=laplace, rule=Fixed(0.5, Norm.L1 if laplace else Norm.L2))
+    rows, start = torch.zeros(3, 20_000), torch.zeros(20_000)
+    plan.randomise_(rows, start, IDS, plan.start(start), 1, Streams(1))
+    size = rows.abs().mean() if laplace else rows.std()
+    assert float(size) == pytest.approx(2.0 * 2 * 0.5, rel=0.03)
+    assert len(torch.unique(rows, dim=0)) == 3
+    assert isinstance(plan.mechanism, LaplaceMechanism if laplace else GaussianMechanism)
+
+
+def test_server_adds_nothing_to_what_clients_protected():
+    total, plan = torch.ones(5, dtype=torch.float64), local_plan()
+    assert torch.equal(plan.release(total, Bound(0.5), 1, Streams(1)), total)
+
+
+def test_noise_of_a_client_is_a_function_of_round_and_client():
+    plan, start = local_plan(), torch.zeros(30)
+    moving = plan.start(start)
+    whole, again, later = (torch.zeros(3, 30) for _ in range(3))
+    plan.randomise_(whole, start, IDS, moving, 1, Streams(1))
+    plan.randomise_(again[:1], start, IDS[2:], moving, 1, Streams(1))
+    plan.randomise_(later, start, IDS, moving, 2, Streams(1))
+    assert torch.equal(again[0], whole[2])
+    assert not torch.equal(later, whole)
+
+
+def test_reports_are_divided_by_those_that_came():
+    plan = local_plan()
+    assert plan.divisor(7.0) == 7.0
+    assert plan.divisor(0.0) == 1.0
+
+
+@pytest.mark.parametrize("perturb", list(Perturb))
+@pytest.mark.parametrize("shuffled", [0, 50])
+def test_two_point_sum_is_that_of_updates_whatever_was_reported(perturb, shuffled):
+    """A report is c +- r kappa, about the weights or the update; the sum estimates updates."""
+    plan, start = two_point_plan(perturb, shuffled=shuffled), torch.linspace(-0.2, 0.2, 5)
+    rows, moving = torch.full((4000, 5), 0.1), plan.start(start)
+    plan.randomise_(rows, start, np.arange(4000), moving, 1, Streams(1))
+    reach = 0.5 * plan.mechanism.kappa
+    assert torch.unique(rows.abs()).tolist() == pytest.approx([reach], rel=1e-5)
+    total = plan.summed(rows, torch.ones(4000, dtype=torch.float64), start, moving)
+    assert total.dtype is torch.float64
+    limit = 5.5 * reach / math.sqrt(4000)
+    assert (total / 4000).tolist() == pytest.approx([0.1] * 5, abs=limit)
+    nobody = plan.summed(rows, torch.zeros(4000, dtype=torch.float64), start, moving)
+    assert nobody.tolist() == [0.0] * 5
+
+
+def test_refused_reports_are_left_out_of_the_sum():
+    for shuffled in (0, 50):
+        plan, start = two_point_plan(shuffled=shuffled), torch.zeros(5)
+        rows, moving = torch.zeros(60, 5), plan.start(start)
+        plan.randomise_(rows, start, np.arange(60), moving, 1, Streams(1))
+        weights = torch.ones(60, dtype=torch.float64)
+        weights[:10] = 0
+        wanted = rows[10:].double().sum(dim=0)
+        assert torch.allclose(plan.summed(rows, weights, start, moving), wanted, atol=1e-4)
+
+
+def test_expected_length_of_the_noise():
+    assert central_plan().noise_length(IDS, torch.tensor([0.5]), 1, 16) == pytest.approx(4 * 4.5)
+    many = local_plan().noise_length(IDS, torch.tensor([0.5]), 1, 16)
+    assert many == pytest.approx(4 * 2.0 * math.sqrt(3))
+    plan = two_point_plan()
+    length = plan.noise_length(IDS, plan.start(torch.zeros(5)), 1, 5)
+    assert length == pytest.approx(0.5 * plan.mechanism.kappa * math.sqrt(15))
+
+
+# --- moving ---
+
+
+def test_fixed_bound_and_no_bound_do_not_move():
+    for plan in (central_plan(), unprotected(Everyone(), 10, rounds=1)):
+        moving = plan.start(torch.zeros(5))
+        zero = torch.zeros(5)
+        assert plan.move(moving, torch.zeros(0), zero, zero, 1, Streams(1)) is moving
+
+
+def test_ranges_move_with_the_released_model_only():
+    plan = two_point_plan()
+    after = torch.tensor([0.0, 0.1, 0.2, 0.0, 2.0])
+    moved = plan.move(
+        plan.start(after), torch.full((1,), 1e9), torch.zeros(5), after, 1, Streams(1)
+    )
+    assert moved.tolist() == pytest.approx([0.1, 1.0, 0.1, 0.75])
+
+
+def test_watched_bits_move_the_bound():
+    plan = local_plan(rule=Quantile(0.5, 0.5, noise=1e-9))
+    zero = torch.zeros(5)
+    watched = torch.tensor([50.0], dtype=torch.float64)
+    moved = plan.move(plan.start(zero), watched, zero, zero, 1, Streams(1))
+    assert float(moved[0]) == pytest.approx(0.5 * math.exp(-0.2 * 0.5))
+    assert plan.bound(moved, 2) == Bound(float(moved[0]))
+
+
+def test_claims_with_counts_are_those_of_the_lines():
+    plan = local_plan()
+    counts = np.array([4, 1, 2])
+    worst, median = plan.claims(5, counts)[0], plan.claims(5, counts)[-1]
+    assert worst.epsilon == plan.lines[0].claims(4)[0].epsilon
+    assert median.epsilon == plan.lines[0].claims(2)[0].epsilon
+    assert plan.lines[0].event == Gaussian(2.0)
+    assert plan.relation is Relation.REPLACE

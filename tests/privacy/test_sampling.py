@@ -223,3 +223,56 @@ def test_everyone_means_all_in_every_round_at_full_price():
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 def test_every_sampler_says_what_its_accounting_assumes(sampler):
     assert sampler.assumption
+
+
+# --- caps ---
+
+
+def capped(sampler, population, rounds, seed=1):
+    """Cohorts of a capped sampler, and the counts they lead to."""
+    counts, cohorts = np.zeros(population, dtype=np.int64), []
+    for round in range(1, rounds + 1):
+        cohorts.append(sampler.cohort(population, round, Streams(seed), counts.copy()))
+        counts[cohorts[-1]] += 1
+    return cohorts, counts
+
+
+@given(st.integers(1, 15), st.integers(1, 5), st.integers(1, 40), st.data())
+@settings(max_examples=60, deadline=None)
+def test_nobody_takes_part_more_often_than_the_cap(population, cap, rounds, data):
+    size = data.draw(st.integers(1, population))
+    cohorts, counts = capped(FixedSize(size, cap), population, rounds)
+    assert counts.max() <= cap
+    for before, cohort in enumerate(cohorts):
+        assert np.array_equal(cohort, np.unique(cohort))
+        left = population - sum(
+            c == cap for c in np.bincount(np.concatenate(cohorts[:before] or [[]]).astype(int))
+        )
+        assert len(cohort) == min(size, left)
+
+
+def test_capped_sampler_asks_who_took_part():
+    with pytest.raises(AssertionError, match="who took part"):
+        FixedSize(2, 3).cohort(10, 1, Streams(1))
+
+
+def test_cap_nobody_has_reached_changes_nothing_about_the_law():
+    rounds, counts = 6000, np.zeros(6, dtype=np.int64)
+    seen = Counter(
+        tuple(FixedSize(2, 9).cohort(6, r, Streams(8), counts).tolist()) for r in range(rounds)
+    )
+    subsets = list(combinations(range(6), 2))
+    assert stats.chisquare([seen[s] for s in subsets]).pvalue > ALARM
+
+
+@pytest.mark.parametrize("cap", [0, -1])
+def test_cap_below_one_is_refused(cap):
+    with pytest.raises(BadInput, match=r"sample\.max_participations"):
+        FixedSize(2, cap)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+def test_uncapped_sampler_does_not_look_at_counts(sampler):
+    counts = np.full(13, 10**6)
+    free = sampler.cohort(13, 5, Streams(2))
+    assert np.array_equal(sampler.cohort(13, 5, Streams(2), counts), free)

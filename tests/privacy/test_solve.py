@@ -76,6 +76,8 @@ def test_json_keeps_its_contract(missing):
             "noise",
             "as_published",
             "assumptions",
+            "holds_for",
+            "covers",
         }
 
 

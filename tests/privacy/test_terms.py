@@ -5,6 +5,7 @@ import math
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,8 +13,17 @@ from hypothesis import strategies as st
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.events import FixedSampled, Gaussian, PoissonSampled
-from fedveil.privacy.terms import Budget, Terms
+from fedveil.privacy.events import (
+    FixedSampled,
+    FuGaussian,
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    TwoPoint,
+)
+from fedveil.privacy.randomness import Streams
+from fedveil.privacy.sampling import RoundRobin
+from fedveil.privacy.terms import Budget, Terms, claims_of
 
 multipliers = st.floats(1e-3, 1e6)
 written = st.builds(
@@ -31,7 +41,18 @@ written = st.builds(
     trust=st.sampled_from(Trust),
     noise=st.sampled_from(NoiseSource),
     assumptions=st.lists(st.text(), max_size=3).map(tuple),
+    every=st.integers(1, 10**6),
+    per=st.integers(1, 10**6),
+    cap=st.none() | st.integers(1, 10**6),
+    covers=st.text(),
+    as_published=st.booleans(),
+    reading=st.booleans(),
 )
+
+
+def after(terms, rounds):
+    """The epsilon that counts after `rounds` rounds, for the unluckiest."""
+    return terms.claims(terms.participations(rounds))[0].epsilon
 
 
 @pytest.mark.parametrize("eps", [0.0, -1.0, math.nan])
@@ -84,14 +105,14 @@ def test_claims_of_no_rounds_are_zero(make_terms):
 @pytest.mark.parametrize(("rounds", "charges"), [(0, 0), (1, 1), (3, 1), (4, 2), (10, 4)])
 def test_share_of_the_rounds_is_rounded_up(make_terms, rounds, charges):
     terms = make_terms(share=Fraction(1, 3))
-    assert terms.charges(rounds) == charges
+    assert terms.participations(rounds) == charges
     expected = epsilon(terms.event, charges, 1e-5, terms.relation)
-    assert terms.claims(rounds)[0].epsilon == expected
+    assert after(terms, rounds) == expected
 
 
 def test_share_is_exact(make_terms):
     """0.07 x 100 is 7.000000000000001 in floats, which would charge 8."""
-    assert make_terms(share=Fraction(7, 100)).charges(100) == 7
+    assert make_terms(share=Fraction(7, 100)).participations(100) == 7
 
 
 # --- permitted ---
@@ -136,9 +157,9 @@ def test_permitted_rounds_fit_and_one_more_does_not(share, target, planned):
     )
     permitted = terms.permitted(planned)
     assert permitted <= planned
-    assert terms.claims(permitted)[0].epsilon <= target
+    assert after(terms, permitted) <= target
     if permitted < planned:
-        assert terms.claims(permitted + 1)[0].epsilon > target
+        assert after(terms, permitted + 1) > target
 
 
 def test_permitted_of_sampled_rounds_stays_within_the_budget(make_terms):
@@ -149,7 +170,7 @@ def test_permitted_of_sampled_rounds_stays_within_the_budget(make_terms):
     )
     permitted = terms.permitted(500)
     assert 0 < permitted < 500
-    assert terms.claims(permitted)[0].epsilon <= 2.0 < terms.claims(permitted + 1)[0].epsilon
+    assert after(terms, permitted) <= 2.0 < after(terms, permitted + 1)
 
 
 # --- curve ---
@@ -164,8 +185,8 @@ def test_curve_has_a_value_per_round_and_never_falls(make_terms, planned, share)
     assert curve[0] == 0
     assert all(a <= b for a, b in pairwise(curve))
     for rounds in range(planned + 1):
-        assert curve[rounds] >= terms.claims(rounds)[0].epsilon
-    assert curve[-1] == pytest.approx(terms.claims(planned)[0].epsilon, rel=1e-3)
+        assert curve[rounds] >= after(terms, rounds)
+    assert curve[-1] == pytest.approx(after(terms, planned), rel=1e-3)
 
 
 def test_curve_of_sampled_rounds_is_never_below_the_fine_epsilon(make_terms):
@@ -174,7 +195,7 @@ def test_curve_of_sampled_rounds_is_never_below_the_fine_epsilon(make_terms):
     curve = terms.curve(40)
     assert all(a <= b for a, b in pairwise(curve))
     for rounds in (1, 2, 7, 33, 39, 40):
-        assert curve[rounds] >= terms.claims(rounds)[0].epsilon
+        assert curve[rounds] >= after(terms, rounds)
 
 
 def test_curve_is_exact_up_to_thirty_two_rounds(make_terms):
@@ -207,6 +228,10 @@ def test_dict_and_json_lose_nothing(terms):
         ("relation", "friends"),
         ("trust", "blind"),
         ("noise", "loud"),
+        ("every", 0),
+        ("per", 0),
+        ("cap", 0),
+        ("cap", "many"),
         ("assumptions", None),
     ],
 )
@@ -215,9 +240,167 @@ def test_terms_that_cannot_be_read_are_refused(make_terms, key, value):
         Terms.from_dict({**make_terms().to_dict(), key: value})
 
 
-@pytest.mark.parametrize("key", ["event", "share", "epsilon", "delta", "noise", "assumptions"])
+@pytest.mark.parametrize(
+    "key",
+    ["event", "share", "every", "per", "cap", "covers", "epsilon", "delta", "noise", "reading"],
+)
 def test_terms_with_a_missing_part_are_refused(make_terms, key):
     raw = make_terms().to_dict()
     del raw[key]
     with pytest.raises(BadInput, match="cannot be read"):
         Terms.from_dict(raw)
+
+
+# --- participations ---
+
+
+@pytest.mark.parametrize(("rounds", "turns"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (99, 3)])
+def test_cap_ends_the_participations(make_terms, rounds, turns):
+    assert make_terms(cap=3).participations(rounds) == turns
+
+
+@pytest.mark.parametrize(("rounds", "turns"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_release_every_fourth_round(make_terms, rounds, turns):
+    terms = make_terms(every=4)
+    assert terms.participations(rounds) == turns
+    assert sum(terms.due(r) for r in range(1, rounds + 1)) == turns
+
+
+@given(
+    population=st.integers(1, 12),
+    size=st.integers(1, 12),
+    every=st.integers(1, 15),
+    rounds=st.integers(1, 60),
+)
+@settings(max_examples=150, deadline=None)
+def test_nobody_is_concerned_more_often_than_said(population, size, every, rounds):
+    """Turns that come round with the releases meet every one of them, not a share of them."""
+    sampler, streams = RoundRobin(min(size, population)), Streams(1)
+    terms = Terms(
+        event=Gaussian(4.0),
+        share=sampler.share(population),
+        every=every,
+        budget=Budget(1.0, 1e-5),
+        unit=Unit.CLIENT,
+        relation=Relation.REPLACE,
+        trust=Trust.CENTRAL,
+        noise=NoiseSource.SEEDED,
+        assumptions=(),
+    )
+    concerned = np.zeros(population, dtype=np.int64)
+    for round in range(1, rounds + 1):
+        if terms.due(round):
+            concerned[sampler.cohort(population, round, streams)] += 1
+    assert concerned.max() <= terms.participations(rounds)
+
+
+def test_each_participation_counts_all_of_its_events(make_terms):
+    terms = make_terms(per=6)
+    assert terms.claims(3)[0].epsilon == epsilon(terms.event, 18, 1e-5, terms.relation)
+    assert terms.permitted(10**4) == make_terms().permitted(10**5) // 6
+
+
+@pytest.mark.parametrize(("name", "value"), [("every", 0), ("per", 0), ("cap", 0), ("cap", -1)])
+def test_number_below_one_is_refused(make_terms, name, value):
+    with pytest.raises(BadInput, match=name):
+        make_terms(**{name: value})
+
+
+def test_capped_line_whose_cap_fits_is_permitted_for_ever(make_terms):
+    whole = make_terms(budget=Budget(math.inf, 1e-5))
+    budget = Budget(whole.claims(4)[0].epsilon, 1e-5)
+    assert make_terms(cap=4, budget=budget).permitted(10**4) == 10**4
+    assert make_terms(cap=5, budget=budget).permitted(10**4) == 4
+
+
+# --- which accountants ---
+
+
+@pytest.mark.parametrize(
+    ("event", "accountants"),
+    [
+        (Laplace(2.0), [Accountant.PURE]),
+        (TwoPoint(1.0), [Accountant.BINOMIAL, Accountant.PURE]),
+        (FuGaussian(2.0, 1.0), [Accountant.PUBLISHED]),
+    ],
+    ids=str,
+)
+def test_claims_of_new_events_name_their_accountants(make_terms, event, accountants):
+    claims = make_terms(event=event, relation=Relation.REPLACE).claims(3)
+    assert [c.accountant for c in claims] == accountants
+    for claim in claims:
+        assert claim.delta == (0.0 if claim.accountant is Accountant.PURE else 1e-5)
+
+
+def test_labels_travel_into_the_claim(make_terms):
+    (first, *_) = make_terms(covers="bits", as_published=True).claims(1, "the median client")
+    assert (first.covers, first.as_published, first.holds_for) == (
+        "bits",
+        True,
+        "the median client",
+    )
+
+
+# --- worst and median ---
+
+
+def numbers(claims):
+    return [(c.epsilon, c.holds_for) for c in claims if c.accountant is Accountant.PLD]
+
+
+def test_without_counts_everyone_is_the_unluckiest(make_terms):
+    terms = make_terms(cap=4)
+    assert numbers(claims_of((terms,), 9, None)) == [(terms.claims(4)[0].epsilon, "everyone")]
+
+
+def test_counts_tell_the_worst_and_the_median_client(make_terms):
+    terms = make_terms()
+    found = numbers(claims_of((terms,), 9, np.array([7, 0, 3, 2, 1])))
+    assert found == [
+        (terms.claims(7)[0].epsilon, "the client that took part most"),
+        (terms.claims(2)[0].epsilon, "the median client"),
+    ]
+
+
+def test_equal_counts_are_one_claim_for_everyone(make_terms):
+    terms = make_terms()
+    found = numbers(claims_of((terms,), 9, np.array([3, 3, 3])))
+    assert found == [(terms.claims(3)[0].epsilon, "everyone")]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9))
+@settings(deadline=None)
+def test_median_claim_holds_for_at_least_half_of_the_clients(counts):
+    """Between two middle clients the claim must hold for the one that took part more often."""
+    terms = Terms(
+        event=Gaussian(4.0),
+        budget=Budget(math.inf, 1e-5),
+        unit=Unit.CLIENT,
+        relation=Relation.REPLACE,
+        trust=Trust.LOCAL,
+        noise=NoiseSource.SEEDED,
+        assumptions=(),
+    )
+    median = numbers(claims_of((terms,), 9, np.array(counts)))[-1][0]
+    kept = sum(terms.claims(n)[0].epsilon <= median for n in counts)
+    assert 2 * kept >= len(counts)
+    middle = np.median(counts)
+    assert median >= terms.claims(math.ceil(middle))[0].epsilon
+
+
+def test_line_of_other_rounds_is_never_charged_beyond_them(make_terms):
+    lines = (make_terms(), make_terms(covers="norms", every=5))
+    claims = claims_of(lines, 10, np.array([10, 10]))
+    norms = [c for c in claims if c.covers == "norms"]
+    assert norms == list(lines[1].claims(2))
+
+
+def test_published_line_is_one_claim_whoever_took_part(make_terms):
+    terms = make_terms(as_published=True)
+    assert claims_of((terms,), 9, np.array([1, 2])) == terms.claims(9)[:1]
+
+
+def test_published_line_is_told_by_its_pure_epsilon(make_terms):
+    terms = make_terms(event=TwoPoint(1.0), relation=Relation.REPLACE, as_published=True)
+    (claim,) = claims_of((terms,), 1, None)
+    assert (claim.epsilon, claim.delta, claim.accountant) == (1.0, 0.0, Accountant.PURE)

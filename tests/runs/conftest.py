@@ -7,6 +7,17 @@ from fedveil.runs.run import Run
 
 SHORT = ("rounds=4", "data.clients=20", "local.epochs=1", "engine.threads=1")
 NOISY = ("budget.epsilon=inf", "budget.delta=1e-3", "noise.multiplier=2.0")
+SMALL = ("rounds=4", "data.clients=20", "engine.threads=1")
+TURNS = ("sample.size=10", "sample.max_participations=4")
+BASE = {
+    "central": (*SHORT, *NOISY),
+    "fedsgd": (*SMALL, "sample.size=10"),
+    "local": (*SMALL, *NOISY, *TURNS),
+    "ldp-sgd": (*SMALL, *NOISY, *TURNS),
+    "dp-fedavg": (*SMALL, *NOISY, "sample.size=10"),
+    "dp-fedavg-gaussian": (*SMALL, *NOISY, "sample.size=10"),
+    "ldp-fl": (*SHORT, "budget.delta=1e-3", "shuffle.minimum=18"),
+}
 
 
 @pytest.fixture
@@ -14,8 +25,7 @@ def short():
     """A shipped recipe, made short: no calibration, few clients, few rounds."""
 
     def made(name="central", *settings):
-        base = {"central": (*SHORT, *NOISY), "fedsgd": (*SHORT[:2], "sample.size=10")}
-        return load_recipe(name, (*base.get(name, (*SHORT, "sample.size=10")), *settings))
+        return load_recipe(name, (*BASE.get(name, (*SHORT, "sample.size=10")), *settings))
 
     return made
 

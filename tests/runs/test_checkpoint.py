@@ -12,7 +12,12 @@ SIZE = 6
 
 
 def state(round, **memory):
-    return ServerState(round, torch.full((SIZE,), float(round)), memory)
+    moving = torch.tensor([0.5 / (1 + round)], dtype=torch.float64)
+    counts = torch.arange(9) + round
+    return ServerState(round, torch.full((SIZE,), float(round)), memory, moving, counts)
+
+
+LIKE = state(0)
 
 
 def names(folder):
@@ -26,63 +31,62 @@ def newest(folder):
 def test_a_state_survives(tmp_path):
     memory = torch.arange(SIZE, dtype=torch.float64) / 3
     checkpoint.save(tmp_path / "c", state(3, velocity=memory))
-    read, remarks = checkpoint.load_latest(tmp_path / "c", SIZE)
+    read, remarks = checkpoint.load_latest(tmp_path / "c", LIKE)
     assert (read.round, remarks) == (3, [])
     assert torch.equal(read.params, state(3).params)
     assert torch.equal(read.memory["velocity"], memory)
     assert read.memory["velocity"].dtype == torch.float64
+    assert torch.equal(read.moving, state(3).moving)
+    assert torch.equal(read.counts, state(3).counts)
 
 
 def test_the_newest_two_are_kept(tmp_path):
     for round in (9, 10, 11, 100):
         checkpoint.save(tmp_path, state(round))
     assert names(tmp_path) == ["round-00000011.safetensors", "round-00000100.safetensors"]
-    assert checkpoint.load_latest(tmp_path, SIZE)[0].round == 100
+    assert checkpoint.load_latest(tmp_path, LIKE)[0].round == 100
 
 
 def test_no_checkpoint_is_no_state(tmp_path):
-    assert checkpoint.load_latest(tmp_path / "nowhere", SIZE) == (None, [])
+    assert checkpoint.load_latest(tmp_path / "nowhere", LIKE) == (None, [])
 
 
-def damage(path, how):
-    content = path.read_bytes()
-    damaged = {
-        "cut": content[: len(content) // 2],
-        "empty": b"",
-        "noise": b"\xff" * len(content),
-        "no round": safetensors.torch.save({"params": torch.zeros(SIZE)}),
-        "no params": safetensors.torch.save({"x": torch.zeros(SIZE)}, {"round": "5"}),
-        "bad round": safetensors.torch.save({"params": torch.zeros(SIZE)}, {"round": "five"}),
-        "other model": safetensors.torch.save({"params": torch.zeros(SIZE + 1)}, {"round": "5"}),
-        "other memory": safetensors.torch.save(
-            {"params": torch.zeros(SIZE), "memory.velocity": torch.zeros(2)}, {"round": "5"}
-        ),
-        "other type": safetensors.torch.save(
-            {"params": torch.zeros(SIZE, dtype=torch.float64)}, {"round": "5"}
-        ),
-    }
-    path.write_bytes(damaged[how])
+def stored(round="5", **changes):
+    """A file like that of state(5), with tensors changed or, by None, left out."""
+    tensors = {"params": LIKE.params, "moving": LIKE.moving, "counts": LIKE.counts, **changes}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return safetensors.torch.save(kept, None if round is None else {"round": round})
 
 
-DAMAGES = [
-    "cut",
-    "empty",
-    "noise",
-    "no round",
-    "no params",
-    "bad round",
-    "other model",
-    "other memory",
-    "other type",
-]
+DAMAGES = {
+    "cut": stored()[:-50],
+    "empty": b"",
+    "noise": b"\xff" * 200,
+    "no round": stored(round=None),
+    "bad round": stored(round="five"),
+    "no params": stored(params=None),
+    "no moving": stored(moving=None),
+    "no counts": stored(counts=None),
+    "other model": stored(params=torch.zeros(SIZE + 1)),
+    "other memory": stored(**{"memory.velocity": torch.zeros(2)}),
+    "other moving": stored(moving=torch.zeros(2, dtype=torch.float64)),
+    "other clients": stored(counts=torch.zeros(8, dtype=torch.int64)),
+    "other type": stored(params=LIKE.params.double()),
+}
+
+
+def test_what_is_not_damaged_is_read(tmp_path):
+    checkpoint.save(tmp_path, state(5))
+    newest(tmp_path).write_bytes(stored())
+    assert checkpoint.load_latest(tmp_path, LIKE)[0].round == 5
 
 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before_it(tmp_path, how):
     for round in (4, 5):
         checkpoint.save(tmp_path, state(round))
-    damage(newest(tmp_path), how)
-    read, remarks = checkpoint.load_latest(tmp_path, SIZE)
+    newest(tmp_path).write_bytes(DAMAGES[how])
+    read, remarks = checkpoint.load_latest(tmp_path, LIKE)
     assert read.round == 4
     assert len(remarks) == 1
     assert "checkpoint round-00000005.safetensors" in remarks[0]
@@ -93,7 +97,7 @@ def test_two_damaged_checkpoints_are_two_remarks(tmp_path):
         checkpoint.save(tmp_path, state(round))
     for path in tmp_path.iterdir():
         path.write_bytes(b"")
-    read, remarks = checkpoint.load_latest(tmp_path, SIZE)
+    read, remarks = checkpoint.load_latest(tmp_path, LIKE)
     assert read is None
     assert len(remarks) == 2
 
@@ -114,7 +118,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
 def test_a_half_written_checkpoint_is_not_looked_at(tmp_path):
     checkpoint.save(tmp_path, state(4))
     (tmp_path / ".round-00000005.safetensors.tmp").write_bytes(b"half")
-    read, remarks = checkpoint.load_latest(tmp_path, SIZE)
+    read, remarks = checkpoint.load_latest(tmp_path, LIKE)
     assert (read.round, remarks) == (4, [])
 
 

@@ -1,5 +1,6 @@
 """Recipes: read strictly, overridden key by key, refused on one line."""
 
+import math
 import tomllib
 
 import pytest
@@ -8,12 +9,16 @@ from fedveil.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.build import build
 from fedveil.runs.recipe import GaussianSection, NoNoiseSection, load_recipe, shipped
+from fedveil.runs.run import Run
 
 NAMES = [recipe["name"] for recipe in shipped()]
+CLAIMED = {"central", "dp-fedavg", "dp-fedavg-gaussian", "ldp-fl", "ldp-sgd", "local"}
+SHIPPED = CLAIMED | {"fedavg", "fedsgd", "norm-bound", "weak-dp"}
 
 
 def test_shipped_recipes_say_what_they_protect_and_whose_they_are():
-    assert {"central", "fedavg", "fedsgd"} <= set(NAMES)
+    assert set(NAMES) == SHIPPED
+    assert len(NAMES) == len(SHIPPED)
     for recipe in shipped():
         assert set(recipe) == {"name", "protects", "paper"}
         assert all(recipe.values())
@@ -57,7 +62,11 @@ def test_a_whole_number_will_do_where_a_number_is_needed():
 
 def test_setting_a_kind_starts_the_section_anew():
     recipe = load_recipe("central", ["sample.kind=fixed", "sample.size=5"])
-    assert recipe.sample.model_dump() == {"kind": "fixed", "size": 5}
+    assert recipe.sample.model_dump() == {
+        "kind": "fixed",
+        "size": 5,
+        "max_participations": None,
+    }
 
 
 def test_the_order_of_overrides_of_one_section_does_not_matter():
@@ -104,14 +113,14 @@ def test_the_noise_is_left_to_the_budget_when_no_multiplier_is_given():
         ("data.clients=[1]", "data.clients is"),
         ("data.partition=random", "data.partition is 'random'.*iid"),
         ("name=5", "name is 5"),
-        ("rounds=none", "rounds is missing"),
+        ("rounds=none", "give rounds, or iterations"),
         ("data=none", "data is missing"),
         ("data=5", "data is 5"),
         ("sample.kind=lottery", "sample.kind is 'lottery': use one of 'poisson'"),
-        ("local.kind=dp-sgd", "local.kind is 'dp-sgd': use one of"),
-        ("noise.kind=laplace", "noise.kind is 'laplace': use one of"),
-        ("bound.norm=l1", "bound.norm is 'l1'"),
-        ("noise.where=client", "noise.where is 'client'"),
+        ("local.kind=adam", "local.kind is 'adam': use one of"),
+        ("noise.kind=cauchy", "noise.kind is 'cauchy': use one of"),
+        ("bound.norm=l3", "bound.norm is 'l3'"),
+        ("noise.where=cloud", "noise.where is 'cloud'"),
         ("noise.source=secure", "noise.source is 'secure'"),
         ("server.optimizer=lamb", "server.optimizer is 'lamb'"),
         ("server.weights=equal", "server.weights is 'equal'"),
@@ -134,7 +143,7 @@ def test_overrides_that_are_no_assignment_are_refused(setting):
 
 
 def test_unknown_recipes_are_refused_with_the_known_ones():
-    with pytest.raises(BadInput, match="'centrl' is unknown: use one of central, fedavg, fedsgd"):
+    with pytest.raises(BadInput, match=f"'centrl' is unknown: use one of {', '.join(NAMES)}, or"):
         load_recipe("centrl")
 
 
@@ -161,7 +170,11 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("central", ["noise.kind=none"], "budget is given and noise.kind is 'none'"),
+        (
+            "central",
+            ["noise.kind=none"],
+            r"budget is given and nothing is claimed \(noise.kind 'none'",
+        ),
         ("central", ["budget=none"], r"'gaussian' without a \[budget\]"),
         ("central", ["bound=none"], r"'gaussian' without a \[bound\]"),
         ("central", ["local.steps=3"], "local.epochs or local.steps, not both"),
@@ -170,7 +183,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         ("central", ["data.path=x"], "data.path has no effect on 'digits'"),
         ("central", ["data.name=saved"], "data.clients has no effect on saved data"),
         ("central", ["server.weights=examples"], "server.weights is 'examples' under central DP"),
-        ("central", ["noise.multiplier=0.1"], "contradict each other: one round alone costs"),
+        ("central", ["noise.multiplier=0.3"], "contradict each other: one round alone costs"),
         ("central", ["budget.epsilon=inf"], "give noise.multiplier or budget.epsilon"),
         ("central", ["noise.multiplier=0"], "noise.multiplier is 0"),
         ("central", ["noise.multiplier=-1.0"], "noise.multiplier is -1.0"),
@@ -186,6 +199,29 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
 def test_what_does_not_go_together_is_refused(name, settings, message):
     with pytest.raises(BadInput, match=message):
         build(load_recipe(name, settings))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_recipes_run_on_embedded_data(name, tmp_path):
+    recipe = load_recipe(name, ["rounds=2", "engine.threads=1"])
+    run = Run.start(recipe, tmp_path / "run", None)
+    result = run.execute()
+    assert (result["rounds"], result["stopped"], result["refused"]) == (2, "rounds", {})
+    assert all(math.isfinite(value) for value in result["metrics"].values())
+    assert bool(result["claims"]) is (name in CLAIMED)
+    assert (result["budget"] is not None) is (name in CLAIMED)
+    if name in CLAIMED:
+        assert result["budget"]["noise"] in run.describe()
+        assert all(claim["assumptions"] for claim in result["claims"])
+        limit = math.inf if recipe.budget is None else recipe.budget.epsilon
+        assert result["claims"][0]["epsilon"] <= limit
+    else:
+        assert run.describe().endswith("no privacy claim")
+
+
+def test_iterations_stand_for_rounds():
+    recipe = load_recipe("dp-fedavg", ["rounds=none", "iterations=200", "local.steps=40"])
+    assert (recipe.rounds, recipe.iterations) == (5, None)
 
 
 def test_recipes_write_the_values_they_read():

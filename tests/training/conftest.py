@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.zoo import build_task
@@ -9,7 +10,14 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.sampling import Everyone
 
 SIZES = (7, 1, 4, 10, 3)
-SHAPES = {"linear": (6,), "softmax": (6,), "mlp": (6,), "small-cnn": (1, 28, 28)}
+SHAPES = {
+    "linear": (6,),
+    "softmax": (6,),
+    "mlp": (6,),
+    "fu-cnn": (1, 28, 28),
+    "small-cnn": (1, 28, 28),
+    "vgg": (3, 32, 32),
+}
 
 
 def federation(sizes=SIZES, shape=(6,), classes=3, seed=0):
@@ -24,6 +32,15 @@ def federation(sizes=SIZES, shape=(6,), classes=3, seed=0):
 
     clients = [(f"client-{k}", *records(n)) for k, n in enumerate(sizes)]
     return FederatedData.from_clients(clients, test=records(20), classes=classes)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Small problems: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -64,6 +81,6 @@ def open_ledger():
     """A ledger in memory for a plan."""
 
     def opened(plan):
-        return Ledger.create(None, {"run": "test"}, plan.terms, plan.permitted)
+        return Ledger.create(None, {"run": "test"}, plan.lines, plan.permitted)
 
     return opened

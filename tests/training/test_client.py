@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clipping import FixedBound
+from fedveil.privacy.clipping import Bound
 from fedveil.privacy.randomness import Streams
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.cohort import gather
-from fedveil.training.gradients import Mode, default_mode, gradient_fn
+from fedveil.training.gradients import Mode, Vectorised, default_mode, gradients_of
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
 STREAMS = Streams(5)
@@ -21,7 +21,7 @@ def updates(task, data, work, mode=Mode.VECTORISED, bound=None, ids=None, start=
     ids = np.arange(data.clients) if ids is None else np.asarray(ids)
     start = task.parameters if start is None else start
     cohort = gather(data, ids)
-    return work.updates(gradient_fn(task, mode), start, cohort, bound, ROUND, STREAMS)
+    return work.updates(gradients_of(task, mode), start, cohort, bound, ROUND, STREAMS)
 
 
 def records_of(data, client):
@@ -107,7 +107,7 @@ def test_modes_agree_on_gradients_with_idle_clients(family):
         mask[k, :size] = 1
     params = task.parameters.expand(len(cohort), -1)
     vectorised, looped = (
-        gradient_fn(task, mode)(params, cohort.x, cohort.y, mask) for mode in Mode
+        gradients_of(task, mode).mean(params, cohort.x, cohort.y, mask) for mode in Mode
     )
     assert_close(vectorised, looped)
     assert not vectorised[-1].any()
@@ -124,14 +124,14 @@ def test_padding_is_never_learnt_from(make_data, task):
 
 def test_local_work_leaves_the_rounds_model_alone(task, data):
     before = task.parameters.clone()
-    updates(task, data, LocalSgd(Batches(0, epochs=2), lr=1.0), bound=FixedBound(0.1))
+    updates(task, data, LocalSgd(Batches(0, epochs=2), lr=1.0), bound=Bound(0.1))
     assert torch.equal(task.parameters, before)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "gradient"])
 def test_updates_stay_inside_the_bound(task, data, kind):
     work = LocalSgd(Batches(2, epochs=3), lr=5.0) if kind == "sgd" else OneGradient()
-    bound = FixedBound(0.01)
+    bound = Bound(0.01)
     done = updates(task, data, work, bound=bound)
     assert bool(done.clipped.all())
     assert float(done.rows.double().norm(dim=1).max()) <= bound.value
@@ -141,16 +141,16 @@ def test_every_step_is_projected_around_the_rounds_model(task, data):
     """Far from the origin, so that a ball around the origin would show; step by step."""
     torch.manual_seed(1)
     start = 10 * torch.randn(task.size)
-    bound, seen = FixedBound(0.2), []
-    inner = gradient_fn(task, Mode.VECTORISED)
+    bound, seen = Bound(0.2), []
 
-    def spying(params, x, y, mask):
-        seen.append((params - start).double().norm(dim=1))
-        return inner(params, x, y, mask)
+    class Spying(Vectorised):
+        def mean(self, params, x, y, mask):
+            seen.append((params - start).double().norm(dim=1))
+            return super().mean(params, x, y, mask)
 
     cohort = gather(data, np.arange(data.clients))
     work = LocalSgd(Batches(2, epochs=3), lr=1.0)
-    done = work.updates(spying, start, cohort, bound, ROUND, STREAMS)
+    done = work.updates(Spying(task), start, cohort, bound, ROUND, STREAMS)
     rounding = 1e-5 * float(start.norm())
     assert len(seen) > 10
     assert max(float(norms.max()) for norms in seen) <= bound.value + rounding
@@ -159,7 +159,7 @@ def test_every_step_is_projected_around_the_rounds_model(task, data):
 
 
 def test_projection_in_the_loop_is_not_projection_at_the_end(task, data):
-    work, bound = LocalSgd(Batches(2, epochs=5), lr=1.0), FixedBound(0.2)
+    work, bound = LocalSgd(Batches(2, epochs=5), lr=1.0), Bound(0.2)
     inside = updates(task, data, work, bound=bound).rows
     after = bound.apply(updates(task, data, work).rows).rows
     assert not torch.allclose(inside, after, rtol=1e-2)
@@ -167,19 +167,19 @@ def test_projection_in_the_loop_is_not_projection_at_the_end(task, data):
 
 def test_a_bound_that_is_never_reached_changes_nothing(task, data):
     work = LocalSgd(Batches(2, epochs=2), lr=0.1)
-    bounded = updates(task, data, work, bound=FixedBound(1e3))
+    bounded = updates(task, data, work, bound=Bound(1e3))
     assert torch.equal(bounded.rows, updates(task, data, work).rows)
     assert not bounded.clipped.any()
 
 
 def test_clipped_names_the_clients_that_met_the_bound(task, data):
     norms = updates(task, data, OneGradient()).rows.norm(dim=1)
-    bound = FixedBound(float(norms.median()))
+    bound = Bound(float(norms.median()))
     done = updates(task, data, OneGradient(), bound=bound)
     assert done.clipped.tolist() == (norms.double() > bound.value * (1 - 1e-6)).tolist()
 
 
-@pytest.mark.parametrize("bound", [None, FixedBound(1.0)])
+@pytest.mark.parametrize("bound", [None, Bound(1.0)])
 def test_a_client_that_diverges_keeps_its_row_for_the_server_to_refuse(make_family, bound):
     task, data = make_family("linear")
     start = task.parameters.clone().fill_(3e38)

@@ -6,23 +6,25 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.privacy.clipping import FixedBound
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.rules import Fixed
+from fedveil.privacy.sampling import Everyone
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.engines.local import LocalEngine, fitting_chunk
 from fedveil.training.gradients import Mode
-from fedveil.training.server import Weights
+from fedveil.training.server import ServerState, Weights
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
-BOUND = FixedBound(0.05)
+BOUND = Fixed(0.05)
 
 
-def engine_for(task, data, **changes):
+def engine_for(task, data, bound=None, **changes):
     parts = {
         "work": OneGradient(),
         "streams": Streams(1),
-        "bound": None,
+        "plan": unprotected(Everyone(), data.clients, rounds=9, rule=bound),
         "weights": Weights.UNIFORM,
         "mode": Mode.VECTORISED,
         "chunk": 100,
@@ -32,7 +34,8 @@ def engine_for(task, data, **changes):
 
 def run(engine, ids=None, round=1):
     ids = np.arange(engine.data.clients) if ids is None else np.array(ids)
-    return engine.run(round, ids, engine.task.parameters)
+    params = engine.task.parameters
+    return engine.run(round, ids, ServerState(round - 1, params, {}, engine.plan.start(params)))
 
 
 def relative(actual, expected):
@@ -69,7 +72,7 @@ def test_chunks_do_not_change_the_sum(make_data, task, weights):
 def test_chunks_do_not_change_vectorised_training_beyond_rounding(make_data, task):
     data = many_clients(make_data)
     work = LocalSgd(Batches(2, epochs=3), lr=0.3)
-    engine = engine_for(task, data, work=work, bound=FixedBound(0.5))
+    engine = engine_for(task, data, work=work, bound=Fixed(0.5))
     whole, cut = run(engine), run(replace(engine, chunk=7))
     assert relative(cut.total, whole.total) < 1e-6
     assert cut.clipped == whole.clipped
@@ -171,8 +174,8 @@ def test_the_adversary_sees_round_and_clients(task, data):
 
 
 def test_clipped_counts_clients(task, data):
-    everyone = run(engine_for(task, data, bound=FixedBound(1e-6)))
-    nobody = run(engine_for(task, data, bound=FixedBound(1e6)))
+    everyone = run(engine_for(task, data, bound=Fixed(1e-6)))
+    nobody = run(engine_for(task, data, bound=Fixed(1e6)))
     assert (everyone.clipped, nobody.clipped) == (data.clients, 0)
 
 

@@ -8,11 +8,13 @@ import torch
 
 from fedveil.errors import BudgetExhausted
 from fedveil.privacy.accounting import epsilon
+from fedveil.privacy.central import central
 from fedveil.privacy.claims import Relation
-from fedveil.privacy.clipping import FixedBound
+from fedveil.privacy.clipping import Bound
 from fedveil.privacy.events import Gaussian, PoissonSampled
-from fedveil.privacy.plan import central, unprotected
+from fedveil.privacy.plan import unprotected
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.terms import Budget
 from fedveil.training.engines.local import CohortSum
@@ -21,6 +23,7 @@ from fedveil.training.server import ServerState, SgdServer
 
 SIZE, CLIENTS = 50, 40
 STREAMS = Streams(3)
+BOUND = Bound(1.5)
 
 
 class FakeEngine:
@@ -31,29 +34,32 @@ class FakeEngine:
         self.weight, self.refused, self.ledger = weight, refused, ledger
         self.calls = []
 
-    def run(self, round, ids, params):
-        self.calls.append((round, ids.tolist(), params.clone()))
+    def run(self, round, ids, state):
+        self.calls.append((round, ids.tolist(), state.params.clone()))
         weight = float(len(ids)) if self.weight is None else self.weight
-        return CohortSum(self.total, weight, len(ids), 0, tuple(self.refused))
+        watched = torch.zeros(0, dtype=torch.float64)
+        refused = tuple(self.refused)
+        return CohortSum(self.total, self.total, watched, weight, len(ids), 0, refused)
 
 
 def private(rounds=3, sampler=None, epsilon=math.inf, multiplier=2.0):
     return central(
         sampler or Poisson(0.5),
         CLIENTS,
-        FixedBound(1.5),
+        Fixed(BOUND.value),
         rounds=rounds,
         budget=Budget(epsilon, 1e-3),
         multiplier=multiplier,
     )
 
 
-def start():
-    return ServerState(0, torch.zeros(SIZE), {})
+def start(plan):
+    params = torch.zeros(SIZE)
+    return ServerState(0, params, {}, plan.start(params))
 
 
 def loop(plan, engine, ledger, measure=lambda state: {}, state=None):
-    return rounds(state or start(), plan, engine, SgdServer(), ledger, STREAMS, measure)
+    return rounds(state or start(plan), plan, engine, SgdServer(), ledger, STREAMS, measure)
 
 
 def test_a_round_is_sum_plus_noise_over_the_expected_cohort(open_ledger):
@@ -63,7 +69,7 @@ def test_a_round_is_sum_plus_noise_over_the_expected_cohort(open_ledger):
     engine = FakeEngine(total)
     before = torch.zeros(SIZE, dtype=torch.float64)
     for result in loop(plan, engine, open_ledger(plan)):
-        expected = before + plan.release(total, result.round, STREAMS) / (0.5 * CLIENTS)
+        expected = before + plan.release(total, BOUND, result.round, STREAMS) / (0.5 * CLIENTS)
         assert torch.allclose(result.state.params.double(), expected, rtol=1e-6)
         before = result.state.params.double()
     cohorts = [len(ids) for _, ids, _ in engine.calls]
@@ -92,7 +98,7 @@ def test_noise_has_the_standard_deviation_of_the_plan(open_ledger):
         steps.append(result.state.params - before)
         before = result.state.params
     noise = torch.stack(steps).double() * CLIENTS
-    assert plan.noise_std == 30.0
+    assert plan.scale(BOUND, np.zeros(1)).tolist() == [30.0]
     assert abs(float(noise.std()) / 30.0 - 1) < 0.04
 
 
@@ -103,7 +109,7 @@ def test_an_empty_cohort_releases_pure_noise_and_is_charged(open_ledger):
     assert [ids for _, ids, _ in engine.calls] == [[], []]
     assert [result.clients for result in done] == [0, 0]
     zero = torch.zeros(SIZE, dtype=torch.float64)
-    expected = plan.release(zero, 1, STREAMS) / (1e-9 * CLIENTS)
+    expected = plan.release(zero, BOUND, 1, STREAMS) / (1e-9 * CLIENTS)
     assert torch.allclose(done[0].state.params.double(), expected, rtol=1e-6)
     assert done[0].state.params.all()
     assert done[0].snr == 0
@@ -123,7 +129,7 @@ def test_the_ledger_is_charged_before_any_client_works(open_ledger):
     ledger, seen = open_ledger(plan), []
 
     class Crashing:
-        def run(self, round, ids, params):
+        def run(self, round, ids, state):
             seen.append(charged(ledger))
             raise Crash
 
@@ -135,7 +141,7 @@ def test_the_ledger_is_charged_before_any_client_works(open_ledger):
 
 def test_no_client_works_on_a_round_that_cannot_be_charged():
     class Refusing:
-        def charge(self, round):
+        def charge(self, round, counts):
             raise BudgetExhausted
 
     engine = FakeEngine()
@@ -189,7 +195,7 @@ def test_signal_to_noise_is_the_length_of_the_sum_over_that_of_its_noise(open_le
     plan = private(rounds=1)
     total = torch.full((SIZE,), 2.0, dtype=torch.float64)
     (done,) = loop(plan, FakeEngine(total), open_ledger(plan))
-    assert done.snr == pytest.approx(2.0 / plan.noise_std)
+    assert done.snr == pytest.approx(2.0 / (2.0 * BOUND.value))
 
 
 def test_each_round_starts_from_the_model_before_it(open_ledger):

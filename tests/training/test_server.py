@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clipping import FixedBound
+from fedveil.privacy.clipping import Bound
 from fedveil.training.server import AdamServer, ServerState, SgdServer, accept
 
-BOUND = FixedBound(2.0)
+BOUND = Bound(2.0)
 
 
 def state(size=4, round=0):
-    return ServerState(round, torch.arange(size, dtype=torch.float32), {})
+    return ServerState(round, torch.arange(size, dtype=torch.float32), {}, torch.zeros(0))
 
 
 def means(count, size=4):

@@ -8,8 +8,9 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
-from fedveil.privacy.clipping import FixedBound
-from fedveil.privacy.plan import central, unprotected
+from fedveil.privacy.central import central
+from fedveil.privacy.plan import unprotected
+from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.terms import Budget
 from fedveil.training.batches import Batches
@@ -27,7 +28,7 @@ def training_of(task, data, **changes):
 
 def private_plan(data, rounds=3, **changes):
     arguments = {"budget": Budget(float("inf"), 1e-3), "multiplier": 1.0, **changes}
-    return central(Poisson(0.5), data.clients, FixedBound(0.5), rounds=rounds, **arguments)
+    return central(Poisson(0.5), data.clients, Fixed(0.5), rounds=rounds, **arguments)
 
 
 @pytest.fixture(params=["softmax", "linear", "mlp", "small-cnn"])
@@ -114,7 +115,7 @@ def test_bad_reports_are_named_and_training_goes_on(task, data):
     plan = central(
         Everyone(),
         data.clients,
-        FixedBound(0.5),
+        Fixed(0.5),
         rounds=3,
         budget=Budget(float("inf"), 1e-3),
         multiplier=1.0,

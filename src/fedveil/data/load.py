@@ -7,13 +7,24 @@ from fedveil.data.files import data_root
 from fedveil.data.records import Records
 from fedveil.errors import BadInput
 
-NAMES = ("digits", "mnist", "fashion-mnist", "femnist", "cifar10", "lending-club", "location30")
+NAMES = (
+    "digits",
+    "diabetes",
+    "mnist",
+    "fashion-mnist",
+    "femnist",
+    "cifar10",
+    "lending-club",
+    "location30",
+)
 
 _OPTIONS = {"femnist": ("min_records",), "lending-club": ("grades",)}
 
 
 def load_records(name: str, root: Path | None = None, **options: Any) -> Records:
-    """Load a data set from its subfolder of `root` (or FEDVEIL_DATA); `digits` needs neither.
+    """Load a data set from its subfolder of `root` (or FEDVEIL_DATA).
+
+    `digits` and `diabetes` come with scikit-learn and need neither.
 
     Options: `min_records` of femnist, `grades` of lending-club.
     """
@@ -30,6 +41,10 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
             from fedveil.data import digits
 
             return digits.load()
+        case "diabetes":
+            from fedveil.data import diabetes
+
+            return diabetes.load()
         case "mnist" | "fashion-mnist":
             from fedveil.data import mnist
 

@@ -70,6 +70,11 @@ class Task:
         return len(self._flat)
 
     @property
+    def layer_sizes(self) -> tuple[int, ...]:
+        """The number of parameters of each tensor, in the order of the flat vector."""
+        return tuple(stop - start for _, start, stop, _ in self._slots)
+
+    @property
     def parameters(self) -> torch.Tensor:
         """The module's parameters as one vector [P]: the module itself, not a copy of it."""
         return self._flat

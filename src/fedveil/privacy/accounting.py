@@ -2,18 +2,16 @@
 
 Only this file knows how the accountants of dp-accounting read an event. They do not agree with
 each other: under replacement its PLD doubles the sensitivity and its RDP does not. fedveil's
-events carry std / sensitivity *under the claim's own relation*, and `_translate` is the one table
-that turns them into the library's; each entry is tested against a closed form, and what is not
-in the table is refused.
+events carry std / sensitivity *under the claim's own relation*, and `_composition` is the one
+table that turns them into the library's, or into our own closed forms; each entry is tested
+against an independent computation, and what is not in the table is refused.
 """
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
 
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution
@@ -22,13 +20,25 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fedveil.errors import BadInput, UnsupportedEvent
+from fedveil.privacy.amplification import shuffled_epsilon
 from fedveil.privacy.claims import Accountant, Relation
-from fedveil.privacy.events import Event, FixedSampled, Gaussian, PoissonSampled, to_dict
+from fedveil.privacy.events import (
+    Event,
+    FixedSampled,
+    FuGaussian,
+    Gaussian,
+    GaussianWithBit,
+    Laplace,
+    PoissonSampled,
+    Shuffled,
+    TwoPoint,
+    kind_of,
+)
+from fedveil.privacy.randomised_response import randomised_response_epsilon
 
 FINE = 1e-4
 _NO_NOISE = 1e-6
 
-_ONE_ROW = (Relation.ADD_REMOVE, Relation.ZERO_OUT)
 _ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = dpa.NeighboringRelation.REPLACE_ONE
 
@@ -47,46 +57,49 @@ def epsilon(
     Guarantee: an upper bound on the true epsilon. PLD rounds the privacy loss up to a grid of
     `interval` (coarser where the loss is so large that the grid would not fit into memory);
     a coarser grid gives a larger value, never a smaller one. Plain Gaussians compose to a
-    Gaussian, so that their PLD needs no grid and is evaluated in closed form.
+    Gaussian, so that their PLD needs no grid and is evaluated in closed form; the binomial
+    accountant is exact; the pure one adds epsilons and holds at every delta, 0 included.
 
     | edge | behaviour |
     |---|---|
     | count 0 | 0 |
-    | count negative, delta outside (0, 1) | BadInput |
+    | count negative, delta outside (0, 1) (pure: [0, 1)) | BadInput |
     | noise multiplier below 1e-6 | infinity |
     | (event, relation, accountant) not in the table | UnsupportedEvent |
 
     >>> round(epsilon(Gaussian(3.7306), 1, 1e-5, Relation.ADD_REMOVE), 3)
     1.0
     """
-    if not 0 < delta < 1:
+    if not 0 < delta < 1 and not (delta == 0 and accountant is Accountant.PURE):
         raise BadInput(f"delta is {delta:g}: a number in (0, 1) is needed")
     if count < 0:
         raise BadInput(f"rounds is {count}: a number >= 0 is needed")
-    translated = _translate(event, relation, accountant)
+    compose = _composition(event, relation, accountant)
     if count == 0:
         return 0.0
     if noise_of(event) < _NO_NOISE:
         return math.inf
-    if accountant is Accountant.RDP:
-        return _rdp_epsilon(translated, count, delta)
-    if isinstance(event, Gaussian):
-        return gaussian_epsilon(math.sqrt(count) / event.multiplier, delta)
-    return _pld_epsilon(translated, count, delta, interval * _coarsening(event, count))
+    return compose(count, delta, interval)
 
 
 def supports(event: Event, relation: Relation, accountant: Accountant) -> bool:
     """Whether the table has an entry for this release."""
     try:
-        _translate(event, relation, accountant)
+        _composition(event, relation, accountant)
     except UnsupportedEvent:
         return False
     return True
 
 
 def noise_of(event: Event) -> float:
-    """The noise multiplier inside an event."""
-    return event.multiplier if isinstance(event, Gaussian) else event.event.multiplier
+    """The noise multiplier inside an event; infinite for reports that have none."""
+    match event:
+        case Gaussian(m) | Laplace(m) | FuGaussian(m, _) | GaussianWithBit(Gaussian(m), _):
+            return m
+        case PoissonSampled(_, Gaussian(m)) | FixedSampled(_, _, Gaussian(m)):
+            return m
+        case TwoPoint() | Shuffled():
+            return math.inf
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -108,69 +121,127 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(lambda e: max(log_excess(e), -1e6), 0.0, high, xtol=1e-12, rtol=1e-12))
 
 
-@dataclass(frozen=True)
-class _Translated:
-    """An event in the words of dp-accounting, with the relation it must be read under."""
-
-    event: dpa.DpEvent
-    relation: dpa.NeighboringRelation
+_Composition = Callable[[int, float, float], float]
+"""(count, delta, interval) -> epsilon."""
 
 
-def _translate(event: Event, relation: Relation, accountant: Accountant) -> _Translated:
-    """The table of (event, relation, accountant).
+def _composition(event: Event, relation: Relation, accountant: Accountant) -> _Composition:
+    """The table of (event, relation, accountant): how that accountant composes that event.
 
     A plain Gaussian is the pair N(0, m^2), N(1, m^2) under every relation, m being relative to
-    that relation's sensitivity; both accountants read it so under add-remove. Under replacement
-    a Poisson-sampled cohort differs by a row of length S on one side and another on the other:
-    the library's PLD models exactly that, with noise relative to S, twice our multiplier. Its
-    RDP bound for sampling without replacement takes noise relative to 2 S, which is ours.
+    that relation's sensitivity; the library reads it so under add-remove. Under replacement a
+    Poisson-sampled cohort differs by a row of length S on one side and another on the other: the
+    library's PLD models exactly that, with noise relative to S, twice our multiplier. Its RDP
+    bound for sampling without replacement takes noise relative to 2 S, which is ours; where that
+    bound is so loose that it exceeds the release without sampling, the latter is used.
     """
     match event, accountant:
-        case Gaussian(m), _:
-            return _Translated(dpa.GaussianDpEvent(m), _ADD_REMOVE)
-        case PoissonSampled(rate, Gaussian(m)), _ if relation in _ONE_ROW:
-            inner = dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(m))
-            return _Translated(inner, _ADD_REMOVE)
+        case Gaussian(m), Accountant.PLD:
+            return lambda count, delta, _: gaussian_epsilon(math.sqrt(count) / m, delta)
+        case Gaussian(m), Accountant.RDP:
+            return _rdp(dpa.GaussianDpEvent(m), _ADD_REMOVE)
+        case Laplace(m), Accountant.PURE:
+            return lambda count, *_: count / m
         case PoissonSampled(rate, Gaussian(m)), Accountant.PLD:
-            inner = dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(2 * m))
-            return _Translated(inner, _REPLACE)
-        case FixedSampled(size, population, Gaussian(m)), Accountant.RDP if (
+            grid = partial(_coarsening, event)
+            if relation is Relation.REPLACE:
+                return _sampled_pld(rate, 2 * m, _REPLACE, grid)
+            return _sampled_pld(rate, m, _ADD_REMOVE, grid)
+        case PoissonSampled(rate, Gaussian(m)), Accountant.RDP if relation is not Relation.REPLACE:
+            return _rdp(dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(m)), _ADD_REMOVE)
+        case FixedSampled(size, n, Gaussian(m)), Accountant.RDP if relation is Relation.REPLACE:
+            plain = dpa.GaussianDpEvent(m)
+            sampled = _rdp(dpa.SampledWithoutReplacementDpEvent(n, size, plain), _REPLACE)
+            unsampled = _rdp(plain, _ADD_REMOVE)
+            return lambda *args: min(sampled(*args), unsampled(*args))
+        case FuGaussian(m, c2), Accountant.PUBLISHED:
+            return lambda count, delta, _: c2 * math.sqrt(count * math.log(1 / delta)) / m
+        case TwoPoint(eps0), Accountant.PURE if relation is Relation.REPLACE:
+            return lambda count, *_: count * eps0
+        case TwoPoint(eps0), Accountant.BINOMIAL if relation is Relation.REPLACE:
+            return lambda count, delta, _: randomised_response_epsilon(eps0, count, delta)
+        case Shuffled(TwoPoint(eps0), reports), Accountant.PLD if relation is Relation.REPLACE:
+            return lambda count, delta, _: shuffled_epsilon(eps0, reports, count, delta)
+        case GaussianWithBit(Gaussian(m), TwoPoint(eps0)), Accountant.PLD if (
             relation is Relation.REPLACE
         ):
-            fixed = dpa.SampledWithoutReplacementDpEvent(population, size, dpa.GaussianDpEvent(m))
-            return _Translated(fixed, _REPLACE)
+            grid = partial(_coarsening, PoissonSampled(1.0, Gaussian(m)))
+            return lambda count, delta, interval: _gaussian_with_bit_pld(
+                m, eps0, count, delta, interval * grid(count)
+            )
     raise UnsupportedEvent(
-        f"{accountant.upper()} has no entry for {to_dict(event)['kind']} under {relation}: "
+        f"{accountant.upper()} has no entry for {kind_of(event)} under {relation}: "
         "use another sampler or accountant"
     )
 
 
+def _rdp(event: dpa.DpEvent, relation: dpa.NeighboringRelation) -> _Composition:
+    return lambda count, delta, _: _rdp_epsilon(event, relation, count, delta)
+
+
+def _sampled_pld(
+    rate: float, noise: float, relation: dpa.NeighboringRelation, coarsen: Callable[[int], float]
+) -> _Composition:
+    return lambda count, delta, interval: _sampled_epsilon(
+        rate, noise, relation, count, delta, interval * coarsen(count)
+    )
+
+
 @lru_cache(maxsize=1024)
-def _rdp_epsilon(translated: _Translated, count: int, delta: float) -> float:
+def _rdp_epsilon(
+    event: dpa.DpEvent, relation: dpa.NeighboringRelation, count: int, delta: float
+) -> float:
     with _quiet():
-        accountant = RdpAccountant(neighboring_relation=translated.relation)
-        accountant.compose(translated.event, count)
+        accountant = RdpAccountant(neighboring_relation=relation)
+        accountant.compose(event, count)
         return float(accountant.get_epsilon(delta))
 
 
 @lru_cache(maxsize=1024)
-def _pld_epsilon(translated: _Translated, count: int, delta: float, interval: float) -> float:
-    composed = _pld(translated, interval).self_compose(count)
+def _sampled_epsilon(
+    rate: float,
+    noise: float,
+    relation: dpa.NeighboringRelation,
+    count: int,
+    delta: float,
+    interval: float,
+) -> float:
+    composed = _pld(rate, noise, relation, interval).self_compose(count)
     return max(0.0, float(composed.get_epsilon_for_delta(delta)))
 
 
 @lru_cache(maxsize=16)
-def _pld(translated: _Translated, interval: float) -> Any:
+def _pld(
+    rate: float, noise: float, relation: dpa.NeighboringRelation, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
     """The PLD of one Poisson-sampled Gaussian, kept because budgets ask for many counts of it."""
     return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=translated.event.event.noise_multiplier,
-        sampling_prob=translated.event.sampling_probability,
+        standard_deviation=noise,
+        sampling_prob=rate,
         value_discretization_interval=interval,
-        neighboring_relation=translated.relation,
+        neighboring_relation=relation,
     )
 
 
-def _coarsening(event: Event, count: int) -> float:
+def _gaussian_with_bit_pld(
+    multiplier: float, eps0: float, count: int, delta: float, interval: float
+) -> float:
+    """`count` Gaussians are one Gaussian; `count` bits are composed one by one, as the library's
+    accountant does not.
+    """
+    updates = privacy_loss_distribution.from_gaussian_mechanism(
+        multiplier / math.sqrt(count), value_discretization_interval=interval
+    )
+    bits = privacy_loss_distribution.from_randomized_response(
+        noise_parameter=2 / (1 + math.exp(eps0)),
+        num_buckets=2,
+        value_discretization_interval=interval,
+        neighboring_relation=_REPLACE,
+    ).self_compose(count)
+    return max(0.0, float(updates.compose(bits).get_epsilon_for_delta(delta)))
+
+
+def _coarsening(event: PoissonSampled, count: int) -> float:
     """How much wider than asked the grid must be to stay at a few hundred thousand points.
 
     1 unless the privacy loss is very large: of one release above about 40 (noise below 0.3), or
@@ -178,8 +249,7 @@ def _coarsening(event: Event, count: int) -> float:
     """
     m = noise_of(event)
     one = 1 / (2 * m * m) + 10 / m
-    rate = event.rate if isinstance(event, PoissonSampled) else 1.0
-    spread = rate * rate * count * math.expm1(min(1 / (m * m), 600.0))
+    spread = event.rate**2 * count * math.expm1(min(1 / (m * m), 600.0))
     return max(1.0, one / 40, min(count * one, one + spread) / 150)
 
 

@@ -21,6 +21,7 @@ from fedveil.privacy.randomised_response import randomised_response_epsilon
 _Array = npt.NDArray[np.float64]
 _NEGLIGIBLE = 1e-22
 _MOST_POINTS = 4_000_000
+_LARGEST = 30.0
 
 
 def shuffled_epsilon(eps0: float, reports: int, count: int, delta: float) -> float:
@@ -34,15 +35,19 @@ def shuffled_epsilon(eps0: float, reports: int, count: int, delta: float) -> flo
     |---|---|
     | count 0 | 0 |
     | one report | nothing is hidden: the bound is that of randomised response |
+    | eps0 above 30 | the same: 1 - p is lost to rounding |
     | more than 20,000 reports | accounted as 20,000, which is safe |
     """
     if reports < 1:
         raise BadInput(f"shuffle.minimum is {reports}: at least one honest report is needed")
     if count == 0:
         return 0.0
-    grid = _interval(eps0, reports, count, delta)
-    composed = _pmf(eps0, min(reports, 20_000), grid).self_compose(count, 1e-15)
     alone = randomised_response_epsilon(eps0, count, delta)
+    if eps0 > _LARGEST:
+        return alone
+    reports = min(reports, 20_000)
+    grid = _interval(eps0, reports, count, delta)
+    composed = _pmf(eps0, reports, grid).self_compose(count, 1e-15)
     return min(alone, float(composed.get_epsilon_for_delta(delta)))
 
 

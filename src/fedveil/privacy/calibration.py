@@ -13,7 +13,13 @@ from scipy.optimize import brentq
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import FINE, epsilon, gaussian_epsilon
 from fedveil.privacy.claims import Accountant, Relation
-from fedveil.privacy.events import Event, FixedSampled, Gaussian, PoissonSampled
+from fedveil.privacy.events import (
+    Event,
+    FixedSampled,
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+)
 
 MOST_ROUNDS = 1_000_000
 _TOLERANCE = 2e-4
@@ -177,12 +183,14 @@ def _last(within: Callable[[int], bool], known: int) -> int:
 def _guess_noise(event: Event, count: int, target: float, delta: float) -> float:
     """The noise at which the composed loss, were it Gaussian, would meet the target."""
     match event:
-        case Gaussian():
-            return math.sqrt(count) / _mu_for(target, delta)
+        case Laplace():
+            return count / target
         case PoissonSampled(rate, _):
             fraction = rate
         case FixedSampled(size, population, _):
             fraction = size / population
+        case _:
+            return math.sqrt(count) / _mu_for(target, delta)
     ratio = _mu_for(target, delta) / (fraction * math.sqrt(count))
     return 1 / math.sqrt(math.log1p(ratio * ratio))
 

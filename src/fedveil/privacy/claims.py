@@ -32,10 +32,18 @@ class Trust(StrEnum):
 
 
 class Accountant(StrEnum):
-    """How releases were composed."""
+    """How releases were composed.
+
+    `pld`, privacy loss distributions, and `rdp`, Renyi divergences; `binomial`, the exact sum for
+    randomised response; `pure`, adding epsilons, whose delta is 0; `published`, a paper's own
+    formula, which guarantees nothing by itself.
+    """
 
     PLD = "pld"
     RDP = "rdp"
+    BINOMIAL = "binomial"
+    PURE = "pure"
+    PUBLISHED = "published"
 
 
 class NoiseSource(StrEnum):
@@ -48,6 +56,10 @@ class NoiseSource(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class PrivacyClaim:
     """(epsilon, delta)-differential privacy, for whom, against whom, and under which assumptions.
+
+    `holds_for` is "everyone" unless clients differ: then there is one claim for the worst and one
+    for the median client. `covers` names what was released: the updates, or what an adaptive
+    bound collects beside them.
 
     >>> claim = PrivacyClaim(epsilon=2.0, delta=1e-5, unit=Unit.CLIENT,
     ...     neighbours=Relation.ADD_REMOVE, trust=Trust.CENTRAL, accountant=Accountant.PLD,
@@ -65,11 +77,16 @@ class PrivacyClaim:
     noise: NoiseSource
     as_published: bool = False
     assumptions: tuple[str, ...] = ()
+    holds_for: str = "everyone"
+    covers: str = "updates"
 
     def __str__(self) -> str:
+        what = "" if self.covers == "updates" else f"{self.covers}: "
+        who = "" if self.holds_for == "everyone" else f", {self.holds_for}"
         label = ", as published, not a guarantee" if self.as_published else ""
+        value = f"{_rounded_up(self.epsilon):.4g} at delta {self.delta:g}"
         return (
-            f"epsilon {_rounded_up(self.epsilon):.4g} at delta {self.delta:g} per {self.unit} "
+            f"{what}epsilon {value} per {self.unit}{who} "
             f"({self.neighbours}, {self.trust} trust, {self.accountant.upper()}, "
             f"{self.noise} noise{label})"
         )

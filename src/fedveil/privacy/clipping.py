@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 import torch
 
@@ -12,19 +13,30 @@ ROUNDING = 1e-6
 SMALLEST = 1e-20
 
 
+class Norm(StrEnum):
+    """How length is measured: L2 goes with Gaussian noise, L1 with Laplace noise."""
+
+    L1 = "l1"
+    L2 = "l2"
+
+
 @dataclass(frozen=True)
 class Bounded:
-    """Rows after a bound: `clipped[k]` says whether row k was too long."""
+    """Rows after a bound: their `norms` before it, and which were too long."""
 
     rows: torch.Tensor
+    norms: torch.Tensor
     clipped: torch.Tensor
 
 
 @dataclass(frozen=True)
-class FixedBound:
-    """Scale each row down to an L2 norm of at most `value`; shorter rows are left alone.
+class Bound:
+    """Scale each row down to a norm of at most `value`; shorter rows are left alone.
 
-    Guarantee: the returned rows have L2 norm at most `value` exactly, as real numbers. Norms
+    `gradient`, when given, says how the bound is reached: every local gradient is bounded by it
+    and the learning rates add up to value / gradient. Without it the update itself is bounded.
+
+    Guarantee: the returned rows have a norm of at most `value` exactly, as real numbers. Norms
     and scaled rows are computed in float64 and rows are scaled to `value * (1 - 1e-6)`, which
     leaves room for rounding them back to float32.
 
@@ -37,11 +49,13 @@ class FixedBound:
     | rows of half precision or integers | ValueError (1e-6 leaves no room for their rounding) |
     | no rows | no rows |
 
-    >>> FixedBound(1.0).apply(torch.tensor([[3.0, 4.0], [0.0, 0.5]])).clipped.tolist()
+    >>> Bound(1.0).apply(torch.tensor([[3.0, 4.0], [0.0, 0.5]])).clipped.tolist()
     [True, False]
     """
 
     value: float
+    norm: Norm = Norm.L2
+    gradient: float | None = None
 
     def __post_init__(self) -> None:
         if not (self.value >= SMALLEST and math.isfinite(self.value)):
@@ -49,8 +63,13 @@ class FixedBound:
                 f"bound.value is {self.value}: a number of at least {SMALLEST} is needed"
             )
 
+    @property
+    def per_gradient(self) -> "Bound | None":
+        """The bound on each local gradient, if that is how this bound is reached."""
+        return None if self.gradient is None else Bound(self.gradient, self.norm)
+
     def sensitivity(self, relation: Relation) -> float:
-        """How far one client can move the sum of bounded rows, in L2.
+        """How far one client can move a sum of bounded rows, in this bound's norm.
 
         Adding, removing or zeroing a client moves it by one row; replacing a client by another
         moves it by the difference of two.
@@ -65,15 +84,15 @@ class FixedBound:
         """Bound the rows of [K, P]; the input is left as it is."""
         if rows.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"rows are {rows.dtype}: 1e-6 leaves no room for its rounding")
-        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        order = 1 if self.norm is Norm.L1 else 2
+        norms = torch.linalg.vector_norm(rows, ord=order, dim=1, dtype=torch.float64)
         if not bool(torch.isfinite(norms).all()):
             raise ValueError("a row is not finite: reject it before bounding")
         limit = self.value * (1 - ROUNDING)
         clipped = norms > limit
         if not bool(clipped.any()):
-            return Bounded(rows, clipped)
+            return Bounded(rows, norms, clipped)
         bounded = rows.clone()
-        bounded[clipped] = (rows[clipped].double() * (limit / norms[clipped])[:, None]).to(
-            rows.dtype
-        )
-        return Bounded(bounded, clipped)
+        scale = (limit / norms[clipped])[:, None]
+        bounded[clipped] = (rows[clipped].double() * scale).to(rows.dtype)
+        return Bounded(bounded, norms, clipped)

@@ -13,7 +13,7 @@ from fedveil.errors import BadInput
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Gaussian noise of standard deviation `multiplier` times the sensitivity.
+    """Gaussian noise of standard deviation `multiplier` times the L2 sensitivity.
 
     The sensitivity is the one under the claim's own relation: S for add-remove and zero-out,
     2 S for replacement. A multiplier of 0 is a release without noise.
@@ -22,8 +22,64 @@ class Gaussian:
     multiplier: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.multiplier < math.inf:
-            raise BadInput(f"noise multiplier is {self.multiplier}: a number >= 0 is needed")
+        _check_multiplier(self.multiplier)
+
+
+@dataclass(frozen=True)
+class Laplace:
+    """Laplace noise of scale `multiplier` times the L1 sensitivity under the claim's relation."""
+
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        _check_multiplier(self.multiplier)
+
+
+@dataclass(frozen=True)
+class FuGaussian:
+    """Gaussian noise of `multiplier` sensitivities, read as Fu et al. do, with their constant c_2.
+
+    Their formula borrows a theorem outside its conditions: it is kept to reproduce their figures.
+    """
+
+    multiplier: float
+    c2: float
+
+    def __post_init__(self) -> None:
+        _check_multiplier(self.multiplier)
+        if not 0 < self.c2 < math.inf:
+            raise BadInput(f"c2 is {self.c2}: a positive number is needed")
+
+
+@dataclass(frozen=True)
+class TwoPoint:
+    """One two-valued report whose probabilities differ by at most e^epsilon between any inputs."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < math.inf:
+            raise BadInput(f"epsilon of a report is {self.epsilon}: a positive number is needed")
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The multiset of `reports` two-valued reports of one position, their senders hidden."""
+
+    event: TwoPoint
+    reports: int
+
+    def __post_init__(self) -> None:
+        if self.reports < 1:
+            raise BadInput(f"{self.reports} shuffled reports: at least one is needed")
+
+
+@dataclass(frozen=True)
+class GaussianWithBit:
+    """A Gaussian release and a two-valued report together, about the same unit."""
+
+    gaussian: Gaussian
+    bit: TwoPoint
 
 
 @dataclass(frozen=True)
@@ -51,7 +107,34 @@ class FixedSampled:
             raise BadInput(f"a cohort of {self.size} out of {self.population} cannot be drawn")
 
 
-Event = Gaussian | PoissonSampled | FixedSampled
+Event = (
+    Gaussian
+    | Laplace
+    | FuGaussian
+    | TwoPoint
+    | Shuffled
+    | GaussianWithBit
+    | PoissonSampled
+    | FixedSampled
+)
+
+_KINDS: dict[str, type[Event]] = {
+    "gaussian": Gaussian,
+    "laplace": Laplace,
+    "fu-gaussian": FuGaussian,
+    "two-point": TwoPoint,
+    "shuffled": Shuffled,
+    "gaussian-with-bit": GaussianWithBit,
+    "poisson-sampled": PoissonSampled,
+    "fixed-sampled": FixedSampled,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+_INNER = {"event", "gaussian", "bit"}
+
+
+def kind_of(event: Event) -> str:
+    """The event's name in a ledger."""
+    return _NAMES[type(event)]
 
 
 def to_dict(event: Event) -> dict[str, Any]:
@@ -60,40 +143,36 @@ def to_dict(event: Event) -> dict[str, Any]:
     >>> to_dict(PoissonSampled(0.1, Gaussian(1.0)))
     {'kind': 'poisson-sampled', 'rate': 0.1, 'event': {'kind': 'gaussian', 'multiplier': 1.0}}
     """
-    match event:
-        case Gaussian(multiplier):
-            return {"kind": "gaussian", "multiplier": multiplier}
-        case PoissonSampled(rate, inner):
-            return {"kind": "poisson-sampled", "rate": rate, "event": to_dict(inner)}
-        case FixedSampled(size, population, inner):
-            return {
-                "kind": "fixed-sampled",
-                "size": size,
-                "population": population,
-                "event": to_dict(inner),
-            }
+    fields = {
+        name: to_dict(value) if name in _INNER else value for name, value in vars(event).items()
+    }
+    return {"kind": kind_of(event), **fields}
 
 
 def from_dict(raw: dict[str, Any]) -> Event:
     """Inverse of `to_dict`; an unknown kind is refused."""
     try:
-        match raw["kind"]:
-            case "gaussian":
-                return Gaussian(float(raw["multiplier"]))
-            case "poisson-sampled":
-                return PoissonSampled(float(raw["rate"]), _gaussian(raw["event"]))
-            case "fixed-sampled":
-                return FixedSampled(
-                    int(raw["size"]), int(raw["population"]), _gaussian(raw["event"])
-                )
-            case unknown:
-                raise BadInput(f"event kind {unknown!r} is unknown to this version of fedveil")
-    except (KeyError, TypeError, ValueError) as e:
+        fields = dict(raw)
+        kind = _KINDS.get(fields.pop("kind"))
+        if kind is None:
+            raise BadInput(f"event kind {raw['kind']!r} is unknown to this version of fedveil")
+        types = kind.__annotations__
+        if fields.keys() != types.keys():
+            raise BadInput(f"a {raw['kind']} event has the fields {', '.join(types)}")
+        values: dict[str, Any] = {
+            name: from_dict(value) if name in _INNER else types[name](value)
+            for name, value in fields.items()
+        }
+        for name in _INNER & values.keys():
+            if type(values[name]) is not types[name]:
+                raise BadInput(f"a {raw['kind']} event holds a {types[name].__name__}")
+        return kind(**values)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        if isinstance(e, BadInput):
+            raise
         raise BadInput(f"event {raw!r} cannot be read: {e}") from e
 
 
-def _gaussian(raw: dict[str, Any]) -> Gaussian:
-    event = from_dict(raw)
-    if not isinstance(event, Gaussian):
-        raise BadInput(f"a sampled event holds {raw!r}, which is not a Gaussian")
-    return event
+def _check_multiplier(multiplier: float) -> None:
+    if not 0 <= multiplier < math.inf:
+        raise BadInput(f"noise.multiplier is {multiplier}: a number >= 0 is needed")

@@ -14,6 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy import events
 from fedveil.privacy.claims import NoiseSource
@@ -21,92 +24,99 @@ from fedveil.privacy.terms import Terms
 
 FORMAT = "1"
 
+Lines = tuple[Terms, ...]
+Counts = npt.NDArray[np.int64]
+
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE charges (
     run TEXT NOT NULL,
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
+    covers TEXT NOT NULL,
     event TEXT NOT NULL,
     charged_at TEXT NOT NULL,
-    PRIMARY KEY (run, round, attempt)
+    PRIMARY KEY (run, round, attempt, covers)
 );
+CREATE TABLE participations (run TEXT PRIMARY KEY, counts BLOB NOT NULL);
 """
 
 
 @dataclass(frozen=True)
 class Charge:
-    """One row of the ledger; `round` counts from 1."""
+    """One row of the ledger; `round` counts from 1, `covers` is the line it belongs to."""
 
     round: int
     attempt: int
+    covers: str
     event: dict[str, Any]
     charged_at: str
 
 
 class Ledger:
-    """The charges of one run.
+    """The charges of one run, one row per round and line of the budget.
 
     Guarantee: `charge` returns only after the charge is on disk, and raises `BudgetExhausted`
     without writing when the round would exceed the budget. A round with seeded noise that was
     charged before is a replay of the same randomness on the same data, hence the same release:
-    it costs nothing.
+    it costs nothing. Where clients are charged for their own turns, the ledger also counts how
+    often each of them took part, in the same transaction.
 
     | edge | behaviour |
     |---|---|
-    | no terms: nothing is claimed | nothing is written, nothing is refused |
-    | round charged before | no second charge |
+    | no lines: nothing is claimed | nothing is written, nothing is refused |
+    | round charged before | no second charge, no second count |
     | ledger of another run, recipe or data set | LedgerMismatch |
     | file missing, corrupt or of another version | BadInput |
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, run: str, terms: Terms | None, permitted: int
+        self, connection: sqlite3.Connection, run: str, lines: Lines, permitted: int
     ) -> None:
         self._db, self._run = connection, run
-        self._terms, self._permitted = terms, permitted
+        self._lines, self._permitted = lines, permitted
 
     @classmethod
     def create(
-        cls, path: Path | None, about: dict[str, str], terms: Terms | None, permitted: int
+        cls, path: Path | None, about: dict[str, str], lines: Lines, permitted: int
     ) -> "Ledger":
         """A new ledger at `path` (None: in memory, for a training that leaves no run behind).
 
         `about` says whose ledger it is, with the run's name under "run"; `permitted` is the
-        number of rounds that fit the budget in `terms`.
+        number of rounds that fit the budgets in `lines`.
         """
-        if terms is not None and terms.noise is not NoiseSource.SEEDED:
+        if any(line.noise is not NoiseSource.SEEDED for line in lines):
             raise BadInput("the ledger replays rounds for nothing, which only seeded noise allows")
         db = _connect(path)
         with _transaction(db):
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 db.execute(statement)
-            rows = {"format": FORMAT, "terms": _text(terms), **about}
+            rows = {"format": FORMAT, "lines": _text(lines), **about}
             db.executemany("INSERT INTO about VALUES (?, ?)", rows.items())
-        return cls(db, about["run"], terms, permitted)
+        return cls(db, about["run"], lines, permitted)
 
     @classmethod
-    def reopen(
-        cls, path: Path, about: dict[str, str], terms: Terms | None, permitted: int
-    ) -> "Ledger":
+    def reopen(cls, path: Path, about: dict[str, str], lines: Lines, permitted: int) -> "Ledger":
         """Go on with an existing ledger; refuse one that belongs to something else."""
         stored = read_about(path)
-        for key, value in {**about, "terms": _text(terms)}.items():
+        for key, value in {**about, "lines": _text(lines)}.items():
             if stored.get(key) != value:
                 raise LedgerMismatch(
                     f"{path}: {key} is {stored.get(key)!r} in the ledger and {value!r} now: "
                     "resume with what the run was started with, or start a new run"
                 )
-        return cls(_connect_existing(path), about["run"], terms, permitted)
+        return cls(_connect_existing(path), about["run"], lines, permitted)
 
-    def charge(self, round: int) -> None:
-        """Charge `round` (counting from 1), or raise `BudgetExhausted` and write nothing."""
-        if self._terms is None:
+    def charge(self, round: int, counts: Counts | None = None) -> None:
+        """Charge `round` (counting from 1), or raise `BudgetExhausted` and write nothing.
+
+        `counts` is how often each client will have taken part once this round is done.
+        """
+        if not self._lines:
             return
         with _transaction(self._db):
-            key = (self._run, round, 0)
-            query = "SELECT 1 FROM charges WHERE run = ? AND round = ? AND attempt = ?"
-            if self._db.execute(query, key).fetchone():
+            query = "SELECT 1 FROM charges WHERE run = ? AND round = ? AND attempt = 0"
+            if self._db.execute(query, (self._run, round)).fetchone():
                 return
             charged = self.charged()
             if round != charged + 1:
@@ -116,19 +126,31 @@ class Ledger:
                     f"round {round} would exceed the budget, which permits "
                     f"{self._permitted} rounds; nothing was released"
                 )
-            self._db.execute(
-                "INSERT INTO charges VALUES (?, ?, ?, ?, ?)",
-                (
-                    *key,
-                    json.dumps(events.to_dict(self._terms.event)),
-                    datetime.now(UTC).isoformat(),
-                ),
+            now = datetime.now(UTC).isoformat()
+            self._db.executemany(
+                "INSERT INTO charges VALUES (?, ?, 0, ?, ?, ?)",
+                [
+                    (self._run, round, line.covers, json.dumps(events.to_dict(line.event)), now)
+                    for line in self._lines
+                    if line.due(round) and not line.reading
+                ],
             )
+            if counts is not None:
+                self._db.execute(
+                    "INSERT OR REPLACE INTO participations VALUES (?, ?)",
+                    (self._run, counts.astype("<i8").tobytes()),
+                )
 
     def charged(self) -> int:
         """How many rounds were charged, released or not."""
-        query = "SELECT COUNT(*) FROM charges WHERE run = ?"
+        query = "SELECT COUNT(DISTINCT round) FROM charges WHERE run = ?"
         return int(self._db.execute(query, (self._run,)).fetchone()[0])
+
+    def counts(self) -> Counts | None:
+        """How often each client took part in the charged rounds, where that is counted."""
+        query = "SELECT counts FROM participations WHERE run = ?"
+        row = self._db.execute(query, (self._run,)).fetchone()
+        return None if row is None else np.frombuffer(row[0], dtype="<i8").astype(np.int64)
 
     def close(self) -> None:
         """Close the file."""
@@ -156,20 +178,36 @@ def read_charges(path: Path) -> list[Charge]:
     db = _connect_existing(path)
     try:
         rows = db.execute(
-            "SELECT round, attempt, event, charged_at FROM charges ORDER BY round, attempt"
+            "SELECT round, attempt, covers, event, charged_at FROM charges "
+            "ORDER BY round, attempt, covers"
         ).fetchall()
     except sqlite3.DatabaseError as e:
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
     finally:
         db.close()
     try:
-        return [Charge(round, attempt, json.loads(event), at) for round, attempt, event, at in rows]
+        return [Charge(r, a, covers, json.loads(event), at) for r, a, covers, event, at in rows]
     except ValueError as e:
         raise BadInput(f"{path}: a charge cannot be read: {e}") from e
 
 
-def _text(terms: Terms | None) -> str:
-    return json.dumps(terms and terms.to_dict())
+def read_participations(path: Path) -> Counts | None:
+    """How often each client took part, where the ledger counts that."""
+    db = _connect_existing(path)
+    try:
+        row = db.execute("SELECT counts FROM participations").fetchone()
+    except sqlite3.DatabaseError as e:
+        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+    finally:
+        db.close()
+    try:
+        return None if row is None else np.frombuffer(row[0], dtype="<i8").astype(np.int64)
+    except (ValueError, TypeError) as e:
+        raise BadInput(f"{path}: the ledger's counts cannot be read: {e}") from e
+
+
+def _text(lines: Lines) -> str:
+    return json.dumps([line.to_dict() for line in lines])
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:

@@ -1,51 +1,155 @@
-"""Mechanisms: noise that asks a bound for its sensitivity."""
+"""Mechanisms: noise for rows [K, P], in place, row k from its own key.
+
+A mechanism never sees a sensitivity typed by hand: `scales` is what `PrivacyPlan.scale`
+computed from a bound. Rows are drawn in blocks that stay in the cache.
+"""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy import events
-from fedveil.privacy.claims import Relation
-from fedveil.privacy.clipping import FixedBound
-from fedveil.privacy.randomness import Keys, normal_
+from fedveil.privacy.clipping import Norm
+from fedveil.privacy.randomness import Keys, laplace_, normal_, uniform_
+
+Scales = npt.NDArray[np.float64]
+
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True)
 class GaussianMechanism:
-    """Add N(0, (multiplier x sensitivity)^2) to every coordinate of a sum of bounded rows.
+    """Add N(0, (multiplier x sensitivity)^2) to every coordinate of rows bounded in L2.
 
-    Guarantee: when `total` is the sum of rows bounded by `bound`, and nothing else depends on
-    the clients, the result is the Gaussian mechanism with the event `release`. Noise goes on
-    the sum, once; dividing by a public constant afterwards is post-processing.
+    Guarantee: a row (or a sum of rows) of L2 sensitivity D, released once, is the Gaussian
+    mechanism with the event `release`.
 
     | edge | behaviour |
     |---|---|
     | multiplier < 0, NaN or infinite | BadInput |
     | multiplier 0 | no noise; the event has multiplier 0 and its epsilon is infinite |
-    | sum of no rows (zeros) | noise all the same |
+    | zero row | noise all the same |
     """
 
     multiplier: float
 
+    norm = Norm.L2
+
     def __post_init__(self) -> None:
-        if not (self.multiplier >= 0 and math.isfinite(self.multiplier)):
-            raise BadInput(f"noise.multiplier is {self.multiplier}: a number >= 0 is needed")
+        _check_multiplier(self.multiplier)
 
     @property
     def release(self) -> events.Gaussian:
         """What one application releases."""
         return events.Gaussian(self.multiplier)
 
-    def std(self, bound: FixedBound, relation: Relation) -> float:
-        """The standard deviation of the noise per coordinate of the sum."""
-        return self.multiplier * bound.sensitivity(relation)
+    def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
+        """rows[k] += scales[k] x standard normals; scales[k] = multiplier x sensitivity."""
+        for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
+            block.addcmul_(normal_(scratch, block_keys), scale)
 
-    def apply(
-        self, total: torch.Tensor, bound: FixedBound, relation: Relation, keys: Keys
-    ) -> torch.Tensor:
-        """The noised sum: `total` is float64 [P], `keys` holds the one key of this release."""
-        # float64: float32 normals end at 5.77 standard deviations, which breaks delta
-        noise = normal_(torch.empty(1, len(total), dtype=torch.float64), keys)[0]
-        return total + self.std(bound, relation) * noise
+
+@dataclass(frozen=True)
+class LaplaceMechanism:
+    """Add Laplace noise of scale multiplier x sensitivity to every coordinate, rows bounded in L1.
+
+    Guarantee: a row of L1 sensitivity D, released once, is (1 / multiplier)-DP, pure.
+
+    | edge | behaviour |
+    |---|---|
+    | multiplier < 0, NaN or infinite | BadInput |
+    | a uniform at the very end of its range | finite noise: at most 46 scales |
+    """
+
+    multiplier: float
+
+    norm = Norm.L1
+
+    def __post_init__(self) -> None:
+        _check_multiplier(self.multiplier)
+
+    @property
+    def release(self) -> events.Laplace:
+        """What one application releases."""
+        return events.Laplace(self.multiplier)
+
+    def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
+        """rows[k] += scales[k] x standard Laplace; scales[k] = multiplier x sensitivity."""
+        for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
+            block.addcmul_(laplace_(scratch, block_keys), scale)
+
+
+@dataclass(frozen=True)
+class TwoPointMechanism:
+    """Report every weight of [c - r, c + r] as c + r kappa or c - r kappa (Sun et al. 2021).
+
+    kappa = (e^eps + 1) / (e^eps - 1), P(high) = 1/2 + (w - c) / (2 r kappa). Weights outside the
+    range are clamped first.
+
+    Guarantee: for any two inputs, clamped or not, the probability of either report differs by a
+    factor of at most e^eps, exactly: the uniform draw is a multiple of 2^-23 and inputs are drawn
+    2^-22 towards the centre to make up for it. The report is unbiased for the clamped weight, up
+    to that 2^-22 r kappa, with variance (r kappa)^2 - (w - c)^2.
+
+    | edge | behaviour |
+    |---|---|
+    | epsilon below 1e-6, NaN or infinite | BadInput (the draw has a grid of 2^-23) |
+    | weight outside the range | clamped |
+    | radius 0 | the report is c: constant, nothing is said |
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon >= 1e-6 and math.isfinite(self.epsilon)):
+            raise BadInput(f"noise.epsilon is {self.epsilon}: a number >= 1e-6 is needed")
+
+    @property
+    def release(self) -> events.TwoPoint:
+        """What one weight releases."""
+        return events.TwoPoint(self.epsilon)
+
+    @property
+    def kappa(self) -> float:
+        """How far outside the range a report lies: 2.16 at epsilon 1, 20 at epsilon 0.1.
+
+        >>> round(TwoPointMechanism(1.0).kappa, 3)
+        2.164
+        """
+        return 1 / math.tanh(self.epsilon / 2)
+
+    def report_(
+        self, rows: torch.Tensor, centre: torch.Tensor, radius: torch.Tensor, keys: Keys
+    ) -> None:
+        """Replace rows [K, P] by reports; centre and radius [P] are public."""
+        reach = radius * self.kappa
+        inverse = torch.where(reach > 0, 1 / reach, 0.0)
+        most = max(0.0, 1 / self.kappa - 2.0**-22)
+        for block, _, block_keys, scratch in _blocks(rows, np.ones(len(rows)), keys):
+            draw = uniform_(scratch, block_keys)
+            block.sub_(centre).mul_(inverse).clamp_(-most, most).sub_(draw)
+            torch.copysign(reach, block, out=block)
+            block.add_(centre)
+
+
+def _blocks(
+    rows: torch.Tensor, scales: Scales, keys: Keys
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, Keys, torch.Tensor]]:
+    """(rows, scales as a column, keys, scratch) a few rows at a time."""
+    step = max(1, _BLOCK // max(1, rows.shape[1]))
+    scratch = torch.empty(min(step, len(rows)), rows.shape[1], dtype=rows.dtype)
+    columns = torch.from_numpy(np.asarray(scales, dtype=np.float64)).to(rows.dtype)[:, None]
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step]
+        here = slice(start, start + len(block))
+        yield block, columns[here], keys[here], scratch[: len(block)]
+
+
+def _check_multiplier(multiplier: float) -> None:
+    if not (multiplier >= 0 and math.isfinite(multiplier)):
+        raise BadInput(f"noise.multiplier is {multiplier}: a number >= 0 is needed")

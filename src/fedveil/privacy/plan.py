@@ -1,40 +1,66 @@
-"""`PrivacyPlan`: sampler, bound, mechanism and budget as one object, checked as a whole."""
+"""`PrivacyPlan`: sampler, bound, mechanism and budget as one object, checked as a whole.
+
+This is what training sees of any plan. The papers' plans are built in `central.py` and `local.py`.
+"""
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting import supports
-from fedveil.privacy.calibration import MOST_ROUNDS, noise_for
-from fedveil.privacy.claims import Accountant, NoiseSource, PrivacyClaim, Trust, Unit
-from fedveil.privacy.clipping import FixedBound
-from fedveil.privacy.events import Event, Gaussian
-from fedveil.privacy.mechanisms import GaussianMechanism
+from fedveil.privacy.calibration import MOST_ROUNDS
+from fedveil.privacy.claims import PrivacyClaim, Relation
+from fedveil.privacy.clipping import Bound
+from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
 from fedveil.privacy.randomness import Streams
-from fedveil.privacy.sampling import Sampler
-from fedveil.privacy.terms import Budget, Terms
+from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.rules import Rule
+from fedveil.privacy.sampling import Counts, Sampler
+from fedveil.privacy.shuffling import multisets
+from fedveil.privacy.terms import Terms, claims_of
+
+Mechanism = GaussianMechanism | LaplaceMechanism | TwoPointMechanism
 
 
-@dataclass(frozen=True)
+class Where(StrEnum):
+    """Who adds the noise: nobody, the server on the sum, clients on their report or their steps."""
+
+    NOWHERE = "nowhere"
+    SERVER = "server"
+    CLIENT = "client"
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, eq=False)
 class PrivacyPlan:
-    """How one run protects its clients; `mechanism` None means that it does not.
+    """How one run protects its clients.
 
-    Build one with `unprotected` or `central`. Guarantee: when a round is `sampler.cohort`, each
-    client's row bounded by `bound`, and the sum released through `release`, then n rounds
-    satisfy every claim in `claims(n)`, and `permitted` rounds, of the `rounds` that are
-    planned, stay within the budget.
+    Guarantee: when a round's cohort comes from `sampler`, rows are bounded by `bound` (clamped to
+    `ranges`), clients' reports go through `randomise_` and the sum through `release`, then what a
+    client that took part n times may expect is in `claims`, and `permitted` rounds, of the
+    `rounds` that are planned, stay within every line's budget.
+
+    `mechanism` holds the noise of everyone; where clients have budgets of their own,
+    `multipliers` [N] holds each one's. `relation` is the one whose sensitivity scales the noise.
+    A shuffled round with fewer than `least_reports` reports hands nothing on.
     """
 
     sampler: Sampler
     population: int
     rounds: int
-    bound: FixedBound | None = None
-    mechanism: GaussianMechanism | None = None
-    budget: Budget | None = None
+    where: Where = Where.NOWHERE
+    rule: Rule | None = None
+    ranges: Ranges | None = None
+    mechanism: Mechanism | None = None
+    multipliers: npt.NDArray[np.float64] | None = None
+    relation: Relation = Relation.REPLACE
+    lines: tuple[Terms, ...] = ()
+    least_reports: int = 0
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -42,135 +68,239 @@ class PrivacyPlan:
         if self.rounds > MOST_ROUNDS:
             raise BadInput(f"rounds is {self.rounds}: at most {MOST_ROUNDS:,} are possible")
         self.sampler.check(self.population)
-        if (self.mechanism is None) != (self.budget is None):
-            raise BadInput("noise and budget go together: give both or neither")
-        if self.mechanism is not None and self.bound is None:
+        bounded = self.rule is not None or self.ranges is not None
+        if self.where is not Where.NOWHERE and (self.mechanism is None or not bounded):
             raise BadInput("noise without a bound protects nobody: add a bound")
-        if self.budget is not None and self.budget.delta >= 1 / self.population:
+        if getattr(self.sampler, "max_participations", None) is not None and not self.counted:
             raise BadInput(
-                f"budget.delta is {self.budget.delta:g}, not below 1 / {self.population} clients: "
-                "a delta that large would allow publishing somebody outright; use less than "
-                f"{1 / self.population:g}"
+                "sample.max_participations is for local DP, where turns are counted; a capped "
+                "cohort is not uniformly random, so nothing amplifies it: leave it out"
             )
+        for line in self.lines:
+            if line.budget.delta >= 1 / self.population:
+                raise BadInput(
+                    f"budget.delta is {line.budget.delta:g}, not below 1 / {self.population} "
+                    "clients: a delta that large would allow publishing somebody outright; use "
+                    f"less than {1 / self.population:g}"
+                )
 
     @property
     def private(self) -> bool:
         """Whether anything is claimed."""
-        return self.mechanism is not None
+        return bool(self.lines)
 
     @property
-    def divisor(self) -> float:
-        """The public number a round's sum is divided by: never the realised cohort."""
-        return self.sampler.expected(self.population)
+    def limit(self) -> float | None:
+        """The epsilon at which the run stops, if there is one."""
+        limit = self.lines[0].budget.epsilon if self.lines else math.inf
+        return None if math.isinf(limit) else limit
 
     @property
-    def noise_std(self) -> float:
-        """Standard deviation of the noise on each coordinate of the sum; 0 without noise."""
-        if self.mechanism is None or self.bound is None:
-            return 0.0
-        return self.mechanism.std(self.bound, self.sampler.relation)
-
-    @cached_property
-    def terms(self) -> Terms | None:
-        """What is charged per round and what it is worth; None without noise."""
-        if self.mechanism is None or self.budget is None:
-            return None
-        return Terms(
-            event=self.sampler.event(self.mechanism.release, self.population),
-            share=self.sampler.share(self.population),
-            budget=self.budget,
-            unit=Unit.CLIENT,
-            relation=self.sampler.relation,
-            trust=Trust.CENTRAL,
-            noise=NoiseSource.SEEDED,
-            assumptions=(
-                "the server is trusted: it sees true updates and adds the noise",
-                self.sampler.assumption,
-                f"the number of clients, {self.population}, is public",
-                "only models are published; metrics on clients' data are outside the claim",
-                "seeded noise: whoever knows the seed can remove it, so this is a simulation",
-            ),
+    def promise(self) -> str:
+        """Whom the epsilon that is shown while training protects, in a few words."""
+        if not self.lines:
+            return ""
+        line = self.lines[0]
+        return f"per {line.unit}" + (
+            " (as published, not a guarantee)" if line.as_published else ""
         )
+
+    @property
+    def counted(self) -> bool:
+        """Whether each client is charged for the rounds in which it took part, and no others."""
+        return self.where in (Where.CLIENT, Where.TRAINING)
+
+    @property
+    def multiplier(self) -> float:
+        """Noise over sensitivity, the same for everyone unless `multipliers` says otherwise."""
+        if not isinstance(self.mechanism, GaussianMechanism | LaplaceMechanism):
+            raise AssertionError("only additive noise has a multiplier")
+        return self.mechanism.multiplier
 
     @cached_property
     def permitted(self) -> int:
-        """How many of the planned rounds fit the budget; found once: a round compares integers."""
-        return self.rounds if self.terms is None else self.terms.permitted(self.rounds)
-
-    def claims(self, rounds: int) -> tuple[PrivacyClaim, ...]:
-        """What `rounds` rounds guarantee, by every accountant that can tell; the first counts."""
-        return () if self.terms is None else self.terms.claims(rounds)
+        """How many of the planned rounds fit the budgets; found once: a round compares integers."""
+        return min((line.permitted(self.rounds) for line in self.lines), default=self.rounds)
 
     @cached_property
     def spent(self) -> tuple[float | None, ...]:
-        """An upper bound on epsilon after each round, for display; None without noise."""
-        if self.terms is None:
+        """An upper bound on epsilon after each round, for display; None when nothing is claimed."""
+        if not self.lines:
             return (None,) * (self.rounds + 1)
-        return self.terms.curve(self.rounds)
+        return self.lines[0].curve(self.rounds)
 
-    def release(self, total: torch.Tensor, round: int, streams: Streams) -> torch.Tensor:
-        """The noised sum of one round's bounded rows (float64 [P])."""
-        if self.mechanism is None or self.bound is None:
+    def claims(self, rounds: int, counts: Counts | None = None) -> tuple[PrivacyClaim, ...]:
+        """What `rounds` rounds guarantee; the first claim counts.
+
+        With `counts`, how often each client took part, a claim is made for the client that did
+        so most often and one for the median client.
+        """
+        return claims_of(self.lines, rounds, counts)
+
+    def start(self, params: torch.Tensor) -> torch.Tensor:
+        """What moves from round to round, before the first one: a bound's value, or ranges."""
+        if self.ranges is not None:
+            return self.ranges.start(params)
+        value = [] if self.rule is None else [self.rule.start()]
+        return torch.tensor(value, dtype=torch.float64)
+
+    def bound(self, moving: torch.Tensor, round: int) -> Bound | None:
+        """The bound in force in `round`."""
+        return None if self.rule is None else self.rule.bound(float(moving[0]), round)
+
+    def scale(self, bound: Bound, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The noise scale of each client's row: its multiplier times the bound's sensitivity."""
+        each = np.full(len(ids), self.multiplier)
+        if self.multipliers is not None:
+            each = self.multipliers[ids]
+        return each * bound.sensitivity(self.relation)
+
+    def noise_length(
+        self, ids: npt.NDArray[np.int64], moving: torch.Tensor, round: int, size: int
+    ) -> float:
+        """The expected L2 length of all noise on a round's sum of `size` coordinates; 0 if none.
+
+        A diagnostic. Noise inside training is not counted: it is part of the work.
+        """
+        if self.ranges is not None and isinstance(self.mechanism, TwoPointMechanism):
+            reach = self.ranges.spread(moving)[1].double() * self.mechanism.kappa
+            return float(reach.norm()) * math.sqrt(len(ids))
+        bound = self.bound(moving, round)
+        if bound is None or self.where not in (Where.SERVER, Where.CLIENT):
+            return 0.0
+        once = np.zeros(1, dtype=np.int64)
+        scales = self.scale(bound, ids if self.where is Where.CLIENT else once)
+        spread = 2.0 if isinstance(self.mechanism, LaplaceMechanism) else 1.0
+        return math.sqrt(spread * size * float((scales**2).sum()))
+
+    def describe(self) -> str:
+        """The noise in a few words, for people."""
+        match self.mechanism:
+            case None:
+                return "no noise"
+            case TwoPointMechanism(epsilon):
+                return f"two-point reports, epsilon {epsilon:g} per weight, at the clients"
+            case GaussianMechanism() | LaplaceMechanism():
+                kind = "Laplace" if isinstance(self.mechanism, LaplaceMechanism) else "Gaussian"
+                size = f"multiplier {self.multiplier:.4g}"
+                if self.multipliers is not None:
+                    low, high = self.multipliers.min(), self.multipliers.max()
+                    size = f"multipliers {low:.4g} to {high:.4g}"
+                place = {
+                    Where.SERVER: "at the server",
+                    Where.CLIENT: "at the clients",
+                    Where.TRAINING: "in every local step",
+                }
+                return f"{kind} noise, {size}, {place.get(self.where, '')}"
+
+    def randomise_(
+        self,
+        rows: torch.Tensor,
+        start: torch.Tensor,
+        ids: npt.NDArray[np.int64],
+        moving: torch.Tensor,
+        round: int,
+        streams: Streams,
+    ) -> None:
+        """What clients do to their bounded updates [K, P] before they send them, in place.
+
+        Two-point reports of weights are weights, everything else is an update; `summed` knows.
+        """
+        if self.where is not Where.CLIENT or self.mechanism is None:
+            return
+        keys = streams.keys("client-noise", round, ids)
+        if isinstance(self.mechanism, TwoPointMechanism):
+            if self.ranges is None:
+                raise AssertionError("two-point reports need ranges")
+            if self.ranges.perturb is Perturb.WEIGHTS:
+                rows += start
+            centre, radius = self.ranges.spread(moving)
+            self.mechanism.report_(rows, centre, radius, keys)
+            return
+        bound = self.bound(moving, round)
+        if bound is None:
+            raise AssertionError("additive noise needs a bound")
+        self.mechanism.add_(rows, self.scale(bound, ids), keys)
+
+    def summed(
+        self, rows: torch.Tensor, weights: torch.Tensor, start: torch.Tensor, moving: torch.Tensor
+    ) -> torch.Tensor:
+        """The weighted sum of the updates behind accepted reports, float64 [P].
+
+        Behind a shuffler only the multisets of the reports are looked at.
+        """
+        if self.ranges is None or not isinstance(self.mechanism, TwoPointMechanism):
+            return torch.mv(rows.to(torch.float64).T, weights)
+        if self.least_reports:
+            centre, radius = self.ranges.spread(moving)
+            reach = radius * self.mechanism.kappa
+            counted = rows[weights > 0]
+            total = torch.zeros(len(start), dtype=torch.float64)
+            if len(counted):
+                total = multisets(counted, centre, reach, 1).sums(centre, reach)
+        else:
+            total = torch.mv(rows.to(torch.float64).T, weights)
+        if self.ranges.perturb is Perturb.WEIGHTS:
+            total -= weights.sum() * start.to(torch.float64)
+        return total
+
+    def unreadable(self, rows: torch.Tensor, moving: torch.Tensor) -> torch.Tensor:
+        """Which reports [K, P] are not what a client of this plan can send: bool [K].
+
+        A two-point message carries one bit, so any other value is somebody's invention.
+        """
+        if self.ranges is None or not isinstance(self.mechanism, TwoPointMechanism):
+            return torch.zeros(len(rows), dtype=torch.bool)
+        centre, radius = self.ranges.spread(moving)
+        reach = radius * self.mechanism.kappa
+        return ((rows != centre + reach) & (rows != centre - reach)).any(dim=1)
+
+    def release(
+        self, total: torch.Tensor, bound: Bound | None, round: int, streams: Streams
+    ) -> torch.Tensor:
+        """What the server does to the sum of one round's rows (float64 [P])."""
+        if self.where is not Where.SERVER or bound is None:
             return total
-        keys = streams.keys("noise", round, np.zeros(1))
-        return self.mechanism.apply(total, self.bound, self.sampler.relation, keys)
+        if not isinstance(self.mechanism, GaussianMechanism | LaplaceMechanism):
+            raise AssertionError("the server adds noise to a sum")
+        noised = total[None, :].clone()
+        nobody = np.zeros(1, dtype=np.int64)
+        self.mechanism.add_(noised, self.scale(bound, nobody), streams.keys("noise", round, nobody))
+        return noised[0]
+
+    def divisor(self, weight: float) -> float:
+        """What the sum is divided by: public and fixed in advance when the server adds the noise.
+
+        Otherwise each report is private by itself, and dividing by the realised weight is
+        post-processing.
+        """
+        if self.where is Where.SERVER:
+            return self.sampler.expected(self.population)
+        return max(weight, 1.0)
+
+    def move(
+        self,
+        moving: torch.Tensor,
+        watched: torch.Tensor,
+        before: torch.Tensor,
+        after: torch.Tensor,
+        round: int,
+        streams: Streams,
+    ) -> torch.Tensor:
+        """The moving state for the next round, from what was watched and the models released."""
+        if self.ranges is not None:
+            return self.ranges.move(moving, before, after)
+        if self.rule is None or self.rule.width == 0:
+            return moving
+        expected = self.sampler.expected(self.population)
+        value = self.rule.move(float(moving[0]), watched, expected, round, streams)
+        return torch.tensor([value], dtype=torch.float64)
 
 
 def unprotected(
-    sampler: Sampler, population: int, *, rounds: int, bound: FixedBound | None = None
+    sampler: Sampler, population: int, *, rounds: int, rule: Rule | None = None
 ) -> PrivacyPlan:
-    """No noise, no claim; a bound, if given, only limits what a client can do."""
-    return PrivacyPlan(sampler, population, rounds, bound)
-
-
-def central(
-    sampler: Sampler,
-    population: int,
-    bound: FixedBound,
-    *,
-    rounds: int,
-    budget: Budget,
-    multiplier: float | None = None,
-) -> PrivacyPlan:
-    """Client-level central DP: Gaussian noise at a trusted server (Naseri et al., algorithm 1).
-
-    Guarantee: docs/proofs/central.md. Without `multiplier` the noise is the least that lets
-    `rounds` rounds fit into the budget; with it, the budget says how many rounds may run.
-
-    | edge | behaviour |
-    |---|---|
-    | neither multiplier nor a finite epsilon | BadInput |
-    | multiplier 0 | BadInput: no finite epsilon exists |
-    | multiplier whose first round exceeds the budget | BadInput |
-    | delta >= 1 / clients | BadInput |
-
-    >>> from fedveil.privacy.sampling import Everyone
-    >>> plan = central(Everyone(), 100, FixedBound(1.0), rounds=1, budget=Budget(1.0, 1e-5))
-    >>> round(plan.noise_std, 2)
-    3.73
-    """
-    if multiplier == 0:
-        raise BadInput("noise.multiplier is 0: no finite epsilon exists; use noise.kind = 'none'")
-    given = GaussianMechanism(1.0 if multiplier is None else multiplier)
-    plan = PrivacyPlan(sampler, population, rounds, bound, given, budget)
-    if multiplier is None:
-        mechanism = GaussianMechanism(_least_noise(sampler, population, rounds, budget))
-        return PrivacyPlan(sampler, population, rounds, bound, mechanism, budget)
-    if plan.permitted < 1:
-        raise BadInput(
-            f"noise.multiplier {multiplier:g} and budget.epsilon {budget.epsilon:g} contradict "
-            f"each other: one round alone costs {plan.claims(1)[0].epsilon:.4g}; raise either"
-        )
-    return plan
-
-
-def _least_noise(sampler: Sampler, population: int, rounds: int, budget: Budget) -> float:
-    if math.isinf(budget.epsilon):
-        raise BadInput("give noise.multiplier or budget.epsilon: one follows from the other")
-
-    def event(m: float) -> Event:
-        return sampler.event(Gaussian(m), population)
-
-    accountant = next(a for a in Accountant if supports(event(1.0), sampler.relation, a))
-    charges = math.ceil(rounds * sampler.share(population))
-    return noise_for(event, charges, budget.epsilon, budget.delta, sampler.relation, accountant)
+    """No claim; a bound, if given, only limits what a client can do."""
+    if rule is not None and rule.width:
+        raise BadInput("an adaptive bound watches clients, which needs a claim: use a fixed one")
+    return PrivacyPlan(sampler, population, rounds, rule=rule)

@@ -17,6 +17,7 @@ from fedveil.privacy.events import Event, FixedSampled, Gaussian, PoissonSampled
 from fedveil.privacy.randomness import Streams
 
 Cohort = npt.NDArray[np.int64]
+Counts = npt.NDArray[np.int64]
 
 
 class Sampler(Protocol):
@@ -35,8 +36,13 @@ class Sampler(Protocol):
         """Refuse a population this sampler cannot draw from."""
         ...
 
-    def cohort(self, population: int, round: int, streams: Streams) -> Cohort:
-        """The clients of `round`, in ascending order."""
+    def cohort(
+        self, population: int, round: int, streams: Streams, counts: Counts | None = None
+    ) -> Cohort:
+        """The clients of `round`, in ascending order.
+
+        `counts` says how often each client took part before; only a sampler with a cap asks.
+        """
         ...
 
     def expected(self, population: int) -> float:
@@ -77,7 +83,9 @@ class Poisson:
     def check(self, population: int) -> None:
         """Any population will do."""
 
-    def cohort(self, population: int, round: int, streams: Streams) -> Cohort:
+    def cohort(
+        self, population: int, round: int, streams: Streams, counts: Counts | None = None
+    ) -> Cohort:
         """A binomial size and then a uniform subset of it: the same law as one coin per client."""
         generator = streams.generator("cohort", round)
         return _subset(generator, population, int(generator.binomial(population, self.rate)))
@@ -100,29 +108,45 @@ class FixedSize:
     """A uniformly random cohort of exactly `size` clients.
 
     Guarantee: accounted as sampling without replacement under replacement of one client; it is
-    never accounted as Poisson.
+    never accounted as Poisson. With `max_participations` a client that has reached it is not
+    eligible any more; local claims are calibrated to that cap, and a cohort of a capped sampler
+    is not amplified.
 
     | edge | behaviour |
     |---|---|
-    | size < 1 | BadInput |
+    | size < 1, max_participations < 1 | BadInput |
     | size > population | BadInput in `check` |
     | size = population | everyone, no amplification |
+    | fewer eligible clients than `size` | all that are eligible, possibly none |
     """
 
     size: int
+    max_participations: int | None = None
     relation: ClassVar[Relation] = Relation.REPLACE
     assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secret"
 
     def __post_init__(self) -> None:
         _check_size(self.size)
+        if self.max_participations is not None and self.max_participations < 1:
+            raise BadInput(
+                f"sample.max_participations is {self.max_participations}: at least 1 is needed"
+            )
 
     def check(self, population: int) -> None:
         """Refuse more clients per round than there are."""
         _check_fits(self.size, population)
 
-    def cohort(self, population: int, round: int, streams: Streams) -> Cohort:
-        """`size` clients, drawn anew each round."""
-        return _subset(streams.generator("cohort", round), population, self.size)
+    def cohort(
+        self, population: int, round: int, streams: Streams, counts: Counts | None = None
+    ) -> Cohort:
+        """`size` clients, drawn anew each round from those below their cap."""
+        generator = streams.generator("cohort", round)
+        if self.max_participations is None:
+            return _subset(generator, population, self.size)
+        if counts is None:
+            raise AssertionError("a capped sampler needs to know who took part")
+        eligible = np.flatnonzero(counts < self.max_participations)
+        return eligible[_subset(generator, len(eligible), min(self.size, len(eligible)))]
 
     def expected(self, population: int) -> float:
         """Exactly `size`."""
@@ -162,7 +186,9 @@ class RoundRobin:
         """Refuse more clients per round than there are."""
         _check_fits(self.size, population)
 
-    def cohort(self, population: int, round: int, streams: Streams) -> Cohort:
+    def cohort(
+        self, population: int, round: int, streams: Streams, counts: Counts | None = None
+    ) -> Cohort:
         """The next `size` clients in order."""
         order = streams.generator("order").permutation(population)
         return np.sort(order[(round * self.size + np.arange(self.size)) % population])
@@ -194,7 +220,9 @@ class Everyone:
     def check(self, population: int) -> None:
         """Any population will do."""
 
-    def cohort(self, population: int, round: int, streams: Streams) -> Cohort:
+    def cohort(
+        self, population: int, round: int, streams: Streams, counts: Counts | None = None
+    ) -> Cohort:
         """Everyone."""
         return np.arange(population, dtype=np.int64)
 

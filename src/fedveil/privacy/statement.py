@@ -1,4 +1,4 @@
-"""`fedveil ledger`: from the charges on disk back to a claim, without the run."""
+"""`fedveil ledger`: from the charges on disk back to claims, without the run."""
 
 import json
 import math
@@ -9,8 +9,8 @@ from typing import Any
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import PrivacyClaim
 from fedveil.privacy.events import from_dict
-from fedveil.privacy.ledger import Charge, read_about, read_charges
-from fedveil.privacy.terms import Terms
+from fedveil.privacy.ledger import Charge, read_about, read_charges, read_participations
+from fedveil.privacy.terms import Terms, claims_of
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class Statement:
             return "no privacy is claimed, so nothing is charged"
         if math.isinf(self.budget):
             return "no limit was set on epsilon"
-        left = max(0.0, self.budget - self.claims[0].epsilon)
-        left = math.floor(left * 1e4) / 1e4
+        left = math.floor(max(0.0, self.budget - self.claims[0].epsilon) * 1e4) / 1e4
         return f"{left:.4f} of epsilon {self.budget:g} is left"
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,22 +42,24 @@ class Statement:
 
 
 def statement(path: Path) -> Statement:
-    """Read a ledger; a charge whose event is not the one in its terms is refused."""
+    """Read a ledger; a charge whose event is not the one its line promises is refused."""
     about, charges = read_about(path), read_charges(path)
     run = about.get("run", "?")
     try:
-        raw = json.loads(about["terms"])
-    except (KeyError, ValueError) as e:
-        raise BadInput(f"{path}: the ledger's terms cannot be read: {e}") from e
-    if raw is None:
-        return Statement(run, charges, (), None)
-    terms = Terms.from_dict(raw)
-    if [charge.round for charge in charges] != list(range(1, len(charges) + 1)):
-        raise BadInput(f"{path}: charges are missing between the first and the last round")
+        lines = tuple(Terms.from_dict(raw) for raw in json.loads(about["lines"]))
+    except (KeyError, ValueError, TypeError) as e:
+        raise BadInput(f"{path}: the ledger's lines cannot be read: {e}") from e
+    promised = {line.covers: line.event for line in lines if not line.reading}
     for charge in charges:
-        if from_dict(charge.event) != terms.event:
+        if promised.get(charge.covers) != from_dict(charge.event):
             raise BadInput(
-                f"{path}: round {charge.round} was charged for {charge.event}, which is not what "
-                "the ledger's terms say: the file was changed"
+                f"{path}: round {charge.round} was charged for {charge.event} on the line "
+                f"{charge.covers!r}, which is not what the ledger promises: the file was changed"
             )
-    return Statement(run, charges, terms.claims(len(charges)), terms.budget.epsilon)
+    if not lines:
+        return Statement(run, charges, (), None)
+    rounds = len({charge.round for charge in charges})
+    if {charge.round for charge in charges} != set(range(1, rounds + 1)):
+        raise BadInput(f"{path}: charges are missing between the first and the last round")
+    claims = claims_of(lines, rounds, read_participations(path))
+    return Statement(run, charges, claims, lines[0].budget.epsilon)

@@ -1,4 +1,4 @@
-"""`Terms`: what is charged per round and what it is worth, without the parts that do the work.
+"""`Terms`: what is charged and what it is worth, without the parts that do the work.
 
 A plan has terms, a ledger stores them, and a claim is made from them: so what a ledger says long
 after a run is what the run itself said.
@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from fedveil.errors import BadInput
 from fedveil.privacy import events
@@ -36,27 +39,47 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """One release of `event` per round, of which a unit is concerned by a `share` of the rounds.
+    """One line of a budget: which event, how often it concerns a unit, and what is promised.
 
-    After n rounds the unluckiest unit is charged for ceil(n x share) events.
+    There is a release in rounds 1, 1 + every, 1 + 2 every, ...; a unit takes part in a `share`
+    of the rounds, any of which may have a release, and in at most `cap` of them (None: no limit),
+    with `per` events each time. A
+    `reading` is another account of a release that is charged on another line: it adds a claim and
+    no charge. `members` is the number of clients a line is about, None when it is everyone.
     """
 
     event: Event
-    share: Fraction
     budget: Budget
     unit: Unit
     relation: Relation
     trust: Trust
     noise: NoiseSource
     assumptions: tuple[str, ...]
+    share: Fraction = Fraction(1)
+    every: int = 1
+    per: int = 1
+    cap: int | None = None
+    covers: str = "updates"
+    as_published: bool = False
+    reading: bool = False
+    members: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise BadInput(f"share is {self.share}: a number in (0, 1] is needed")
+        for name in ("every", "per", "cap", "members"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"{name} is {value}: at least 1 is needed")
 
-    def charges(self, rounds: int) -> int:
-        """Events the unluckiest unit is charged for after `rounds` rounds."""
-        return math.ceil(rounds * self.share)
+    def due(self, round: int) -> bool:
+        """Whether `round`, counting from 1, has a release."""
+        return (round - 1) % self.every == 0
+
+    def participations(self, rounds: int) -> int:
+        """How often the unluckiest unit can have been concerned after `rounds` rounds."""
+        turns = min(-(-rounds // self.every), math.ceil(rounds * self.share))
+        return turns if self.cap is None else min(turns, self.cap)
 
     @cached_property
     def accountants(self) -> tuple[Accountant, ...]:
@@ -66,18 +89,21 @@ class Terms:
             raise BadInput(f"no accountant knows {self.event} under {self.relation}")
         return known
 
-    def claims(self, rounds: int) -> tuple[PrivacyClaim, ...]:
-        """What `rounds` rounds guarantee, by every accountant that can tell."""
+    def claims(self, participations: int, holds_for: str = "everyone") -> tuple[PrivacyClaim, ...]:
+        """What a unit concerned `participations` times is promised, by every accountant."""
         return tuple(
             PrivacyClaim(
-                epsilon=self._epsilon(rounds, accountant, FINE),
-                delta=self.budget.delta,
+                epsilon=self._epsilon(participations, accountant, FINE),
+                delta=0.0 if accountant is Accountant.PURE else self.budget.delta,
                 unit=self.unit,
                 neighbours=self.relation,
                 trust=self.trust,
                 accountant=accountant,
                 noise=self.noise,
+                as_published=self.as_published,
                 assumptions=self.assumptions,
+                holds_for=holds_for,
+                covers=self.covers,
             )
             for accountant in self.accountants
         )
@@ -85,10 +111,19 @@ class Terms:
     def permitted(self, planned: int) -> int:
         """How many of `planned` rounds fit the budget."""
         accountant, budget = self.accountants[0], self.budget
-        if self._epsilon(planned, accountant, FINE) <= budget.epsilon:
+        if math.isinf(budget.epsilon):
             return planned
-        charges = rounds_within(self.event, budget.epsilon, budget.delta, self.relation, accountant)
-        return min(planned, math.floor(charges / self.share))
+        if self._epsilon(self.participations(planned), accountant, FINE) <= budget.epsilon:
+            return planned
+        affordable = rounds_within(
+            self.event, budget.epsilon, budget.delta, self.relation, accountant
+        )
+        low, high = 0, planned
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self.per * self.participations(middle) <= affordable
+            low, high = (middle, high) if fits else (low, middle)
+        return low
 
     def curve(self, planned: int) -> tuple[float, ...]:
         """An upper bound on epsilon after each of 0..planned rounds, cheap enough to display.
@@ -98,30 +133,35 @@ class Terms:
         """
         step = -(-planned // _MILESTONES)
         milestones = [min(k * step, planned) for k in range(-(-planned // step) + 1)]
-        values = [self._epsilon(m, self.accountants[0], 10 * FINE) for m in milestones]
+        values = [
+            self._epsilon(self.participations(m), self.accountants[0], 10 * FINE)
+            for m in milestones
+        ]
         return tuple(values[-(-rounds // step)] for rounds in range(planned + 1))
 
-    def _epsilon(self, rounds: int, accountant: Accountant, interval: float) -> float:
-        return epsilon(
-            self.event,
-            self.charges(rounds),
-            self.budget.delta,
-            self.relation,
-            accountant,
-            interval=interval,
-        )
+    def _epsilon(self, participations: int, accountant: Accountant, interval: float) -> float:
+        delta = 0.0 if accountant is Accountant.PURE else self.budget.delta
+        count = self.per * participations
+        return epsilon(self.event, count, delta, self.relation, accountant, interval=interval)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, for the ledger."""
         return {
+            "covers": self.covers,
             "event": events.to_dict(self.event),
             "share": str(self.share),
+            "every": self.every,
+            "per": self.per,
+            "cap": self.cap,
             "epsilon": str(self.budget.epsilon),
             "delta": self.budget.delta,
             "unit": str(self.unit),
             "relation": str(self.relation),
             "trust": str(self.trust),
             "noise": str(self.noise),
+            "as_published": self.as_published,
+            "reading": self.reading,
+            "members": self.members,
             "assumptions": list(self.assumptions),
         }
 
@@ -130,14 +170,47 @@ class Terms:
         """Inverse of `to_dict`."""
         try:
             return cls(
+                covers=str(raw["covers"]),
                 event=events.from_dict(raw["event"]),
                 share=Fraction(raw["share"]),
+                every=int(raw["every"]),
+                per=int(raw["per"]),
+                cap=None if raw["cap"] is None else int(raw["cap"]),
                 budget=Budget(float(raw["epsilon"]), float(raw["delta"])),
                 unit=Unit(raw["unit"]),
                 relation=Relation(raw["relation"]),
                 trust=Trust(raw["trust"]),
                 noise=NoiseSource(raw["noise"]),
+                as_published=bool(raw["as_published"]),
+                reading=bool(raw["reading"]),
+                members=None if raw["members"] is None else int(raw["members"]),
                 assumptions=tuple(str(a) for a in raw["assumptions"]),
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
             raise BadInput(f"privacy terms cannot be read: {e}") from e
+
+
+def claims_of(
+    lines: tuple[Terms, ...], rounds: int, counts: npt.NDArray[np.int64] | None
+) -> tuple[PrivacyClaim, ...]:
+    """The claims of all lines after `rounds` rounds, for everyone or for worst and median."""
+    claims: list[PrivacyClaim] = []
+    for line in lines:
+        most = line.participations(rounds)
+        if line.as_published:
+            told = line.claims(most)
+            claims.append(next((c for c in told if c.accountant is Accountant.PURE), told[0]))
+            continue
+        if counts is None:
+            claims += line.claims(most)
+            continue
+        worst = min(most, int(counts.max()))
+        if line.members is not None:
+            claims += line.claims(worst, "the client that took part most")
+            continue
+        median = min(most, math.ceil(np.median(counts)))
+        same = worst == median
+        claims += line.claims(worst, "everyone" if same else "the client that took part most")
+        if not same:
+            claims += line.claims(median, "the median client")[:1]
+    return tuple(claims)

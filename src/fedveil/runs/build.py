@@ -10,16 +10,18 @@ from fedveil.data.load import load_records
 from fedveil.data.partition import partition
 from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
-from fedveil.privacy.clipping import FixedBound
-from fedveil.privacy.plan import PrivacyPlan, central, unprotected
+from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.rules import Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from fedveil.privacy.terms import Budget
+from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import (
     DataSection,
+    DpSgdSection,
     EveryoneSection,
     FixedSection,
     GaussianSection,
     GradientSection,
+    LaplaceSection,
     LocalSection,
     PoissonSection,
     Recipe,
@@ -28,7 +30,8 @@ from fedveil.runs.recipe import (
     ServerSection,
 )
 from fedveil.training.batches import Batches
-from fedveil.training.client import LocalSgd, LocalWork, OneGradient
+from fedveil.training.client import Decay, LocalSgd, LocalWork, OneGradient
+from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.gradients import Mode
 from fedveil.training.server import AdamServer, ServerOptimizer, SgdServer, Weights
 from fedveil.training.training import Training
@@ -43,10 +46,7 @@ def build(recipe: Recipe, data_root: Path | None = None) -> Training:
         raise BadInput(f"engine.threads is {threads}: a number from 1 to 1024 is needed")
     if recipe.engine.checkpoint < 1:
         raise BadInput(f"engine.checkpoint is {recipe.engine.checkpoint}: at least 1 is needed")
-    work, server = _work(recipe.local), _server(recipe.server)
-    sampler = _sampler(recipe.sample)
-    bound = FixedBound(recipe.bound.value) if recipe.bound else None
-    _check_noise(recipe)
+    work, server, sampler = _work(recipe.local), _server(recipe.server), _sampler(recipe.sample)
     data = _data(recipe.data, recipe.seed, data_root)
     torch.set_num_threads(threads or os.cpu_count() or 1)
     hidden = tuple(recipe.model.hidden or ())
@@ -59,11 +59,12 @@ def build(recipe: Recipe, data_root: Path | None = None) -> Training:
         seed=recipe.seed,
         hidden=hidden or (200,),
     )
+    plan = plan_of(recipe, sampler, data.clients, work, task)
     return Training(
         task=task,
         data=data,
-        plan=_plan(recipe, sampler, bound, data.clients),
-        work=work,
+        plan=plan,
+        work=work or _dp_sgd(recipe.local, plan),
         server=server,
         weights=Weights(recipe.server.weights),
         seed=recipe.seed,
@@ -74,10 +75,16 @@ def build(recipe: Recipe, data_root: Path | None = None) -> Training:
 
 
 def resolved(recipe: Recipe, training: Training) -> Recipe:
-    """The recipe with every choice that was left open filled in, so that it can be repeated."""
-    noise = recipe.noise
-    if isinstance(noise, GaussianSection) and training.plan.mechanism is not None:
-        noise = noise.model_copy(update={"multiplier": training.plan.mechanism.multiplier})
+    """The recipe with every choice that was left open filled in, so that it can be repeated.
+
+    Noise that clients do not have in common, or that updates share with an adaptive bound's bits,
+    is no single multiplier of a recipe: it is found anew from the budget.
+    """
+    noise, plan = recipe.noise, training.plan
+    shared = plan.where is Where.SERVER and isinstance(plan.rule, Quantile)
+    single = plan.multipliers is None and not shared
+    if isinstance(noise, GaussianSection | LaplaceSection) and single:
+        noise = noise.model_copy(update={"multiplier": plan.multiplier})
     engine = recipe.engine.model_copy(
         update={
             "mode": str(training.engine.mode),
@@ -119,18 +126,37 @@ def _sampler(section: SampleSection) -> Sampler:
         case PoissonSection():
             return Poisson(section.rate)
         case FixedSection():
-            return FixedSize(section.size)
+            return FixedSize(section.size, section.max_participations)
         case RoundRobinSection():
             return RoundRobin(section.size)
         case EveryoneSection():
             return Everyone()
 
 
-def _work(section: LocalSection) -> LocalWork:
+def _work(section: LocalSection) -> LocalWork | None:
+    """The local work, or None for DP-SGD, whose noise the plan has yet to find."""
+    if isinstance(section, DpSgdSection):
+        return None
     if isinstance(section, GradientSection):
         return OneGradient()
     batches = Batches(section.batch, section.epochs, section.steps)
-    return LocalSgd(batches, section.lr, section.momentum, section.weight_decay)
+    decay = None
+    if section.mu is not None or section.gamma is not None:
+        if section.mu is None or section.gamma is None or section.lr is not None:
+            raise BadInput("give local.lr, or both local.mu and local.gamma, not a mixture")
+        if section.steps is None:
+            raise BadInput("local.mu and local.gamma count local steps: give local.steps")
+        decay = Decay(section.mu, section.gamma)
+    elif section.lr is None:
+        raise BadInput("local.lr is missing")
+    lr = section.lr if decay is None or section.lr is not None else decay.rate(0)
+    return LocalSgd(batches, lr or 0.0, section.momentum, section.weight_decay, decay)
+
+
+def _dp_sgd(section: LocalSection, plan: PrivacyPlan) -> LocalWork:
+    if not isinstance(section, DpSgdSection):
+        raise AssertionError("only DP-SGD is made from its plan")
+    return LocalDpSgd(section.rate, section.steps, section.lr, plan.multiplier, section.nominal)
 
 
 def _server(section: ServerSection) -> ServerOptimizer:
@@ -139,29 +165,3 @@ def _server(section: ServerSection) -> ServerOptimizer:
             raise BadInput("server.momentum has no effect on adam: leave it out")
         return AdamServer(0.01 if section.lr is None else section.lr)
     return SgdServer(1.0 if section.lr is None else section.lr, section.momentum)
-
-
-def _check_noise(recipe: Recipe) -> None:
-    if recipe.noise.kind == "none" and recipe.budget is not None:
-        raise BadInput(
-            "budget is given and noise.kind is 'none': nothing can be claimed without noise; "
-            "leave the budget out (--set budget=none) or use noise.kind = 'gaussian'"
-        )
-    if recipe.noise.kind != "none" and recipe.bound is None:
-        raise BadInput("noise.kind is 'gaussian' without a [bound]: noise alone protects nobody")
-    if recipe.noise.kind != "none" and recipe.budget is None:
-        raise BadInput("noise.kind is 'gaussian' without a [budget]: give at least budget.delta")
-
-
-def _plan(recipe: Recipe, sampler: Sampler, bound: FixedBound | None, clients: int) -> PrivacyPlan:
-    noise, budget = recipe.noise, recipe.budget
-    if not isinstance(noise, GaussianSection) or bound is None or budget is None:
-        return unprotected(sampler, clients, rounds=recipe.rounds, bound=bound)
-    return central(
-        sampler,
-        clients,
-        bound,
-        rounds=recipe.rounds,
-        budget=Budget(budget.epsilon, budget.delta),
-        multiplier=noise.multiplier,
-    )

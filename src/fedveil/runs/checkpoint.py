@@ -16,8 +16,10 @@ KEEP = 2
 
 def save(folder: Path, state: ServerState) -> None:
     """Write the state atomically and drop all but the newest two."""
-    tensors = {"params": state.params.clone()}
+    tensors = {"params": state.params.clone(), "moving": state.moving.clone()}
     tensors |= {f"memory.{name}": value.clone() for name, value in state.memory.items()}
+    if state.counts is not None:
+        tensors["counts"] = state.counts.clone()
     content = safetensors.torch.save(tensors, {"round": json.dumps(state.round)})
     folder.mkdir(exist_ok=True)
     write_atomic(folder / f"round-{state.round:08d}.safetensors", content)
@@ -25,12 +27,14 @@ def save(folder: Path, state: ServerState) -> None:
         old.unlink()
 
 
-def load_latest(folder: Path, size: int) -> tuple[ServerState | None, list[str]]:
-    """The newest checkpoint that can be read, and a remark on each that cannot."""
+def load_latest(folder: Path, like: ServerState) -> tuple[ServerState | None, list[str]]:
+    """The newest checkpoint that can be read and is `like` the run's first state in shape, and a
+    remark on each that is not.
+    """
     remarks: list[str] = []
     for path in reversed(_files(folder)):
         try:
-            return _load(path, size), remarks
+            return _load(path, like), remarks
         except BadInput as e:
             remarks.append(str(e))
     return None, remarks
@@ -40,15 +44,22 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*.safetensors"))
 
 
-def _load(path: Path, size: int) -> ServerState:
+def _load(path: Path, like: ServerState) -> ServerState:
     try:
         with safetensors.safe_open(path, framework="pt") as f:
             round = int(json.loads(f.metadata()["round"]))
             tensors = {name: f.get_tensor(name) for name in list(f.keys())}
-        params = tensors.pop("params")
+        params, moving = tensors.pop("params"), tensors.pop("moving")
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
         raise BadInput(f"checkpoint {path.name} cannot be read: {e}") from e
+    counts = tensors.pop("counts", None)
     memory = {name.removeprefix("memory."): value for name, value in tensors.items()}
-    if any(t.shape != (size,) for t in (params, *memory.values())) or params.dtype != torch.float32:
-        raise BadInput(f"checkpoint {path.name} holds another model: {size} parameters expected")
-    return ServerState(round, params, memory)
+    pairs = [(params, like.params), (moving, like.moving), (counts, like.counts)]
+    pairs += [(value, like.params.double()) for value in memory.values()]
+    if any(_form(a) != _form(b) for a, b in pairs):
+        raise BadInput(f"checkpoint {path.name} belongs to another model or plan")
+    return ServerState(round, params, memory, moving, counts)
+
+
+def _form(tensor: torch.Tensor | None) -> tuple[object, ...] | None:
+    return None if tensor is None else (tensor.shape, tensor.dtype)

@@ -3,13 +3,11 @@
 import math
 from typing import Any
 
-from fedveil.privacy.plan import PrivacyPlan
-
 _ALL = 0.95
 _LITTLE = 0.01
 
 
-def diagnose(history: list[dict[str, Any]], plan: PrivacyPlan) -> list[str]:
+def diagnose(history: list[dict[str, Any]]) -> list[str]:
     """One line per thing that went wrong, most decisive first; empty when the model learnt.
 
     `history` is the metrics file: a line for the start (round 0) and one per round.
@@ -30,9 +28,9 @@ def diagnose(history: list[dict[str, Any]], plan: PrivacyPlan) -> list[str]:
         return notes
     notes.insert(0, _verdict(losses))
     clipped = sum(line["clipped"] for line in rounds) / len(rounds)
-    if clipped >= _ALL and plan.bound is not None:
+    if clipped >= _ALL and rounds[-1].get("bound") is not None:
         notes.append(
-            f"{clipped:.0%} of the updates were longer than bound.value {plan.bound.value:g}: "
+            f"{clipped:.0%} of the updates were longer than the bound, {rounds[-1]['bound']:.4g}: "
             "raise it, or lower local.lr or local.epochs"
         )
     ratios = [line["snr"] for line in rounds if line["snr"] is not None]

@@ -12,6 +12,8 @@ from fedveil.errors import BadInput
 
 DEFAULT = "central"
 
+_BY_KIND = ("sample", "local", "bound", "noise")
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=True)
@@ -45,10 +47,11 @@ class PoissonSection(_Section):
 
 
 class FixedSection(_Section):
-    """A random cohort of `size`."""
+    """A random cohort of `size`; nobody takes part more than `max_participations` times."""
 
     kind: Literal["fixed"]
     size: int
+    max_participations: int | None = None
 
 
 class RoundRobinSection(_Section):
@@ -77,26 +80,104 @@ class GradientSection(_Section):
 
 
 class SgdSection(_Section):
-    """Local SGD; batch 0 is all records."""
+    """Local SGD; batch 0 is all records; a constant lr, or 2 / (mu (k + gamma))."""
 
     kind: Literal["sgd"]
     epochs: int | None = None
     steps: int | None = None
     batch: int = 0
-    lr: float
+    lr: float | None = None
+    mu: float | None = None
+    gamma: float | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
 
 
-LocalSection = Annotated[GradientSection | SgdSection, Field(discriminator="kind")]
+class DpSgdSection(_Section):
+    """DP-SGD on Poisson batches of the client's own records."""
+
+    kind: Literal["dp-sgd"]
+    rate: float
+    steps: int
+    lr: float
+    nominal: int | None = None
 
 
-class BoundSection(_Section):
-    """What limits one client's influence."""
+LocalSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
+
+Each = Literal["update", "gradient"]
+
+
+class FixedBoundSection(_Section):
+    """The same bound in every round, on the update or on every local gradient."""
 
     kind: Literal["fixed"]
     value: float
-    norm: Literal["l2"] = "l2"
+    norm: Literal["l1", "l2"] = "l2"
+    each: Each = "update"
+
+
+class PolyBoundSection(_Section):
+    """value x (1 - t/T)^power, never below `floor` (left out: a thousandth of value)."""
+
+    kind: Literal["poly"]
+    value: float
+    power: float
+    floor: float | None = None
+    norm: Literal["l1", "l2"] = "l2"
+    each: Each = "update"
+
+
+class QuantileBoundSection(_Section):
+    """Follow a quantile of norms; bits noised by server or curator, or by the client itself.
+
+    `bit_noise` left out, without `bit_epsilon`, is a twentieth of the clients per round.
+    """
+
+    kind: Literal["quantile"]
+    value: float
+    quantile: float = 0.5
+    lr: float = 0.2
+    bit_noise: float | None = None
+    bit_epsilon: float | None = None
+
+
+class MedianBoundSection(_Section):
+    """The median of a curator's noisy histogram of norms, bins at 2^low ... 2^high."""
+
+    kind: Literal["median"]
+    value: float
+    low: int
+    high: int
+    every: int
+    epsilon: float
+    delta: float
+    monotone: bool = False
+    cap: float = float("inf")
+
+
+class RangeBoundSection(_Section):
+    """Per-layer ranges [centre - radius, centre + radius] for two-point reports.
+
+    `radius` left out, for adaptive ranges of weights, is taken from the first model.
+    """
+
+    kind: Literal["range"]
+    centre: float = 0.0
+    radius: float | None = None
+    adaptive: bool = True
+    perturb: Literal["weights", "update"] = "update"
+    growth: float = 1.0
+
+
+BoundSection = Annotated[
+    FixedBoundSection
+    | PolyBoundSection
+    | QuantileBoundSection
+    | MedianBoundSection
+    | RangeBoundSection,
+    Field(discriminator="kind"),
+]
 
 
 class NoNoiseSection(_Section):
@@ -106,22 +187,57 @@ class NoNoiseSection(_Section):
 
 
 class GaussianSection(_Section):
-    """Gaussian noise; without a multiplier it is calibrated from the budget."""
+    """Gaussian noise; without a multiplier it is calibrated from the budget.
+
+    `claim = false` is a defence without a privacy claim; `c2` the constant that Fu's published
+    formula leaves open.
+    """
 
     kind: Literal["gaussian"]
-    where: Literal["server"] = "server"
+    where: Literal["server", "client", "training"] = "server"
+    multiplier: float | None = None
+    source: Literal["seeded"] = "seeded"
+    claim: bool = True
+    c2: float | None = None
+
+
+class LaplaceSection(_Section):
+    """Laplace noise that clients add to their reports."""
+
+    kind: Literal["laplace"]
+    where: Literal["client"] = "client"
     multiplier: float | None = None
     source: Literal["seeded"] = "seeded"
 
 
-NoiseSection = Annotated[NoNoiseSection | GaussianSection, Field(discriminator="kind")]
+class TwoPointSection(_Section):
+    """Two-valued reports with `epsilon` for each weight."""
+
+    kind: Literal["two-point"]
+    epsilon: float
+    where: Literal["client"] = "client"
+    source: Literal["seeded"] = "seeded"
+
+
+NoiseSection = Annotated[
+    NoNoiseSection | GaussianSection | LaplaceSection | TwoPointSection,
+    Field(discriminator="kind"),
+]
 
 
 class BudgetSection(_Section):
-    """What may be spent."""
+    """What may be spent: one epsilon, or `epsilons` that are dealt to the clients in turn."""
 
     epsilon: float = float("inf")
+    epsilons: list[float] | None = None
     delta: float
+    as_published: bool = False
+
+
+class ShuffleSection(_Section):
+    """An ideal shuffler that hands on nothing below `minimum` reports per position."""
+
+    minimum: int
 
 
 class ServerSection(_Section):
@@ -153,11 +269,15 @@ class EngineSection(_Section):
 
 
 class Recipe(_Section):
-    """A run, as its author wrote it."""
+    """A run, as its author wrote it.
+
+    `iterations` may stand for `rounds`: the local steps over all rounds, T = rounds x local.steps.
+    """
 
     name: str
     seed: int = 1
-    rounds: int
+    rounds: int | None = None
+    iterations: int | None = None
     data: DataSection
     model: ModelSection
     sample: SampleSection
@@ -165,9 +285,17 @@ class Recipe(_Section):
     bound: BoundSection | None = None
     noise: NoiseSection = NoNoiseSection(kind="none")
     budget: BudgetSection | None = None
+    shuffle: ShuffleSection | None = None
     server: ServerSection = ServerSection()
     evaluate: EvaluateSection = EvaluateSection()
     engine: EngineSection = EngineSection()
+
+    @property
+    def total_rounds(self) -> int:
+        """The number of rounds; `load_recipe` has filled it in."""
+        if self.rounds is None:
+            raise AssertionError("a recipe is made by load_recipe")
+        return self.rounds
 
 
 def shipped() -> list[dict[str, str]]:
@@ -176,7 +304,7 @@ def shipped() -> list[dict[str, str]]:
     All three come from the first comment line of the file: "# PROTECTS | PAPER".
     """
     out = []
-    for file in sorted(_folder().iterdir(), key=lambda f: f.name):
+    for file in sorted(_folder().iterdir(), key=lambda f: f.name.removesuffix(".toml")):
         if file.name.endswith(".toml"):
             protects, paper = file.read_text().splitlines()[0].lstrip("# ").split(" | ")
             out.append(
@@ -194,9 +322,24 @@ def load_recipe(source: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
     raw = _read(source)
     _apply(raw, overrides)
     try:
-        return Recipe.model_validate(raw)
+        return _with_rounds(Recipe.model_validate(raw))
     except ValidationError as e:
         raise BadInput(f"recipe {source}: {_explain(e)}") from e
+
+
+def _with_rounds(recipe: Recipe) -> Recipe:
+    """The recipe with `rounds` filled in from `iterations`, if that was given."""
+    if (recipe.rounds is None) == (recipe.iterations is None):
+        raise BadInput("give rounds, or iterations (rounds x local.steps), and not both")
+    if recipe.iterations is None:
+        return recipe
+    steps = getattr(recipe.local, "steps", None)
+    if steps is None or steps < 1 or recipe.iterations % steps:
+        raise BadInput(
+            f"iterations is {recipe.iterations}, not a multiple of local.steps, {steps}: every "
+            "round takes local.steps of them"
+        )
+    return recipe.model_copy(update={"rounds": recipe.iterations // steps, "iterations": None})
 
 
 def _folder() -> Any:
@@ -256,9 +399,8 @@ def _value(text: str) -> Any:
 def _explain(error: ValidationError) -> str:
     """The first problem, on one line."""
     first = error.errors(include_url=False)[0]
-    kinds = {"poisson", "fixed", "round-robin", "all", "gradient", "sgd", "none", "gaussian"}
     place = [str(part) for part in first["loc"]]
-    kind = place.pop(1) if len(place) > 1 and place[1] in kinds else None
+    kind = place.pop(1) if len(place) > 1 and place[0] in _BY_KIND else None
     where = ".".join(place)
     match first["type"]:
         case "extra_forbidden":

@@ -67,9 +67,7 @@ class Run:
             f"{self.recipe.name}: {self.recipe.model.name} with {training.task.size:,} parameters "
             f"over {data.clients:,} clients of {self.recipe.data.name}, {plan.rounds} rounds"
         )
-        if plan.mechanism is None:
-            return text + ", no privacy claim"
-        return text + f", noise multiplier {plan.mechanism.multiplier:.4g}"
+        return f"{text}, {plan.describe()}" + ("" if plan.private else ", no privacy claim")
 
     def execute(
         self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
@@ -110,12 +108,12 @@ class Run:
                 stopped = "interrupted"
         checkpoint.save(self.folder / "checkpoint", state)
         seconds = time.perf_counter() - began
-        return self._finish(state, ledger.charged(), history, done, refused, stopped, seconds)
+        return self._finish(state, ledger, history, done, refused, stopped, seconds)
 
     def _finish(
         self,
         state: ServerState,
-        charged: int,
+        ledger: Ledger,
         history: list[dict[str, Any]],
         done: list[RoundResult],
         refused: Counter[str],
@@ -124,7 +122,8 @@ class Run:
     ) -> dict[str, Any]:
         task, plan = self.training.task, self.training.plan
         metrics = evaluate(task, state.params, self.training.data)
-        claims = [claim.to_dict() for claim in plan.claims(max(state.round, charged))]
+        rounds = max(state.round, ledger.charged())
+        claims = [claim.to_dict() for claim in plan.claims(rounds, ledger.counts())]
         clients = sum(result.clients for result in done)
         result = {
             "run_dir": str(self.folder),
@@ -139,19 +138,18 @@ class Run:
                 "client_updates_per_second": clients / seconds if done else 0.0,
             },
             "refused": dict(refused.most_common()),
-            "notes": self.remarks + diagnose(history, plan),
+            "notes": self.remarks + diagnose(history),
         }
         tensors = {name: value.clone() for name, value in task.named(state.params).items()}
         write_atomic(self.folder / "model.safetensors", safetensors.torch.save(tensors))
         metric = next(iter(task.metrics), "loss")
-        limit = plan.budget.epsilon if plan.budget and math.isfinite(plan.budget.epsilon) else None
-        write_atomic(self.folder / "progress.png", progress_png(history, metric, limit))
+        write_atomic(self.folder / "progress.png", progress_png(history, metric, plan.limit))
         write_atomic(self.folder / "result.json", _line(result, indent=2).encode())
         return result
 
     def _restore(self) -> tuple[ServerState, list[dict[str, Any]]]:
         """The state to go on from, and the metrics up to it."""
-        state, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.task.size)
+        state, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
         self.remarks += remarks
         if state is None:
             state = self.training.start()
@@ -186,10 +184,10 @@ class Run:
         }
         path, plan = self.folder / "ledger.db", self.training.plan
         if path.exists():
-            return Ledger.reopen(path, about, plan.terms, plan.permitted)
+            return Ledger.reopen(path, about, plan.lines, plan.permitted)
         if (self.folder / "checkpoint").exists():
             raise BadInput(f"{path} is missing: what this run has spent is unknown; start anew")
-        return Ledger.create(path, about, plan.terms, plan.permitted)
+        return Ledger.create(path, about, plan.lines, plan.permitted)
 
     def _recipe_text(self) -> str:
         versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
@@ -198,16 +196,14 @@ class Run:
 
 def _budget(training: Training, claims: list[dict[str, Any]]) -> dict[str, Any] | None:
     plan = training.plan
-    if plan.budget is None or plan.mechanism is None or not claims:
+    if not claims:
         return None
-    spent = float(claims[0]["epsilon"])
-    limit = plan.budget.epsilon
+    limit, spent = plan.limit, float(claims[0]["epsilon"])
     return {
-        "epsilon": limit if math.isfinite(limit) else "inf",
-        "left": max(0.0, limit - spent) if math.isfinite(limit) else "inf",
+        "epsilon": "inf" if limit is None else limit,
+        "left": "inf" if limit is None else max(0.0, limit - spent),
         "rounds_permitted": plan.permitted,
-        "noise_multiplier": plan.mechanism.multiplier,
-        "noise_std": plan.noise_std,
+        "noise": plan.describe(),
     }
 
 

@@ -1,9 +1,8 @@
 """The round, on one screen."""
 
-import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,10 +18,10 @@ from fedveil.training.server import ServerOptimizer, ServerState
 
 
 class Engine(Protocol):
-    """Where train, bound and sum happen."""
+    """Where train, bound, randomise and sum happen."""
 
-    def run(self, round: int, ids: npt.NDArray[np.int64], params: torch.Tensor) -> CohortSum:
-        """The sum over the cohort `ids` of `round`, starting from `params` [P]."""
+    def run(self, round: int, ids: npt.NDArray[np.int64], state: ServerState) -> CohortSum:
+        """The sum over the cohort `ids` of `round`, starting from `state`."""
         ...
 
 
@@ -30,14 +29,15 @@ class Engine(Protocol):
 class RoundResult:
     """One finished round. `clipped` and `snr` come from private data: diagnostics, not releases.
 
-    `snr` is the length of the sum over the expected length of its noise, None without noise.
-    `metrics` is empty in rounds that were not measured.
+    `snr` is the length of the sum over the expected length of its noise, None without noise;
+    `bound` the bound in force, None without one; `metrics` is empty in rounds not measured.
     """
 
     round: int
     state: ServerState
     clients: int
     clipped: float
+    bound: float | None
     snr: float | None
     refused: tuple[int, ...]
     epsilon: float | None
@@ -50,6 +50,7 @@ class RoundResult:
             "round": self.round,
             "clients": self.clients,
             "clipped": self.clipped,
+            "bound": self.bound,
             "snr": self.snr,
             "refused": len(self.refused),
             "epsilon": self.epsilon,
@@ -76,21 +77,32 @@ def rounds(
     while state.round < plan.rounds:
         began = time.perf_counter()
         number = state.round + 1
-        ids = plan.sampler.cohort(plan.population, number, streams)
+        ids, counts = _sample(plan, number, state, streams)
         try:
-            ledger.charge(number)
+            ledger.charge(number, counts)
         except BudgetExhausted:
             return
-        cohort = engine.run(number, ids, state.params)
-        noised = plan.release(cohort.total, number, streams)
-        divisor = plan.divisor if plan.private else max(cohort.weight, 1.0)
-        state = server.step(state, noised / divisor)
+        cohort = engine.run(number, ids, state)
+        bound = plan.bound(state.moving, number)
+        released = plan.release(cohort.total, bound, number, streams)
+        mean = released / plan.divisor(cohort.weight)
+        if cohort.weight < plan.least_reports:
+            mean = torch.zeros_like(mean)
+        before, state = state, server.step(state, mean)
+        moving = plan.move(
+            before.moving, cohort.watched, before.params, state.params, number, streams
+        )
+        state = replace(
+            state, moving=moving, counts=None if counts is None else torch.from_numpy(counts)
+        )
+        noise = plan.noise_length(ids, before.moving, number, len(mean))
         yield RoundResult(
             round=number,
             state=state,
             clients=cohort.clients,
             clipped=cohort.clipped / max(cohort.clients, 1),
-            snr=_snr(cohort.total, plan.noise_std),
+            bound=None if bound is None else bound.gradient or bound.value,
+            snr=float(cohort.signal.norm()) / noise if noise else None,
             refused=cohort.refused,
             epsilon=spent[number],
             metrics=measure(state),
@@ -98,7 +110,13 @@ def rounds(
         )
 
 
-def _snr(total: torch.Tensor, std: float) -> float | None:
-    if std == 0:
-        return None
-    return float(total.norm()) / (std * math.sqrt(len(total)))
+def _sample(
+    plan: PrivacyPlan, round: int, state: ServerState, streams: Streams
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """The cohort of `round`, and how often each client will have taken part after it."""
+    if state.counts is None:
+        return plan.sampler.cohort(plan.population, round, streams), None
+    counts = state.counts.numpy().copy()
+    ids = plan.sampler.cohort(plan.population, round, streams, counts)
+    counts[ids] += 1
+    return ids, counts

@@ -8,7 +8,7 @@ from enum import StrEnum
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clipping import FixedBound
+from fedveil.privacy.clipping import Bound
 
 
 class Weights(StrEnum):
@@ -28,7 +28,7 @@ class Accepted:
 
 
 def accept(
-    reports: torch.Tensor | Sequence[torch.Tensor], size: int, bound: FixedBound | None
+    reports: torch.Tensor | Sequence[torch.Tensor], size: int, bound: Bound | None
 ) -> Accepted:
     """Turn what clients sent into rows that are finite, of the right length, and bounded.
 
@@ -72,11 +72,17 @@ def _stack(reports: Sequence[torch.Tensor], size: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ServerState:
-    """The model after `round` rounds, and what the optimiser remembers."""
+    """Everything a run is after `round` rounds.
+
+    `params` [P] is the model, `memory` what the optimiser remembers, `moving` the bound's value or
+    the ranges of the next round, `counts` [N] how often each client took part, where it matters.
+    """
 
     round: int
     params: torch.Tensor
     memory: dict[str, torch.Tensor]
+    moving: torch.Tensor
+    counts: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

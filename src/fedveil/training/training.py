@@ -9,10 +9,13 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
+from fedveil.privacy.claims import Unit
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
-from fedveil.training.client import LocalWork
+from fedveil.privacy.rules import Median
+from fedveil.training.client import LocalWork, OneGradient
+from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.engines.local import Adversary, LocalEngine, fitting_chunk
 from fedveil.training.evaluate import evaluate
 from fedveil.training.gradients import Mode, default_mode
@@ -47,11 +50,21 @@ class Training:
                 f"the plan is for {self.plan.population} clients and the data have "
                 f"{self.data.clients}"
             )
-        if self.plan.private and self.weights is not Weights.UNIFORM:
+        if self.weights is Weights.EXAMPLES:
+            self._check_weights()
+        for line in self.plan.lines:
+            if line.unit is Unit.RECORD and line.budget.delta >= 1 / len(self.data.x):
+                raise BadInput(
+                    f"budget.delta is {line.budget.delta:g}, not below 1 / {len(self.data.x)} "
+                    "records: a delta that large would allow publishing one outright"
+                )
+        if isinstance(self.plan.rule, Median) and not isinstance(self.work, OneGradient):
             raise BadInput(
-                f"server.weights is {str(self.weights)!r} under central DP, where a client of "
-                "many records would exceed the bound: use 'uniform'"
+                "bound.kind 'median' needs the norms of unbounded gradients: use local.kind = "
+                "'gradient'"
             )
+        if (self.plan.where is Where.TRAINING) != isinstance(self.work, LocalDpSgd):
+            raise BadInput("local.kind 'dp-sgd' and noise.where 'training' go together")
         for name, value, least in (
             ("evaluate.every", self.every, 1),
             ("engine.chunk", self.chunk, 0),
@@ -63,9 +76,25 @@ class Training:
         self.task.check_fits(x, y, self.data.classes)
         object.__setattr__(self, "_initial", self.task.parameters.clone())
 
+    def _check_weights(self) -> None:
+        """Refuse weights by examples where they would break a claim."""
+        if self.plan.where is Where.SERVER:
+            raise BadInput(
+                "server.weights is 'examples' under central DP, where a client of many records "
+                "would exceed the bound: use 'uniform'"
+            )
+        nominal = isinstance(self.work, LocalDpSgd) and self.work.nominal is not None
+        if self.plan.where is Where.CLIENT or nominal:
+            raise BadInput(
+                "server.weights is 'examples' and the claim covers how many records a client has, "
+                "which the weights would tell: use 'uniform'"
+            )
+
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""
-        return ServerState(0, self._initial.clone(), {})
+        params = self._initial.clone()
+        counts = torch.zeros(self.data.clients, dtype=torch.int64) if self.plan.counted else None
+        return ServerState(0, params, {}, self.plan.start(params), counts)
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
@@ -80,8 +109,8 @@ class Training:
             task=self.task,
             data=self.data,
             work=self.work,
+            plan=self.plan,
             streams=Streams(self.seed),
-            bound=self.plan.bound,
             weights=self.weights,
             mode=self.mode or default_mode(self.task),
             chunk=self.chunk or fitting_chunk(self.task, self.data),
@@ -100,7 +129,7 @@ def train(training: Training) -> Iterator[RoundResult]:
     The budget is enforced as in a run; nothing is written to disk, so nothing survives a crash.
     """
     plan = training.plan
-    ledger = Ledger.create(None, {"run": "training"}, plan.terms, plan.permitted)
+    ledger = Ledger.create(None, {"run": "training"}, plan.lines, plan.permitted)
     for result in training.rounds(training.start(), ledger):
         training.task.parameters.copy_(result.state.params)
         yield result

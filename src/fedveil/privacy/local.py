@@ -1,0 +1,402 @@
+"""Local DP: plans in which clients protect themselves from the server.
+
+Any two inputs of a client are neighbours (replacement), a client is charged for the rounds in
+which it takes part, and no sampling amplifies anything: the server knows who reported.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput
+from fedveil.privacy.central import SEEDED, check_affordable, least_noise, rounded_up
+from fedveil.privacy.claims import NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.events import (
+    Event,
+    FuGaussian,
+    Gaussian,
+    GaussianWithBit,
+    Laplace,
+    PoissonSampled,
+    Shuffled,
+    TwoPoint,
+)
+from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
+from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.ranges import Ranges
+from fedveil.privacy.rules import Fixed, Median, PerGradient, Quantile, Rule
+from fedveil.privacy.sampling import FixedSize, Sampler
+from fedveil.privacy.terms import Budget, Terms
+
+_TURNS = "who takes part, and how often, is public"
+_CURATOR = (
+    "a trusted curator (or an enclave) sees {what} and publishes them with noise; whoever sees the "
+    "reports as well learns from both lines together"
+)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A paper's own formula instead of the strict one; c2 is what Fu's Gaussian leaves open."""
+
+    c2: float | None = None
+    unit: Unit = Unit.CLIENT
+
+
+def local_updates(
+    sampler: Sampler,
+    population: int,
+    rule: Rule,
+    *,
+    laplace: bool,
+    rounds: int,
+    budgets: tuple[Budget, ...],
+    group_of: npt.NDArray[np.int64] | None = None,
+    multiplier: float | None = None,
+    published: Published | None = None,
+) -> PrivacyPlan:
+    """Every client adds noise to its bounded update: LDP-SGD, and Fu's DP-FedAvg.
+
+    Guarantee: docs/proofs/local.md. A report is an additive-noise release of sensitivity 2 C (any
+    two inputs), charged for each participation, at most the sampler's share or cap. Without
+    `multiplier` the noise is the least that fits the budget at that number. Clients may have
+    budgets of their own: client k has budgets[group_of[k]], and lines are listed worst first.
+
+    | edge | behaviour |
+    |---|---|
+    | every client at its cap before the last round | BadInput |
+    | Laplace with an L2 bound, Gaussian with an L1 bound (strict) | BadInput |
+    | Laplace with an adaptive bound | BadInput |
+    | published Gaussian of Fu without c2 | BadInput |
+    | several budgets and a multiplier | BadInput |
+    """
+    _check_sampler(sampler, population, rounds)
+    _check_multiplier(multiplier)
+    _check_norm(rule, laplace, published)
+    if multiplier is not None and len(budgets) > 1:
+        raise BadInput("noise.multiplier is one number and budget.epsilons are several: give one")
+    rule = _with_noise(rule, _terms(sampler, population, budgets[0], rounds), rounds)
+    groups = np.zeros(population, dtype=np.int64) if group_of is None else group_of
+    if groups.shape != (population,) or not np.isin(groups, np.arange(len(budgets))).all():
+        raise BadInput(f"group_of must name one of {len(budgets)} budgets for each client")
+    noise, lines = np.zeros(population), []
+    for group in sorted(range(len(budgets)), key=lambda g: -budgets[g].epsilon):
+        here = groups == group
+        base = _terms(sampler, population, budgets[group], rounds)
+        if len(budgets) > 1:
+            members = int(here.sum())
+            covers = f"updates of {members} clients, group {group + 1}"
+            base = replace(base, covers=covers, members=members)
+        count = base.participations(rounds)
+        m = multiplier
+        if m is None:
+            m = _calibrated(rule, laplace, count, budgets[group], published)
+        noise[here] = m
+        lines += _readings(base, rule, laplace, m, published)
+    lines += _watched(rule, _terms(sampler, population, budgets[0], rounds))
+    first = float(noise[0])
+    plan = PrivacyPlan(
+        sampler=sampler,
+        population=population,
+        rounds=rounds,
+        where=Where.CLIENT,
+        rule=rule,
+        mechanism=LaplaceMechanism(first) if laplace else GaussianMechanism(first),
+        multipliers=noise if len(budgets) > 1 else None,
+        relation=Relation.ADD_REMOVE if published else Relation.REPLACE,
+        lines=tuple(lines),
+    )
+    check_affordable(plan, first)
+    return plan
+
+
+def local_steps(
+    sampler: Sampler,
+    population: int,
+    bound: float,
+    *,
+    rate: float,
+    steps: int,
+    nominal: bool,
+    rounds: int,
+    budget: Budget,
+    multiplier: float | None = None,
+) -> PrivacyPlan:
+    """DP-SGD inside every client: record-level DP against the server (Naseri, algorithm 2).
+
+    Guarantee: docs/proofs/local.md. Each participation is `steps` Poisson-sampled Gaussians on the
+    client's own records; one account per client over all its participations. It protects records,
+    not clients: a client of k records has k of them.
+
+    | edge | behaviour |
+    |---|---|
+    | rate outside (0, 1], steps < 1 | BadInput |
+    | sizes public (`nominal` false) | zero-out neighbours |
+    | one public nominal size for all | add-remove neighbours |
+    """
+    if not 0 < rate <= 1:
+        raise BadInput(f"local.rate is {rate}: a probability in (0, 1] is needed")
+    if steps < 1:
+        raise BadInput(f"local.steps is {steps}: at least 1 is needed")
+    _check_sampler(sampler, population, rounds)
+    _check_multiplier(multiplier)
+    relation = Relation.ADD_REMOVE if nominal else Relation.ZERO_OUT
+
+    def event(m: float) -> Event:
+        return Gaussian(m) if rate == 1 else PoissonSampled(rate, Gaussian(m))
+
+    base = replace(
+        _terms(sampler, population, budget, rounds),
+        unit=Unit.RECORD,
+        relation=relation,
+        per=steps,
+        assumptions=(
+            "the server is not trusted; each client runs DP-SGD honestly on its own records",
+            "a nominal number of records is used for every client"
+            if nominal
+            else "clients' numbers of records are public",
+            _TURNS,
+            "one record per person and client",
+            SEEDED,
+        ),
+    )
+    if multiplier is None:
+        multiplier = least_noise(event, steps * base.participations(rounds), budget, relation)
+    plan = PrivacyPlan(
+        sampler=sampler,
+        population=population,
+        rounds=rounds,
+        where=Where.TRAINING,
+        rule=Fixed(bound),
+        mechanism=GaussianMechanism(multiplier),
+        relation=relation,
+        lines=(replace(base, event=event(multiplier)),),
+    )
+    check_affordable(plan, multiplier)
+    return plan
+
+
+def two_point(
+    sampler: Sampler,
+    population: int,
+    ranges: Ranges,
+    *,
+    epsilon: float,
+    rounds: int,
+    budget: Budget,
+    shuffled: int = 0,
+) -> PrivacyPlan:
+    """LDP-FL: every weight of every client as one of two values, shuffled or not (Sun et al.).
+
+    Guarantee: docs/proofs/ldp-fl.md. One round is one two-valued report per weight, all about the
+    same client, so a client's claim composes all weights and all its rounds. Four readings of
+    the same reports: composed behind an ideal shuffler with at least `shuffled` honest reports
+    per position (when it is > 0), composed exactly without one, composed by adding epsilons, and
+    the published epsilon of one weight in one round, which is no guarantee for anybody.
+
+    | edge | behaviour |
+    |---|---|
+    | epsilon <= 0 | BadInput |
+    | fewer clients per round than `shuffled` | BadInput |
+    | budget that one round of all weights exceeds | BadInput |
+    """
+    _check_sampler(sampler, population, rounds)
+    if shuffled < 0:
+        raise BadInput(f"shuffle.minimum is {shuffled}: at least 1 report is needed")
+    if shuffled > sampler.expected(population):
+        raise BadInput(
+            f"shuffle.minimum is {shuffled} and a round has "
+            f"{sampler.expected(population):g} clients: lower it or ask more clients"
+        )
+    mechanism = TwoPointMechanism(epsilon)
+    alone = replace(
+        _terms(sampler, population, budget, rounds),
+        event=mechanism.release,
+        per=sum(ranges.sizes),
+    )
+    lines = [alone]
+    if shuffled:
+        behind = replace(
+            alone,
+            event=Shuffled(TwoPoint(epsilon), shuffled),
+            trust=Trust.SHUFFLED,
+            assumptions=(
+                "an ideal shuffler: per position the server sees a multiset of reports and nothing "
+                "about their senders; random delays alone are no such thing",
+                f"at least {shuffled} honest reports per position in every round",
+                *alone.assumptions,
+            ),
+        )
+        unlimited = Budget(math.inf, budget.delta)
+        lines = [behind, replace(alone, reading=True, budget=unlimited)]
+    weight = replace(
+        alone,
+        unit=Unit.WEIGHT,
+        per=1,
+        cap=1,
+        budget=Budget(math.inf, budget.delta),
+        as_published=True,
+        reading=True,
+        covers="one weight in one round",
+    )
+    plan = PrivacyPlan(
+        sampler=sampler,
+        population=population,
+        rounds=rounds,
+        where=Where.CLIENT,
+        ranges=ranges,
+        mechanism=mechanism,
+        lines=(*lines, weight),
+        least_reports=shuffled,
+    )
+    if plan.permitted < 1:
+        raise BadInput(
+            f"budget.epsilon is {budget.epsilon:g} and one round of {alone.per:,} weights costs a "
+            f"client {lines[0].claims(1)[0].epsilon:.4g}: raise it, or leave it out to be told"
+        )
+    return plan
+
+
+def _terms(sampler: Sampler, population: int, budget: Budget, rounds: int) -> Terms:
+    """The line of a client's own reports, its event still to be filled in."""
+    return Terms(
+        event=Gaussian(1.0),
+        share=sampler.share(population),
+        cap=sampler.max_participations if isinstance(sampler, FixedSize) else None,
+        budget=budget,
+        unit=Unit.CLIENT,
+        relation=Relation.REPLACE,
+        trust=Trust.LOCAL,
+        noise=NoiseSource.SEEDED,
+        assumptions=(
+            "the server is not trusted; each client randomises its own report honestly",
+            _TURNS,
+            SEEDED,
+        ),
+    )
+
+
+def _with_noise(rule: Rule, base: Terms, rounds: int) -> Rule:
+    """A median rule with the noise that keeps all its histograms within its budget.
+
+    A client is in one bin; replacing it changes two counts by one: L2 sensitivity sqrt(2). No
+    amplification, composed over all refreshes in which one client can take part.
+    """
+    if not isinstance(rule, Median):
+        return rule
+    count = replace(base, every=rule.every).participations(rounds)
+    multiplier = least_noise(Gaussian, count, rule.budget, Relation.REPLACE)
+    return replace(rule, noise=math.sqrt(2) * multiplier)
+
+
+def _event(rule: Rule, laplace: bool, m: float) -> Event:
+    if laplace:
+        return Laplace(m)
+    if isinstance(rule, Quantile) and rule.flip:
+        return GaussianWithBit(Gaussian(m), TwoPoint(rule.flip))
+    return Gaussian(m)
+
+
+def _calibrated(
+    rule: Rule, laplace: bool, count: int, budget: Budget, published: Published | None
+) -> float:
+    """The least noise multiplier for `count` participations, by the strict or published rule."""
+    if published is not None and published.c2 is not None:
+        spread = math.sqrt(count * math.log(1 / budget.delta))
+        return rounded_up(published.c2 * spread / budget.epsilon)
+    if isinstance(rule, Quantile) and rule.flip and count * rule.flip >= budget.epsilon:
+        raise BadInput(
+            f"bound.bit_epsilon {rule.flip:g} over {count} participations uses up the budget of "
+            f"epsilon {budget.epsilon:g}: lower it"
+        )
+    relation = Relation.REPLACE
+    return least_noise(lambda m: _event(rule, laplace, m), count, budget, relation)
+
+
+def _readings(
+    base: Terms, rule: Rule, laplace: bool, m: float, published: Published | None
+) -> list[Terms]:
+    """The line that is charged and, as published, what the same reports are worth strictly."""
+    if published is None:
+        return [replace(base, event=_event(rule, laplace, m))]
+    claimed = FuGaussian(m, published.c2) if published.c2 is not None else _event(rule, laplace, m)
+    strict = replace(
+        base,
+        event=_event(rule, laplace, m / 2),
+        budget=Budget(math.inf, base.budget.delta),
+        reading=True,
+    )
+    label = replace(
+        base,
+        event=claimed,
+        unit=published.unit,
+        relation=Relation.ADD_REMOVE,
+        as_published=True,
+        assumptions=("the paper's sensitivity, half of what two inputs can differ by", SEEDED),
+    )
+    return [label, strict]
+
+
+def _watched(rule: Rule, base: Terms) -> list[Terms]:
+    """The lines of what an adaptive bound collects through a curator."""
+    unlimited = Budget(math.inf, base.budget.delta)
+    if isinstance(rule, Quantile) and rule.noise:
+        what = _CURATOR.format(what="the clients' bits (was the update within the bound?)")
+        bits = replace(
+            base,
+            event=Gaussian(rule.noise),
+            trust=Trust.CENTRAL,
+            budget=unlimited,
+            covers="bits",
+            assumptions=(what, _TURNS, SEEDED),
+        )
+        return [bits]
+    if isinstance(rule, Median):
+        what = _CURATOR.format(what="the clients' gradient norms in bins")
+        norms = replace(
+            base,
+            event=Gaussian(rule.noise / math.sqrt(2)),
+            trust=Trust.CENTRAL,
+            budget=rule.budget,
+            every=rule.every,
+            covers="norms",
+            assumptions=(what, _TURNS, SEEDED),
+        )
+        return [norms]
+    return []
+
+
+def _check_multiplier(multiplier: float | None) -> None:
+    if multiplier is not None and not (multiplier > 0 and math.isfinite(multiplier)):
+        raise BadInput(f"noise.multiplier is {multiplier:g}: a positive number is needed")
+
+
+def _check_sampler(sampler: Sampler, population: int, rounds: int) -> None:
+    sampler.check(population)
+    if not isinstance(sampler, FixedSize) or sampler.max_participations is None:
+        return
+    cap = sampler.max_participations
+    if sampler.size * rounds > population * cap:
+        last = population * cap // sampler.size
+        raise BadInput(
+            f"sample.max_participations is {cap}: after round {last} of {rounds} every one of "
+            f"{population} clients would be at its cap; raise it or run fewer rounds"
+        )
+
+
+def _check_norm(rule: Rule, laplace: bool, published: Published | None) -> None:
+    wanted = "l1" if laplace else "l2"
+    if laplace and not (isinstance(rule, PerGradient) or rule.width == 0):
+        raise BadInput("an adaptive bound is in L2: use Gaussian noise with it")
+    if published is not None and isinstance(rule, Quantile) and rule.flip:
+        raise BadInput("bound.bit_epsilon has no published account: leave out as_published")
+    if laplace and published is not None and published.c2 is not None:
+        raise BadInput("noise.c2 is for Fu's Gaussian formula: leave it out with Laplace noise")
+    if isinstance(rule, PerGradient) and not laplace and published and published.c2 is None:
+        raise BadInput("noise.c2 is missing: Fu's Gaussian formula leaves it open; 1.0 is common")
+    if rule.norm != wanted and not (published is not None and published.c2 is not None):
+        raise BadInput(
+            f"bound.norm is {rule.norm} and the noise needs {wanted}: set bound.norm = '{wanted}'"
+        )

@@ -1,0 +1,256 @@
+"""From a recipe to its privacy plan: which of the papers' compositions a recipe is."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput
+from fedveil.models.task import Task
+from fedveil.privacy.central import central
+from fedveil.privacy.claims import Unit
+from fedveil.privacy.clipping import Norm
+from fedveil.privacy.local import Published, local_steps, local_updates, two_point
+from fedveil.privacy.mechanisms import GaussianMechanism
+from fedveil.privacy.plan import PrivacyPlan, Where, unprotected
+from fedveil.privacy.randomness import Streams
+from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile, Rule
+from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.terms import Budget
+from fedveil.runs.recipe import (
+    BudgetSection,
+    DpSgdSection,
+    FixedBoundSection,
+    GaussianSection,
+    LaplaceSection,
+    MedianBoundSection,
+    PolyBoundSection,
+    QuantileBoundSection,
+    RangeBoundSection,
+    Recipe,
+    TwoPointSection,
+)
+from fedveil.training.client import LocalSgd, LocalWork
+
+
+def plan_of(
+    recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None, task: Task
+) -> PrivacyPlan:
+    """The plan a recipe describes; sections that do not go together are refused.
+
+    `work` is None for DP-SGD, which is made from the plan rather than the other way round.
+    """
+    _check_sections(recipe)
+    rounds, noise = recipe.total_rounds, recipe.noise
+    if isinstance(recipe.bound, RangeBoundSection):
+        return _two_point_plan(recipe, recipe.bound, sampler, clients, task)
+    if isinstance(recipe.local, DpSgdSection):
+        return _dp_sgd_plan(recipe, recipe.local, sampler, clients)
+    rule = _rule(recipe, sampler, clients, work)
+    if rule is None or not isinstance(noise, GaussianSection | LaplaceSection):
+        return unprotected(sampler, clients, rounds=rounds, rule=rule)
+    if isinstance(noise, GaussianSection) and not noise.claim:
+        return PrivacyPlan(
+            sampler=sampler,
+            population=clients,
+            rounds=rounds,
+            where=Where.SERVER,
+            rule=rule,
+            mechanism=GaussianMechanism(noise.multiplier or 0.0),
+            relation=sampler.relation,
+        )
+    budget = _section(recipe)
+    if noise.where == "server":
+        if budget.as_published or budget.epsilons:
+            raise BadInput("budget.as_published and budget.epsilons are for noise at the clients")
+        return central(
+            sampler,
+            clients,
+            rule,
+            rounds=rounds,
+            budget=Budget(budget.epsilon, budget.delta),
+            multiplier=noise.multiplier,
+        )
+    epsilons = budget.epsilons or [budget.epsilon]
+    return local_updates(
+        sampler,
+        clients,
+        rule,
+        laplace=isinstance(noise, LaplaceSection),
+        rounds=rounds,
+        budgets=tuple(Budget(e, budget.delta) for e in epsilons),
+        group_of=_dealt(clients, len(epsilons), recipe.seed),
+        multiplier=noise.multiplier,
+        published=_published(recipe),
+    )
+
+
+def _check_sections(recipe: Recipe) -> None:
+    """Refuse sections that contradict each other."""
+    noise, bound, budget = recipe.noise, recipe.bound, recipe.budget
+    claimed = noise.kind != "none" and getattr(noise, "claim", True)
+    if budget is not None and not claimed:
+        raise BadInput(
+            "budget is given and nothing is claimed (noise.kind 'none' or noise.claim = false): "
+            "leave the budget out (--set budget=none) or add noise that is claimed"
+        )
+    if noise.kind != "none" and bound is None:
+        raise BadInput(f"noise.kind is {noise.kind!r} without a [bound]: noise protects nobody")
+    if claimed and budget is None:
+        raise BadInput(
+            f"noise.kind is {noise.kind!r} without a [budget]: give at least budget.delta"
+        )
+    if (
+        isinstance(noise, GaussianSection)
+        and not noise.claim
+        and (noise.where != "server" or noise.multiplier is None)
+    ):
+        raise BadInput("noise.claim = false is for noise.where = 'server' with a multiplier")
+    if (noise.kind == "two-point") != (bound is not None and bound.kind == "range"):
+        raise BadInput("bound.kind 'range' and noise.kind 'two-point' go together")
+    if (recipe.local.kind == "dp-sgd") != (getattr(noise, "where", "") == "training"):
+        raise BadInput("local.kind 'dp-sgd' and noise.where = 'training' go together")
+    if recipe.shuffle is not None and noise.kind != "two-point":
+        raise BadInput("[shuffle] is for noise.kind = 'two-point'")
+    if recipe.shuffle is not None and recipe.shuffle.minimum < 1:
+        raise BadInput(f"shuffle.minimum is {recipe.shuffle.minimum}: at least 1 report is needed")
+    if getattr(noise, "c2", None) is not None and not (budget is not None and budget.as_published):
+        raise BadInput("noise.c2 is for budget.as_published = true: leave it out")
+    if budget is not None and budget.epsilons is not None:
+        if not math.isinf(budget.epsilon):
+            raise BadInput("budget.epsilon and budget.epsilons contradict each other: give one")
+        if not budget.epsilons or getattr(noise, "where", "") != "client":
+            raise BadInput("budget.epsilons is a list of one or more, for noise at the clients")
+
+
+def _section(recipe: Recipe) -> BudgetSection:
+    if recipe.budget is None:
+        raise AssertionError("sections were checked")
+    return recipe.budget
+
+
+def _rule(recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None) -> Rule | None:
+    match recipe.bound:
+        case FixedBoundSection(value=value, norm=norm, each=each):
+            return _per_gradient(Fixed(value, Norm(norm)), each, work, recipe)
+        case PolyBoundSection(value=value, power=power, norm=norm, each=each) as section:
+            floor = value / 1000 if section.floor is None else section.floor
+            rule = Poly(value, power, recipe.total_rounds, floor, Norm(norm))
+            return _per_gradient(rule, each, work, recipe)
+        case QuantileBoundSection() as section:
+            noise = section.bit_noise
+            if noise is None and section.bit_epsilon is None:
+                noise = sampler.expected(clients) / 20
+            return Quantile(
+                section.value,
+                section.quantile,
+                section.lr,
+                noise or 0.0,
+                section.bit_epsilon or 0.0,
+            )
+        case MedianBoundSection() as section:
+            return Median(
+                section.value,
+                section.low,
+                section.high,
+                section.every,
+                Budget(section.epsilon, section.delta),
+                section.monotone,
+                section.cap,
+            )
+    return None
+
+
+def _per_gradient(rule: Fixed | Poly, each: str, work: LocalWork | None, recipe: Recipe) -> Rule:
+    if each == "update":
+        return rule
+    if not isinstance(work, LocalSgd):
+        raise BadInput("bound.each = 'gradient' needs local.kind = 'sgd'")
+    work.reach(1)
+    if recipe.budget is not None and recipe.budget.as_published:
+        steps = work.batches.steps or 1
+        return PerGradient(rule, lambda round: steps * work.rate(0, 1))
+    return PerGradient(rule, work.reach)
+
+
+def _published(recipe: Recipe) -> Published | None:
+    if not _section(recipe).as_published:
+        return None
+    per_gradient = getattr(recipe.bound, "each", "") == "gradient"
+    c2 = recipe.noise.c2 if isinstance(recipe.noise, GaussianSection) else None
+    if per_gradient and isinstance(recipe.noise, GaussianSection) and c2 is None:
+        raise BadInput("noise.c2 is missing: Fu's Gaussian formula leaves it open; 1.0 is common")
+    if c2 is not None and not (c2 > 0 and math.isfinite(c2)):
+        raise BadInput(f"noise.c2 is {c2}: a positive number is needed")
+    return Published(c2, Unit.RECORD if per_gradient else Unit.CLIENT)
+
+
+def _dealt(clients: int, groups: int, seed: int) -> npt.NDArray[np.int64] | None:
+    """Which budget each client has: dealt in turn over a seeded random order."""
+    if groups == 1:
+        return None
+    order = Streams(seed).generator("budgets").permutation(clients)
+    members = np.empty(clients, dtype=np.int64)
+    members[order] = np.arange(clients) % groups
+    return members
+
+
+def _two_point_plan(
+    recipe: Recipe, section: RangeBoundSection, sampler: Sampler, clients: int, task: Task
+) -> PrivacyPlan:
+    budget, noise = _section(recipe), recipe.noise
+    if not isinstance(noise, TwoPointSection):
+        raise AssertionError("sections were checked")
+    if budget.as_published or budget.epsilons:
+        raise BadInput("the published epsilon of one weight is always printed: leave both out")
+    ranges = Ranges(
+        section.centre,
+        section.radius,
+        task.layer_sizes,
+        section.adaptive,
+        Perturb(section.perturb),
+        section.growth,
+    )
+    if ranges.perturb is Perturb.WEIGHTS and section.radius is not None:
+        outside = float(((task.parameters - section.centre).abs() > section.radius).float().mean())
+        if outside > 0.5:
+            raise BadInput(
+                f"the range {section.centre:g} +- {section.radius:g} excludes {outside:.0%} of the "
+                "model's first weights: widen bound.radius"
+            )
+    return two_point(
+        sampler,
+        clients,
+        ranges,
+        epsilon=noise.epsilon,
+        rounds=recipe.total_rounds,
+        budget=Budget(budget.epsilon, budget.delta),
+        shuffled=0 if recipe.shuffle is None else recipe.shuffle.minimum,
+    )
+
+
+def _dp_sgd_plan(
+    recipe: Recipe, local: DpSgdSection, sampler: Sampler, clients: int
+) -> PrivacyPlan:
+    bound, noise, budget = recipe.bound, recipe.noise, _section(recipe)
+    if not isinstance(bound, FixedBoundSection) or not isinstance(noise, GaussianSection):
+        raise BadInput("local.kind 'dp-sgd' takes a fixed bound per example and Gaussian noise")
+    if bound.norm != "l2" or bound.each != "update":
+        raise BadInput(
+            "under dp-sgd bound.value bounds each example's gradient in L2: leave out "
+            "bound.norm and bound.each"
+        )
+    if budget.as_published or budget.epsilons:
+        raise BadInput("budget.as_published and budget.epsilons have no meaning for dp-sgd")
+    return local_steps(
+        sampler,
+        clients,
+        bound.value,
+        rate=local.rate,
+        steps=local.steps,
+        nominal=local.nominal is not None,
+        rounds=recipe.total_rounds,
+        budget=Budget(budget.epsilon, budget.delta),
+        multiplier=noise.multiplier,
+    )
