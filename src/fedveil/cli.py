@@ -80,12 +80,12 @@ def run(
     training = prepared.training
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     metric = next(iter(training.task.metrics), "loss")
-    budget = training.plan.budget.epsilon if training.plan.budget else None
 
     def describe() -> None:
         console.print(prepared.describe(), highlight=False, soft_wrap=True)
 
-    with Progress(console, training.plan.rounds, metric, budget) as progress:
+    plan = training.plan
+    with Progress(console, plan.rounds, metric, plan.limit, plan.promise) as progress:
         result = prepared.execute(progress.show, describe)
     if not json_:
         print_result(Console(markup=False, emoji=False), result)
@@ -155,8 +155,39 @@ def ledger(
     from fedveil.console import print_rows
 
     console = Console()
-    rows = [{**vars(charge), "event": json.dumps(charge.event)} for charge in told.charges]
-    print_rows(console, f"{told.run}: {len(rows)} charges", rows)
+    for covers in sorted({charge.covers for charge in told.charges}):
+        charges = [charge for charge in told.charges if charge.covers == covers]
+        rows = [{"round": c.round, "attempt": c.attempt, "at": c.charged_at} for c in charges]
+        title = f"{told.run}: {len(rows)} charges for {covers}, each {json.dumps(charges[0].event)}"
+        print_rows(console, title, rows)
     for claim in told.claims:
         console.print(str(claim), highlight=False)
     console.print(told.remainder(), highlight=False)
+
+
+@app.command()
+def mixer(
+    positions: Annotated[int, typer.Option(help="Weights per report.")],
+    minimum: Annotated[int, typer.Option(help="Fewest reports that are handed on.")],
+    expected: Annotated[int, typer.Option(help="Reports after which a round closes.")],
+    rounds: Annotated[int, typer.Option(help="Rounds to serve.")] = 1,
+    deadline: Annotated[float, typer.Option(help="Seconds a round stays open.")] = 60.0,
+    idle: Annotated[float, typer.Option(help="Seconds a client may be silent.")] = 30.0,
+    seconds: Annotated[float, typer.Option(help="Seconds after which it stops.")] = 3600.0,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: any.")] = 0,
+) -> None:
+    """Run a mixer for two-point reports: it hands on, per position, only how many were high."""
+    from fedveil.mixing.server import MixerConfig, run_mixer
+
+    run_mixer(
+        MixerConfig(
+            positions=positions,
+            minimum=minimum,
+            expected=expected,
+            rounds=rounds,
+            deadline=deadline,
+            idle=idle,
+            seconds=seconds,
+            port=port,
+        )
+    )

@@ -12,6 +12,12 @@ from fedveil import cli as commands
 
 SHORT = ("rounds=3", "data.clients=20", "local.epochs=1", "engine.threads=1")
 NOISY = ("noise.multiplier=2.0", "budget.epsilon=inf", "budget.delta=1e-3")
+SMALL = ("rounds=3", "data.clients=20", "engine.threads=1", "sample.size=10")
+BASE = {
+    "central": (*SHORT, *NOISY),
+    "ldp-sgd": (*SMALL, *NOISY),
+    "local": (*SMALL, *NOISY),
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def settings():
     """--set arguments of a short run of a recipe, with more behind them."""
 
     def made(recipe, *more):
-        base = (*SHORT, *NOISY) if recipe == "central" else (*SHORT, "sample.size=10")
+        base = BASE.get(recipe, (*SHORT, "sample.size=10"))
         return [part for setting in (*base, *more) for part in ("--set", setting)]
 
     return made

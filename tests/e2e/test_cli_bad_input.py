@@ -20,7 +20,7 @@ SETTINGS = {
     "noise none with a budget": ("noise.kind=none", "budget"),
     "noise without a budget": ("budget=none", "budget"),
     "noise without a bound": ("bound=none", "bound"),
-    "noise and epsilon that contradict": ("noise.multiplier=0.1", "contradict"),
+    "noise and epsilon that contradict": ("noise.multiplier=0.3", "contradict"),
     "text for a number": ("local.lr=fast", "local.lr"),
     "text for a count": ("data.clients=many", "data.clients"),
     "list for a number": ("local.lr=[1]", "local.lr"),
@@ -103,6 +103,110 @@ SEVERAL = {
 def test_bad_combinations(cli, several, mentions):
     told = cli("run", *(part for setting in several for part in ("--set", setting)))
     assert mentions in told.error
+    assert files() == []
+
+
+QUANTILE = ["bound.kind=quantile", "bound.value=0.1"]
+MEDIAN = [
+    "bound.kind=median",
+    "bound.value=1.0",
+    "bound.low=-5",
+    "bound.high=5",
+    "bound.every=10",
+    "bound.epsilon=1.0",
+    "bound.delta=1e-5",
+]
+LOCAL = {
+    "noise epsilon 0": ("ldp-fl", ["noise.epsilon=0"], "noise.epsilon is 0"),
+    "noise epsilon negative": ("ldp-fl", ["noise.epsilon=-1"], "noise.epsilon is -1"),
+    "radius 0": ("ldp-fl", ["bound.radius=0"], "bound.radius is 0"),
+    "radius negative": ("ldp-fl", ["bound.radius=-1"], "bound.radius is -1"),
+    "range without most weights": (
+        "ldp-fl",
+        ["bound.perturb=weights", "bound.centre=1.0"],
+        "excludes 100%",
+    ),
+    "centre of updates": ("ldp-fl", ["bound.centre=1.0"], "bound.centre is 1.0"),
+    "fewer clients than the shuffle needs": ("ldp-fl", ["data.clients=400"], "shuffle.minimum"),
+    "shuffle of nobody": ("ldp-fl", ["shuffle.minimum=0"], "shuffle.minimum is 0"),
+    "shuffle of fewer": ("ldp-fl", ["shuffle.minimum=-5"], "shuffle.minimum is -5"),
+    "shuffled weights by examples": ("ldp-fl", ["server.weights=examples"], "server.weights"),
+    "budget below a round": ("ldp-fl", ["budget.epsilon=1"], "one round of 650 weights"),
+    "range without two-point": ("ldp-fl", ["noise.kind=gaussian"], "go together"),
+    "shuffle without two-point": ("ldp-sgd", ["shuffle.minimum=5"], "[shuffle]"),
+    "power negative": ("ldp-sgd", ["bound.power=-1"], "bound.power is -1"),
+    "quantile 0": ("ldp-sgd", [*QUANTILE, "bound.quantile=0"], "bound.quantile is 0"),
+    "quantile 1": ("ldp-sgd", [*QUANTILE, "bound.quantile=1"], "bound.quantile is 1"),
+    "bits that cost everything": ("ldp-sgd", [*QUANTILE, "bound.bit_epsilon=10"], "bit_epsilon"),
+    "bits noised too little": ("central", [*QUANTILE, "bound.bit_noise=0.01"], "bound.bit_noise"),
+    "bits of local DP": ("central", [*QUANTILE, "bound.bit_epsilon=1"], "bound.bit_epsilon"),
+    "quantile without a claim": ("norm-bound", QUANTILE, "use a fixed one"),
+    "everyone at the cap": ("ldp-sgd", ["sample.max_participations=5"], "at its cap"),
+    "cap 0": ("ldp-sgd", ["sample.max_participations=0"], "max_participations is 0"),
+    "cap that nobody counts": ("fedavg", ["sample.max_participations=9"], "max_participations"),
+    "cap under central DP": (
+        "central",
+        ["sample.kind=fixed", "sample.size=5", "sample.max_participations=9"],
+        "max_participations",
+    ),
+    "local weights by examples": ("ldp-sgd", ["server.weights=examples"], "server.weights"),
+    "median with sgd": (
+        "central",
+        ["noise.where=client", "noise.multiplier=9.0", *MEDIAN],
+        "bound.kind 'median'",
+    ),
+    "median under central DP": ("central", MEDIAN, "fixed, decaying or quantile"),
+    "laplace with l2": ("dp-fedavg", ["bound.norm=l2"], "bound.norm = 'l1'"),
+    "gaussian with l1": ("dp-fedavg-gaussian", ["bound.norm=l1"], "bound.norm = 'l2'"),
+    "central with l1": ("central", ["bound.norm=l1"], "bound.norm = 'l2'"),
+    "laplace at the server": ("dp-fedavg", ["noise.where=server"], "noise.where"),
+    "no noise at clients": ("ldp-sgd", ["noise.multiplier=0"], "noise.multiplier is 0"),
+    "no Laplace noise": ("dp-fedavg", ["noise.multiplier=0"], "noise.multiplier is 0"),
+    "no noise in training": ("local", ["noise.multiplier=0"], "noise.multiplier is 0"),
+    "dp-sgd without its noise": ("local", ["noise.where=client"], "noise.where = 'training'"),
+    "noise without dp-sgd": ("ldp-sgd", ["noise.where=training"], "local.kind 'dp-sgd'"),
+    "dp-sgd with decay": ("local", ["bound.kind=poly", "bound.value=1", "bound.power=1"], "fixed"),
+    "dp-sgd rate 0": ("local", ["local.rate=0"], "local.rate is 0"),
+    "dp-sgd without steps": ("local", ["local.steps=0"], "local.steps is 0"),
+    "nominal 0": ("local", ["local.nominal=0"], "local.nominal is 0"),
+    "nominal with examples": ("local", ["local.nominal=70"], "server.weights"),
+    "two kinds of budget": ("ldp-sgd", ["budget.epsilons=[1.0, 2.0]"], "budget.epsilons"),
+    "budgets and a multiplier": (
+        "ldp-sgd",
+        ["budget.epsilon=inf", "budget.epsilons=[1.0, 2.0]", "noise.multiplier=1.0"],
+        "noise.multiplier is one number",
+    ),
+    "no budgets": ("ldp-sgd", ["budget.epsilon=inf", "budget.epsilons=[]"], "budget.epsilons"),
+    "as published at the server": ("central", ["budget.as_published=true"], "as_published"),
+    "c2 missing": ("dp-fedavg-gaussian", ["budget.as_published=true"], "noise.c2 is missing"),
+    "c2 without effect": ("dp-fedavg-gaussian", ["noise.c2=1.0"], "noise.c2"),
+    "rounds and iterations": ("dp-fedavg", ["iterations=40"], "not both"),
+    "neither rounds nor iterations": ("dp-fedavg", ["rounds=none"], "give rounds"),
+    "iterations that do not divide": (
+        "dp-fedavg",
+        ["rounds=none", "iterations=45"],
+        "not a multiple of local.steps, 20",
+    ),
+    "momentum with bounded gradients": ("dp-fedavg", ["local.momentum=0.5"], "no momentum"),
+    "decay with bounded gradients": ("dp-fedavg", ["local.weight_decay=0.5"], "no weight decay"),
+    "bounded gradients of one gradient": ("ldp-sgd", ["bound.each=gradient"], "bound.each"),
+    "half a learning rate": ("dp-fedavg", ["local.mu=1.0"], "local.gamma"),
+    "more clients in turn than clients": ("dp-fedavg", ["sample.size=351"], "only 350 clients"),
+    "no claim and a budget": (
+        "weak-dp",
+        ["budget.epsilon=1.0", "budget.delta=1e-5"],
+        "nothing is claimed",
+    ),
+    "no claim at the clients": ("weak-dp", ["noise.where=client"], "noise.claim"),
+}
+
+
+@pytest.mark.parametrize(("recipe", "several", "mentions"), LOCAL.values(), ids=LOCAL)
+def test_bad_local_settings(cli, recipe, several, mentions):
+    wanted = [part for setting in several for part in ("--set", setting)]
+    told = cli("run", recipe, *wanted, "--out", "new")
+    assert mentions in told.error
+    assert told.out == ""
     assert files() == []
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROUNDS = "rounds=150"
+LAST = 50
+ROUNDS = f"rounds={LAST}"
 
 
 def lines_of(folder):
@@ -25,36 +26,49 @@ def wait_for_lines(process, folder, count):
 def whole(cli, settings):
     """The model of a run that nobody disturbed."""
 
-    def model(recipe):
-        assert cli("run", recipe, *settings(recipe, ROUNDS), "--out", "whole", "--quiet").code == 0
+    def model(recipe, *more):
+        wanted = settings(recipe, ROUNDS, *more)
+        assert cli("run", recipe, *wanted, "--out", "whole", "--quiet").code == 0
         return Path("whole/model.safetensors").read_bytes()
 
     return model
 
 
-def test_kill_and_resume(cli, spawn, settings, whole, tmp_path):
+QUANTILE = (
+    "sample.max_participations=60",
+    "bound.kind=quantile",
+    "bound.value=0.05",
+    "bound.bit_noise=2.0",
+)
+
+
+@pytest.mark.parametrize(("recipe", "more"), [("central", ()), ("ldp-sgd", QUANTILE)])
+def test_kill_and_resume(cli, spawn, settings, whole, tmp_path, recipe, more):
     folder = tmp_path / "killed"
-    process = spawn("run", "central", *settings("central", ROUNDS), "--out", folder, "--quiet")
-    wait_for_lines(process, folder, 12)
+    wanted = settings(recipe, ROUNDS, *more)
+    process = spawn("run", recipe, *wanted, "--out", folder, "--quiet")
+    wait_for_lines(process, folder, 6)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (folder / "result.json").exists()
-    assert 12 <= lines_of(folder) < 150
+    assert 6 <= lines_of(folder) < LAST
     told = cli("run", "--resume", folder, "--quiet", "--json")
     result = json.loads(told.out)
-    assert (told.code, result["rounds"], result["stopped"]) == (0, 150, "rounds")
-    assert (folder / "model.safetensors").read_bytes() == whole("central")
+    assert (told.code, result["rounds"], result["stopped"]) == (0, LAST, "rounds")
+    assert (folder / "model.safetensors").read_bytes() == whole(recipe, *more)
     charges = json.loads(cli("ledger", folder, "--json").out)["charges"]
-    assert [charge["round"] for charge in charges] == list(range(1, 151))
+    for covers in {charge["covers"] for charge in charges}:
+        rounds = [charge["round"] for charge in charges if charge["covers"] == covers]
+        assert rounds == list(range(1, LAST + 1))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     rounds = [json.loads(line)["round"] for line in lines]
-    assert rounds == list(range(151))
+    assert rounds == list(range(LAST + 1))
 
 
 def test_ctrl_c_and_resume(cli, spawn, settings, whole, tmp_path):
     folder = tmp_path / "interrupted"
     process = spawn("run", "fedavg", *settings("fedavg", ROUNDS), "--out", folder, "--json")
-    wait_for_lines(process, folder, 12)
+    wait_for_lines(process, folder, 6)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 1
@@ -63,7 +77,7 @@ def test_ctrl_c_and_resume(cli, spawn, settings, whole, tmp_path):
     result = json.loads((folder / "result.json").read_text())
     assert result == json.loads(out)
     assert result["stopped"] == "interrupted"
-    assert 10 <= result["rounds"] < 150
+    assert 4 <= result["rounds"] < LAST
     told = cli("run", "--resume", folder, "--quiet", "--json")
-    assert (told.code, json.loads(told.out)["rounds"]) == (0, 150)
+    assert (told.code, json.loads(told.out)["rounds"]) == (0, LAST)
     assert (folder / "model.safetensors").read_bytes() == whole("fedavg")

@@ -136,6 +136,35 @@ def test_the_ledger_shows_every_charge(cli, settings):
     assert "epsilon" in words.out
 
 
+@pytest.mark.parametrize("recipe", ["ldp-sgd", "local"])
+def test_the_ledger_of_a_local_run_shows_the_worst_client(cli, settings, recipe):
+    told = cli("run", recipe, *settings(recipe), "--out", "here", "--json", "--quiet")
+    result = strict_json(told.out)
+    whose = {claim["holds_for"] for claim in result["claims"]}
+    assert whose == {"the client that took part most", "the median client"}
+    assert result["claims"][0]["holds_for"] == "the client that took part most"
+    worst, median = (
+        next(c["epsilon"] for c in result["claims"] if c["holds_for"] == who)
+        for who in ("the client that took part most", "the median client")
+    )
+    assert worst > median
+    statement = json.loads(cli("ledger", "here", "--json").out)
+    assert statement["claims"] == result["claims"]
+    words = " ".join(cli("ledger", "here").out.split())
+    assert "3 charges for updates" in words
+    assert "the client that took part most" in words
+    assert "local trust" in words
+    assert f"per {'client' if recipe == 'ldp-sgd' else 'record'}" in words
+
+
+def test_a_local_run_in_words(cli, settings):
+    told = cli("run", "ldp-fl", "--set", "rounds=2", "--set", "engine.threads=1")
+    assert told.code == 0
+    words = " ".join(told.out.replace("\N{BOX DRAWINGS LIGHT VERTICAL}", "").split())
+    for part in ("as published", "no limit was set", "shuffled trust", "an ideal shuffler"):
+        assert part in words
+
+
 def test_the_ledger_of_a_run_without_privacy(cli, settings):
     cli("run", "fedavg", *settings("fedavg"), "--out", "here")
     told = cli("ledger", "here")

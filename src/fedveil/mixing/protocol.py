@@ -1,0 +1,53 @@
+"""What clients, mixer and server say to each other; the package docstring has the table."""
+
+import asyncio
+import struct
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import FedveilError
+
+HELLO = struct.Struct(">5sIQ")
+COUNT = struct.Struct(">H")
+REPORT, COLLECT = b"FVM1R", b"FVM1C"
+MOST_WORDS = 4096
+THANKS = b"\0"
+GONE = (OSError, asyncio.IncompleteReadError)  # broken or closed; OSError includes timeouts
+
+Words = npt.NDArray[np.uint32]
+Reader = asyncio.StreamReader
+Writer = asyncio.StreamWriter
+
+
+class Status(IntEnum):
+    """The mixer's answers; LOST is what a client makes of none."""
+
+    OK = 0
+    OPEN = 1
+    TOO_FEW = 2
+    FINISHED = 3
+    FORGOTTEN = 4
+    UNKNOWN = 5
+    BUSY = 6
+    LOST = 7
+
+
+MEANING = {
+    Status.OPEN: "is still open: ask again later",
+    Status.TOO_FEW: "ended with too few reports: nothing is handed on",
+    Status.FINISHED: "had finished before the report was complete: it does not count",
+    Status.FORGOTTEN: "was collected too late and is forgotten: raise `held` or collect sooner",
+    Status.UNKNOWN: "or its number of positions is not one of this mixer's: check both",
+    Status.BUSY: "cannot open while so many rounds are open: try again later",
+    Status.LOST: "got no answer from the mixer: it is not there, full, or was sent something wrong",
+}
+
+
+class Refused(FedveilError):
+    """The mixer counted or handed on nothing; `status` says why."""
+
+    def __init__(self, round: int, status: Status) -> None:
+        super().__init__(f"round {round} {MEANING[status]}")
+        self.status = status

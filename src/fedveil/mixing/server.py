@@ -1,0 +1,301 @@
+"""The mixer process: it buffers reports, counts them whole, and hands on multisets."""
+
+import asyncio
+import ipaddress
+import json
+import math
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil.errors import BadInput
+from fedveil.mixing.protocol import (
+    COLLECT,
+    COUNT,
+    GONE,
+    HELLO,
+    MOST_WORDS,
+    REPORT,
+    THANKS,
+    Reader,
+    Status,
+    Words,
+    Writer,
+)
+from fedveil.privacy.shuffling import Counts, Flags, Multisets
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerConfig:
+    """What a mixer accepts. Memory is about positions x (8 connections + 24 held) bytes at most.
+
+    Rounds are numbered 1 to `rounds`. Times are in seconds: `deadline` from a round's first
+    announcement, `idle` between two frames of a connection (let it exceed the clients' latency),
+    `seconds` for the whole process. `held` rounds, open or closed, are in memory at most; a new
+    one takes the place of the oldest closed. The mixer stops when a collector has been told the
+    outcome of every round, or after `seconds`, whatever is open.
+
+    | edge | behaviour |
+    |---|---|
+    | a count below 1, a time that is not positive and finite | BadInput |
+    | more than 2^31 - 1 positions, a port above 65535 | BadInput |
+    | expected < minimum | BadInput |
+    | a host that is no IP address, or beyond loopback without `exposed` | BadInput |
+    """
+
+    positions: int
+    minimum: int
+    expected: int
+    rounds: int = 1
+    deadline: float = 60.0
+    idle: float = 30.0
+    seconds: float = 3600.0
+    held: int = 4
+    connections: int = 512
+    host: str = "127.0.0.1"
+    port: int = 0
+    exposed: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("positions", "minimum", "expected", "rounds", "held", "connections"):
+            if not 1 <= getattr(self, name) < 2**31:
+                raise BadInput(f"mixer.{name} is {getattr(self, name)}: 1 to 2^31 - 1 is needed")
+        for name in ("deadline", "idle", "seconds"):
+            if not (getattr(self, name) > 0 and math.isfinite(getattr(self, name))):
+                raise BadInput(
+                    f"mixer.{name} is {getattr(self, name)}: positive seconds are needed"
+                )
+        if self.expected < self.minimum:
+            raise BadInput(
+                f"mixer.expected is {self.expected}, below mixer.minimum {self.minimum}: raise it"
+            )
+        if not 0 <= self.port < 2**16:
+            raise BadInput(f"mixer.port is {self.port}: 0 (any) to 65535 is needed")
+        try:
+            loopback = ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            raise BadInput(f"mixer.host is {self.host!r}: an IP address is needed") from None
+        if not (loopback or self.exposed):
+            raise BadInput(
+                f"mixer.host is {self.host}, open to other machines without encryption: set "
+                "mixer.exposed if that is meant"
+            )
+
+
+async def serve(
+    config: MixerConfig,
+    ready: Callable[[int], None] = lambda port: None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Mix until every round's outcome is known, `stop` is set or `seconds` pass.
+
+    `ready` is called with the port once clients can connect.
+    """
+    mixer = _Mixer(config, stop or asyncio.Event())
+    server = await asyncio.start_server(
+        mixer.connected, config.host, config.port, limit=4 * MOST_WORDS
+    )
+    try:
+        ready(server.sockets[0].getsockname()[1])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(config.seconds):
+                await mixer.stop.wait()
+    finally:
+        server.close()
+        await mixer.close()
+        await server.wait_closed()
+
+
+def run_mixer(config: MixerConfig) -> None:
+    """`serve` as a process: one JSON line with host and port when ready; SIGINT and SIGTERM end it.
+
+    Ending is clean at any time: rounds that are open then are discarded.
+    """
+
+    def announce(port: int) -> None:
+        print(json.dumps({"host": config.host, "port": port}), flush=True)
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await serve(config, announce, stop)
+
+    asyncio.run(main())
+
+
+class _Malformed(Exception):
+    """A connection that does not keep to the protocol."""
+
+
+@dataclass
+class _OpenRound:
+    """Counts so far, and the timer of the deadline (in the loop's time)."""
+
+    high: Counts
+    timer: asyncio.TimerHandle
+    reports: int = 0
+
+
+class _Partial:
+    """One connection's report while it is coming in."""
+
+    def __init__(self, positions: int) -> None:
+        self.high: Flags = np.zeros(positions, dtype=bool)
+        self.seen: Flags = np.zeros(positions, dtype=bool)
+        self.missing = positions
+
+    def add(self, words: Words) -> None:
+        """Take a frame's messages; malformed if one is out of range or repeats a position."""
+        position = (words >> 1).astype(np.int64)
+        if (position >= len(self.seen)).any():
+            raise _Malformed
+        if self.seen[position].any() or len(np.unique(position)) < len(position):
+            raise _Malformed
+        self.seen[position] = True
+        self.high[position] = words & 1
+        self.missing -= len(position)
+
+
+class _Mixer:
+    """What became of each round, and the connections under way."""
+
+    def __init__(self, config: MixerConfig, stop: asyncio.Event) -> None:
+        self.config, self.stop = config, stop
+        self._rounds: dict[int, _OpenRound | Multisets | Status] = {}
+        self._told: set[int] = set()
+        self._connections: set[asyncio.Task[None]] = set()
+
+    def connected(self, reader: Reader, writer: Writer) -> None:
+        """Begin a conversation, unless there are too many."""
+        if len(self._connections) >= self.config.connections:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._converse(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def close(self) -> None:
+        """Drop all connections and open rounds."""
+        for state in self._rounds.values():
+            if isinstance(state, _OpenRound):
+                state.timer.cancel()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _converse(self, reader: Reader, writer: Writer) -> None:
+        """One connection; whatever goes wrong with it ends it, and only it."""
+        try:
+            async with asyncio.timeout(self.config.idle):
+                hello = await reader.readexactly(HELLO.size)
+            kind, positions, round = HELLO.unpack(hello)
+            if kind not in (REPORT, COLLECT):
+                raise _Malformed
+            if positions != self.config.positions or not 1 <= round <= self.config.rounds:
+                writer.write(bytes([Status.UNKNOWN]))
+            elif kind == REPORT:
+                await self._take(round, reader, writer)
+            else:
+                await self._hand_on(round, reader, writer)
+        except (*GONE, _Malformed):
+            pass
+        finally:
+            writer.transport.abort()  # an answer of one byte is with the kernel by now
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    async def _take(self, round: int, reader: Reader, writer: Writer) -> None:
+        """Receive one report and count it once it is complete."""
+        state = self._admit(round)
+        if isinstance(state, Status):
+            writer.write(bytes([state]))
+            return
+        writer.write(bytes([Status.OK]))
+        report = _Partial(self.config.positions)
+        async with asyncio.timeout_at(state.timer.when()):
+            while report.missing:
+                async with asyncio.timeout(self.config.idle):
+                    report.add(await _read_frame(reader))
+        writer.write(bytes([self._count(round, report.high)]))
+
+    async def _hand_on(self, round: int, reader: Reader, writer: Writer) -> None:
+        """Tell a collector the outcome of a round, or that there is none yet."""
+        state = self._rounds.get(round, Status.OPEN)
+        if isinstance(state, Multisets):
+            counts = np.append(state.reports[0], state.high).astype(">u4")
+            writer.write(bytes([Status.OK]) + counts.tobytes())
+            async with asyncio.timeout(self.config.idle):
+                await reader.readexactly(len(THANKS))
+            self._tell(round)
+            return
+        status = Status.OPEN if isinstance(state, _OpenRound) else state
+        writer.write(bytes([status]))
+        if status is Status.TOO_FEW:
+            self._tell(round)
+
+    def _admit(self, round: int) -> _OpenRound | Status:
+        """The open round that a report is for, opened if need be, or why there is none."""
+        state = self._rounds.get(round)
+        if isinstance(state, _OpenRound):
+            return state
+        if state is not None:
+            return Status.FINISHED
+        if not self._make_room():
+            return Status.BUSY
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self.config.deadline, self._finish, round)
+        opened = _OpenRound(np.zeros(self.config.positions, dtype=np.int64), timer)
+        self._rounds[round] = opened
+        return opened
+
+    def _make_room(self) -> bool:
+        """Whether one more round fits, after forgetting the oldest closed one if it must be."""
+        held = [n for n, state in self._rounds.items() if not isinstance(state, Status)]
+        if len(held) < self.config.held:
+            return True
+        closed = [n for n in held if isinstance(self._rounds[n], Multisets)]
+        for oldest in closed[:1]:
+            self._rounds[oldest] = Status.FORGOTTEN
+            self._tell(oldest)
+        return bool(closed)
+
+    def _count(self, round: int, high: Flags) -> Status:
+        """Add one whole report, unless the round has finished."""
+        state = self._rounds[round]
+        if not isinstance(state, _OpenRound):
+            return Status.FINISHED
+        state.high += high
+        state.reports += 1
+        if state.reports == self.config.expected:
+            self._finish(round)
+        return Status.OK
+
+    def _finish(self, round: int) -> None:
+        """Close an open round, or discard it if it has too few reports."""
+        state = self._rounds[round]
+        if not isinstance(state, _OpenRound):
+            raise AssertionError(f"round {round} finished twice")
+        state.timer.cancel()
+        if state.reports < self.config.minimum:
+            self._rounds[round] = Status.TOO_FEW
+        else:
+            reports = np.full(len(state.high), state.reports, dtype=np.int64)
+            self._rounds[round] = Multisets(state.high, reports)
+
+    def _tell(self, round: int) -> None:
+        """Note that the outcome of a round has been told; stop after the last."""
+        self._told.add(round)
+        if len(self._told) == self.config.rounds:
+            self.stop.set()
+
+
+async def _read_frame(reader: Reader) -> Words:
+    """The words of the next frame; malformed if it is empty or oversized."""
+    (count,) = COUNT.unpack(await reader.readexactly(COUNT.size))
+    if not 1 <= count <= MOST_WORDS:
+        raise _Malformed
+    return np.frombuffer(await reader.readexactly(4 * count), dtype=">u4").astype(np.uint32)

@@ -1,0 +1,37 @@
+"""What the README shows is what the example does."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_model.py"
+
+
+def test_the_code_in_the_readme_is_the_example():
+    text = EXAMPLE.read_text()
+    docstring = ast.parse(text).body[0]
+    code = "\n".join(text.splitlines()[docstring.end_lineno :]).strip()
+    _, _, rest = (ROOT / "README.md").read_text().partition("```python\n")
+    block, _, rest = rest.partition("```")
+    assert block.strip() == code
+    assert "```python" not in rest
+
+
+def test_the_example_prints_claims(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLE],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:30]] == [str(k) for k in range(1, 31)]
+    for line, accountant in zip(lines[30:], ("PLD", "RDP"), strict=True):
+        assert line.startswith("epsilon ")
+        assert f"at delta 1e-05 per client (zero-out, central trust, {accountant}" in line
+    assert float(lines[30].split()[1]) <= 8.0
