@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all check clean
+.PHONY: demo test test-all check bench-micro clean
 
 demo: $(STAMP)
 	$(BIN)/fedveil run
@@ -15,6 +15,9 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+bench-micro: $(STAMP)
+	$(BIN)/python -m pytest benchmarks --benchmark-only
 
 check: $(STAMP)
 	$(BIN)/ruff check .
