@@ -1,5 +1,6 @@
 """What the command line shows: the progress line, and the tables at the end."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +47,8 @@ class Progress:
             if self._limit is not None:
                 spent += f", {max(0.0, self._limit - line['epsilon']):.3f} left"
             parts.append(spent)
-        parts.append(f"{line['clients']} clients, {line['clipped']:.0%} bounded")
+        bounded = "" if line["bound"] is None else f", {line['clipped']:.0%} bounded"
+        parts.append(f"{line['clients']} clients{bounded}")
         if line["snr"] is not None:
             parts.append(f"signal/noise {line['snr']:.2f}")
         return " | ".join(parts)
@@ -70,7 +72,7 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
         if budget["epsilon"] != "inf":
             left = f"{budget['left']:.4f} of epsilon {budget['epsilon']:g}"
         table.add_row("budget left", left)
-        table.add_row("noise", budget["noise"])
+    table.add_row("noise", result["noise"])
     timing = result["timing"]
     table.add_row(
         "speed",
@@ -98,7 +100,9 @@ def print_rows(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> 
 
 
 def _claim_text(claim: dict[str, Any]) -> str:
-    value = claim["epsilon"] if isinstance(claim["epsilon"], str) else f"{claim['epsilon']:,.4f}"
+    value = claim["epsilon"]
+    if not isinstance(value, str):
+        value = f"{math.ceil(value * 1e4) / 1e4:,.4f}"
     what = "" if claim["covers"] == "updates" else f"{claim['covers']}: "
     who = "" if claim["holds_for"] == "everyone" else f", {claim['holds_for']}"
     label = "; as published, not a guarantee" if claim["as_published"] else ""

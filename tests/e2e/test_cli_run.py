@@ -43,7 +43,7 @@ def test_the_result_as_json(cli, settings):
     assert {claim["accountant"] for claim in result["claims"]} == {"pld", "rdp"}
     for claim in result["claims"]:
         assert number(claim["epsilon"])
-        assert claim["delta"] == 1e-3
+        assert claim["delta"] == 1e-4
         assert (claim["unit"], claim["trust"]) == ("client", "central")
         assert (claim["neighbours"], claim["noise"]) == ("add-remove", "seeded")
         assert claim["as_published"] is False
@@ -113,7 +113,7 @@ def test_a_recipe_file(cli, settings):
 
 def test_the_budget_ends_a_run_before_the_round_that_would_exceed_it(cli, settings):
     event = PoissonSampled(0.5, Gaussian(2.0))
-    six, seven = (epsilon(event, n, 1e-3, Relation.ADD_REMOVE) for n in (6, 7))
+    six, seven = (epsilon(event, n, 1e-4, Relation.ADD_REMOVE) for n in (6, 7))
     limit = f"budget.epsilon={(six + seven) / 2}"
     told = cli("run", "central", *settings("central", "rounds=20", limit), "--json", "--quiet")
     result = strict_json(told.out)

@@ -6,7 +6,7 @@ from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
 SHORT = ("rounds=4", "data.clients=20", "local.epochs=1", "engine.threads=1")
-NOISY = ("budget.epsilon=inf", "budget.delta=1e-3", "noise.multiplier=2.0")
+NOISY = ("budget.epsilon=inf", "budget.delta=1e-4", "noise.multiplier=2.0")
 SMALL = ("rounds=4", "data.clients=20", "engine.threads=1")
 TURNS = ("sample.size=10", "sample.max_participations=4")
 BASE = {
@@ -16,7 +16,7 @@ BASE = {
     "ldp-sgd": (*SMALL, *NOISY, *TURNS),
     "dp-fedavg": (*SMALL, *NOISY, "sample.size=10"),
     "dp-fedavg-gaussian": (*SMALL, *NOISY, "sample.size=10"),
-    "ldp-fl": (*SHORT, "budget.delta=1e-3", "shuffle.minimum=18"),
+    "ldp-fl": (*SHORT, "budget.delta=1e-4", "shuffle.minimum=18"),
 }
 
 

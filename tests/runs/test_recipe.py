@@ -211,7 +211,7 @@ def test_shipped_recipes_run_on_embedded_data(name, tmp_path):
     assert bool(result["claims"]) is (name in CLAIMED)
     assert (result["budget"] is not None) is (name in CLAIMED)
     if name in CLAIMED:
-        assert result["budget"]["noise"] in run.describe()
+        assert result["noise"] in run.describe()
         assert all(claim["assumptions"] for claim in result["claims"])
         limit = math.inf if recipe.budget is None else recipe.budget.epsilon
         assert result["claims"][0]["epsilon"] <= limit

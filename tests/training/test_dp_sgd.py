@@ -302,3 +302,19 @@ def test_a_model_that_died_does_not_stop_the_run(task, data):
     done = training.engine.run(1, np.arange(data.clients), dead)
     assert bool(torch.isfinite(done.total).all())
     assert bool(done.total.all())
+
+
+def test_delta_is_measured_against_the_number_of_records(task, data):
+    plan = local_steps(
+        Everyone(),
+        data.clients,
+        1.0,
+        rate=0.5,
+        steps=1,
+        nominal=False,
+        rounds=1,
+        budget=Budget(math.inf, 1 / (data.clients + 0.5)),
+        multiplier=1.0,
+    )
+    with pytest.raises(BadInput, match="records"):
+        Training(task, data, plan, LocalDpSgd(0.5, 1, 0.1, 1.0))

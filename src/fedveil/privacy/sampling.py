@@ -6,6 +6,7 @@ The two cannot drift apart because they are one object.
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -190,7 +191,7 @@ class RoundRobin:
         self, population: int, round: int, streams: Streams, counts: Counts | None = None
     ) -> Cohort:
         """The next `size` clients in order."""
-        order = streams.generator("order").permutation(population)
+        order = _order(streams, population)
         return np.sort(order[(round * self.size + np.arange(self.size)) % population])
 
     def expected(self, population: int) -> float:
@@ -242,6 +243,12 @@ class Everyone:
 def _subset(generator: np.random.Generator, population: int, size: int) -> Cohort:
     chosen = generator.choice(population, size=size, replace=False, shuffle=False)
     return np.sort(chosen).astype(np.int64)
+
+
+@lru_cache(maxsize=4)
+def _order(streams: Streams, population: int) -> Cohort:
+    """The order of turns: the same in every round, so it is drawn once."""
+    return streams.generator("order").permutation(population)
 
 
 def _check_size(size: int) -> None:

@@ -133,6 +133,7 @@ class Run:
             "metrics": metrics,
             "claims": claims,
             "budget": _budget(self.training, claims),
+            "noise": plan.describe(),
             "timing": {
                 "seconds_per_round": seconds / max(len(done), 1),
                 "client_updates_per_second": clients / seconds if done else 0.0,
@@ -203,7 +204,6 @@ def _budget(training: Training, claims: list[dict[str, Any]]) -> dict[str, Any] 
         "epsilon": "inf" if limit is None else limit,
         "left": "inf" if limit is None else max(0.0, limit - spent),
         "rounds_permitted": plan.permitted,
-        "noise": plan.describe(),
     }
 
 

@@ -8,14 +8,26 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.randomness import Streams, bits
+from fedveil.training.cohort import CohortData
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Record indices [K, B] of one local step; `mask` is 0 on padding and for idle clients."""
+    """Record indices [K, B] of one local step; `mask` is 0 on padding and for idle clients.
+
+    `whole` says that the indices are all of a client's records, in order: nothing need be copied.
+    """
 
     index: torch.Tensor
     mask: torch.Tensor
+    whole: bool = False
+
+    def of(self, cohort: CohortData) -> tuple[torch.Tensor, torch.Tensor]:
+        """The records [K, B, ...] and targets [K, B] of this step."""
+        if self.whole:
+            return cohort.x, cohort.y
+        rows = torch.arange(len(cohort))[:, None]
+        return cohort.x[rows, self.index], cohort.y[rows, self.index]
 
 
 @dataclass(frozen=True)
@@ -76,9 +88,10 @@ class BatchPlan:
         index = position[:, None] * self._width + np.arange(self._width)[None, :]
         real = (index < self._sizes[:, None]) & (step < self._last)[:, None]
         index = np.minimum(index, self._longest - 1)
-        if self._width < self._longest:
+        whole = self._width == self._longest
+        if not whole:
             index = np.take_along_axis(self._order(passes), index, axis=1)
-        return Batch(torch.from_numpy(index), torch.from_numpy(real.astype(np.float32)))
+        return Batch(torch.from_numpy(index), torch.from_numpy(real.astype(np.float32)), whole)
 
     def _order(self, passes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """[K, n] record orders, row k being that of pass passes[k]; padding comes last."""

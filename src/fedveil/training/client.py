@@ -107,11 +107,10 @@ class LocalSgd:
         update = torch.zeros(len(cohort), len(start))
         velocity = torch.zeros_like(update) if self.momentum else None
         clipped = torch.zeros(len(cohort), dtype=torch.bool)
-        rows = torch.arange(len(cohort))[:, None]
         for step in range(plan.steps):
             batch = plan.at(step)
             params = start + update
-            x, y = cohort.x[rows, batch.index], cohort.y[rows, batch.index]
+            x, y = batch.of(cohort)
             direction = gradients.mean(params, x, y, batch.mask)
             if per_gradient is not None:
                 short = _bounded(direction, per_gradient)

@@ -63,10 +63,9 @@ class LocalDpSgd:
         sizes = np.full(len(cohort), self.nominal) if self.nominal else cohort.sizes
         divisor = torch.from_numpy(self.rate * sizes.astype(np.float64)).float()[:, None]
         update = torch.zeros(len(cohort), len(start))
-        rows = torch.arange(len(cohort))[:, None]
         for step in range(self.steps):
             batch = self._batch(cohort, round, step, streams)
-            x, y = cohort.x[rows, batch.index], cohort.y[rows, batch.index]
+            x, y = batch.of(cohort)
             total = gradients.bounded_sum(start + update, x, y, batch.mask, bound)
             mechanism.add_(total, scales, streams.keys("step-noise", round, cohort.ids, step))
             update = update - self.lr * total / divisor

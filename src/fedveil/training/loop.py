@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import BudgetExhausted
+from fedveil.privacy.clipping import Bound
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
 from fedveil.training.engines.local import CohortSum
 from fedveil.training.server import ServerOptimizer, ServerState
@@ -30,7 +31,8 @@ class RoundResult:
     """One finished round. `clipped` and `snr` come from private data: diagnostics, not releases.
 
     `snr` is the length of the sum over the expected length of its noise, None without noise;
-    `bound` the bound in force, None without one; `metrics` is empty in rounds not measured.
+    `bound` the bound on updates or local gradients, None without one; `metrics` is empty in
+    rounds that were not measured.
     """
 
     round: int
@@ -101,13 +103,20 @@ def rounds(
             state=state,
             clients=cohort.clients,
             clipped=cohort.clipped / max(cohort.clients, 1),
-            bound=None if bound is None else bound.gradient or bound.value,
+            bound=_on_updates(plan, bound),
             snr=float(cohort.signal.norm()) / noise if noise else None,
             refused=cohort.refused,
             epsilon=spent[number],
             metrics=measure(state),
             seconds=time.perf_counter() - began,
         )
+
+
+def _on_updates(plan: PrivacyPlan, bound: Bound | None) -> float | None:
+    """The bound that `clipped` is about; DP-SGD bounds examples, of which no share is kept."""
+    if bound is None or plan.where is Where.TRAINING:
+        return None
+    return bound.gradient or bound.value
 
 
 def _sample(
