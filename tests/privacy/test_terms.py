@@ -178,15 +178,15 @@ def test_permitted_of_sampled_rounds_stays_within_the_budget(make_terms):
 
 @pytest.mark.parametrize("planned", [1, 2, 31, 32, 33, 64, 65, 100])
 @pytest.mark.parametrize("share", [Fraction(1), Fraction(3, 7)])
-def test_curve_has_a_value_per_round_and_never_falls(make_terms, planned, share):
+def test_curve_has_a_value_per_participation_and_never_falls(make_terms, planned, share):
     terms = make_terms(share=share)
     curve = terms.curve(planned)
     assert len(curve) == planned + 1
     assert curve[0] == 0
     assert all(a <= b for a, b in pairwise(curve))
-    for rounds in range(planned + 1):
-        assert curve[rounds] >= after(terms, rounds)
-    assert curve[-1] == pytest.approx(after(terms, planned), rel=1e-3)
+    for count in range(planned + 1):
+        assert curve[count] >= terms.claims(count)[0].epsilon
+    assert curve[-1] == pytest.approx(terms.claims(planned)[0].epsilon, rel=1e-3)
 
 
 def test_curve_of_sampled_rounds_is_never_below_the_fine_epsilon(make_terms):

@@ -122,12 +122,19 @@ class PrivacyPlan:
         """How many of the planned rounds fit the budgets; found once: a round compares integers."""
         return min((line.permitted(self.rounds) for line in self.lines), default=self.rounds)
 
-    @cached_property
-    def spent(self) -> tuple[float | None, ...]:
-        """An upper bound on epsilon after each round, for display; None when nothing is claimed."""
+    def spent(self, rounds: int, counts: Counts | None = None) -> float | None:
+        """An upper bound on epsilon after `rounds` rounds, for display; None if nothing is claimed.
+
+        With `counts`, how often each client took part, it is that of the most frequent one.
+        """
         if not self.lines:
-            return (None,) * (self.rounds + 1)
-        return self.lines[0].curve(self.rounds)
+            return None
+        most = self.lines[0].participations(rounds)
+        return self._curve[most if counts is None else min(most, int(counts.max()))]
+
+    @cached_property
+    def _curve(self) -> tuple[float, ...]:
+        return self.lines[0].curve(self.lines[0].participations(self.rounds))
 
     def claims(self, rounds: int, counts: Counts | None = None) -> tuple[PrivacyClaim, ...]:
         """What `rounds` rounds guarantee; the first claim counts.

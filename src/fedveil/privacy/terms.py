@@ -125,19 +125,16 @@ class Terms:
             low, high = (middle, high) if fits else (low, middle)
         return low
 
-    def curve(self, planned: int) -> tuple[float, ...]:
-        """An upper bound on epsilon after each of 0..planned rounds, cheap enough to display.
+    def curve(self, most: int) -> tuple[float, ...]:
+        """An upper bound on epsilon after each of 0..most participations, cheap enough to display.
 
-        Exact, but for a coarse grid, up to 32 planned rounds; beyond that a round shows the
-        value at the next of 32 milestones, since epsilon only grows.
+        Exact, but for a coarse grid, up to 32 participations; beyond that the value at the next
+        of 32 milestones, since epsilon only grows.
         """
-        step = -(-planned // _MILESTONES)
-        milestones = [min(k * step, planned) for k in range(-(-planned // step) + 1)]
-        values = [
-            self._epsilon(self.participations(m), self.accountants[0], 10 * FINE)
-            for m in milestones
-        ]
-        return tuple(values[-(-rounds // step)] for rounds in range(planned + 1))
+        step = -(-most // _MILESTONES)
+        milestones = [min(k * step, most) for k in range(-(-most // step) + 1)]
+        values = [self._epsilon(m, self.accountants[0], 10 * FINE) for m in milestones]
+        return tuple(values[-(-count // step)] for count in range(most + 1))
 
     def _epsilon(self, participations: int, accountant: Accountant, interval: float) -> float:
         delta = 0.0 if accountant is Accountant.PURE else self.budget.delta

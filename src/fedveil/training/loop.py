@@ -75,7 +75,7 @@ def rounds(
     Guarantee: a round is charged, durably, before any client works on it. An empty cohort is
     charged and noised like any other; refused reports change neither charge, noise nor divisor.
     """
-    spent = plan.spent
+    plan.spent(0)  # found once, before the first round: accounting stays off the hot path
     while state.round < plan.rounds:
         began = time.perf_counter()
         number = state.round + 1
@@ -106,7 +106,7 @@ def rounds(
             bound=_on_updates(plan, bound),
             snr=float(cohort.signal.norm()) / noise if noise else None,
             refused=cohort.refused,
-            epsilon=spent[number],
+            epsilon=plan.spent(number, counts),
             metrics=measure(state),
             seconds=time.perf_counter() - began,
         )
