@@ -227,3 +227,10 @@ def test_iterations_stand_for_rounds():
 def test_recipes_write_the_values_they_read():
     text = toml.dumps(load_recipe("central", ["budget.epsilon=inf"]).model_dump())
     assert tomllib.loads(text)["budget"]["epsilon"] == float("inf")
+
+
+def test_a_key_can_be_left_out_by_an_override():
+    assert load_recipe("central", ["data.clients=none"]).data.clients is None
+    assert load_recipe("central", ["noise.kind=none", "budget=none"]).noise.kind == "none"
+    with pytest.raises(BadInput, match=r"sample\.rate is missing"):
+        load_recipe("central", ["sample.rate=none"])

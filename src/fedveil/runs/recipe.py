@@ -317,7 +317,7 @@ def load_recipe(source: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
     """Read a shipped recipe by name, or a file by path, and apply `section.key=value` overrides.
 
     Setting a section's `kind` starts that section anew, so that no key of the old kind is left
-    behind; `section=none` leaves a section out.
+    behind; `section=none` and `section.key=none` leave something out.
     """
     raw = _read(source)
     _apply(raw, overrides)
@@ -382,10 +382,10 @@ def _apply(raw: dict[str, Any], overrides: Iterable[str]) -> None:
             section = raw.setdefault(path[0], {})
             if not isinstance(section, dict):
                 raise BadInput(f"--set {'.'.join(path)}: {path[0]} is not a section")
-        elif value == "none":
-            raw.pop(path[0], None)
-            continue
-        section[path[-1]] = value
+        if value == "none" and path[-1] != "kind":
+            section.pop(path[-1], None)
+        else:
+            section[path[-1]] = value
 
 
 def _value(text: str) -> Any:
