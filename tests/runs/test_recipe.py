@@ -8,8 +8,9 @@ import pytest
 from fedveil.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.build import build
-from fedveil.runs.recipe import GaussianSection, NoNoiseSection, load_recipe, shipped
+from fedveil.runs.recipe import load_recipe, shipped
 from fedveil.runs.run import Run
+from fedveil.runs.sections import GaussianSection, NoNoiseSection
 
 NAMES = [recipe["name"] for recipe in shipped()]
 CLAIMED = {"central", "dp-fedavg", "dp-fedavg-gaussian", "ldp-fl", "ldp-sgd", "local"}

@@ -14,7 +14,8 @@ from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.rules import Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.plans import plan_of
-from fedveil.runs.recipe import (
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.sections import (
     DataSection,
     DpSgdSection,
     EveryoneSection,
@@ -24,7 +25,6 @@ from fedveil.runs.recipe import (
     LaplaceSection,
     LocalSection,
     PoissonSection,
-    Recipe,
     RoundRobinSection,
     SampleSection,
     ServerSection,

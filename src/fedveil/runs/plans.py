@@ -18,7 +18,8 @@ from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile, Rule
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.terms import Budget
-from fedveil.runs.recipe import (
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.sections import (
     BudgetSection,
     DpSgdSection,
     FixedBoundSection,
@@ -28,7 +29,6 @@ from fedveil.runs.recipe import (
     PolyBoundSection,
     QuantileBoundSection,
     RangeBoundSection,
-    Recipe,
     TwoPointSection,
 )
 from fedveil.training.client import LocalSgd, LocalWork

@@ -1,0 +1,260 @@
+"""The sections of a recipe and their words, read strictly: an unknown key is an error."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Frozen, and strict about keys and types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=True)
+
+
+class DataSection(Section):
+    """Which records, and how they are divided among clients."""
+
+    name: str
+    clients: int | None = None
+    partition: Literal["iid", "shards", "dirichlet", "natural"] | None = None
+    alpha: float | None = None
+    shards_per_client: int | None = None
+    grades: bool | None = None
+    min_records: int | None = None
+    path: str | None = None
+
+
+class ModelSection(Section):
+    """Which model of the zoo."""
+
+    name: str
+    hidden: list[int] | None = None
+
+
+class PoissonSection(Section):
+    """Every client joins with probability `rate`."""
+
+    kind: Literal["poisson"]
+    rate: float
+
+
+class FixedSection(Section):
+    """A random cohort of `size`; nobody takes part more than `max_participations` times."""
+
+    kind: Literal["fixed"]
+    size: int
+    max_participations: int | None = None
+
+
+class RoundRobinSection(Section):
+    """`size` clients at a time, in turn."""
+
+    kind: Literal["round-robin"]
+    size: int
+
+
+class EveryoneSection(Section):
+    """All clients."""
+
+    kind: Literal["all"]
+
+
+SampleSection = Annotated[
+    PoissonSection | FixedSection | RoundRobinSection | EveryoneSection,
+    Field(discriminator="kind"),
+]
+
+
+class GradientSection(Section):
+    """One full-batch gradient; the learning rate is the server's."""
+
+    kind: Literal["gradient"]
+
+
+class SgdSection(Section):
+    """Local SGD; batch 0 is all records; a constant lr, or 2 / (mu (k + gamma))."""
+
+    kind: Literal["sgd"]
+    epochs: int | None = None
+    steps: int | None = None
+    batch: int = 0
+    lr: float | None = None
+    mu: float | None = None
+    gamma: float | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+class DpSgdSection(Section):
+    """DP-SGD on Poisson batches of the client's own records."""
+
+    kind: Literal["dp-sgd"]
+    rate: float
+    steps: int
+    lr: float
+    nominal: int | None = None
+
+
+LocalSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
+
+Each = Literal["update", "gradient"]
+
+
+class FixedBoundSection(Section):
+    """The same bound in every round, on the update or on every local gradient."""
+
+    kind: Literal["fixed"]
+    value: float
+    norm: Literal["l1", "l2"] = "l2"
+    each: Each = "update"
+
+
+class PolyBoundSection(Section):
+    """value x (1 - t/T)^power, never below `floor` (left out: a thousandth of value)."""
+
+    kind: Literal["poly"]
+    value: float
+    power: float
+    floor: float | None = None
+    norm: Literal["l1", "l2"] = "l2"
+    each: Each = "update"
+
+
+class QuantileBoundSection(Section):
+    """Follow a quantile of norms; bits noised by server or curator, or by the client itself.
+
+    `bit_noise` left out, without `bit_epsilon`, is a twentieth of the clients per round.
+    """
+
+    kind: Literal["quantile"]
+    value: float
+    quantile: float = 0.5
+    lr: float = 0.2
+    bit_noise: float | None = None
+    bit_epsilon: float | None = None
+
+
+class MedianBoundSection(Section):
+    """The median of a curator's noisy histogram of norms, bins at 2^low ... 2^high."""
+
+    kind: Literal["median"]
+    value: float
+    low: int
+    high: int
+    every: int
+    epsilon: float
+    delta: float
+    monotone: bool = False
+    cap: float = float("inf")
+
+
+class RangeBoundSection(Section):
+    """Per-layer ranges [centre - radius, centre + radius] for two-point reports.
+
+    `radius` left out, for adaptive ranges of weights, is taken from the first model.
+    """
+
+    kind: Literal["range"]
+    centre: float = 0.0
+    radius: float | None = None
+    adaptive: bool = True
+    perturb: Literal["weights", "update"] = "update"
+    growth: float = 1.0
+
+
+BoundSection = Annotated[
+    FixedBoundSection
+    | PolyBoundSection
+    | QuantileBoundSection
+    | MedianBoundSection
+    | RangeBoundSection,
+    Field(discriminator="kind"),
+]
+
+
+class NoNoiseSection(Section):
+    """No noise, no claim."""
+
+    kind: Literal["none"]
+
+
+class GaussianSection(Section):
+    """Gaussian noise; without a multiplier it is calibrated from the budget.
+
+    `claim = false` is a defence without a privacy claim; `c2` the constant that Fu's published
+    formula leaves open.
+    """
+
+    kind: Literal["gaussian"]
+    where: Literal["server", "client", "training"] = "server"
+    multiplier: float | None = None
+    source: Literal["seeded"] = "seeded"
+    claim: bool = True
+    c2: float | None = None
+
+
+class LaplaceSection(Section):
+    """Laplace noise that clients add to their reports."""
+
+    kind: Literal["laplace"]
+    where: Literal["client"] = "client"
+    multiplier: float | None = None
+    source: Literal["seeded"] = "seeded"
+
+
+class TwoPointSection(Section):
+    """Two-valued reports with `epsilon` for each weight."""
+
+    kind: Literal["two-point"]
+    epsilon: float
+    where: Literal["client"] = "client"
+    source: Literal["seeded"] = "seeded"
+
+
+NoiseSection = Annotated[
+    NoNoiseSection | GaussianSection | LaplaceSection | TwoPointSection,
+    Field(discriminator="kind"),
+]
+
+
+class BudgetSection(Section):
+    """What may be spent: one epsilon, or `epsilons` that are dealt to the clients in turn."""
+
+    epsilon: float = float("inf")
+    epsilons: list[float] | None = None
+    delta: float
+    as_published: bool = False
+
+
+class ShuffleSection(Section):
+    """An ideal shuffler that hands on nothing below `minimum` reports per position."""
+
+    minimum: int
+
+
+class ServerSection(Section):
+    """How the server steps; lr left out is 1 for sgd and 0.01 for adam."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float | None = None
+    momentum: float = 0.0
+    weights: Literal["uniform", "examples"] = "uniform"
+
+
+class EvaluateSection(Section):
+    """When the model is measured on the test split."""
+
+    every: int = 1
+
+
+class EngineSection(Section):
+    """How a round is computed; nothing here changes what is computed beyond rounding.
+
+    Left out, mode, chunk and threads are chosen and recorded. `checkpoint` is the number of
+    rounds between checkpoints.
+    """
+
+    mode: Literal["vectorised", "looped"] | None = None
+    chunk: int = 0
+    threads: int | None = None
+    checkpoint: int = 1
