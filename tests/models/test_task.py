@@ -152,8 +152,10 @@ def test_modules_that_are_refused(module, message):
 
 
 def test_layers_that_do_no_harm_are_accepted():
-    Task(nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.LayerNorm(4)), cross_entropy)
-    Task(nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)), cross_entropy)
+    normed = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.0), nn.LayerNorm(4))
+    assert Task(normed, cross_entropy).size == 16 + 8
+    grouped = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4))
+    assert Task(grouped, cross_entropy).size == 40 + 8
 
 
 def mean_loss(outputs, targets):

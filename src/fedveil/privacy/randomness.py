@@ -20,7 +20,7 @@ Keys = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SMALL = 256  # below this many coordinates a row, one vectorised draw beats a generator per row
-_FAR_NORMAL = 4.5
+_FAR_NORMAL = 4.8
 _FAR_LAPLACE = 12 * math.log(2)
 _TAILS = np.uint64(0xD1B54A32D192ED03)
 _STATE_WORDS = 624
@@ -67,7 +67,7 @@ def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     """Fill the rows of `out` [K, P] with standard normals, row k from keys[k], and return it.
 
     A float32 draw by itself ends at 5.77 standard deviations, beyond which an unnoised value would
-    show itself outright. Values beyond 4.5 are therefore drawn again from the exact tail, with 53
+    show itself outright. Values beyond 4.8 are therefore drawn again from the exact tail, with 53
     bits, which reaches 9.9.
     """
     _check_rows(out, keys)
@@ -79,7 +79,12 @@ def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
         radius, angle = np.sqrt(-2 * np.log1p(-first)), 2 * np.pi * second
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
         out.copy_(torch.from_numpy(both[:, : out.shape[1]]))
-    _renew(out, out.abs() > _FAR_NORMAL, keys, lambda u: -ndtri(u * ndtr(-_FAR_NORMAL)))
+    if out.numel():
+        rows = torch.nonzero(out.abs().amax(dim=1) > _FAR_NORMAL)[:, 0]
+        few = out[rows]
+        far = few.abs() > _FAR_NORMAL
+        _renew(few, far, keys[rows.numpy()], lambda u: -ndtri(u * ndtr(-_FAR_NORMAL)))
+        out[rows] = few
     return out
 
 
@@ -90,9 +95,9 @@ def laplace_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     24 bits would end at 17 and be coarse before that.
     """
     uniform_(out, keys)
-    size = out.abs().neg_().log1p_().neg_()
-    torch.copysign(size, out, out=out)
-    _renew(out, size > _FAR_LAPLACE, keys, lambda u: _FAR_LAPLACE - np.log(u))
+    minus_size = out.abs().neg_().log1p_()
+    torch.copysign(minus_size, out, out=out)
+    _renew(out, minus_size < -_FAR_LAPLACE, keys, lambda u: _FAR_LAPLACE - np.log(u))
     return out
 
 
@@ -118,7 +123,7 @@ def _renew(
     tail: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
 ) -> None:
     """Give the values marked `far` new sizes tail(u), u uniform on (0, 1); their signs stay."""
-    rows, columns = (index.numpy() for index in far.nonzero(as_tuple=True))
+    rows, columns = np.divmod(np.flatnonzero(far.numpy()), max(1, far.shape[1]))
     if len(rows):
         with np.errstate(over="ignore"):
             words = _mix(_mix(keys[rows] ^ _TAILS) + columns.astype(np.uint64) * _GOLDEN)
