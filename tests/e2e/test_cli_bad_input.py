@@ -66,7 +66,7 @@ SETTINGS = {
     "epochs 0": ("local.epochs=0", "local.epochs"),
     "epochs and steps": ("local.steps=5", "not both"),
     "negative batch": ("local.batch=-1", "local.batch"),
-    "threads 0": ("engine.threads=0", "engine.threads"),
+    "workers -1": ("engine.workers=-1", "engine.workers"),
     "every 0": ("evaluate.every=0", "evaluate.every"),
     "no assignment": ("rounds", "--set"),
     "no key": ("=5", "--set"),

@@ -158,7 +158,7 @@ def test_the_ledger_of_a_local_run_shows_the_worst_client(cli, settings, recipe)
 
 
 def test_a_local_run_in_words(cli, settings):
-    told = cli("run", "ldp-fl", "--set", "rounds=2", "--set", "engine.threads=1")
+    told = cli("run", "ldp-fl", "--set", "rounds=2", "--set", "engine.workers=1")
     assert told.code == 0
     words = " ".join(told.out.replace("\N{BOX DRAWINGS LIGHT VERTICAL}", "").split())
     for part in ("as published", "no limit was set", "shuffled trust", "an ideal shuffler"):

@@ -8,7 +8,6 @@ import pytest
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.claims import Accountant, Relation, Trust, Unit
-from fedveil.privacy.clipping import Norm
 from fedveil.privacy.events import (
     FuGaussian,
     Gaussian,
@@ -22,6 +21,7 @@ from fedveil.privacy.local import Published, local_steps, local_updates, two_poi
 from fedveil.privacy.plan import Where
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.terms import Budget

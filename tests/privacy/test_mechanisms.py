@@ -14,10 +14,10 @@ from scipy import stats
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.claims import Accountant, Relation
-from fedveil.privacy.clipping import Norm
 from fedveil.privacy.events import Gaussian, Laplace, TwoPoint
 from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.rows import Norm
 
 ALARM = 1e-6
 SHAPES = [(4000, 9), (120, 300)]

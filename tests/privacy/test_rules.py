@@ -11,8 +11,9 @@ import torch
 from scipy import stats
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clipping import Bound, Bounded, Norm
+from fedveil.privacy.clipping import Bound, Bounded
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.terms import Budget
 

@@ -188,7 +188,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         ("central", ["budget.epsilon=inf"], "give noise.multiplier or budget.epsilon"),
         ("central", ["noise.multiplier=0"], "noise.multiplier is 0"),
         ("central", ["noise.multiplier=-1.0"], "noise.multiplier is -1.0"),
-        ("central", ["engine.threads=0"], "engine.threads is 0"),
+        ("central", ["engine.workers=-1"], "engine.workers is -1"),
         ("central", ["engine.checkpoint=0"], "engine.checkpoint is 0"),
         ("central", ["engine.chunk=-1"], "engine.chunk is -1"),
         ("central", ["evaluate.every=0"], "evaluate.every is 0"),
@@ -204,7 +204,7 @@ def test_what_does_not_go_together_is_refused(name, settings, message):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_shipped_recipes_run_on_embedded_data(name, tmp_path):
-    recipe = load_recipe(name, ["rounds=2", "engine.threads=1"])
+    recipe = load_recipe(name, ["rounds=2", "engine.workers=1"])
     run = Run.start(recipe, tmp_path / "run", None)
     result = run.execute()
     assert (result["rounds"], result["stopped"], result["refused"]) == (2, "rounds", {})

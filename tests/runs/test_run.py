@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
-import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput, LedgerMismatch
@@ -17,6 +16,7 @@ from fedveil.runs import checkpoint
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.engines.local import LocalEngine
+from fedveil.training.gradients import Mode
 
 FILES = {
     "checkpoint",
@@ -113,7 +113,7 @@ def test_a_calibrated_recipe_is_resolved_with_its_noise(start, tmp_path):
     run = Run.start(recipe, tmp_path / "run", None)
     assert run.recipe.noise.multiplier > 0
     assert run.recipe.engine.mode == "vectorised"
-    assert run.recipe.engine.threads >= 1
+    assert run.recipe.engine.chunk >= 1
     again = Run.start(run.recipe, tmp_path / "again", None)
     assert again.training.plan.permitted == 3
     assert again.training.plan.claims(3)[0].epsilon <= 8.0
@@ -448,9 +448,19 @@ def test_a_dead_run_resumes(start):
     assert result["notes"][0].startswith("the loss is not finite from round")
 
 
-def test_threads_are_recorded_and_used_again(start):
-    run = start("fedavg", "engine.threads=1")
-    run.execute()
-    torch.set_num_threads(2)
-    Run.resume(run.folder, None)
-    assert torch.get_num_threads() == 1
+def test_the_measured_choice_is_recorded_with_its_timings_and_used_again(start, monkeypatch):
+    run = start("fedavg")
+    engine = run.recipe.engine
+    assert set(engine.timings) == set(Mode)
+    assert engine.mode == min(engine.timings, key=engine.timings.__getitem__)
+    run.execute(stop_after(2))
+    monkeypatch.setattr("fedveil.training.training.timings", None)
+    again = Run.resume(run.folder, None)
+    assert again.recipe.engine == engine
+    assert again.training.engine.mode == engine.mode
+    assert again.training.engine.chunk == engine.chunk
+
+
+def test_a_forced_mode_is_not_measured(start, monkeypatch):
+    monkeypatch.setattr("fedveil.training.training.timings", None)
+    assert start("fedavg", "engine.mode=looped").recipe.engine.timings is None

@@ -4,6 +4,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
+import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.randomness import Streams
@@ -19,7 +20,8 @@ def records(plan, row):
         batch = plan.at(step)
         real = batch.mask[row].bool()
         if bool(real.any()):
-            steps.append(batch.index[row][real].tolist())
+            index = torch.arange(batch.mask.shape[1]) if batch.index is None else batch.index[row]
+            steps.append(index[real].tolist())
     return steps
 
 

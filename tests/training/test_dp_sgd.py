@@ -14,12 +14,14 @@ from fedveil.privacy.plan import unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.terms import Budget
+from fedveil.training.batches import Batch
 from fedveil.training.client import OneGradient
 from fedveil.training.cohort import gather
 from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.gradients import Mode, gradients_of
 from fedveil.training.server import Weights
 from fedveil.training.training import Training, train
+from fedveil.training.turn import Turn
 
 STREAMS, ROUND = Streams(5), 2
 FEW = {"fu-cnn": (2, 1), "small-cnn": (3, 1), "vgg": (2, 1)}
@@ -42,6 +44,11 @@ def bounded_by_hand(task, params, x, y, mask, bound):
     return total
 
 
+def bounded_sum(task, data, cohort, mode, params, mask, bound):
+    walk = gradients_of(task, mode, data).walk(task.parameters, cohort, spanned=False)
+    return walk.bounded_sum(params - task.parameters, Batch(None, mask), bound)
+
+
 def relative(actual, expected):
     return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
@@ -60,10 +67,7 @@ def test_examples_are_bounded_one_by_one(make_family, name):
     ]
     bound = Bound(float(np.mean(norms)))
     assert min(norms) < bound.value < max(norms)
-    sums = [
-        gradients_of(task, mode).bounded_sum(params, cohort.x, cohort.y, mask, bound)
-        for mode in Mode
-    ]
+    sums = [bounded_sum(task, data, cohort, mode, params, mask, bound) for mode in Mode]
     for k in range(data.clients):
         expected = bounded_by_hand(task, params[k], cohort.x[k], cohort.y[k], mask[k], bound)
         for found in sums:
@@ -75,18 +79,16 @@ def test_a_sum_over_nobody_is_zero(task, data, mode):
     cohort = gather(data, np.arange(data.clients))
     params = task.parameters.expand(len(cohort), -1)
     mask = torch.zeros(cohort.y.shape)
-    assert (
-        not gradients_of(task, mode).bounded_sum(params, cohort.x, cohort.y, mask, Bound(1.0)).any()
-    )
+    assert not bounded_sum(task, data, cohort, mode, params, mask, Bound(1.0)).any()
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_one_record_moves_a_sum_by_at_most_the_bound(make_data, task, mode):
     data = make_data(sizes=(6,))
     cohort, bound = gather(data, np.array([0])), Bound(0.01)
-    gradients, params = gradients_of(task, mode), task.parameters[None]
+    params = task.parameters[None]
     whole, without = torch.ones(1, 6), torch.tensor([[1.0, 1, 1, 0, 1, 1]])
-    moved = [gradients.bounded_sum(params, cohort.x, cohort.y, m, bound) for m in (whole, without)]
+    moved = [bounded_sum(task, data, cohort, mode, params, m, bound) for m in (whole, without)]
     assert 0.99 * bound.value < float((moved[0] - moved[1]).norm()) <= bound.value * (1 + 1e-6)
 
 
@@ -97,11 +99,10 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_zero(make_family, mode)
     cohort.x[0, 1] = 3e38
     params = task.parameters + torch.ones(2, task.size)
     mask = torch.tensor([[1.0, 1, 1], [1, 1, 0]])
-    gradients, bound = gradients_of(task, mode), Bound(0.1)
-    found = gradients.bounded_sum(params, cohort.x, cohort.y, mask, bound)
+    found = bounded_sum(task, data, cohort, mode, params, mask, Bound(0.1))
     mask[0, 1] = 0
     cohort.x[0, 1] = 0.0
-    assert torch.equal(found, gradients.bounded_sum(params, cohort.x, cohort.y, mask, bound))
+    assert torch.equal(found, bounded_sum(task, data, cohort, mode, params, mask, Bound(0.1)))
 
 
 def work(rate=0.5, steps=1, lr=1.0, multiplier=0.0, nominal=None):
@@ -112,7 +113,8 @@ def updates(task, data, made, ids=None, mode=Mode.VECTORISED, bound=1.0, start=N
     ids = np.arange(data.clients) if ids is None else np.asarray(ids)
     start = task.parameters if start is None else start
     cohort = gather(data, ids)
-    return made.updates(gradients_of(task, mode), start, cohort, Bound(bound), round, STREAMS)
+    gradients = gradients_of(task, mode, data)
+    return made.updates(Turn(round, start, cohort, Bound(bound), gradients, STREAMS))
 
 
 def joined(made, data, ids, round=ROUND, step=0):
@@ -271,8 +273,8 @@ def test_the_mean_is_weighted_by_examples(task, data):
     start = task.parameters.clone()
     first = next(iter(train(training)))
     cohort = gather(data, np.arange(data.clients))
-    gradients, streams = gradients_of(task, Mode.VECTORISED), Streams(training.seed)
-    rows = made.updates(gradients, start, cohort, Bound(0.5), 1, streams).rows
+    gradients, streams = gradients_of(task, Mode.VECTORISED, data), Streams(training.seed)
+    rows = made.updates(Turn(1, start, cohort, Bound(0.5), gradients, streams)).rows
     sizes = torch.from_numpy(data.sizes).double()
     mean = (rows.double() * sizes[:, None]).sum(0) / sizes.sum()
     assert torch.allclose(first.state.params.double(), start + mean, rtol=1e-5, atol=1e-6)

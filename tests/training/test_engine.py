@@ -12,7 +12,8 @@ from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd, OneGradient
-from fedveil.training.engines.local import LocalEngine, fitting_chunk
+from fedveil.training.engines.chunks import cut, fitting_chunk
+from fedveil.training.engines.local import LocalEngine
 from fedveil.training.gradients import Mode
 from fedveil.training.server import ServerState, Weights
 
@@ -180,6 +181,23 @@ def test_clipped_counts_clients(task, data):
 
 
 def test_the_chunk_fits_memory_and_is_at_least_one(make_family, data, task):
-    assert fitting_chunk(task, data) == 4096
+    work = OneGradient()
+    assert fitting_chunk(task, data, work, Mode.VECTORISED) == 4096
     large, images = make_family("small-cnn")
-    assert 1 <= fitting_chunk(large, images) < 4096
+    assert 1 <= fitting_chunk(large, images, work, Mode.VECTORISED) < 4096
+    assert fitting_chunk(large, images, work, Mode.VECTORISED, memory=1) == 1
+    assert fitting_chunk(large, images, work, Mode.LOOPED) == 1
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 100])
+@pytest.mark.parametrize("clients", [0, 1, 2, 7, 40])
+def test_chunks_are_equally_long_and_the_largest_clients_come_first(chunk, clients):
+    ids = np.arange(100, 100 + clients)
+    sizes = np.random.default_rng(clients).integers(1, 9, clients)
+    chunks = cut(ids, sizes, chunk)
+    lengths = [len(c) for c in chunks]
+    assert max(lengths, default=0) <= chunk
+    assert max(lengths, default=0) - min(lengths, default=0) <= 1
+    assert sorted(np.concatenate([*chunks, ids[:0]])) == ids.tolist()
+    ordered = [int(sizes[c - 100]) for part in chunks for c in part]
+    assert ordered == sorted(ordered, reverse=True)

@@ -12,12 +12,13 @@ from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.privacy.central import central
 from fedveil.privacy.claims import Relation
-from fedveil.privacy.clipping import Bound, Norm
+from fedveil.privacy.clipping import Bound
 from fedveil.privacy.ledger import Ledger, read_participations
 from fedveil.privacy.local import local_updates, two_point
 from fedveil.privacy.plan import unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.privacy.terms import Budget
@@ -28,6 +29,7 @@ from fedveil.training.cohort import gather
 from fedveil.training.gradients import Mode, gradients_of
 from fedveil.training.server import SgdServer, Weights
 from fedveil.training.training import Training, train
+from fedveil.training.turn import Turn
 
 FREE = (Budget(math.inf, 1e-4),)
 STREAMS = Streams(0)
@@ -45,18 +47,23 @@ def noisy(data, rule=None, sampler=None, laplace=False, rounds=4, multiplier=0.5
     )
 
 
+def turn(task, data, cohort, bound=None, round=1):
+    gradients = gradients_of(task, Mode.VECTORISED, data)
+    return Turn(round, task.parameters, cohort, bound, gradients, STREAMS)
+
+
 def reports_of(training, ids=None, round=1, state=None):
     """What the clients send, row by row."""
     seen = []
 
     def watching(round, ids, reports):
-        seen.append(reports.clone())
+        seen.extend(zip(ids.tolist(), reports.clone(), strict=True))
         return reports
 
     ids = np.arange(training.data.clients) if ids is None else np.asarray(ids)
     engine = replace(training.engine, adversary=watching)
     engine.run(round, ids, state or training.start())
-    return torch.cat(seen)
+    return torch.stack([row for _, row in sorted(seen, key=lambda one: one[0])])
 
 
 def relative(actual, expected):
@@ -79,9 +86,7 @@ def test_reports_are_bounded_updates_and_noise_of_twice_the_bound(make_data, tas
     data = make_data(sizes=[1] * 2000)
     rows = reports_of(Training(task, data, noisy(data, multiplier=3.0), OneGradient()))
     cohort = gather(data, np.arange(2000))
-    work = OneGradient().updates(
-        gradients_of(task, Mode.VECTORISED), task.parameters, cohort, Bound(0.5), 1, STREAMS
-    )
+    work = OneGradient().updates(turn(task, data, cohort, Bound(0.5)))
     noise = (rows - work.rows).double()
     assert abs(float(noise.std()) / (3.0 * 2 * 0.5) - 1) < 0.03
 
@@ -124,8 +129,7 @@ def test_bounded_gradients_bound_the_update(task, data, norm, work):
         assert bound.value == pytest.approx(0.01 * sum(work.rate(k, round) for k in range(4)))
         for records in (data, same):
             cohort = gather(records, np.arange(data.clients))
-            gradients = gradients_of(task, Mode.VECTORISED)
-            done = work.updates(gradients, task.parameters, cohort, bound, round, STREAMS)
+            done = work.updates(turn(task, records, cohort, bound, round))
             lengths = done.rows.double().norm(p=1 if norm is Norm.L1 else 2, dim=1)
             assert float(lengths.max()) <= bound.value
         assert float(lengths.min()) > 0.99 * bound.value
@@ -135,10 +139,8 @@ def test_bounded_gradients_bound_the_update(task, data, norm, work):
 def test_gradients_are_bounded_and_not_only_the_update(task, data):
     bound = PerGradient(Fixed(0.05), STEPS.reach).bound(0.05, 1)
     cohort = gather(data, np.arange(data.clients))
-    gradients = gradients_of(task, Mode.VECTORISED)
     each, whole = (
-        STEPS.updates(gradients, task.parameters, cohort, b, 1, STREAMS).rows
-        for b in (bound, Bound(bound.value))
+        STEPS.updates(turn(task, data, cohort, b)).rows for b in (bound, Bound(bound.value))
     )
     assert not torch.allclose(each, whole, rtol=1e-2)
 
@@ -237,18 +239,7 @@ def test_an_adaptive_bound_survives_a_checkpoint(make_data, task, tmp_path, kind
 
 def test_bits_say_who_was_within_the_bound(make_data, task):
     data = make_data(sizes=[3] * 40)
-    norms = (
-        OneGradient()
-        .updates(
-            gradients_of(task, Mode.VECTORISED),
-            task.parameters,
-            gather(data, np.arange(40)),
-            None,
-            1,
-            STREAMS,
-        )
-        .norms
-    )
+    norms = OneGradient().updates(turn(task, data, gather(data, np.arange(40)))).norms
     rule = Quantile(float(norms.median()), 0.5, noise=1e-6)
     training = Training(task, data, noisy(data, rule), OneGradient())
     done = training.engine.run(1, np.arange(40), training.start())

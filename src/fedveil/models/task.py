@@ -75,6 +75,11 @@ class Task:
         return tuple(stop - start for _, start, stop, _ in self._slots)
 
     @property
+    def places(self) -> dict[str, int]:
+        """Where each named parameter begins in the flat vector."""
+        return {name: start for name, start, _, _ in self._slots}
+
+    @property
     def parameters(self) -> torch.Tensor:
         """The module's parameters as one vector [P]: the module itself, not a copy of it."""
         return self._flat

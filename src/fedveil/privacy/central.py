@@ -7,10 +7,10 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting import supports
 from fedveil.privacy.calibration import noise_for
 from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.clipping import Norm
 from fedveil.privacy.events import Event, Gaussian
 from fedveil.privacy.mechanisms import GaussianMechanism
 from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Median, PerGradient, Quantile, Rule
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.terms import Budget, Terms

@@ -2,22 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import Relation
+from fedveil.privacy.rows import BLOCK, WIDE, Norm, row_norms
 
 ROUNDING = 1e-6
 SMALLEST = 1e-20
-
-
-class Norm(StrEnum):
-    """How length is measured: L2 goes with Gaussian noise, L1 with Laplace noise."""
-
-    L1 = "l1"
-    L2 = "l2"
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class Bound:
     | rows of half precision or integers | ValueError (1e-6 leaves no room for their rounding) |
     | no rows | no rows |
 
-    >>> Bound(1.0).apply(torch.tensor([[3.0, 4.0], [0.0, 0.5]])).clipped.tolist()
+    >>> Bound(1.0).apply_(torch.tensor([[3.0, 4.0], [0.0, 0.5]])).clipped.tolist()
     [True, False]
     """
 
@@ -80,19 +73,23 @@ class Bound:
             case Relation.REPLACE:
                 return 2 * self.value
 
-    def apply(self, rows: torch.Tensor) -> Bounded:
-        """Bound the rows of [K, P]; the input is left as it is."""
+    def apply_(self, rows: torch.Tensor, norms: torch.Tensor | None = None) -> Bounded:
+        """Bound the rows of [K, P] in place.
+
+        `norms`, when given, are their lengths (float64 [K]) as the caller knows them.
+        """
         if rows.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"rows are {rows.dtype}: 1e-6 leaves no room for its rounding")
-        order = 1 if self.norm is Norm.L1 else 2
-        norms = torch.linalg.vector_norm(rows, ord=order, dim=1, dtype=torch.float64)
+        norms = row_norms(rows, self.norm) if norms is None else norms
         if not bool(torch.isfinite(norms).all()):
             raise ValueError("a row is not finite: reject it before bounding")
         limit = self.value * (1 - ROUNDING)
         clipped = norms > limit
-        if not bool(clipped.any()):
+        long = torch.nonzero(clipped)[:, 0]
+        if rows.shape[1] < WIDE:
+            rows[long] = (rows[long].double() * (limit / norms[long])[:, None]).to(rows.dtype)
             return Bounded(rows, norms, clipped)
-        bounded = rows.clone()
-        scale = (limit / norms[clipped])[:, None]
-        bounded[clipped] = (rows[clipped].double() * scale).to(rows.dtype)
-        return Bounded(bounded, norms, clipped)
+        for k in long.tolist():
+            for piece in torch.split(rows[k], BLOCK):
+                piece.copy_(piece.double().mul_(limit / norms[k]))
+        return Bounded(rows, norms, clipped)

@@ -14,8 +14,8 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy import events
-from fedveil.privacy.clipping import Norm
 from fedveil.privacy.randomness import Keys, laplace_, normal_, uniform_
+from fedveil.privacy.rows import Norm
 
 Scales = npt.NDArray[np.float64]
 

@@ -19,6 +19,7 @@ from fedveil.privacy.clipping import Bound
 from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.rows import add_weighted_
 from fedveil.privacy.rules import Rule
 from fedveil.privacy.sampling import Counts, Sampler
 from fedveil.privacy.shuffling import multisets
@@ -229,27 +230,31 @@ class PrivacyPlan:
             raise AssertionError("additive noise needs a bound")
         self.mechanism.add_(rows, self.scale(bound, ids), keys)
 
-    def summed(
-        self, rows: torch.Tensor, weights: torch.Tensor, start: torch.Tensor, moving: torch.Tensor
-    ) -> torch.Tensor:
-        """The weighted sum of the updates behind accepted reports, float64 [P].
+    def add_sum_(
+        self,
+        total: torch.Tensor,
+        rows: torch.Tensor,
+        weights: torch.Tensor,
+        start: torch.Tensor,
+        moving: torch.Tensor,
+    ) -> None:
+        """Add the weighted sum of the updates behind accepted reports to `total`, float64 [P].
 
         Behind a shuffler only the multisets of the reports are looked at.
         """
         if self.ranges is None or not isinstance(self.mechanism, TwoPointMechanism):
-            return torch.mv(rows.to(torch.float64).T, weights)
+            add_weighted_(total, rows, weights)
+            return
         if self.least_reports:
             centre, radius = self.ranges.spread(moving)
             reach = radius * self.mechanism.kappa
             counted = rows[weights > 0]
-            total = torch.zeros(len(start), dtype=torch.float64)
             if len(counted):
-                total = multisets(counted, centre, reach, 1).sums(centre, reach)
+                total += multisets(counted, centre, reach, 1).sums(centre, reach)
         else:
-            total = torch.mv(rows.to(torch.float64).T, weights)
+            add_weighted_(total, rows, weights)
         if self.ranges.perturb is Perturb.WEIGHTS:
             total -= weights.sum() * start.to(torch.float64)
-        return total
 
     def unreadable(self, rows: torch.Tensor, moving: torch.Tensor) -> torch.Tensor:
         """Which reports [K, P] are not what a client of this plan can send: bool [K].

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clipping import Bound, Bounded, Norm
+from fedveil.privacy.clipping import Bound, Bounded
 from fedveil.privacy.randomness import Keys, Streams, normal_, uniform_
+from fedveil.privacy.rows import Norm
 from fedveil.privacy.terms import Budget
 
 SMALLEST_FLOOR = 1e-12

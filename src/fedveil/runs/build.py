@@ -1,6 +1,5 @@
 """From a recipe to objects: the one place where a recipe's words are resolved."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -41,14 +40,16 @@ def build(recipe: Recipe, data_root: Path | None = None) -> Training:
     """Everything the recipe asks for, checked; what does not go together is refused."""
     if not 0 <= recipe.seed < 2**63:
         raise BadInput(f"seed is {recipe.seed}: a number from 0 to 2^63 - 1 is needed")
-    threads = recipe.engine.threads
-    if threads is not None and not 1 <= threads <= 1024:
-        raise BadInput(f"engine.threads is {threads}: a number from 1 to 1024 is needed")
+    if not 0 <= recipe.engine.workers <= 1024:
+        raise BadInput(
+            f"engine.workers is {recipe.engine.workers}: a number from 1 to 1024 is needed, or 0 "
+            "for one per core"
+        )
     if recipe.engine.checkpoint < 1:
         raise BadInput(f"engine.checkpoint is {recipe.engine.checkpoint}: at least 1 is needed")
     work, server, sampler = _work(recipe.local), _server(recipe.server), _sampler(recipe.sample)
     data = _data(recipe.data, recipe.seed, data_root)
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.set_num_threads(1)  # cores are used by workers
     hidden = tuple(recipe.model.hidden or ())
     if hidden and recipe.model.name != "mlp":
         raise BadInput(f"model.hidden has no effect on {recipe.model.name!r}: leave it out")
@@ -70,6 +71,8 @@ def build(recipe: Recipe, data_root: Path | None = None) -> Training:
         seed=recipe.seed,
         mode=Mode(recipe.engine.mode) if recipe.engine.mode else None,
         chunk=recipe.engine.chunk,
+        memory=recipe.engine.memory,
+        workers=recipe.engine.workers,
         every=recipe.evaluate.every,
     )
 
@@ -85,13 +88,10 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     single = plan.multipliers is None and not shared
     if isinstance(noise, GaussianSection | LaplaceSection) and single:
         noise = noise.model_copy(update={"multiplier": plan.multiplier})
-    engine = recipe.engine.model_copy(
-        update={
-            "mode": str(training.engine.mode),
-            "chunk": training.engine.chunk,
-            "threads": torch.get_num_threads(),
-        }
-    )
+    choice = {"mode": str(training.engine.mode), "chunk": training.engine.chunk}
+    if training.mode is None:
+        choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
+    engine = recipe.engine.model_copy(update=choice)
     return recipe.model_copy(update={"noise": noise, "engine": engine})
 
 

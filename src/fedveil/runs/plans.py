@@ -9,12 +9,12 @@ from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.central import central
 from fedveil.privacy.claims import Unit
-from fedveil.privacy.clipping import Norm
 from fedveil.privacy.local import Published, local_steps, local_updates, two_point
 from fedveil.privacy.mechanisms import GaussianMechanism
 from fedveil.privacy.plan import PrivacyPlan, Where, unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile, Rule
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.terms import Budget

@@ -250,11 +250,14 @@ class EvaluateSection(Section):
 class EngineSection(Section):
     """How a round is computed; nothing here changes what is computed beyond rounding.
 
-    Left out, mode, chunk and threads are chosen and recorded. `checkpoint` is the number of
-    rounds between checkpoints.
+    Left out, the mode is the faster one, which is measured and recorded with its `timings` (seconds
+    per client and local step), the chunk what `memory` MiB hold, and there is one worker per core.
+    `checkpoint` is the number of rounds between checkpoints.
     """
 
     mode: Literal["vectorised", "looped"] | None = None
+    timings: dict[str, float] | None = None
     chunk: int = 0
-    threads: int | None = None
+    memory: int = 512
+    workers: int = 0
     checkpoint: int = 1

@@ -37,6 +37,8 @@ def _value(value: Any) -> str:
             return '"' + "".join(_escaped(c) for c in value) + '"'
         case list() | tuple():
             return "[" + ", ".join(_value(v) for v in value) + "]"
+        case dict():
+            return "{ " + ", ".join(_pairs(value)) + " }"
     raise AssertionError(f"no TOML for {type(value).__name__}")
 
 

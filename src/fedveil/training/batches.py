@@ -1,6 +1,7 @@
 """Which records each client of a cohort sees in each local step."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +16,48 @@ from fedveil.training.cohort import CohortData
 class Batch:
     """Record indices [K, B] of one local step; `mask` is 0 on padding and for idle clients.
 
-    `whole` says that the indices are all of a client's records, in order: nothing need be copied.
+    `index` None is all of a client's records, in order: nothing need be copied.
     """
 
-    index: torch.Tensor
+    index: torch.Tensor | None
     mask: torch.Tensor
-    whole: bool = False
 
     def of(self, cohort: CohortData) -> tuple[torch.Tensor, torch.Tensor]:
         """The records [K, B, ...] and targets [K, B] of this step."""
-        if self.whole:
-            return cohort.x, cohort.y
-        rows = torch.arange(len(cohort))[:, None]
-        return cohort.x[rows, self.index], cohort.y[rows, self.index]
+        return self.chosen(cohort.x), self.chosen(cohort.y)
+
+    def chosen(self, values: torch.Tensor) -> torch.Tensor:
+        """The step's part [K, B, ...] of values [K, n, ...] that belong to records."""
+        if self.index is None:
+            return values
+        return values[torch.arange(len(values))[:, None], self.index]
+
+    def spread(self, values: torch.Tensor, records: int) -> torch.Tensor:
+        """The reverse of `chosen`: [K, records, ...] with zeros for records not in this step."""
+        if self.index is None:
+            return values
+        out = values.new_zeros(len(values), records, *values.shape[2:])
+        rows = torch.arange(len(values))[:, None].expand_as(self.index)
+        return out.index_put_((rows, self.index), values, accumulate=True)
+
+    def real(self, cohort: CohortData, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The real records and targets of client k alone."""
+        real = self.mask[k] > 0
+        if self.index is not None:
+            real = self.index[k][real]
+        elif bool(real.all()):
+            return cohort.x[k], cohort.y[k]
+        return cohort.x[k][real], cohort.y[k][real]
+
+    @cached_property
+    def weights(self) -> torch.Tensor:
+        """What each record counts in its client's mean: [K, B], zeros for idle clients."""
+        return self.mask / self.mask.sum(dim=1, keepdim=True).clamp_min(1)
+
+    @cached_property
+    def working(self) -> torch.Tensor:
+        """Which clients have anything to do: bool [K]."""
+        return self.mask.amax(dim=1) > 0
 
 
 @dataclass(frozen=True)
@@ -84,14 +114,24 @@ class BatchPlan:
 
     def at(self, step: int) -> Batch:
         """The records of local step `step` for every client."""
+        if self._width == self._longest:
+            return self._all if (step < self._last).all() else self._whole(step)
         passes, position = np.divmod(step, self._per_pass)
         index = position[:, None] * self._width + np.arange(self._width)[None, :]
         real = (index < self._sizes[:, None]) & (step < self._last)[:, None]
         index = np.minimum(index, self._longest - 1)
-        whole = self._width == self._longest
-        if not whole:
-            index = np.take_along_axis(self._order(passes), index, axis=1)
-        return Batch(torch.from_numpy(index), torch.from_numpy(real.astype(np.float32)), whole)
+        index = np.take_along_axis(self._order(passes), index, axis=1)
+        return Batch(torch.from_numpy(index), torch.from_numpy(real.astype(np.float32)))
+
+    @cached_property
+    def _all(self) -> Batch:
+        return self._whole(0)
+
+    def _whole(self, step: int) -> Batch:
+        """Full batches of the clients that are not done yet."""
+        real = np.arange(self._longest)[None, :] < self._sizes[:, None]
+        real &= (step < self._last)[:, None]
+        return Batch(None, torch.from_numpy(real.astype(np.float32)))
 
     def _order(self, passes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """[K, n] record orders, row k being that of pass passes[k]; padding comes last."""
@@ -105,5 +145,7 @@ class BatchPlan:
             )
         if len(wanted) == 1:
             return self._orders[wanted.pop()]
-        rows = np.arange(len(passes))
-        return np.stack([self._orders[int(e)][k] for k, e in zip(rows, passes, strict=True)])
+        orders = np.empty((len(passes), self._longest), dtype=np.int64)
+        for e, order in self._orders.items():
+            orders[passes == e] = order[passes == e]
+        return orders

@@ -6,31 +6,31 @@ from dataclasses import dataclass
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clipping import Bound, Bounded
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.clipping import Bounded
+from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batches
-from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import LocalDpSgd
-from fedveil.training.gradients import Gradients
+from fedveil.training.turn import Turn, bounded_
 
 
 @dataclass(frozen=True)
 class OneGradient:
     """FedSGD: the update is minus the full-batch gradient at the round's model."""
 
-    def updates(
-        self,
-        gradients: Gradients,
-        start: torch.Tensor,
-        cohort: CohortData,
-        bound: Bound | None,
-        round: int,
-        streams: Streams,
-    ) -> Bounded:
+    def visits(self, records: int) -> int:
+        """How many records a client with `records` of them looks at in a round."""
+        return records
+
+    def at_once(self, records: int) -> int:
+        """How many of them in one step."""
+        return records
+
+    def updates(self, turn: Turn) -> Bounded:
         """One gradient per client, bounded when there is a bound."""
-        batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, round, streams).at(0)
-        params = start.expand(len(cohort), -1)
-        return _bounded(-gradients.mean(params, cohort.x, cohort.y, batch.mask), bound)
+        cohort = turn.cohort
+        batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, turn.round, turn.streams)
+        walk = turn.gradients.walk(turn.start, cohort, spanned=False)
+        return bounded_(walk.mean(None, batch.at(0)).neg_(), turn.bound)
 
 
 @dataclass(frozen=True)
@@ -92,54 +92,50 @@ class LocalSgd:
             )
         return sum(self.rate(step, round) for step in range(self.batches.steps))
 
-    def updates(
-        self,
-        gradients: Gradients,
-        start: torch.Tensor,
-        cohort: CohortData,
-        bound: Bound | None,
-        round: int,
-        streams: Streams,
-    ) -> Bounded:
+    def visits(self, records: int) -> int:
+        """How many records a client with `records` of them looks at in a round."""
+        if self.batches.epochs is not None:
+            return self.batches.epochs * records
+        return (self.batches.steps or 1) * self.at_once(records)
+
+    def at_once(self, records: int) -> int:
+        """How many of them in one step."""
+        return min(self.batches.size or records, records)
+
+    def updates(self, turn: Turn) -> Bounded:
         """Run every client's local steps side by side."""
-        plan = self.batches.of(cohort.ids, cohort.sizes, round, streams)
+        bound, cohort = turn.bound, turn.cohort
+        plan = self.batches.of(cohort.ids, cohort.sizes, turn.round, turn.streams)
+        spanned = not self.weight_decay and (bound is None or bound.norm is Norm.L2)
+        walk = turn.gradients.walk(turn.start, cohort, spanned=spanned)
         per_gradient = None if bound is None else bound.per_gradient
-        update = torch.zeros(len(cohort), len(start))
-        velocity = torch.zeros_like(update) if self.momentum else None
+        per_update = None if bound is None or per_gradient is not None else bound
+        moved: torch.Tensor | None = None
+        velocity: torch.Tensor | None = None
         clipped = torch.zeros(len(cohort), dtype=torch.bool)
         for step in range(plan.steps):
             batch = plan.at(step)
-            params = start + update
-            x, y = batch.of(cohort)
-            direction = gradients.mean(params, x, y, batch.mask)
+            direction = walk.mean(moved, batch)
             if per_gradient is not None:
-                short = _bounded(direction, per_gradient)
-                direction, clipped = short.rows, clipped | short.clipped
+                short = bounded_(direction, per_gradient, walk.norms(direction, per_gradient.norm))
+                clipped |= short.clipped
             if self.weight_decay:
-                direction = direction + self.weight_decay * params
-            if velocity is not None:
-                direction = velocity = self.momentum * velocity + direction
-            working = batch.mask.amax(dim=1, keepdim=True) > 0
-            update = update - self.rate(step, round) * torch.where(working, direction, 0.0)
-            if bound is not None and per_gradient is None:
-                projected = _bounded(update, bound)
-                update, clipped = projected.rows, clipped | projected.clipped
-        final = _bounded(update, bound)
+                here = turn.start if moved is None else turn.start + moved
+                direction.add_(here, alpha=self.weight_decay)
+            if self.momentum:
+                velocity = direction if velocity is None else velocity * self.momentum + direction
+                direction = velocity.clone()
+            if not bool(batch.working.all()):
+                direction[~batch.working] = 0.0
+            direction.mul_(-self.rate(step, turn.round))
+            moved = direction if moved is None else moved.add_(direction)
+            if per_update is not None:
+                projected = bounded_(moved, per_update, walk.norms(moved, per_update.norm))
+                clipped |= projected.clipped
+        if moved is None:
+            raise AssertionError("local SGD takes at least one step")
+        final = bounded_(walk.rows(moved), bound)
         return Bounded(final.rows, final.norms, clipped | final.clipped)
 
 
 LocalWork = OneGradient | LocalSgd | LocalDpSgd
-
-
-def _bounded(rows: torch.Tensor, bound: Bound | None) -> Bounded:
-    """Bound finite rows; a client that diverged keeps its row, and the server will refuse it."""
-    finite = torch.isfinite(rows).all(dim=1)
-    whole = rows if bool(finite.all()) else torch.where(finite[:, None], rows, 0.0)
-    if bound is None:
-        norms = torch.linalg.vector_norm(whole, dim=1, dtype=torch.float64)
-        return Bounded(rows, norms, torch.zeros(len(rows), dtype=torch.bool))
-    bounded = bound.apply(whole)
-    if whole is rows:
-        return bounded
-    kept = torch.where(finite[:, None], bounded.rows, rows)
-    return Bounded(kept, bounded.norms, bounded.clipped)

@@ -8,12 +8,12 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import Relation
-from fedveil.privacy.clipping import Bound, Bounded
+from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.mechanisms import GaussianMechanism
 from fedveil.privacy.randomness import Streams, bits
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients import Gradients
+from fedveil.training.turn import Turn, bounded_
 
 
 @dataclass(frozen=True)
@@ -46,31 +46,34 @@ class LocalDpSgd:
         if self.nominal is not None and self.nominal < 1:
             raise BadInput(f"local.nominal is {self.nominal}: at least 1 record is needed")
 
-    def updates(
-        self,
-        gradients: Gradients,
-        start: torch.Tensor,
-        cohort: CohortData,
-        bound: Bound | None,
-        round: int,
-        streams: Streams,
-    ) -> Bounded:
+    def visits(self, records: int) -> int:
+        """How many records a client with `records` of them looks at in a round, on average."""
+        return self.steps * self.at_once(records)
+
+    def at_once(self, records: int) -> int:
+        """How many of them in one step."""
+        return max(1, math.ceil(self.rate * records))
+
+    def updates(self, turn: Turn) -> Bounded:
         """Run every client's steps side by side; the rows are private already."""
-        if bound is None:
+        if turn.bound is None:
             raise AssertionError("DP-SGD needs a bound on each example's gradient")
+        cohort, round, streams = turn.cohort, turn.round, turn.streams
         mechanism = GaussianMechanism(self.multiplier)
-        scales = np.full(len(cohort), self.multiplier * bound.sensitivity(Relation.ADD_REMOVE))
+        sensitivity = turn.bound.sensitivity(Relation.ADD_REMOVE)
+        scales = np.full(len(cohort), self.multiplier * sensitivity)
         sizes = np.full(len(cohort), self.nominal) if self.nominal else cohort.sizes
         divisor = torch.from_numpy(self.rate * sizes.astype(np.float64)).float()[:, None]
-        update = torch.zeros(len(cohort), len(start))
+        walk = turn.gradients.walk(turn.start, cohort, spanned=False)
+        moved: torch.Tensor | None = None
         for step in range(self.steps):
-            batch = self._batch(cohort, round, step, streams)
-            x, y = batch.of(cohort)
-            total = gradients.bounded_sum(start + update, x, y, batch.mask, bound)
+            total = walk.bounded_sum(moved, self._batch(cohort, round, step, streams), turn.bound)
             mechanism.add_(total, scales, streams.keys("step-noise", round, cohort.ids, step))
-            update = update - self.lr * total / divisor
-        norms = torch.linalg.vector_norm(update, dim=1, dtype=torch.float64)
-        return Bounded(update, norms, torch.zeros(len(cohort), dtype=torch.bool))
+            total.div_(divisor).mul_(-self.lr)
+            moved = total if moved is None else moved.add_(total)
+        if moved is None:
+            raise AssertionError("DP-SGD takes at least one step")
+        return bounded_(moved, None)
 
     def _batch(self, cohort: CohortData, round: int, step: int, streams: Streams) -> Batch:
         """Poisson batches, moved to the front and padded to the longest of the cohort."""

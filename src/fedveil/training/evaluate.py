@@ -1,21 +1,41 @@
 """The global model on the central test split, in batches, without autograd."""
 
+from collections.abc import Sequence
+
 import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 
+Measured = tuple[int, dict[str, float]]
+"""A number of records, and the sum of each metric over them."""
+
+BATCH = 1000
+
 
 def evaluate(
-    task: Task, params: torch.Tensor, data: FederatedData, batch: int = 1000
+    task: Task, params: torch.Tensor, data: FederatedData, batch: int = BATCH
 ) -> dict[str, float]:
     """Mean loss and metrics over the test split, summed in float64."""
-    totals = dict.fromkeys(("loss", *task.metrics), 0.0)
+    return mean_of([measure(task, params, data, part) for part in batches_of(data, batch)])
+
+
+def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
+    """The test split in pieces."""
+    return [slice(a, a + batch) for a in range(0, len(data.test_x), batch)]
+
+
+def measure(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Measured:
+    """The sums over one batch of the test split."""
     with torch.inference_mode():
-        for start in range(0, len(data.test_x), batch):
-            x = torch.tensor(data.test_x[start : start + batch])
-            y = torch.tensor(data.test_y[start : start + batch])
-            outputs = task.outputs(params, x)
-            for name, value in (("loss", task.loss), *task.metrics.items()):
-                totals[name] += float(value(outputs, y).to(torch.float64).sum())
-    return {name: total / len(data.test_x) for name, total in totals.items()}
+        x, y = torch.tensor(data.test_x[batch]), torch.tensor(data.test_y[batch])
+        outputs = task.outputs(params, x)
+        metrics = {"loss": task.loss, **task.metrics}
+        sums = {name: float(f(outputs, y).double().sum()) for name, f in metrics.items()}
+    return len(x), sums
+
+
+def mean_of(parts: Sequence[Measured]) -> dict[str, float]:
+    """Means over all records, added in the order of the batches."""
+    records = sum(count for count, _ in parts)
+    return {name: sum(sums[name] for _, sums in parts) / records for name in parts[0][1]}

@@ -14,8 +14,8 @@ from fedveil.privacy.clipping import Bound
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
-from fedveil.training.engines.local import CohortSum
 from fedveil.training.server import ServerOptimizer, ServerState
+from fedveil.training.sums import CohortSum
 
 
 class Engine(Protocol):
@@ -104,7 +104,7 @@ def rounds(
             clients=cohort.clients,
             clipped=cohort.clipped / max(cohort.clients, 1),
             bound=_on_updates(plan, bound),
-            snr=float(cohort.signal.norm()) / noise if noise else None,
+            snr=cohort.strength / noise if noise else None,
             refused=cohort.refused,
             epsilon=plan.spent(number, counts),
             metrics=measure(state),

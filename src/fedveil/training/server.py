@@ -9,6 +9,7 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Bound
+from fedveil.privacy.rows import row_norms
 
 
 class Weights(StrEnum):
@@ -32,6 +33,8 @@ def accept(
 ) -> Accepted:
     """Turn what clients sent into rows that are finite, of the right length, and bounded.
 
+    A matrix of reports is changed in place: from here on it is the server's.
+
     Guarantee: whatever a client sends, its row has an L2 norm of at most the bound, so that it
     moves the sum by at most the bound's sensitivity. Clients are not trusted to have bounded.
 
@@ -44,19 +47,20 @@ def accept(
     | no reports | no rows |
     """
     rows = _rows(reports, size)
-    refused = ~torch.isfinite(rows).all(dim=1)
+    norms = row_norms(rows) if bound is None else row_norms(rows, bound.norm)
+    refused = ~torch.isfinite(norms)
     if bool(refused.any()):
-        rows = torch.where(refused[:, None], 0.0, rows)
+        rows[refused] = 0.0
+        norms = torch.where(refused, 0.0, norms)
     if bound is None:
         return Accepted(rows, torch.zeros_like(refused), refused)
-    bounded = bound.apply(rows)
-    return Accepted(bounded.rows, bounded.clipped, refused)
+    return Accepted(rows, bound.apply_(rows, norms).clipped, refused)
 
 
 def _rows(reports: torch.Tensor | Sequence[torch.Tensor], size: int) -> torch.Tensor:
     if isinstance(reports, torch.Tensor):
         if reports.shape[1:] == (size,) and reports.is_floating_point():
-            return reports
+            return reports.to(torch.float32)
         reports = list(reports)
     return _stack(reports, size)
 

@@ -16,9 +16,11 @@ from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rules import Median
 from fedveil.training.client import LocalWork, OneGradient
 from fedveil.training.dp_sgd import LocalDpSgd
-from fedveil.training.engines.local import Adversary, LocalEngine, fitting_chunk
-from fedveil.training.evaluate import evaluate
-from fedveil.training.gradients import Mode, default_mode
+from fedveil.training.engines.choice import timings
+from fedveil.training.engines.chunks import MEMORY, fitting_chunk
+from fedveil.training.engines.local import Adversary, LocalEngine
+from fedveil.training.engines.workers import available
+from fedveil.training.gradients import Mode
 from fedveil.training.loop import RoundResult, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
 
@@ -27,8 +29,9 @@ from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Wei
 class Training:
     """What is learnt, from whom, how it is protected, and how a round is computed.
 
-    `mode` None and `chunk` 0 are filled in from the model and the data; they and the number of
-    threads change rounding only. `every` is the number of rounds between measurements.
+    `mode` None is the faster one, which is measured; `chunk` 0 is as many clients as fit `memory`
+    MiB per worker; both change rounding only. `workers` 0 is one process per core; their number
+    changes nothing. `every` is the number of rounds between measurements on the test split.
     """
 
     task: Task
@@ -40,6 +43,8 @@ class Training:
     seed: int = 0
     mode: Mode | None = None
     chunk: int = 0
+    memory: int = MEMORY
+    workers: int = 0
     every: int = 1
     adversary: Adversary | None = None
     _initial: torch.Tensor = field(init=False, repr=False)
@@ -68,6 +73,8 @@ class Training:
         for name, value, least in (
             ("evaluate.every", self.every, 1),
             ("engine.chunk", self.chunk, 0),
+            ("engine.memory", self.memory, 1),
+            ("engine.workers", self.workers, 0),
         ):
             if value < least:
                 raise BadInput(f"{name} is {value}: at least {least} is needed")
@@ -98,13 +105,29 @@ class Training:
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
-        yield from rounds(
-            state, self.plan, self.engine, self.server, ledger, Streams(self.seed), self._measure
-        )
+        try:
+            yield from rounds(
+                state,
+                self.plan,
+                self.engine,
+                self.server,
+                ledger,
+                Streams(self.seed),
+                self._measure,
+            )
+        finally:
+            self.engine.close()
+
+    @cached_property
+    def timings(self) -> dict[Mode, float]:
+        """Seconds per client and local step in each mode, as measured for this training."""
+        return timings(self.task, self.data, self.work, self.memory)
 
     @cached_property
     def engine(self) -> LocalEngine:
-        """The engine, with mode and chunk resolved."""
+        """The engine, with mode, chunk and workers resolved."""
+        mode = self.mode or min(self.timings, key=self.timings.__getitem__)
+        fitting = fitting_chunk(self.task, self.data, self.work, mode, self.memory)
         return LocalEngine(
             task=self.task,
             data=self.data,
@@ -112,15 +135,16 @@ class Training:
             plan=self.plan,
             streams=Streams(self.seed),
             weights=self.weights,
-            mode=self.mode or default_mode(self.task),
-            chunk=self.chunk or fitting_chunk(self.task, self.data),
+            mode=mode,
+            chunk=self.chunk or fitting,
+            workers=self.workers or available(),
             adversary=self.adversary,
         )
 
     def _measure(self, state: ServerState) -> dict[str, float]:
         if state.round % self.every and state.round != self.plan.permitted:
             return {}
-        return evaluate(self.task, state.params, self.data)
+        return self.engine.evaluate(state.params)
 
 
 def train(training: Training) -> Iterator[RoundResult]:

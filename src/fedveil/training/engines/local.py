@@ -1,7 +1,6 @@
-"""The engine that runs a cohort in this process, in fixed chunks."""
+"""The engine of one machine: a cohort in fixed chunks, on one worker process per core."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -15,12 +14,17 @@ from fedveil.models.task import Task
 from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.rows import add_weighted_
 from fedveil.training.client import LocalWork
 from fedveil.training.cohort import gather
+from fedveil.training.engines.chunks import cut
+from fedveil.training.engines.threads import one_thread
+from fedveil.training.engines.workers import Workers
+from fedveil.training.evaluate import batches_of, mean_of, measure
 from fedveil.training.gradients import Gradients, Mode, gradients_of
 from fedveil.training.server import ServerState, Weights, accept
-
-MEMORY = 512 * 2**20
+from fedveil.training.sums import CohortSum
+from fedveil.training.turn import Turn
 
 
 class Adversary(Protocol):
@@ -31,39 +35,14 @@ class Adversary(Protocol):
     ) -> torch.Tensor | Sequence[torch.Tensor]: ...
 
 
-@dataclass(frozen=True)
-class CohortSum:
-    """What a cohort comes to: the sum of weighted rows as reported, in float64, and counts.
-
-    `signal` is the same sum before clients added their noise, `watched` what an adaptive bound
-    collects; both are private. `refused` clients sent something that cannot be used.
-    """
-
-    total: torch.Tensor
-    signal: torch.Tensor
-    watched: torch.Tensor
-    weight: float
-    clients: int
-    clipped: int
-    refused: tuple[int, ...]
-
-    def __add__(self, other: "CohortSum") -> "CohortSum":
-        return CohortSum(
-            self.total + other.total,
-            self.signal + other.signal,
-            self.watched + other.watched,
-            self.weight + other.weight,
-            self.clients + other.clients,
-            self.clipped + other.clipped,
-            self.refused + other.refused,
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class LocalEngine:
     """Runs `train, bound, randomise, sum` for a cohort; chunk sums are added in chunk order.
 
-    `mode` and `chunk`, the clients computed together, change rounding and nothing else.
+    `mode` and `chunk`, the clients summed together, change rounding and nothing else; the number
+    of workers changes nothing at all: every process computes with one thread, and a draw depends
+    on the client, not on who draws it. A cohort of one chunk is computed in this process, and so
+    is everything when an adversary, who may remember what it saw, takes part.
     """
 
     task: Task
@@ -74,50 +53,124 @@ class LocalEngine:
     weights: Weights
     mode: Mode
     chunk: int
+    workers: int = 1
     adversary: Adversary | None = None
-
-    @cached_property
-    def _gradients(self) -> Gradients:
-        return gradients_of(self.task, self.mode)
 
     def run(self, round: int, ids: npt.NDArray[np.int64], state: ServerState) -> CohortSum:
         """The sum over the cohort `ids` of `round`, starting from `state`."""
-        zero = torch.zeros(self.task.size, dtype=torch.float64)
-        width = 0 if self.plan.rule is None else self.plan.rule.width
-        total = CohortSum(zero, zero, torch.zeros(width, dtype=torch.float64), 0.0, 0, 0, ())
-        for start in range(0, len(ids), self.chunk):
-            total = total + self._run_chunk(round, ids[start : start + self.chunk], state)
+        total = self._zero()
+        chunks = cut(ids, self.data.offsets[ids + 1] - self.data.offsets[ids], self.chunk)
+        for done in self._sums(round, chunks, state):
+            total.add_(done)
+        total.refused = tuple(sorted(total.refused))
         return total
 
-    def _run_chunk(self, round: int, ids: npt.NDArray[np.int64], state: ServerState) -> CohortSum:
+    def _sums(
+        self, round: int, chunks: list[npt.NDArray[np.int64]], state: ServerState
+    ) -> Iterator[CohortSum]:
+        """The sum of each chunk, in chunk order."""
+        if len(chunks) > 1 and self._divided:
+            yield from self._pool.sums(round, chunks, state.params, state.moving)
+            return
+        with one_thread():
+            for chunk in chunks:
+                total = self._zero()
+                self._add_chunk_(total, round, chunk, state.params, state.moving)
+                yield total
+
+    def evaluate(self, params: torch.Tensor) -> dict[str, float]:
+        """Mean loss and metrics over the test split."""
+        batches = batches_of(self.data)
+        if len(batches) < 2 or not self._divided or not self._started:
+            with one_thread():
+                return mean_of([measure(self.task, params, self.data, b) for b in batches])
+        return mean_of(list(self._pool.measures(batches, params)))
+
+    def close(self) -> None:
+        """End the workers; a later call starts new ones."""
+        if self._started:
+            self._pool.close()
+            del self.__dict__["_pool"]
+
+    @property
+    def _divided(self) -> bool:
+        return self.workers > 1 and self.adversary is None
+
+    @property
+    def _started(self) -> bool:
+        return "_pool" in self.__dict__
+
+    @cached_property
+    def _pool(self) -> Workers:
+        return Workers(
+            self.workers,
+            add_chunk_=self._add_chunk_,
+            measure=lambda params, batch: measure(self.task, params, self.data, batch),
+            size=self.task.size,
+            moving=len(self.plan.start(self.task.parameters)),
+            width=self._width,
+            noisy=self._noisy,
+        )
+
+    @cached_property
+    def _gradients(self) -> Gradients:
+        return gradients_of(self.task, self.mode, self.data)
+
+    @property
+    def _noisy(self) -> bool:
+        return self.plan.where is Where.CLIENT
+
+    @property
+    def _width(self) -> int:
+        return 0 if self.plan.rule is None else self.plan.rule.width
+
+    def _zero(self) -> CohortSum:
+        return CohortSum.zero(self.task.size, self._width, noisy=self._noisy)
+
+    def _add_chunk_(
+        self,
+        total: CohortSum,
+        round: int,
+        ids: npt.NDArray[np.int64],
+        params: torch.Tensor,
+        moving: torch.Tensor,
+    ) -> None:
+        """Add the chunk `ids`: at once when vectorised, client by client when looped."""
+        step = 1 if self.mode is Mode.LOOPED else len(ids)
+        for a in range(0, len(ids), step):
+            self._add_block_(total, round, ids[a : a + step], params, moving)
+
+    def _add_block_(
+        self,
+        total: CohortSum,
+        round: int,
+        ids: npt.NDArray[np.int64],
+        params: torch.Tensor,
+        moving: torch.Tensor,
+    ) -> None:
         plan, streams = self.plan, self.streams
-        cohort = gather(self.data, ids)
-        bound = plan.bound(state.moving, round)
-        done = self.work.updates(self._gradients, state.params, cohort, bound, round, streams)
+        cohort, bound = gather(self.data, ids), plan.bound(moving, round)
+        done = self.work.updates(Turn(round, params, cohort, bound, self._gradients, streams))
         rows, diverged = done.rows, np.zeros(len(ids), dtype=bool)
-        if plan.where is Where.CLIENT:
-            rows, diverged = _without_diverged(rows)
         by_examples = self.weights is Weights.EXAMPLES
         weights = cohort.weights if by_examples else torch.ones(len(ids), dtype=torch.float64)
-        signal = torch.mv(rows.double().T, weights) if plan.where is Where.CLIENT else None
-        plan.randomise_(rows, state.params, ids, state.moving, round, streams)
+        if total.signal is not None:
+            diverged = _zero_diverged_(done)
+            add_weighted_(total.signal, rows, weights)
+        plan.randomise_(rows, params, ids, moving, round, streams)
         reports: torch.Tensor | Sequence[torch.Tensor] = rows
         if self.adversary is not None:
-            reports = self.adversary(round, ids, rows)
+            reports = self.adversary(round, ids, rows.clone())
         again = bound if plan.where in (Where.SERVER, Where.NOWHERE) else None
         accepted = accept(reports, self.task.size, again)
-        refused = accepted.refused | plan.unreadable(accepted.rows, state.moving)
+        refused = accepted.refused | plan.unreadable(accepted.rows, moving)
         weights = torch.where(refused, 0.0, weights)
-        total = plan.summed(accepted.rows, weights, state.params, state.moving)
-        return CohortSum(
-            total=total,
-            signal=total if signal is None else signal,
-            watched=self._watch(done, round, ids),
-            weight=float(weights.sum()),
-            clients=len(ids),
-            clipped=int((done.clipped | accepted.clipped).sum()),
-            refused=tuple(int(c) for c in ids[refused.numpy() | diverged]),
-        )
+        plan.add_sum_(total.total, accepted.rows, weights, params, moving)
+        total.watched += self._watch(done, round, ids)
+        total.weight += float(weights.sum())
+        total.clients += len(ids)
+        total.clipped += int((done.clipped | accepted.clipped).sum())
+        total.refused += tuple(int(c) for c in ids[refused.numpy() | diverged])
 
     def _watch(self, done: Bounded, round: int, ids: npt.NDArray[np.int64]) -> torch.Tensor:
         if self.plan.rule is None or self.plan.rule.width == 0:
@@ -126,15 +179,11 @@ class LocalEngine:
         return self.plan.rule.watch(done, round, keys).sum(dim=0)
 
 
-def _without_diverged(rows: torch.Tensor) -> tuple[torch.Tensor, npt.NDArray[np.bool_]]:
+def _zero_diverged_(done: Bounded) -> npt.NDArray[np.bool_]:
     """A client that diverged sends a randomised zero: that it diverged is private as well."""
-    diverged = ~torch.isfinite(rows).all(dim=1)
-    if not bool(diverged.any()):
-        return rows, diverged.numpy()
-    return torch.where(diverged[:, None], 0.0, rows), diverged.numpy()
-
-
-def fitting_chunk(task: Task, data: FederatedData) -> int:
-    """How many clients fit into 512 MiB: their padded records and eight rows of parameters."""
-    records = int(data.sizes.max()) * math.prod(data.record_shape)
-    return max(1, min(4096, MEMORY // (4 * (8 * task.size + 2 * records))))
+    diverged = np.zeros(len(done.rows), dtype=bool)
+    for k in torch.nonzero(done.norms == 0)[:, 0].tolist():
+        if not bool(torch.isfinite(done.rows[k]).all()):
+            done.rows[k] = 0.0
+            diverged[k] = True
+    return diverged

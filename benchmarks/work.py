@@ -1,0 +1,103 @@
+"""The work that fedveil and its peers do in `make bench`: same data, same model, same local steps.
+
+Imports nothing but numpy, torch and fedveil's model zoo, so that it runs in every environment.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil.models import zoo
+
+
+@dataclass(frozen=True)
+class Work:
+    """One round: `cohort` of `clients`, each taking `steps` full-batch steps on its `records`.
+
+    With `batch`, the steps are DP-SGD on Poisson batches of that expected size instead.
+    """
+
+    name: str
+    title: str
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    cohort: int
+    records: int
+    steps: int
+    lr: float
+    batch: int = 0
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Records [clients, records, ...] and targets [clients, records], always the same."""
+        random = np.random.default_rng(7)
+        x = random.standard_normal((self.clients, self.records, *self.shape), dtype=np.float32)
+        if self.classes:
+            return x, random.integers(self.classes, size=(self.clients, self.records))
+        weights = random.standard_normal(self.shape, dtype=np.float32)
+        noise = random.standard_normal((self.clients, self.records), dtype=np.float32)
+        return x, x @ weights + noise
+
+    def module(self) -> nn.Module:
+        """The model, initialised the same everywhere."""
+        torch.manual_seed(7)
+        if self.model == "linear":
+            return zoo.linear(self.shape[0])
+        if self.model == "mlp":
+            return zoo.mlp(int(np.prod(self.shape)), self.classes, (200,))
+        return zoo.fu_cnn(1, self.classes)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss of a batch."""
+        if self.classes:
+            return nn.functional.cross_entropy(outputs, targets)
+        return ((outputs.squeeze(-1) - targets) ** 2).mean()
+
+
+def _regression(steps: int) -> Work:
+    title = f"Fu's regression, 11 parameters, 500 of 5,000 clients, 80 records, E = {steps}"
+    return Work(f"a-{steps}", title, "linear", (10,), 0, 5_000, 500, 80, steps, 0.05)
+
+
+def _mlp(steps: int) -> Work:
+    title = f"MLP 784-200-10, 100 of 1,000 clients, 20 records, E = {steps}"
+    return Work(f"c-{steps}", title, "mlp", (784,), 10, 1_000, 100, 20, steps, 0.1)
+
+
+WORK = {
+    work.name: work
+    for work in (
+        _regression(1),
+        _regression(10),
+        Work(
+            "b",
+            "Fu's CNN, 20 of 100 clients, 200 images, E = 2",
+            "fu-cnn",
+            (1, 28, 28),
+            62,
+            100,
+            20,
+            200,
+            2,
+            0.05,
+        ),
+        _mlp(1),
+        _mlp(5),
+        Work(
+            "d",
+            "DP-SGD on Fu's CNN, 4 clients of 2,000 images, 8 Poisson batches of 64",
+            "fu-cnn",
+            (1, 28, 28),
+            62,
+            4,
+            4,
+            2_000,
+            8,
+            0.05,
+            batch=64,
+        ),
+    )
+}

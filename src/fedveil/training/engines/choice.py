@@ -1,0 +1,73 @@
+"""Which execution mode is faster for a training: measured once, before it begins."""
+
+import time
+
+import numpy as np
+import torch
+
+from fedveil.data.federated import FederatedData
+from fedveil.models.task import Task
+from fedveil.privacy.clipping import Bound
+from fedveil.training.batches import Batch
+from fedveil.training.client import LocalWork
+from fedveil.training.cohort import CohortData
+from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.engines.chunks import fitting_chunk
+from fedveil.training.engines.threads import one_thread
+from fedveil.training.gradients import Mode, gradients_of
+
+_CLIENTS = 32
+_RECORDS = 64
+_LONG = 0.5
+
+
+def timings(task: Task, data: FederatedData, work: LocalWork, memory: int) -> dict[Mode, float]:
+    """Seconds per client of one local step in each mode; a mode the module cannot take is absent.
+
+    The records are made up: how long a step takes is written down with the run, so nothing about
+    the clients but their usual number of records goes into it.
+    """
+    with one_thread():
+        found = {}
+        for mode in Mode:
+            try:
+                found[mode] = _seconds(task, data, work, mode, memory)
+            except RuntimeError:  # no rule of vmap for one of the module's operations
+                if mode is Mode.LOOPED:
+                    raise
+        return found
+
+
+def _seconds(task: Task, data: FederatedData, work: LocalWork, mode: Mode, memory: int) -> float:
+    clients = min(_CLIENTS, data.clients, fitting_chunk(task, data, work, mode, memory))
+    cohort = _made_up(data, clients, min(_RECORDS, work.at_once(int(np.median(data.sizes)))))
+    batch = Batch(None, torch.ones(cohort.y.shape))
+    gradients = gradients_of(task, mode, data)
+    private = isinstance(work, LocalDpSgd)
+    walk = gradients.walk(task.parameters, cohort, spanned=not private)
+
+    def step(moved: torch.Tensor | None) -> torch.Tensor:
+        if private:
+            return walk.bounded_sum(moved, batch, Bound(1.0))
+        return walk.mean(moved, batch)
+
+    moved, best = step(None).mul_(-1e-3), float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        step(moved)
+        best = min(best, time.perf_counter() - began)
+        if best > _LONG:
+            break
+    return best / clients
+
+
+def _made_up(data: FederatedData, clients: int, records: int) -> CohortData:
+    """Records of the right shape that are nobody's."""
+    shape = (clients, records, *data.record_shape)
+    if data.x.dtype.kind == "f":
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        x = drawn.to(torch.tensor(data.x[:0]).dtype)
+    else:
+        x = torch.from_numpy(np.zeros(shape, dtype=data.x.dtype))
+    y = torch.from_numpy(np.zeros((clients, records), dtype=data.y.dtype))
+    return CohortData(np.arange(clients), np.full(clients, records), x, y)

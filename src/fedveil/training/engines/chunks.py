@@ -1,0 +1,48 @@
+"""How a cohort is cut into chunks: fixed by the recipe and the data, never by the workers."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.data.federated import FederatedData
+from fedveil.models.task import Task
+from fedveil.training.client import LocalWork
+from fedveil.training.gradients import Mode
+
+MEMORY = 512
+"""MiB for the clients that are computed together, per worker."""
+
+_MOST = 4096
+_WORK = 1 << 27  # multiplications in a chunk: enough to hide its overhead, few enough to share out
+_WIDE = 1 << 20
+
+
+def cut(
+    ids: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], chunk: int
+) -> list[npt.NDArray[np.int64]]:
+    """Chunks of at most `chunk` clients of similar size, the largest first.
+
+    Several chunks are a power of two, equally long, so that 2, 4 or 8 workers have equal shares.
+    """
+    if len(ids) == 0:
+        return []
+    count = -(-len(ids) // chunk)
+    count = min(len(ids), 1 << (count - 1).bit_length())
+    return np.array_split(ids[np.argsort(-sizes, kind="stable")], count)
+
+
+def fitting_chunk(
+    task: Task, data: FederatedData, work: LocalWork, mode: Mode, memory: int = MEMORY
+) -> int:
+    """How many clients are summed together: what `memory` MiB hold, or less if it is enough work.
+
+    Vectorised, a client needs its padded records and six rows of parameters. Looped, one client is
+    in memory at a time and a chunk is only the unit in which work is handed out.
+    """
+    if mode is Mode.LOOPED:
+        return max(1, min(8, task.size // _WIDE))
+    longest = int(data.sizes.max())
+    numbers = 6 * task.size + 3 * longest * math.prod(data.record_shape)
+    effort = task.size * (work.visits(longest) + 16)
+    return max(1, min(_MOST, memory * 2**20 // (4 * numbers), _WORK // effort))

@@ -1,0 +1,247 @@
+"""Worker processes: one per core, one thread each, fed with chunks.
+
+They are forked, so that data, model and plan are there without being sent; what changes from
+round to round lies in memory shared with them. A chunk's sum is written into a shared slot and
+read in chunk order, whoever finishes first. A worker that dies is replaced and its chunk is done
+again: randomness is keyed by client, so the sum is the same.
+"""
+
+import ctypes
+import mmap
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.errors import FedveilError
+from fedveil.training.evaluate import Measured
+from fedveil.training.sums import CohortSum
+
+_TRIES = 3
+_SPARE_BYTES = 1 << 25
+_DIE_WITH_PARENT = 1
+
+Ids = npt.NDArray[np.int64]
+AddChunk = Callable[[CohortSum, int, Ids, torch.Tensor, torch.Tensor], None]
+Measure = Callable[[torch.Tensor, slice], Measured]
+
+
+class WorkerLost(FedveilError):
+    """A chunk of clients could not be computed: its worker died again and again."""
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Clients whose sum is wanted."""
+
+    round: int
+    ids: Ids
+
+    def __str__(self) -> str:
+        return f"a chunk of {len(self.ids)} clients"
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch of the test split to measure."""
+
+    batch: slice
+
+    def __str__(self) -> str:
+        return "a batch of the test split"
+
+
+_Job = _Chunk | _Batch
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+
+
+def available() -> int:
+    """How many workers this machine takes: its cores, or 1 where processes cannot be forked."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+
+
+class Workers:
+    """A pool of forked processes that compute chunk sums and measure test batches."""
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        add_chunk_: AddChunk,
+        measure: Measure,
+        size: int,
+        moving: int,
+        width: int,
+        noisy: bool,
+    ) -> None:
+        self._add_chunk_, self._measure = add_chunk_, measure
+        self._size, self._noisy = size, noisy
+        self._params = _shared(size, torch.float32)
+        self._moving = _shared(moving, torch.float64)
+        numbers = CohortSum.numbers(size, width, noisy=noisy)
+        spare = min(2 * count, _SPARE_BYTES // (8 * numbers))
+        self._slots = [_shared(numbers, torch.float64) for _ in range(count + spare)]
+        self._workers: list[_Worker] = []
+        for _ in range(count):
+            self._workers.append(self._fork())
+
+    def sums(
+        self, round: int, chunks: Sequence[Ids], params: torch.Tensor, moving: torch.Tensor
+    ) -> Iterator[CohortSum]:
+        """The sum of each chunk, in chunk order; each is valid until the next is asked for."""
+        self._params.copy_(params)
+        self._moving.copy_(moving)
+        jobs = [_Chunk(round, ids) for ids in chunks]
+        for slot, (weight, clients, clipped, refused) in self._ordered(jobs):
+            done = CohortSum.over(self._slots[slot], self._size, self._noisy)
+            done.weight, done.clients, done.clipped, done.refused = (
+                weight,
+                clients,
+                clipped,
+                refused,
+            )
+            yield done
+
+    def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Measured]:
+        """What each batch of the test split comes to, in order."""
+        self._params.copy_(params)
+        for _, measured in self._ordered([_Batch(batch) for batch in batches]):
+            yield measured
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.kill()
+        for worker in self._workers:
+            worker.process.join()
+            worker.process.close()
+        self._workers = []
+
+    def _ordered(self, jobs: Sequence[_Job]) -> Iterator[tuple[int, Any]]:
+        """(slot, answer) of each job in order; a slot is free again when the next is asked for."""
+        waiting = deque((number, 0, -1) for number in range(len(jobs)))
+        free, idle = list(range(len(self._slots))), list(range(len(self._workers)))
+        busy: dict[int, tuple[int, int, int]] = {}
+        done: dict[int, tuple[int, Any]] = {}
+        for number in range(len(jobs)):
+            while number not in done:
+                while waiting and idle and (free or waiting[0][2] >= 0):
+                    job, tries, slot = waiting.popleft()
+                    at, slot = idle.pop(), free.pop() if slot < 0 else slot
+                    busy[at] = (job, tries, slot)
+                    self._send(at, (slot, jobs[job]))
+                for at in self._ready(busy):
+                    job, tries, slot = busy.pop(at)
+                    idle.append(at)
+                    answer = self._receive(at)
+                    if answer is not None:
+                        done[job] = (slot, _opened(answer))
+                    else:
+                        _check_tries(tries + 1, jobs[job])
+                        self._replace(at)
+                        waiting.appendleft((job, tries + 1, slot))
+            yield done[number]
+            free.append(done.pop(number)[0])
+
+    def _ready(self, busy: dict[int, Any]) -> list[int]:
+        at = {self._workers[w].connection: w for w in busy}
+        return [at[c] for c in wait(list(at)) if isinstance(c, Connection)]
+
+    def _send(self, at: int, message: tuple[int, _Job]) -> None:
+        try:
+            self._workers[at].connection.send(message)
+        except OSError:  # it died while idle; `_receive` will see it and have it replaced
+            return
+
+    def _receive(self, at: int) -> bytes | None:
+        """The worker's answer, or None if it died."""
+        try:
+            return self._workers[at].connection.recv_bytes()
+        except (EOFError, OSError):
+            return None
+
+    def _replace(self, at: int) -> None:
+        dead = self._workers[at]
+        dead.connection.close()
+        dead.process.kill()
+        dead.process.join()
+        dead.process.close()
+        self._workers[at] = self._fork()
+
+    def _fork(self) -> _Worker:
+        ours, theirs = multiprocessing.Pipe()
+        others = [ours, *(w.connection for w in self._workers if not w.connection.closed)]
+        parent = os.getpid()
+        process = multiprocessing.get_context("fork").Process(
+            target=self._serve, args=(theirs, others, parent), daemon=True
+        )
+        process.start()
+        theirs.close()
+        return _Worker(process, ours)
+
+    def _serve(self, connection: Connection, others: Sequence[Connection], parent: int) -> None:
+        """The life of a worker: jobs in, answers out, until the parent goes away."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+        for other in others:
+            other.close()
+        torch.set_num_threads(1)
+        while True:
+            try:
+                slot, job = connection.recv()
+            except EOFError:
+                os._exit(0)
+            connection.send_bytes(self._answer(slot, job))
+
+    def _answer(self, slot: int, job: _Job) -> bytes:
+        try:
+            if isinstance(job, _Batch):
+                return pickle.dumps((True, self._measure(self._params, job.batch)))
+            total = CohortSum.over(self._slots[slot].zero_(), self._size, self._noisy)
+            self._add_chunk_(total, job.round, job.ids, self._params, self._moving)
+            return pickle.dumps((True, (total.weight, total.clients, total.clipped, total.refused)))
+        except Exception as e:
+            e.add_note("in a worker process:\n" + traceback.format_exc())
+            return pickle.dumps((False, e))
+
+
+def _opened(answer: bytes) -> Any:
+    fine, content = pickle.loads(answer)
+    if not fine:
+        raise content
+    return content
+
+
+def _check_tries(tries: int, job: _Job) -> None:
+    if tries >= _TRIES:
+        raise WorkerLost(
+            f"{tries} workers in a row died on {job}, as they do when memory runs out: lower "
+            "engine.memory, engine.chunk or engine.workers"
+        )
+
+
+def _shared(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros in memory that forked processes share."""
+    if count == 0:
+        return torch.zeros(0, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype)

@@ -1,0 +1,173 @@
+"""Single-example gradients, bounded and summed, without one full gradient per example.
+
+A layer that multiplies (linear, convolution, embedding, and recurrent cells written out in them)
+has a single-example gradient that follows from what the layer saw and what came back to it. Its
+length comes first, from these; then every example is scaled and all are summed in one product.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedveil.models.task import Task
+from fedveil.privacy.clipping import ROUNDING, Bound
+from fedveil.privacy.rows import Norm
+from fedveil.training.layers import Gradient, gradient_of, known
+from fedveil.training.vmapped import bounded_or_zero_, example_gradients
+
+_PIECE = 256
+_IMAGES = 16
+_MATERIALISED = 1 << 25
+_AGREEMENT = 1e-3
+
+
+class ExampleBounds:
+    """Bounded sums of single-example gradients of `task`, one client at a time.
+
+    Guarantee: a record adds at most the bound to the sum; one whose gradient is not finite adds
+    zero. Before the layers' formulas are used they are compared, on the sample records x, y, with
+    autograd on single examples. A module that uses a weight outside its layer, or whose layers do
+    not see the examples along the first axis, gets one gradient per example instead.
+    """
+
+    def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
+        self._task, self._sample = task, (x, y)
+        self._layers = {name: m for name, m in task.module.named_modules() if known(m)}
+        owned = [
+            (f"{name}.{p}" if name else p, value.numel())
+            for name, layer in self._layers.items()
+            for p, value in layer.named_parameters(recurse=False)
+        ]
+        self._complete = {name for name, _ in owned} == set(task.places)
+        images = any(isinstance(layer, nn.Conv2d) for layer in self._layers.values())
+        largest = max((count for _, count in owned), default=1)
+        self._piece = max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // largest))
+
+    def add_bounded_(
+        self,
+        row: torch.Tensor,
+        flat: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        bound: Bound,
+    ) -> None:
+        """Add the bounded gradients of the records x, y at the parameters `flat` to `row` [P]."""
+        if bound.norm is Norm.L2 and self._by_layers:
+            for a in range(0, len(x), self._piece):
+                piece = slice(a, a + self._piece)
+                self._add_piece_(row, self._gradients(flat, x[piece], y[piece]), bound)
+            return
+        step = max(1, _MATERIALISED // len(flat))
+        for a in range(0, len(x), step):
+            rows = self._written_out(flat, x[a : a + step], y[a : a + step])
+            row += bounded_or_zero_(rows, bound).sum(dim=0)
+
+    def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], bound: Bound) -> None:
+        norms = torch.stack([g.squares for g in gradients.values()]).sum(dim=0).sqrt()
+        scale = (bound.value * (1 - ROUNDING) / norms).clamp_max(1.0)
+        finite = torch.isfinite(norms)
+        if not bool(finite.all()):
+            scale = torch.where(finite, scale, 0.0)
+            gradients = {name: g.without(~finite) for name, g in gradients.items()}
+        self._add_scaled_(row, gradients, scale.to(torch.float32))
+
+    def _add_scaled_(
+        self, row: torch.Tensor, gradients: dict[str, Gradient], scale: torch.Tensor
+    ) -> None:
+        places = self._task.named(row)
+        for name, gradient in gradients.items():
+            prefix = f"{name}." if name else ""
+            own = {p: places[prefix + p] for p in ("weight", "bias") if prefix + p in places}
+            gradient.add_scaled_(own, scale)
+
+    def _gradients(
+        self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    ) -> dict[str, Gradient]:
+        """The single-example gradients of every layer that was used, in the layer's own form."""
+        named = {name: channels_last(value) for name, value in self._task.named(flat).items()}
+        in_place = any(getattr(m, "inplace", False) for m in self._task.module.modules())
+        seen = {name: _Seen(in_place) for name in self._layers}
+        handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
+        try:
+            with torch.enable_grad():
+                outputs = functional_call(self._task.module, named, (channels_last(x),))
+                total = self._task.loss(outputs, y).sum()
+        finally:
+            for handle in handles:
+                handle.remove()
+        used = {name: s for name, s in seen.items() if s.outputs}
+        every = [z for s in used.values() for z in s.outputs]
+        errors = iter(torch.autograd.grad(total, every, materialize_grads=True))
+        return {
+            name: gradient_of(self._layers[name], s.inputs, [next(errors) for _ in s.outputs])
+            for name, s in used.items()
+        }
+
+    @cached_property
+    def _by_layers(self) -> bool:
+        """Whether the layers' formulas give the gradients that autograd gives, on the sample."""
+        if not self._complete:
+            return False
+        flat, (x, y) = self._task.parameters, self._sample
+        expected = _one_by_one(self._task, flat, x, y)
+        total = torch.zeros_like(flat)
+        try:
+            gradients = self._gradients(flat, x, y)
+            squares = torch.stack([g.squares for g in gradients.values()]).sum(dim=0)
+            self._add_scaled_(total, gradients, torch.ones(len(x)))
+        except RuntimeError:  # shapes that have no examples along the first axis
+            return False
+        norms, room = expected.double().norm(dim=1), _AGREEMENT * float(expected.double().norm())
+        near = squares.shape == norms.shape and bool(((squares.sqrt() - norms).abs() <= room).all())
+        return near and float((total - expected.sum(dim=0)).double().norm()) <= room
+
+    @cached_property
+    def _written_out(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+        """One gradient per example: by vmap, or by autograd where a layer has no rule for vmap."""
+        by_vmap = example_gradients(self._task)
+        try:
+            by_vmap(self._task.parameters, *self._sample)
+        except RuntimeError:
+            return lambda flat, x, y: _one_by_one(self._task, flat, x, y)
+        return by_vmap
+
+
+@dataclass
+class _Seen:
+    """A forward hook that keeps what one layer saw and gave, once per use.
+
+    `copied` hands on a copy, for modules that change outputs in place.
+    """
+
+    copied: bool
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    outputs: list[torch.Tensor] = field(default_factory=list)
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> Any:
+        z = output if output.requires_grad else output.detach().requires_grad_()
+        self.inputs.append(args[0].detach())
+        self.outputs.append(z)
+        return z.clone() if self.copied else z
+
+
+def channels_last(values: torch.Tensor) -> torch.Tensor:
+    """Images and kernels with their channels last, anything else as it is."""
+    if values.ndim == 4 and values.is_floating_point():
+        return values.contiguous(memory_format=torch.channels_last)
+    return values
+
+
+def _one_by_one(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    rows = []
+    for k in range(len(x)):
+        at = flat.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            loss = task.losses(at, x[k : k + 1], y[k : k + 1]).sum()
+        (row,) = torch.autograd.grad(loss, at)
+        rows.append(row)
+    return torch.stack(rows)

@@ -1,0 +1,103 @@
+"""One client after the other, by ordinary autograd on its real records only.
+
+Convolutions run channels-last, and a batch is computed in pieces that stay in the cache: the
+gradient of a mean is a sum, so this changes rounding and nothing else.
+"""
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedveil.models.task import Task
+from fedveil.privacy.clipping import Bound
+from fedveil.privacy.rows import Norm, row_norms
+from fedveil.training.batches import Batch
+from fedveil.training.cohort import CohortData
+from fedveil.training.examples import ExampleBounds, channels_last
+
+_IMAGES = 32
+_RECORDS = 1024
+
+
+class Looped:
+    """One client after the other."""
+
+    def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
+        """`x`, `y` are a few records, for a look at how the module treats them."""
+        self._task = task
+        self._examples = ExampleBounds(task, x, y)
+        images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.module.modules())
+        self._piece = _IMAGES if images else _RECORDS
+
+    def walk(self, start: torch.Tensor, cohort: CohortData, *, spanned: bool) -> "LoopedWalk":
+        """A walk in the parameters themselves."""
+        return LoopedWalk(self._task, self._examples, self._piece, start, cohort)
+
+
+class LoopedWalk:
+    """Parameters of one client at a time, in one buffer."""
+
+    def __init__(
+        self,
+        task: Task,
+        examples: ExampleBounds,
+        piece: int,
+        start: torch.Tensor,
+        cohort: CohortData,
+    ) -> None:
+        self._task, self._examples, self._piece = task, examples, piece
+        self._start, self._cohort = start, cohort
+        self._here = torch.empty_like(start)
+        self.width = task.size
+
+    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """Autograd writes each client's gradient straight into its row."""
+        out = torch.zeros(len(self._cohort), self.width)
+        for k in range(len(out)):
+            x, y = batch.real(self._cohort, k)
+            if len(x) == 0:
+                continue
+            named = self._leaves(self._parameters(moved, k), out[k])
+            for a in range(0, len(x), self._piece):
+                piece = slice(a, a + self._piece)
+                with torch.enable_grad():
+                    outputs = functional_call(self._task.module, named, (channels_last(x[piece]),))
+                    loss = self._task.loss(outputs, y[piece]).sum() / len(x)
+                torch.autograd.backward(loss)
+            for name, place in self._task.named(out[k]).items():
+                gradient = named[name].grad
+                if gradient is not None and gradient.data_ptr() != place.data_ptr():
+                    place.copy_(gradient)
+        return out
+
+    def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
+        """Norms from what each layer sees and sends back, where its kind is known."""
+        out = torch.zeros(len(self._cohort), self.width)
+        for k in range(len(out)):
+            x, y = batch.real(self._cohort, k)
+            if len(x):
+                self._examples.add_bounded_(out[k], self._parameters(moved, k), x, y, bound)
+        return out
+
+    def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return row_norms(moved, norm)
+
+    def rows(self, moved: torch.Tensor) -> torch.Tensor:
+        return moved
+
+    def _parameters(self, moved: torch.Tensor | None, k: int) -> torch.Tensor:
+        return self._start if moved is None else torch.add(self._start, moved[k], out=self._here)
+
+    def _leaves(self, flat: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Parameters whose gradients accumulate in the row `gradient`, or beside it for kernels.
+
+        Kernels lie channels-last, and so must their gradients.
+        """
+        leaves = {}
+        places = self._task.named(gradient)
+        for name, value in self._task.named(flat).items():
+            leaf = channels_last(value.detach()).requires_grad_()
+            same = leaf.stride() == places[name].stride()
+            leaf.grad = places[name] if same else torch.zeros_like(leaf)
+            leaves[name] = leaf
+        return leaves

@@ -1,0 +1,286 @@
+"""Chains of linear layers as batched algebra: the vectorised walk of regressions and MLPs.
+
+The clients' weights lie side by side and each layer is one batched product. Where a client has
+few records, the first layer's weights are not copied per client at all: every step it takes is
+a combination of its own records, so its coordinates in their span are enough (the dual form).
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from fedveil.models.task import Task
+from fedveil.privacy.clipping import ROUNDING, Bound
+from fedveil.privacy.rows import Norm, row_norms
+from fedveil.training.batches import Batch
+from fedveil.training.cohort import CohortData
+from fedveil.training.vmapped import VmappedWalk
+
+_POINTWISE = (
+    nn.Identity,
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear layer and the function that follows it; where its weights lie in the vector."""
+
+    inputs: int
+    outputs: int
+    weight: int
+    bias: int | None
+    after: Callable[[torch.Tensor], torch.Tensor] | None
+
+
+class Stacked:
+    """All clients in one call: batched algebra for a chain of linear layers, vmap otherwise."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._flatten, self._layers = _chain(task)
+
+    def walk(
+        self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
+    ) -> "VmappedWalk | StackedWalk":
+        """Batched algebra if the module is a chain of linear layers and the records fit it."""
+        flat = cohort.x.ndim == 3 or (self._flatten and cohort.x.ndim > 3)
+        if not self._layers or not flat or not cohort.x.is_floating_point():
+            return VmappedWalk(self._task, start, cohort)
+        records, first = cohort.x.shape[1], self._layers[0]
+        if spanned and 2 * records <= first.inputs:
+            return DualWalk(self._task, self._layers, start, cohort)
+        return StackedWalk(self._task, self._layers, start, cohort)
+
+
+class StackedWalk:
+    """Parameters of all clients side by side, [K, P]; one batched product per layer."""
+
+    def __init__(
+        self, task: Task, layers: tuple[Layer, ...], start: torch.Tensor, cohort: CohortData
+    ) -> None:
+        self._task, self._layers, self._start, self._cohort = task, layers, start, cohort
+        self._x = cohort.x.flatten(2)
+        self.width = task.size
+
+    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """The chain rule, written out layer by layer."""
+        return self._combine(*self._chain_rule(moved, batch, batch.weights), batch)
+
+    def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
+        """An example's gradient is an outer product per layer, whose length needs no product."""
+        if bound.norm is not Norm.L2:
+            general = VmappedWalk(self._task, self._start, self._cohort)
+            return general.bounded_sum(moved, batch, bound)
+        inputs, errors = self._chain_rule(moved, batch, batch.mask)
+        square = torch.zeros(batch.mask.shape, dtype=torch.float64)
+        for layer, h, e in zip(self._layers, inputs, errors, strict=True):
+            square += (_squares(h) + (layer.bias is not None)) * _squares(e)
+        norms = square.sqrt()
+        scale = (bound.value * (1 - ROUNDING) / norms).clamp_max(1.0).to(torch.float32)[..., None]
+        finite = torch.isfinite(norms)[..., None]
+        if not bool(finite.all()):
+            inputs = [torch.where(finite, h, 0.0) for h in inputs]
+            errors = [torch.where(finite, e, 0.0) for e in errors]
+            scale = torch.where(finite, scale, 0.0)
+        return self._combine(inputs, [e * scale for e in errors], batch)
+
+    def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return row_norms(moved, norm)
+
+    def rows(self, moved: torch.Tensor) -> torch.Tensor:
+        return moved
+
+    def _chain_rule(
+        self, moved: torch.Tensor | None, batch: Batch, weights: torch.Tensor
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Each layer's inputs [K, B, i] and the weighted loss's gradient at its outputs."""
+        inputs, before, after = [self._first_input(batch)], [], []
+        with torch.enable_grad():
+            for i, layer in enumerate(self._layers):
+                z = self._product(i, inputs[i], moved, batch)
+                if layer.bias is not None:
+                    z = z + self._part(layer.bias, layer.outputs, moved)[..., None, :]
+                before.append(z.detach().requires_grad_())
+                after.append(before[i] if layer.after is None else layer.after(before[i]))
+                inputs.append(after[i].detach())
+            targets = batch.chosen(self._cohort.y)
+            losses = self._task.loss(after[-1].flatten(0, 1), targets.flatten(0, 1))
+            total = (losses * weights.flatten()).sum()
+        errors = list(torch.autograd.grad(total, before[-1]))
+        for i in range(len(self._layers) - 1, 0, -1):
+            error = torch.matmul(errors[-1], self._weight(i, moved))
+            if after[i - 1] is not before[i - 1]:
+                (error,) = torch.autograd.grad(after[i - 1], before[i - 1], error)
+            errors.append(error)
+        return inputs[:-1], errors[::-1]
+
+    def _combine(
+        self, inputs: list[torch.Tensor], errors: list[torch.Tensor], batch: Batch
+    ) -> torch.Tensor:
+        """The gradients behind each layer's inputs and errors, as rows."""
+        out = torch.empty(len(self._x), self.width)
+        for i, layer in enumerate(self._layers):
+            self._put_weight_gradient(i, inputs[i], errors[i], batch, out)
+            if layer.bias is not None:
+                at = self._at(layer.bias)
+                out[:, at : at + layer.outputs] = errors[i].sum(dim=1)
+        return out
+
+    def _first_input(self, batch: Batch) -> torch.Tensor:
+        return batch.chosen(self._x)
+
+    def _product(
+        self, i: int, h: torch.Tensor, moved: torch.Tensor | None, batch: Batch
+    ) -> torch.Tensor:
+        """Inputs times weights, [K, B, o]."""
+        w = self._weight(i, moved)
+        if w.ndim == 3 and self._layers[i].outputs == 1:
+            return torch.bmm(w, h.mT).mT  # several times faster than a product with one column
+        return torch.matmul(h, w.mT)
+
+    def _put_weight_gradient(
+        self, i: int, h: torch.Tensor, error: torch.Tensor, batch: Batch, out: torch.Tensor
+    ) -> None:
+        layer, at = self._layers[i], self._at(self._layers[i].weight)
+        place = out[:, at : at + layer.inputs * layer.outputs]
+        torch.bmm(error.mT, h, out=place.view(len(out), layer.outputs, layer.inputs))
+
+    def _weight(self, i: int, moved: torch.Tensor | None) -> torch.Tensor:
+        """[o, i] at the start, [K, o, i] on the way."""
+        layer = self._layers[i]
+        w = self._part(layer.weight, layer.inputs * layer.outputs, moved)
+        return w.view(*w.shape[:-1], layer.outputs, layer.inputs)
+
+    def _part(self, place: int, size: int, moved: torch.Tensor | None) -> torch.Tensor:
+        """Parameters place : place + size, [size] at the start and [K, size] on the way."""
+        part = self._start[place : place + size]
+        return part if moved is None else part + moved[:, self._at(place) : self._at(place) + size]
+
+    def _at(self, place: int) -> int:
+        """Where a parameter of the vector lies in a row."""
+        return place
+
+
+class DualWalk(StackedWalk):
+    """The first layer's weights as W0 + A' X: coordinates A [K, n, o] instead of [K, o, i].
+
+    A row is A, then all other parameters in their order. Lengths follow from the Gram matrix of
+    a client's records: |A' X|^2 = <A, (X X') A>.
+    """
+
+    def __init__(
+        self, task: Task, layers: tuple[Layer, ...], start: torch.Tensor, cohort: CohortData
+    ) -> None:
+        super().__init__(task, layers, start, cohort)
+        first = layers[0]
+        self._span = self._x.shape[1] * first.outputs
+        self._first = torch.matmul(self._x, self._weight(0, None).T)
+        self.width = self._span + task.size - first.inputs * first.outputs
+
+    @cached_property
+    def _gram(self) -> torch.Tensor:
+        return torch.bmm(self._x, self._x.mT)
+
+    def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
+        if norm is not Norm.L2:
+            raise AssertionError("a walk in the span knows L2 lengths only")
+        a = self._coordinates(moved)
+        inside = (a * torch.bmm(self._gram, a)).flatten(1).sum(dim=1, dtype=torch.float64)
+        return (inside.clamp_min(0) + row_norms(moved[:, self._span :]) ** 2).sqrt()
+
+    def rows(self, moved: torch.Tensor) -> torch.Tensor:
+        first = self._layers[0]
+        end = first.weight + first.inputs * first.outputs
+        out = torch.empty(len(moved), self._task.size)
+        weight = out[:, first.weight : end].view(len(out), first.outputs, first.inputs)
+        torch.bmm(self._coordinates(moved).mT, self._x, out=weight)
+        out[:, : first.weight] = moved[:, self._span : self._span + first.weight]
+        out[:, end:] = moved[:, self._span + first.weight :]
+        return out
+
+    def _coordinates(self, moved: torch.Tensor) -> torch.Tensor:
+        a = moved[:, : self._span]
+        return a.view(len(moved), self._x.shape[1], self._layers[0].outputs)
+
+    def _first_input(self, batch: Batch) -> torch.Tensor:
+        return self._x  # never looked at: the first layer works on coordinates
+
+    def _product(
+        self, i: int, h: torch.Tensor, moved: torch.Tensor | None, batch: Batch
+    ) -> torch.Tensor:
+        if i > 0:
+            return super()._product(i, h, moved, batch)
+        if moved is None:
+            return batch.chosen(self._first)
+        return batch.chosen(torch.baddbmm(self._first, self._gram, self._coordinates(moved)))
+
+    def _put_weight_gradient(
+        self, i: int, h: torch.Tensor, error: torch.Tensor, batch: Batch, out: torch.Tensor
+    ) -> None:
+        if i > 0:
+            super()._put_weight_gradient(i, h, error, batch, out)
+        else:
+            self._coordinates(out).copy_(batch.spread(error, self._x.shape[1]))
+
+    def _at(self, place: int) -> int:
+        first = self._layers[0]
+        removed = first.inputs * first.outputs if place > first.weight else 0
+        return self._span + place - removed
+
+
+def _squares(values: torch.Tensor) -> torch.Tensor:
+    """Squared lengths along the last axis, in float64."""
+    return values.double().square_().sum(dim=-1)
+
+
+def _chain(task: Task) -> tuple[bool, tuple[Layer, ...]]:
+    """Whether records are flattened first, and the linear layers; none if it is no such chain."""
+    modules = list(_in_order(task.module))
+    names = {module: name for name, module in task.module.named_modules()}
+    flatten = bool(modules) and type(modules[0]) is nn.Flatten
+    layers: list[Layer] = []
+    after: list[list[nn.Module]] = []
+    for module in modules[flatten:]:
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            return False, ()
+        if type(module) is nn.Linear:
+            prefix = f"{names[module]}." if names[module] else ""
+            weight, bias = task.places[f"{prefix}weight"], task.places.get(f"{prefix}bias")
+            layers.append(Layer(module.in_features, module.out_features, weight, bias, None))
+            after.append([])
+        elif type(module) in _POINTWISE and layers:
+            after[-1].append(_not_in_place(module))
+        else:
+            return False, ()
+    if len({layer.weight for layer in layers}) < len(layers):
+        return False, ()
+    functions = [nn.Sequential(*modules) if modules else None for modules in after]
+    return flatten, tuple(replace(a, after=b) for a, b in zip(layers, functions, strict=True))
+
+
+def _in_order(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of nested `nn.Sequential`s, one after the other."""
+    if type(module) is nn.Sequential and not module._forward_hooks:
+        for child in module:
+            yield from _in_order(child)
+    else:
+        yield module
+
+
+def _not_in_place(module: nn.Module) -> nn.Module:
+    module = copy.copy(module)
+    if hasattr(module, "inplace"):
+        setattr(module, "inplace", False)  # noqa: B010
+    return module

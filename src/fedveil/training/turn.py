@@ -1,0 +1,39 @@
+"""`Turn`: what a cohort is asked to do in one round."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedveil.privacy.clipping import Bound, Bounded
+from fedveil.privacy.randomness import Streams
+from fedveil.privacy.rows import Norm, row_norms
+from fedveil.training.cohort import CohortData
+from fedveil.training.gradients import Gradients
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """The round's model, the clients whose turn it is, and how they compute.
+
+    Local work turns it into one update per client, as rows [K, P].
+    """
+
+    round: int
+    start: torch.Tensor
+    cohort: CohortData
+    bound: Bound | None
+    gradients: Gradients
+    streams: Streams
+
+
+def bounded_(rows: torch.Tensor, bound: Bound | None, norms: torch.Tensor | None = None) -> Bounded:
+    """Bound finite rows in place; a client that diverged keeps its row, which the server refuses.
+
+    The norm of such a row is given as zero. `norms` are the rows' lengths, where they are known.
+    """
+    if norms is None:
+        norms = row_norms(rows, Norm.L2 if bound is None else bound.norm)
+    norms = torch.where(torch.isfinite(norms), norms, 0.0)
+    if bound is None:
+        return Bounded(rows, norms, torch.zeros(len(rows), dtype=torch.bool))
+    return bound.apply_(rows, norms)
