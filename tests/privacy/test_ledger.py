@@ -132,10 +132,11 @@ def test_ledger_in_memory_keeps_the_budget_too(make_terms):
 
 
 def test_every_connection_waits_for_the_disk(ledger, path, make_terms):
-    """2 is FULL, 3 is EXTRA; 0 and 1 may lose a charge in a power cut."""
+    """2 is FULL, which syncs the log at every commit; 0 and 1 may lose a charge in a power cut."""
     again = Ledger.reopen(path, ABOUT, (make_terms(),), 5)
     for one in (ledger, again):
         assert one._db.execute("PRAGMA synchronous").fetchone()[0] >= 2
+        assert one._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
     again.close()
 
 
@@ -232,7 +233,7 @@ def test_new_ledger_never_overwrites_an_old_one(ledger, path, make_terms):
 def test_about_is_what_was_written(ledger, path):
     about = read_about(path)
     assert {key: about[key] for key in ABOUT} == ABOUT
-    assert about["format"] == "1"
+    assert about["format"] == "2"
 
 
 # --- two at once ---
@@ -375,46 +376,76 @@ def test_another_reading_of_a_release_is_not_charged(path, make_terms):
     assert len(read_charges(path)) == 1
 
 
-# --- counts ---
+# --- turns ---
 
 
-def test_counts_are_written_with_the_charge_and_not_by_a_replay(ledger, path):
-    ledger.charge(1, np.array([1, 0, 1]))
-    ledger.charge(2, np.array([2, 0, 1]))
-    ledger.charge(1, np.array([9, 9, 9]))
+@pytest.fixture
+def counting(path, make_terms):
+    ledger = Ledger.create(path, ABOUT, (make_terms(),), 5, clients=3)
+    yield ledger
+    ledger.close()
+
+
+def test_turns_are_written_with_the_charge_and_not_by_a_replay(counting, path):
+    counting.charge(1, np.array([0, 2]))
+    counting.charge(2, np.array([0]))
+    counting.charge(1, np.array([0, 2]))
     assert read_participations(path).tolist() == [2, 0, 1]
+    assert counting.counts().tolist() == [2, 0, 1]
 
 
-def test_refused_round_does_not_count_anybody(ledger, path):
+def test_a_replay_with_another_cohort_is_refused(counting, path):
+    counting.charge(1, np.array([0, 2]))
+    with pytest.raises(LedgerMismatch, match="another cohort"):
+        counting.charge(1, np.array([0, 1]))
+    assert read_participations(path).tolist() == [1, 0, 1]
+
+
+def test_refused_round_does_not_count_anybody(counting, path):
     for round in range(1, 6):
-        ledger.charge(round, np.full(3, round))
+        counting.charge(round, np.arange(3))
     with pytest.raises(BudgetExhausted):
-        ledger.charge(6, np.full(3, 6))
+        counting.charge(6, np.arange(3))
     assert read_participations(path).tolist() == [5, 5, 5]
 
 
-def test_counts_and_charge_are_one_transaction(ledger, path):
-    """A count that cannot be written takes the charge with it."""
-    ledger._db.execute("DROP TABLE participations")
+def test_turns_and_charge_are_one_transaction(counting, path):
+    """A cohort that cannot be written takes the charge with it."""
+    counting._db.execute("DROP TABLE cohorts")
     with pytest.raises(sqlite3.OperationalError):
-        ledger.charge(1, np.array([1, 0]))
+        counting.charge(1, np.array([1]))
     assert rounds_on_disk(path) == []
 
 
 def test_ledger_that_counts_nobody_has_no_counts(ledger, path):
     ledger.charge(1)
     assert read_participations(path) is None
-
-
-def test_ledger_tells_the_counts_of_its_last_charge(ledger):
-    """A round that was charged and not finished has been reported by its clients all the same."""
     assert ledger.counts() is None
-    ledger.charge(1, np.array([1, 0, 1]))
-    assert ledger.counts().tolist() == [1, 0, 1]
 
 
-def test_counts_that_cannot_be_read_are_refused(ledger, path):
-    ledger.charge(1, np.array([1, 0, 1]))
-    alter(path, "UPDATE participations SET counts = x'0102'")
-    with pytest.raises(BadInput, match="counts cannot be read"):
+def test_ledger_tells_the_turns_of_any_number_of_rounds(counting, path, make_terms):
+    """A round that was charged and not finished has been reported by its clients all the same."""
+    assert counting.counts().tolist() == [0, 0, 0]
+    for round, ids in enumerate(([0, 2], [2], [], [1, 2]), 1):
+        counting.charge(round, np.array(ids, dtype=np.int64))
+    expected = {0: [0, 0, 0], 1: [1, 0, 1], 2: [1, 0, 2], 3: [1, 0, 2], 4: [1, 1, 3]}
+    for rounds in (4, 1, 0, 2, 3, 4):
+        assert counting.turns(rounds).tolist() == expected[rounds]
+    counting.close()
+    again = Ledger.reopen(path, ABOUT, (make_terms(),), 5, clients=3)
+    assert again.turns(2).tolist() == expected[2]
+    assert again.counts().tolist() == expected[4]
+    again.close()
+
+
+def test_ledger_of_another_number_of_clients_is_refused(counting, path, make_terms):
+    with pytest.raises(LedgerMismatch, match="clients is '3'"):
+        Ledger.reopen(path, ABOUT, (make_terms(),), 5, clients=4)
+
+
+@pytest.mark.parametrize("bad", ["x'0102'", "x'09000000'"], ids=["cut", "nobody's"])
+def test_cohorts_that_cannot_be_read_are_refused(counting, path, bad):
+    counting.charge(1, np.array([1]))
+    alter(path, f"UPDATE cohorts SET ids = {bad}")
+    with pytest.raises(BadInput, match="cohorts cannot be read"):
         read_participations(path)

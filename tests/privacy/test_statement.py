@@ -21,9 +21,10 @@ def write(tmp_path):
 
     def make(*lines, rounds, counts=None):
         path = tmp_path / "ledger.db"
-        ledger = Ledger.create(path, {"run": "one"}, lines, 100)
+        clients = 0 if counts is None else len(counts)
+        ledger = Ledger.create(path, {"run": "one"}, lines, 100, clients)
         for round in range(1, rounds + 1):
-            ledger.charge(round, counts)
+            ledger.charge(round, None if counts is None else np.flatnonzero(counts >= round))
         ledger.close()
         return path
 

@@ -13,8 +13,7 @@ SIZE = 6
 
 def state(round, **memory):
     moving = torch.tensor([0.5 / (1 + round)], dtype=torch.float64)
-    counts = torch.arange(9) + round
-    return ServerState(round, torch.full((SIZE,), float(round)), memory, moving, counts)
+    return ServerState(round, torch.full((SIZE,), float(round)), memory, moving)
 
 
 LIKE = state(0)
@@ -37,7 +36,6 @@ def test_a_state_survives(tmp_path):
     assert torch.equal(read.memory["velocity"], memory)
     assert read.memory["velocity"].dtype == torch.float64
     assert torch.equal(read.moving, state(3).moving)
-    assert torch.equal(read.counts, state(3).counts)
 
 
 def test_the_newest_two_are_kept(tmp_path):
@@ -53,7 +51,7 @@ def test_no_checkpoint_is_no_state(tmp_path):
 
 def stored(round="5", **changes):
     """A file like that of state(5), with tensors changed or, by None, left out."""
-    tensors = {"params": LIKE.params, "moving": LIKE.moving, "counts": LIKE.counts, **changes}
+    tensors = {"params": LIKE.params, "moving": LIKE.moving, **changes}
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     return safetensors.torch.save(kept, None if round is None else {"round": round})
 
@@ -66,11 +64,9 @@ DAMAGES = {
     "bad round": stored(round="five"),
     "no params": stored(params=None),
     "no moving": stored(moving=None),
-    "no counts": stored(counts=None),
     "other model": stored(params=torch.zeros(SIZE + 1)),
     "other memory": stored(**{"memory.velocity": torch.zeros(2)}),
     "other moving": stored(moving=torch.zeros(2, dtype=torch.float64)),
-    "other clients": stored(counts=torch.zeros(8, dtype=torch.int64)),
     "other type": stored(params=LIKE.params.double()),
 }
 

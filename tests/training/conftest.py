@@ -81,6 +81,7 @@ def open_ledger():
     """A ledger in memory for a plan."""
 
     def opened(plan):
-        return Ledger.create(None, {"run": "test"}, plan.lines, plan.permitted)
+        about = {"run": "test"}
+        return Ledger.create(None, about, plan.lines, plan.permitted, plan.counted_clients)
 
     return opened

@@ -17,9 +17,9 @@ from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.terms import Budget
-from fedveil.training.engines.local import CohortSum
 from fedveil.training.loop import rounds
 from fedveil.training.server import ServerState, SgdServer
+from fedveil.training.sums import CohortSum
 
 SIZE, CLIENTS = 50, 40
 STREAMS = Streams(3)
@@ -141,7 +141,7 @@ def test_the_ledger_is_charged_before_any_client_works(open_ledger):
 
 def test_no_client_works_on_a_round_that_cannot_be_charged():
     class Refusing:
-        def charge(self, round, counts):
+        def charge(self, round, ids):
             raise BudgetExhausted
 
     engine = FakeEngine()

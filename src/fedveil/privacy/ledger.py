@@ -1,8 +1,9 @@
 """The ledger: a durable record of charges, written before anything is released.
 
-One SQLite file per run, synchronous = EXTRA (FULL, and the directory too, so that a power cut does
-not undo the last commit): a charge is on disk before the round begins, so a crash can count a round
-that was never released and never miss one that was.
+One SQLite file per run, with a write-ahead log that is synced at every commit (synchronous =
+FULL): a charge is on disk before the round begins, so a crash can count a round that was never
+released and never miss one that was. The log, `ledger.db-wal`, is part of the ledger until it is
+closed.
 """
 
 import json
@@ -22,10 +23,11 @@ from fedveil.privacy import events
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.terms import Terms
 
-FORMAT = "1"
+FORMAT = "2"
 
 Lines = tuple[Terms, ...]
 Counts = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int64]
 
 _SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -38,7 +40,12 @@ CREATE TABLE charges (
     charged_at TEXT NOT NULL,
     PRIMARY KEY (run, round, attempt, covers)
 );
-CREATE TABLE participations (run TEXT PRIMARY KEY, counts BLOB NOT NULL);
+CREATE TABLE cohorts (
+    run TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    ids BLOB NOT NULL,
+    PRIMARY KEY (run, round)
+);
 """
 
 
@@ -59,64 +66,86 @@ class Ledger:
     Guarantee: `charge` returns only after the charge is on disk, and raises `BudgetExhausted`
     without writing when the round would exceed the budget. A round with seeded noise that was
     charged before is a replay of the same randomness on the same data, hence the same release:
-    it costs nothing. Where clients are charged for their own turns, the ledger also counts how
-    often each of them took part, in the same transaction.
+    it costs nothing. Where clients are charged for their own turns, the ledger also notes who took
+    part, in the same transaction, and knows how often each of them did. A round costs time and
+    space in proportion to its cohort, not to the number of clients.
 
     | edge | behaviour |
     |---|---|
     | no lines: nothing is claimed | nothing is written, nothing is refused |
     | round charged before | no second charge, no second count |
+    | round charged before for another cohort | LedgerMismatch |
     | ledger of another run, recipe or data set | LedgerMismatch |
     | file missing, corrupt or of another version | BadInput |
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, run: str, lines: Lines, permitted: int
+        self,
+        connection: sqlite3.Connection,
+        run: str,
+        lines: Lines,
+        permitted: int,
+        clients: int,
     ) -> None:
         self._db, self._run = connection, run
         self._lines, self._permitted = lines, permitted
+        self._turns, self._counted = np.zeros(clients, dtype=np.int64), 0
 
     @classmethod
     def create(
-        cls, path: Path | None, about: dict[str, str], lines: Lines, permitted: int
+        cls,
+        path: Path | None,
+        about: dict[str, str],
+        lines: Lines,
+        permitted: int,
+        clients: int = 0,
     ) -> "Ledger":
         """A new ledger at `path` (None: in memory, for a training that leaves no run behind).
 
         `about` says whose ledger it is, with the run's name under "run"; `permitted` is the
-        number of rounds that fit the budgets in `lines`.
+        number of rounds that fit the budgets in `lines`; `clients` is how many clients' turns are
+        counted, 0 if none are.
         """
         if any(line.noise is not NoiseSource.SEEDED for line in lines):
             raise BadInput("the ledger replays rounds for nothing, which only seeded noise allows")
         db = _connect(path)
+        db.execute("PRAGMA journal_mode = WAL")
         with _transaction(db):
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 db.execute(statement)
-            rows = {"format": FORMAT, "lines": _text(lines), **about}
+            rows = {"format": FORMAT, "lines": _text(lines), "clients": str(clients), **about}
             db.executemany("INSERT INTO about VALUES (?, ?)", rows.items())
-        return cls(db, about["run"], lines, permitted)
+        return cls(db, about["run"], lines, permitted, clients)
 
     @classmethod
-    def reopen(cls, path: Path, about: dict[str, str], lines: Lines, permitted: int) -> "Ledger":
+    def reopen(
+        cls, path: Path, about: dict[str, str], lines: Lines, permitted: int, clients: int = 0
+    ) -> "Ledger":
         """Go on with an existing ledger; refuse one that belongs to something else."""
         stored = read_about(path)
-        for key, value in {**about, "lines": _text(lines)}.items():
+        for key, value in {**about, "lines": _text(lines), "clients": str(clients)}.items():
             if stored.get(key) != value:
                 raise LedgerMismatch(
                     f"{path}: {key} is {stored.get(key)!r} in the ledger and {value!r} now: "
                     "resume with what the run was started with, or start a new run"
                 )
-        return cls(_connect_existing(path), about["run"], lines, permitted)
+        return cls(_connect_existing(path), about["run"], lines, permitted, clients)
 
-    def charge(self, round: int, counts: Counts | None = None) -> None:
+    def charge(self, round: int, ids: Ids | None = None) -> None:
         """Charge `round` (counting from 1), or raise `BudgetExhausted` and write nothing.
 
-        `counts` is how often each client will have taken part once this round is done.
+        `ids` are the clients that take part, where their turns are counted.
         """
         if not self._lines:
             return
+        cohort = b"" if ids is None else ids.astype("<u4").tobytes()
         with _transaction(self._db):
             query = "SELECT 1 FROM charges WHERE run = ? AND round = ? AND attempt = 0"
             if self._db.execute(query, (self._run, round)).fetchone():
+                if ids is not None and self._cohort(round) != cohort:
+                    raise LedgerMismatch(
+                        f"round {round} was charged for another cohort: a replay must be the same"
+                    )
                 return
             charged = self.charged()
             if round != charged + 1:
@@ -135,22 +164,33 @@ class Ledger:
                     if line.due(round) and not line.reading
                 ],
             )
-            if counts is not None:
-                self._db.execute(
-                    "INSERT OR REPLACE INTO participations VALUES (?, ?)",
-                    (self._run, counts.astype("<i8").tobytes()),
-                )
+            if ids is not None:
+                self._db.execute("INSERT INTO cohorts VALUES (?, ?, ?)", (self._run, round, cohort))
 
     def charged(self) -> int:
         """How many rounds were charged, released or not."""
         query = "SELECT COUNT(DISTINCT round) FROM charges WHERE run = ?"
         return int(self._db.execute(query, (self._run,)).fetchone()[0])
 
+    def turns(self, rounds: int) -> Counts:
+        """How often each client took part in the first `rounds` rounds, as charged; not a copy."""
+        if rounds < self._counted:
+            self._turns[:], self._counted = 0, 0
+        for round in range(self._counted + 1, rounds + 1):
+            self._turns[_clients(self._cohort(round))] += 1
+        self._counted = rounds
+        return self._turns
+
     def counts(self) -> Counts | None:
-        """How often each client took part in the charged rounds, where that is counted."""
-        query = "SELECT counts FROM participations WHERE run = ?"
-        row = self._db.execute(query, (self._run,)).fetchone()
-        return None if row is None else np.frombuffer(row[0], dtype="<i8").astype(np.int64)
+        """How often each client took part in all charged rounds, where that is counted."""
+        if len(self._turns) == 0:
+            return None
+        return self.turns(self.charged()).copy()
+
+    def _cohort(self, round: int) -> bytes:
+        query = "SELECT ids FROM cohorts WHERE run = ? AND round = ?"
+        row = self._db.execute(query, (self._run, round)).fetchone()
+        return b"" if row is None else bytes(row[0])
 
     def close(self) -> None:
         """Close the file."""
@@ -193,17 +233,25 @@ def read_charges(path: Path) -> list[Charge]:
 
 def read_participations(path: Path) -> Counts | None:
     """How often each client took part, where the ledger counts that."""
+    clients = read_about(path).get("clients", "0")
     db = _connect_existing(path)
     try:
-        row = db.execute("SELECT counts FROM participations").fetchone()
+        rows = db.execute("SELECT ids FROM cohorts").fetchall()
     except sqlite3.DatabaseError as e:
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
     finally:
         db.close()
     try:
-        return None if row is None else np.frombuffer(row[0], dtype="<i8").astype(np.int64)
-    except (ValueError, TypeError) as e:
-        raise BadInput(f"{path}: the ledger's counts cannot be read: {e}") from e
+        counts = np.zeros(int(clients), dtype=np.int64)
+        for (ids,) in rows:
+            counts[_clients(ids)] += 1
+    except (ValueError, TypeError, IndexError) as e:
+        raise BadInput(f"{path}: the ledger's cohorts cannot be read: {e}") from e
+    return counts if len(counts) else None
+
+
+def _clients(ids: bytes) -> Ids:
+    return np.frombuffer(ids, dtype="<u4").astype(np.int64)
 
 
 def _text(lines: Lines) -> str:
@@ -213,7 +261,7 @@ def _text(lines: Lines) -> str:
 def _connect(path: Path | None) -> sqlite3.Connection:
     db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=10)
     try:
-        db.execute("PRAGMA synchronous = EXTRA")
+        db.execute("PRAGMA synchronous = FULL")
     except sqlite3.DatabaseError as e:
         db.close()
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e

@@ -112,6 +112,11 @@ class PrivacyPlan:
         return self.where in (Where.CLIENT, Where.TRAINING)
 
     @property
+    def counted_clients(self) -> int:
+        """How many clients' turns the ledger counts."""
+        return self.population if self.counted else 0
+
+    @property
     def multiplier(self) -> float:
         """Noise over sensitivity, the same for everyone unless `multipliers` says otherwise."""
         if not isinstance(self.mechanism, GaussianMechanism | LaplaceMechanism):
@@ -123,15 +128,15 @@ class PrivacyPlan:
         """How many of the planned rounds fit the budgets; found once: a round compares integers."""
         return min((line.permitted(self.rounds) for line in self.lines), default=self.rounds)
 
-    def spent(self, rounds: int, counts: Counts | None = None) -> float | None:
+    def spent(self, rounds: int, turns: int | None = None) -> float | None:
         """An upper bound on epsilon after `rounds` rounds, for display; None if nothing is claimed.
 
-        With `counts`, how often each client took part, it is that of the most frequent one.
+        With `turns`, how often the most frequent client took part, it is that client's.
         """
         if not self.lines:
             return None
         most = self.lines[0].participations(rounds)
-        return self._curve[most if counts is None else min(most, int(counts.max()))]
+        return self._curve[most if turns is None else min(most, turns)]
 
     @cached_property
     def _curve(self) -> tuple[float, ...]:

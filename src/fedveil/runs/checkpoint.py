@@ -18,8 +18,6 @@ def save(folder: Path, state: ServerState) -> None:
     """Write the state atomically and drop all but the newest two."""
     tensors = {"params": state.params.clone(), "moving": state.moving.clone()}
     tensors |= {f"memory.{name}": value.clone() for name, value in state.memory.items()}
-    if state.counts is not None:
-        tensors["counts"] = state.counts.clone()
     content = safetensors.torch.save(tensors, {"round": json.dumps(state.round)})
     folder.mkdir(exist_ok=True)
     write_atomic(folder / f"round-{state.round:08d}.safetensors", content)
@@ -52,14 +50,13 @@ def _load(path: Path, like: ServerState) -> ServerState:
         params, moving = tensors.pop("params"), tensors.pop("moving")
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
         raise BadInput(f"checkpoint {path.name} cannot be read: {e}") from e
-    counts = tensors.pop("counts", None)
     memory = {name.removeprefix("memory."): value for name, value in tensors.items()}
-    pairs = [(params, like.params), (moving, like.moving), (counts, like.counts)]
+    pairs = [(params, like.params), (moving, like.moving)]
     pairs += [(value, like.params.double()) for value in memory.values()]
     if any(_form(a) != _form(b) for a, b in pairs):
         raise BadInput(f"checkpoint {path.name} belongs to another model or plan")
-    return ServerState(round, params, memory, moving, counts)
+    return ServerState(round, params, memory, moving)
 
 
-def _form(tensor: torch.Tensor | None) -> tuple[object, ...] | None:
-    return None if tensor is None else (tensor.shape, tensor.dtype)
+def _form(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype

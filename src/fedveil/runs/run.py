@@ -85,6 +85,12 @@ class Run:
 
     def _train(self, ledger: Ledger, on_round: OnRound) -> dict[str, Any]:
         state, history = self._restore()
+        if self.training.plan.private and ledger.charged() < state.round:
+            raise BadInput(
+                f"{self.folder / 'ledger.db'} has {ledger.charged()} charged rounds and the "
+                f"checkpoint {state.round}: charges are missing (was ledger.db-wal left behind?); "
+                "restore the whole ledger or start anew"
+            )
         began = time.perf_counter()
         done: list[RoundResult] = []
         refused: Counter[str] = Counter()
@@ -185,10 +191,10 @@ class Run:
         }
         path, plan = self.folder / "ledger.db", self.training.plan
         if path.exists():
-            return Ledger.reopen(path, about, plan.lines, plan.permitted)
+            return Ledger.reopen(path, about, plan.lines, plan.permitted, plan.counted_clients)
         if (self.folder / "checkpoint").exists():
             raise BadInput(f"{path} is missing: what this run has spent is unknown; start anew")
-        return Ledger.create(path, about, plan.lines, plan.permitted)
+        return Ledger.create(path, about, plan.lines, plan.permitted, plan.counted_clients)
 
     def _recipe_text(self) -> str:
         versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)

@@ -76,12 +76,15 @@ def rounds(
     charged and noised like any other; refused reports change neither charge, noise nor divisor.
     """
     plan.spent(0)  # found once, before the first round: accounting stays off the hot path
+    most = int(ledger.turns(state.round).max()) if plan.counted else 0
     while state.round < plan.rounds:
         began = time.perf_counter()
         number = state.round + 1
-        ids, counts = _sample(plan, number, state, streams)
+        turns = ledger.turns(state.round) if plan.counted else None
+        ids = plan.sampler.cohort(plan.population, number, streams, turns)
+        most = 0 if turns is None else max(most, int(turns[ids].max(initial=-1)) + 1)
         try:
-            ledger.charge(number, counts)
+            ledger.charge(number, ids if plan.counted else None)
         except BudgetExhausted:
             return
         cohort = engine.run(number, ids, state)
@@ -94,9 +97,7 @@ def rounds(
         moving = plan.move(
             before.moving, cohort.watched, before.params, state.params, number, streams
         )
-        state = replace(
-            state, moving=moving, counts=None if counts is None else torch.from_numpy(counts)
-        )
+        state = replace(state, moving=moving)
         noise = plan.noise_length(ids, before.moving, number, len(mean))
         yield RoundResult(
             round=number,
@@ -106,7 +107,7 @@ def rounds(
             bound=_on_updates(plan, bound),
             snr=cohort.strength / noise if noise else None,
             refused=cohort.refused,
-            epsilon=plan.spent(number, counts),
+            epsilon=plan.spent(number, most if plan.counted else None),
             metrics=measure(state),
             seconds=time.perf_counter() - began,
         )
@@ -117,15 +118,3 @@ def _on_updates(plan: PrivacyPlan, bound: Bound | None) -> float | None:
     if bound is None or plan.where is Where.TRAINING:
         return None
     return bound.gradient or bound.value
-
-
-def _sample(
-    plan: PrivacyPlan, round: int, state: ServerState, streams: Streams
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """The cohort of `round`, and how often each client will have taken part after it."""
-    if state.counts is None:
-        return plan.sampler.cohort(plan.population, round, streams), None
-    counts = state.counts.numpy().copy()
-    ids = plan.sampler.cohort(plan.population, round, streams, counts)
-    counts[ids] += 1
-    return ids, counts

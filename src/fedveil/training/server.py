@@ -79,14 +79,13 @@ class ServerState:
     """Everything a run is after `round` rounds.
 
     `params` [P] is the model, `memory` what the optimiser remembers, `moving` the bound's value or
-    the ranges of the next round, `counts` [N] how often each client took part, where it matters.
+    the ranges of the next round. How often clients took part is the ledger's to know.
     """
 
     round: int
     params: torch.Tensor
     memory: dict[str, torch.Tensor]
     moving: torch.Tensor
-    counts: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,7 @@ class Training:
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""
         params = self._initial.clone()
-        counts = torch.zeros(self.data.clients, dtype=torch.int64) if self.plan.counted else None
-        return ServerState(0, params, {}, self.plan.start(params), counts)
+        return ServerState(0, params, {}, self.plan.start(params))
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
@@ -153,7 +152,9 @@ def train(training: Training) -> Iterator[RoundResult]:
     The budget is enforced as in a run; nothing is written to disk, so nothing survives a crash.
     """
     plan = training.plan
-    ledger = Ledger.create(None, {"run": "training"}, plan.lines, plan.permitted)
+    ledger = Ledger.create(
+        None, {"run": "training"}, plan.lines, plan.permitted, plan.counted_clients
+    )
     for result in training.rounds(training.start(), ledger):
         training.task.parameters.copy_(result.state.params)
         yield result
