@@ -14,6 +14,7 @@ _HOMES = {
     "cross_entropy": "fedveil.models.task",
     "squared_error": "fedveil.models.task",
     "correct": "fedveil.models.task",
+    "Lstm": "fedveil.models.recurrent",
     "Budget": "fedveil.privacy.terms",
     "central": "fedveil.privacy.central",
     "local_updates": "fedveil.privacy.local",

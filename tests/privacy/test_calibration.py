@@ -205,3 +205,11 @@ def test_epsilon_met_exactly_is_within():
     event = Gaussian(5.0)
     target = epsilon(event, 7, 1e-5, ADD_REMOVE)
     assert rounds_within(event, target, 1e-5, ADD_REMOVE) == 7
+
+
+@pytest.mark.parametrize("count", range(1, 40))
+def test_a_closed_form_that_the_guess_meets_exactly_is_calibrated(count):
+    """The guess is then the root itself, and rounding puts it on either side."""
+    found = noise_for(Gaussian, count, 2.0, 1e-4, Relation.REPLACE)
+    spent = epsilon(Gaussian(found), count, 1e-4, Relation.REPLACE, Accountant.PLD)
+    assert 0.999 * 2.0 < spent <= 2.0

@@ -161,7 +161,9 @@ def _threshold(
             if b >= high:
                 return None
             a, b, factor = b, min(b * factor, high), factor * factor
-    root = brentq(lambda log_x: slack(math.exp(log_x), coarse), math.log(a), math.log(b), xtol=1e-4)
+    hair = 1e-9  # where the guess is exact, exp(log(guess)) may lie on the other side of the root
+    ends = math.log(a) - hair, math.log(b) + hair
+    root = brentq(lambda log_x: slack(math.exp(log_x), coarse), *ends, xtol=1e-4)
     x = math.exp(root) * (1 + _TOLERANCE)
     while slack(x, FINE) < 0:
         x *= 1 + _TOLERANCE

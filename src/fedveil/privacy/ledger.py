@@ -174,6 +174,8 @@ class Ledger:
 
     def turns(self, rounds: int) -> Counts:
         """How often each client took part in the first `rounds` rounds, as charged; not a copy."""
+        if len(self._turns) == 0:
+            raise BadInput("this ledger counts nobody's turns: create it with `clients`")
         if rounds < self._counted:
             self._turns[:], self._counted = 0, 0
         for round in range(self._counted + 1, rounds + 1):

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from fedveil.models.task import Task
+from fedveil.models.task import Task, cross_entropy, squared_error
 from fedveil.privacy.clipping import ROUNDING, Bound
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.batches import Batch
@@ -31,6 +31,8 @@ _POINTWISE = (
     nn.Sigmoid,
     nn.Softplus,
 )
+
+_SMALL = 4096
 
 
 @dataclass(frozen=True)
@@ -115,16 +117,15 @@ class StackedWalk:
                 before.append(z.detach().requires_grad_())
                 after.append(before[i] if layer.after is None else layer.after(before[i]))
                 inputs.append(after[i].detach())
-            targets = batch.chosen(self._cohort.y)
-            losses = self._task.loss(after[-1].flatten(0, 1), targets.flatten(0, 1))
-            total = (losses * weights.flatten()).sum()
-        errors = list(torch.autograd.grad(total, before[-1]))
-        for i in range(len(self._layers) - 1, 0, -1):
-            error = torch.matmul(errors[-1], self._weight(i, moved))
-            if after[i - 1] is not before[i - 1]:
-                (error,) = torch.autograd.grad(after[i - 1], before[i - 1], error)
+        error = _loss_gradient(self._task, inputs.pop(), batch.chosen(self._cohort.y), weights)
+        errors = []
+        for i in reversed(range(len(self._layers))):
+            if after[i] is not before[i]:
+                (error,) = torch.autograd.grad(after[i], before[i], error)
             errors.append(error)
-        return inputs[:-1], errors[::-1]
+            if i > 0:
+                error = torch.matmul(error, self._weight(i, moved))
+        return inputs, errors[::-1]
 
     def _combine(
         self, inputs: list[torch.Tensor], errors: list[torch.Tensor], batch: Batch
@@ -155,7 +156,11 @@ class StackedWalk:
     ) -> None:
         layer, at = self._layers[i], self._at(self._layers[i].weight)
         place = out[:, at : at + layer.inputs * layer.outputs]
-        torch.bmm(error.mT, h, out=place.view(len(out), layer.outputs, layer.inputs))
+        place = place.view(len(out), layer.outputs, layer.inputs)
+        if layer.inputs * layer.outputs < _SMALL:
+            place.copy_(torch.bmm(error.mT, h))  # many small products are slow into strided rows
+        else:
+            torch.bmm(error.mT, h, out=place)
 
     def _weight(self, i: int, moved: torch.Tensor | None) -> torch.Tensor:
         """[o, i] at the start, [K, o, i] on the way."""
@@ -238,6 +243,24 @@ class DualWalk(StackedWalk):
         first = self._layers[0]
         removed = first.inputs * first.outputs if place > first.weight else 0
         return self._span + place - removed
+
+
+def _loss_gradient(
+    task: Task, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of the weighted losses at the outputs [K, B, o], written out where it is known."""
+    if task.loss is squared_error:
+        return ((outputs.squeeze(-1) - targets) * (2 * weights))[..., None]
+    if task.loss is cross_entropy:
+        error = outputs.softmax(dim=-1)
+        error.scatter_add_(
+            2, targets[..., None], error.new_full((), -1.0).expand(targets.shape)[..., None]
+        )
+        return error.mul_(weights[..., None])
+    with torch.enable_grad():
+        leaf = outputs.flatten(0, 1).detach().requires_grad_()
+        total = (task.loss(leaf, targets.flatten(0, 1)) * weights.flatten()).sum()
+    return torch.autograd.grad(total, leaf)[0].view_as(outputs)
 
 
 def _squares(values: torch.Tensor) -> torch.Tensor:
