@@ -119,7 +119,7 @@ def updates(task, data, made, ids=None, mode=Mode.VECTORISED, bound=1.0, start=N
 
 def joined(made, data, ids, round=ROUND, step=0):
     """The records of each client's batch."""
-    batch = made._batch(gather(data, np.asarray(ids)), round, step, STREAMS)
+    batch = made.batch(gather(data, np.asarray(ids)), round, step, STREAMS)
     return [
         index[mask.bool()].tolist() for index, mask in zip(batch.index, batch.mask, strict=True)
     ]

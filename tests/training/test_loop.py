@@ -26,6 +26,12 @@ STREAMS = Streams(3)
 BOUND = Bound(1.5)
 
 
+def released(plan, total, *rest):
+    noised = total.clone()
+    plan.release_(noised, *rest)
+    return noised
+
+
 class FakeEngine:
     """Says what it was asked, and returns a sum that is given to it."""
 
@@ -39,7 +45,7 @@ class FakeEngine:
         weight = float(len(ids)) if self.weight is None else self.weight
         watched = torch.zeros(0, dtype=torch.float64)
         refused = tuple(self.refused)
-        return CohortSum(self.total, self.total, watched, weight, len(ids), 0, refused)
+        return CohortSum(self.total.clone(), None, watched, weight, len(ids), 0, refused)
 
 
 def private(rounds=3, sampler=None, epsilon=math.inf, multiplier=2.0):
@@ -69,7 +75,7 @@ def test_a_round_is_sum_plus_noise_over_the_expected_cohort(open_ledger):
     engine = FakeEngine(total)
     before = torch.zeros(SIZE, dtype=torch.float64)
     for result in loop(plan, engine, open_ledger(plan)):
-        expected = before + plan.release(total, BOUND, result.round, STREAMS) / (0.5 * CLIENTS)
+        expected = before + released(plan, total, BOUND, result.round, STREAMS) / (0.5 * CLIENTS)
         assert torch.allclose(result.state.params.double(), expected, rtol=1e-6)
         before = result.state.params.double()
     cohorts = [len(ids) for _, ids, _ in engine.calls]
@@ -109,7 +115,7 @@ def test_an_empty_cohort_releases_pure_noise_and_is_charged(open_ledger):
     assert [ids for _, ids, _ in engine.calls] == [[], []]
     assert [result.clients for result in done] == [0, 0]
     zero = torch.zeros(SIZE, dtype=torch.float64)
-    expected = plan.release(zero, BOUND, 1, STREAMS) / (1e-9 * CLIENTS)
+    expected = released(plan, zero, BOUND, 1, STREAMS) / (1e-9 * CLIENTS)
     assert torch.allclose(done[0].state.params.double(), expected, rtol=1e-6)
     assert done[0].state.params.all()
     assert done[0].snr == 0

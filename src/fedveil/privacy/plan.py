@@ -272,18 +272,17 @@ class PrivacyPlan:
         reach = radius * self.mechanism.kappa
         return ((rows != centre + reach) & (rows != centre - reach)).any(dim=1)
 
-    def release(
+    def release_(
         self, total: torch.Tensor, bound: Bound | None, round: int, streams: Streams
-    ) -> torch.Tensor:
-        """What the server does to the sum of one round's rows (float64 [P])."""
+    ) -> None:
+        """What the server does to the sum of one round's rows (float64 [P]), in place."""
         if self.where is not Where.SERVER or bound is None:
-            return total
+            return
         if not isinstance(self.mechanism, GaussianMechanism | LaplaceMechanism):
             raise AssertionError("the server adds noise to a sum")
-        noised = total[None, :].clone()
         nobody = np.zeros(1, dtype=np.int64)
-        self.mechanism.add_(noised, self.scale(bound, nobody), streams.keys("noise", round, nobody))
-        return noised[0]
+        keys = streams.keys("noise", round, nobody)
+        self.mechanism.add_(total[None, :], self.scale(bound, nobody), keys)
 
     def divisor(self, weight: float) -> float:
         """What the sum is divided by: public and fixed in advance when the server adds the noise.

@@ -110,28 +110,31 @@ class LocalSgd:
         walk = turn.gradients.walk(turn.start, cohort, spanned=spanned)
         per_gradient = None if bound is None else bound.per_gradient
         per_update = None if bound is None or per_gradient is not None else bound
+        plain = per_gradient is None and not self.weight_decay and not self.momentum
         moved: torch.Tensor | None = None
         velocity: torch.Tensor | None = None
         clipped = torch.zeros(len(cohort), dtype=torch.bool)
         for step in range(plan.steps):
-            batch = plan.at(step)
-            direction = walk.mean(moved, batch)
-            if per_gradient is not None:
-                short = bounded_(direction, per_gradient, walk.norms(direction, per_gradient.norm))
-                clipped |= short.clipped
-            if self.weight_decay:
-                here = turn.start if moved is None else turn.start + moved
-                direction.add_(here, alpha=self.weight_decay)
-            if self.momentum:
-                velocity = direction if velocity is None else velocity * self.momentum + direction
-                direction = velocity.clone()
-            if not bool(batch.working.all()):
+            batch, rate = plan.at(step), self.rate(step, turn.round)
+            if plain:
+                moved = walk.descend_(moved, batch, rate)
+            else:
+                direction = walk.mean(moved, batch)
+                if per_gradient is not None:
+                    lengths = walk.norms(direction, per_gradient.norm)
+                    clipped |= bounded_(direction, per_gradient, lengths).clipped
+                if self.weight_decay:
+                    here = turn.start if moved is None else turn.start + moved
+                    direction.add_(here, alpha=self.weight_decay)
+                if self.momentum:
+                    velocity = direction + (0 if velocity is None else self.momentum * velocity)
+                    direction = velocity.clone()
                 direction[~batch.working] = 0.0
-            direction.mul_(-self.rate(step, turn.round))
-            moved = direction if moved is None else moved.add_(direction)
+                direction.mul_(-rate)
+                moved = direction if moved is None else moved.add_(direction)
             if per_update is not None:
-                projected = bounded_(moved, per_update, walk.norms(moved, per_update.norm))
-                clipped |= projected.clipped
+                lengths = walk.norms(moved, per_update.norm)
+                clipped |= bounded_(moved, per_update, lengths).clipped
         if moved is None:
             raise AssertionError("local SGD takes at least one step")
         final = bounded_(walk.rows(moved), bound)

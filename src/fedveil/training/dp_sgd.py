@@ -67,7 +67,7 @@ class LocalDpSgd:
         walk = turn.gradients.walk(turn.start, cohort, spanned=False)
         moved: torch.Tensor | None = None
         for step in range(self.steps):
-            total = walk.bounded_sum(moved, self._batch(cohort, round, step, streams), turn.bound)
+            total = walk.bounded_sum(moved, self.batch(cohort, round, step, streams), turn.bound)
             mechanism.add_(total, scales, streams.keys("step-noise", round, cohort.ids, step))
             total.div_(divisor).mul_(-self.lr)
             moved = total if moved is None else moved.add_(total)
@@ -75,7 +75,7 @@ class LocalDpSgd:
             raise AssertionError("DP-SGD takes at least one step")
         return bounded_(moved, None)
 
-    def _batch(self, cohort: CohortData, round: int, step: int, streams: Streams) -> Batch:
+    def batch(self, cohort: CohortData, round: int, step: int, streams: Streams) -> Batch:
         """Poisson batches, moved to the front and padded to the longest of the cohort."""
         words = bits(streams.keys("records", round, cohort.ids, step), cohort.x.shape[1])
         share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

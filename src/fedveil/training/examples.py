@@ -156,10 +156,17 @@ class _Seen:
 
 
 def channels_last(values: torch.Tensor) -> torch.Tensor:
-    """Images and kernels with their channels last, anything else as it is."""
-    if values.ndim == 4 and values.is_floating_point():
-        return values.contiguous(memory_format=torch.channels_last)
-    return values
+    """Images and kernels with their channels last, anything else as it is.
+
+    With one channel both orders look the same to torch, which then takes the slower one: the
+    strides are therefore written out.
+    """
+    if values.ndim != 4 or not values.is_floating_point():
+        return values
+    last = values.contiguous(memory_format=torch.channels_last)
+    _, channels, height, width = values.shape
+    strides = (channels * height * width, 1, channels * width, channels)
+    return last.as_strided(values.shape, strides)
 
 
 def _one_by_one(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,10 @@ class Walk(Protocol):
         """The gradient of each client's mean loss, [K, width]; zeros for an idle client."""
         ...
 
+    def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
+        """moved - rate x mean gradient, in place where there is a `moved`."""
+        ...
+
     def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
         """The sum of each client's single-example gradients, every one bounded by itself, [K, P].
 

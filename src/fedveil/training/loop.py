@@ -88,9 +88,9 @@ def rounds(
         except BudgetExhausted:
             return
         cohort = engine.run(number, ids, state)
-        bound = plan.bound(state.moving, number)
-        released = plan.release(cohort.total, bound, number, streams)
-        mean = released / plan.divisor(cohort.weight)
+        bound, strength = plan.bound(state.moving, number), cohort.strength
+        plan.release_(cohort.total, bound, number, streams)
+        mean = cohort.total.div_(plan.divisor(cohort.weight))
         if cohort.weight < plan.least_reports:
             mean = torch.zeros_like(mean)
         before, state = state, server.step(state, mean)
@@ -105,7 +105,7 @@ def rounds(
             clients=cohort.clients,
             clipped=cohort.clipped / max(cohort.clients, 1),
             bound=_on_updates(plan, bound),
-            snr=cohort.strength / noise if noise else None,
+            snr=strength / noise if noise else None,
             refused=cohort.refused,
             epsilon=plan.spent(number, most if plan.counted else None),
             metrics=measure(state),

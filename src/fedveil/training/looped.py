@@ -53,21 +53,13 @@ class LoopedWalk:
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """Autograd writes each client's gradient straight into its row."""
         out = torch.zeros(len(self._cohort), self.width)
-        for k in range(len(out)):
-            x, y = batch.real(self._cohort, k)
-            if len(x) == 0:
-                continue
-            named = self._leaves(self._parameters(moved, k), out[k])
-            for a in range(0, len(x), self._piece):
-                piece = slice(a, a + self._piece)
-                with torch.enable_grad():
-                    outputs = functional_call(self._task.module, named, (channels_last(x[piece]),))
-                    loss = self._task.loss(outputs, y[piece]).sum() / len(x)
-                torch.autograd.backward(loss)
-            for name, place in self._task.named(out[k]).items():
-                gradient = named[name].grad
-                if gradient is not None and gradient.data_ptr() != place.data_ptr():
-                    place.copy_(gradient)
+        self._add_gradients_(out, moved, batch, 1.0)
+        return out
+
+    def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
+        """Autograd steps straight along the gradient, which has no row of its own."""
+        out = torch.zeros(len(self._cohort), self.width) if moved is None else moved
+        self._add_gradients_(out, moved, batch, -rate)
         return out
 
     def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
@@ -88,16 +80,39 @@ class LoopedWalk:
     def _parameters(self, moved: torch.Tensor | None, k: int) -> torch.Tensor:
         return self._start if moved is None else torch.add(self._start, moved[k], out=self._here)
 
-    def _leaves(self, flat: torch.Tensor, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Parameters whose gradients accumulate in the row `gradient`, or beside it for kernels.
+    def _add_gradients_(
+        self, rows: torch.Tensor, moved: torch.Tensor | None, batch: Batch, factor: float
+    ) -> None:
+        """rows += factor x gradients at `moved`, which may be the rows themselves."""
+        for k, row in enumerate(rows):
+            x, y = batch.real(self._cohort, k)
+            if len(x) == 0:
+                continue
+            named, beside = self._leaves(self._parameters(moved, k), row)
+            for a in range(0, len(x), self._piece):
+                piece = slice(a, a + self._piece)
+                with torch.enable_grad():
+                    outputs = functional_call(self._task.module, named, (channels_last(x[piece]),))
+                    loss = self._task.loss(outputs, y[piece]).sum() * (factor / len(x))
+                torch.autograd.backward(loss)
+            for place, gradient in beside:
+                place += gradient
 
-        Kernels lie channels-last, and so must their gradients.
+    def _leaves(
+        self, flat: torch.Tensor, row: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Parameters whose gradients accumulate in `row`; and those that must do it elsewhere.
+
+        Kernels lie channels-last, and torch wants their gradients to lie as they do.
         """
-        leaves = {}
-        places = self._task.named(gradient)
+        leaves, beside = {}, []
+        places = self._task.named(row)
         for name, value in self._task.named(flat).items():
             leaf = channels_last(value.detach()).requires_grad_()
-            same = leaf.stride() == places[name].stride()
-            leaf.grad = places[name] if same else torch.zeros_like(leaf)
+            if leaf.stride() == value.stride():
+                leaf.grad = places[name]
+            else:
+                leaf.grad = torch.zeros_like(leaf)
+                beside.append((places[name], leaf.grad))
             leaves[name] = leaf
-        return leaves
+        return leaves, beside

@@ -80,6 +80,10 @@ class StackedWalk:
         """The chain rule, written out layer by layer."""
         return self._combine(*self._chain_rule(moved, batch, batch.weights), batch)
 
+    def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
+        gradient = self.mean(moved, batch)
+        return gradient.mul_(-rate) if moved is None else moved.add_(gradient, alpha=-rate)
+
     def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
         """An example's gradient is an outer product per layer, whose length needs no product."""
         if bound.norm is not Norm.L2:
@@ -248,7 +252,7 @@ class DualWalk(StackedWalk):
 def _loss_gradient(
     task: Task, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
-    """The gradient of the weighted losses at the outputs [K, B, o], written out where it is known."""
+    """The weighted losses' gradient at the outputs [K, B, o], written out where it is known."""
     if task.loss is squared_error:
         return ((outputs.squeeze(-1) - targets) * (2 * weights))[..., None]
     if task.loss is cross_entropy:

@@ -25,7 +25,8 @@ class CohortSum:
     @classmethod
     def zero(cls, size: int, width: int, *, noisy: bool) -> "CohortSum":
         """Nothing yet: `size` parameters, `width` watched numbers, `noisy` reports."""
-        return cls.over(torch.zeros(cls.numbers(size, width, noisy=noisy)).double(), size, noisy)
+        numbers = cls.numbers(size, width, noisy=noisy)
+        return cls.over(torch.zeros(numbers, dtype=torch.float64), size, noisy)
 
     @classmethod
     def numbers(cls, size: int, width: int, *, noisy: bool) -> int:

@@ -38,6 +38,10 @@ class VmappedWalk:
         out: Vmapped = vmap(grad(loss))
         return out(self._start + moved, x, y, batch.weights)
 
+    def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
+        gradient = self.mean(moved, batch)
+        return gradient.mul_(-rate) if moved is None else moved.add_(gradient, alpha=-rate)
+
     def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
         """Every example's gradient is materialised, a few clients at a time."""
         x, y = batch.of(self._cohort)

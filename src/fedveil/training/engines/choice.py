@@ -1,6 +1,7 @@
 """Which execution mode is faster for a training: measured once, before it begins."""
 
 import time
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -13,29 +14,29 @@ from fedveil.training.client import LocalWork
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.engines.chunks import fitting_chunk
-from fedveil.training.engines.threads import one_thread
+from fedveil.training.engines.process import one_thread
 from fedveil.training.gradients import Mode, gradients_of
 
 _CLIENTS = 32
 _RECORDS = 64
 _LONG = 0.5
+_WORTHWHILE = 4
 
 
 def timings(task: Task, data: FederatedData, work: LocalWork, memory: int) -> dict[Mode, float]:
-    """Seconds per client of one local step in each mode; a mode the module cannot take is absent.
+    """Seconds per client of one local step in each mode; one that is out of the question is absent.
+
+    Vectorised is when a module has an operation without a rule, or `memory` holds few clients.
 
     The records are made up: how long a step takes is written down with the run, so nothing about
     the clients but their usual number of records goes into it.
     """
     with one_thread():
-        found = {}
-        for mode in Mode:
-            try:
-                found[mode] = _seconds(task, data, work, mode, memory)
-            except RuntimeError:  # no rule of vmap for one of the module's operations
-                if mode is Mode.LOOPED:
-                    raise
-        return found
+        found: dict[Mode, float] = {}
+        if fitting_chunk(task, data, work, Mode.VECTORISED, memory) >= _WORTHWHILE:
+            with suppress(RuntimeError):  # vmap has no rule for one of the module's operations
+                found[Mode.VECTORISED] = _seconds(task, data, work, Mode.VECTORISED, memory)
+        return {**found, Mode.LOOPED: _seconds(task, data, work, Mode.LOOPED, memory)}
 
 
 def _seconds(task: Task, data: FederatedData, work: LocalWork, mode: Mode, memory: int) -> float:

@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
@@ -13,8 +15,8 @@ from fedveil.training.gradients import Mode
 MEMORY = 512
 """MiB for the clients that are computed together, per worker."""
 
-_MOST = 4096
-_WORK = 1 << 27  # multiplications in a chunk: enough to hide its overhead, few enough to share out
+_LEAST, _MOST = 8, 4096
+_WORK = 1 << 27  # multiplications in a chunk: enough to hide its overhead, few enough to share
 _WIDE = 1 << 20
 
 
@@ -44,5 +46,13 @@ def fitting_chunk(
         return max(1, min(8, task.size // _WIDE))
     longest = int(data.sizes.max())
     numbers = 6 * task.size + 3 * longest * math.prod(data.record_shape)
-    effort = task.size * (work.visits(longest) + 16)
-    return max(1, min(_MOST, memory * 2**20 // (4 * numbers), _WORK // effort))
+    effort = 3 * _multiplications(task, data) * work.visits(longest) + 16 * task.size
+    return max(1, min(_MOST, memory * 2**20 // (4 * numbers), max(_LEAST, _WORK // effort)))
+
+
+def _multiplications(task: Task, data: FederatedData) -> int:
+    """Of one record's forward pass; a gradient takes about three times as many."""
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        task.outputs(task.parameters, torch.tensor(data.x[:1]))
+    return max(task.size, counter.get_total_flops() // 2)

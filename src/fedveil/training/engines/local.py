@@ -18,7 +18,7 @@ from fedveil.privacy.rows import add_weighted_
 from fedveil.training.client import LocalWork
 from fedveil.training.cohort import gather
 from fedveil.training.engines.chunks import cut
-from fedveil.training.engines.threads import one_thread
+from fedveil.training.engines.process import one_thread
 from fedveil.training.engines.workers import Workers
 from fedveil.training.evaluate import batches_of, mean_of, measure
 from fedveil.training.gradients import Gradients, Mode, gradients_of

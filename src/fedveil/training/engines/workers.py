@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import FedveilError
+from fedveil.training.engines.process import keep_memory
 from fedveil.training.evaluate import Measured
 from fedveil.training.sums import CohortSum
 
@@ -96,8 +97,8 @@ class Workers:
         self._params = _shared(size, torch.float32)
         self._moving = _shared(moving, torch.float64)
         numbers = CohortSum.numbers(size, width, noisy=noisy)
-        spare = min(2 * count, _SPARE_BYTES // (8 * numbers))
-        self._slots = [_shared(numbers, torch.float64) for _ in range(count + spare)]
+        each = 1 + min(2, _SPARE_BYTES // (8 * numbers))
+        self._slots = [_shared(numbers, torch.float64) for _ in range(count * each)]
         self._workers: list[_Worker] = []
         for _ in range(count):
             self._workers.append(self._fork())
@@ -136,30 +137,36 @@ class Workers:
         self._workers = []
 
     def _ordered(self, jobs: Sequence[_Job]) -> Iterator[tuple[int, Any]]:
-        """(slot, answer) of each job in order; a slot is free again when the next is asked for."""
-        waiting = deque((number, 0, -1) for number in range(len(jobs)))
-        free, idle = list(range(len(self._slots))), list(range(len(self._workers)))
-        busy: dict[int, tuple[int, int, int]] = {}
+        """(slot, answer) of each job in order; a slot is free again when the next is asked for.
+
+        Worker w has slots w, w + count, ...: memory that others never touch.
+        """
+        count = len(self._workers)
+        waiting = deque((number, 0) for number in range(len(jobs)))
+        free = [list(range(w, len(self._slots), count)) for w in range(count)]
+        idle, busy = set(range(count)), dict[int, tuple[int, int, int]]()
         done: dict[int, tuple[int, Any]] = {}
         for number in range(len(jobs)):
             while number not in done:
-                while waiting and idle and (free or waiting[0][2] >= 0):
-                    job, tries, slot = waiting.popleft()
-                    at, slot = idle.pop(), free.pop() if slot < 0 else slot
-                    busy[at] = (job, tries, slot)
-                    self._send(at, (slot, jobs[job]))
+                for at in [w for w in sorted(idle) if free[w]][: len(waiting)]:
+                    job, tries = waiting.popleft()
+                    busy[at] = (job, tries, free[at].pop())
+                    idle.remove(at)
+                    self._send(at, (busy[at][2], jobs[job]))
                 for at in self._ready(busy):
                     job, tries, slot = busy.pop(at)
-                    idle.append(at)
+                    idle.add(at)
                     answer = self._receive(at)
                     if answer is not None:
                         done[job] = (slot, _opened(answer))
-                    else:
-                        _check_tries(tries + 1, jobs[job])
-                        self._replace(at)
-                        waiting.appendleft((job, tries + 1, slot))
-            yield done[number]
-            free.append(done.pop(number)[0])
+                        continue
+                    free[at].append(slot)
+                    _check_tries(tries + 1, jobs[job])
+                    self._replace(at)
+                    waiting.appendleft((job, tries + 1))
+            slot = done[number][0]
+            yield done.pop(number)
+            free[slot % count].append(slot)
 
     def _ready(self, busy: dict[int, Any]) -> list[int]:
         at = {self._workers[w].connection: w for w in busy}
@@ -206,6 +213,7 @@ class Workers:
         for other in others:
             other.close()
         torch.set_num_threads(1)
+        keep_memory()
         while True:
             try:
                 slot, job = connection.recv()

@@ -1,0 +1,166 @@
+"""Seconds per whole round of fedveil on one work item: sampler, durable charge, noise included.
+
+(a) is Fu's DP-FedAvg with Laplace noise at the clients, (b) and (c) central DP, (d) DP-SGD inside
+the clients, (e) the server's part of central DP on 10 million parameters. The model is measured on
+no test split, as with the peers. Workers are one per core, one thread each.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from work import WORK, Work
+
+import fedveil as fv
+from fedveil.models.task import PerExample
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.randomness import Streams
+from fedveil.privacy.rows import Norm
+from fedveil.training.client import LocalWork
+from fedveil.training.cohort import gather
+from fedveil.training.server import accept
+
+FREE = fv.Budget(math.inf, 1e-6)
+PARAMETERS, UPDATES = 10_000_000, 10
+
+
+def data_of(work: Work) -> fv.FederatedData:
+    x, y = work.arrays()
+    records = work.clients * work.records
+    return fv.FederatedData(
+        x=x.reshape(records, *work.shape),
+        y=y.reshape(records),
+        offsets=np.arange(0, records + 1, work.records),
+        test_x=x[0],
+        test_y=y[0],
+        classes=work.classes,
+    )
+
+
+def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, LocalWork]:
+    if work.batch:
+        rate = work.batch / work.records
+        plan = fv.local_steps(
+            fv.Everyone(),
+            work.clients,
+            1.0,
+            rate=rate,
+            steps=work.steps,
+            nominal=False,
+            rounds=rounds,
+            budget=FREE,
+            multiplier=1.0,
+        )
+        return plan, fv.LocalDpSgd(rate, work.steps, work.lr, 1.0)
+    steps = fv.LocalSgd(fv.Batches(0, steps=work.steps), lr=work.lr)
+    if work.model == "linear":
+        plan = fv.local_updates(
+            fv.RoundRobin(work.cohort),
+            work.clients,
+            fv.PerGradient(fv.Fixed(5.0, Norm.L1), steps.reach),
+            laplace=True,
+            rounds=rounds,
+            budgets=(FREE,),
+            multiplier=1.0,
+        )
+        return plan, steps
+    rule = fv.Fixed(1.0)
+    sampler = fv.FixedSize(work.cohort)
+    plan = fv.central(sampler, work.clients, rule, rounds=rounds, budget=FREE, multiplier=1.0)
+    return plan, steps
+
+
+def training_of(work: Work, rounds: int) -> fv.Training:
+    loss: PerExample = fv.cross_entropy if work.classes else fv.squared_error
+    plan, steps = plan_of(work, rounds)
+    return fv.Training(fv.Task(work.module(), loss), data_of(work), plan, steps, every=MOST_ROUNDS)
+
+
+MOST_ROUNDS = 10**6
+
+
+def whole_rounds(training: fv.Training, warm_up: int = 3) -> list[float]:
+    """The seconds of each round after the first few, with a ledger on disk."""
+    plan, seconds = training.plan, []
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger.create(
+            Path(folder) / "ledger.db",
+            {"run": "benchmark"},
+            plan.lines,
+            plan.permitted,
+            plan.counted_clients,
+        )
+        began = time.perf_counter()
+        for _ in training.rounds(training.start(), ledger):
+            seconds.append(time.perf_counter() - began)
+            began = time.perf_counter()
+        ledger.close()
+    return seconds[warm_up:]
+
+
+def examples_of(training: fv.Training, rounds: range) -> list[int]:
+    """How many examples DP-SGD really drew in each round."""
+    work, streams = training.work, Streams(training.seed)
+    assert isinstance(work, fv.LocalDpSgd)
+    everyone = gather(training.data, np.arange(training.data.clients))
+    return [
+        sum(int(work.batch(everyone, r, s, streams).mask.sum()) for s in range(work.steps))
+        for r in rounds
+    ]
+
+
+def server_rounds(rounds: int) -> list[float]:
+    """Bound 10 updates of 10 million parameters again, sum them, add noise to the sum, divide."""
+    plan = fv.central(
+        fv.Everyone(), UPDATES, fv.Fixed(1.0), rounds=rounds + 1, budget=FREE, multiplier=1.0
+    )
+    sent, seconds = torch.randn(UPDATES, PARAMETERS), []
+    start, moving = torch.zeros(PARAMETERS), plan.start(torch.zeros(1))
+    for r in range(1, rounds + 2):
+        reports = sent.clone()
+        began = time.perf_counter()
+        bound = plan.bound(moving, r)
+        accepted = accept(reports, PARAMETERS, bound)
+        total = torch.zeros(PARAMETERS, dtype=torch.float64)
+        weights = torch.ones(UPDATES, dtype=torch.float64)
+        plan.add_sum_(total, accepted.rows, weights, start, moving)
+        plan.release_(total, bound, r, Streams(1))
+        total /= plan.divisor(UPDATES)
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("item", choices=[*WORK, "e"])
+    parser.add_argument("--rounds", type=int, default=10)
+    arguments = parser.parse_args()
+    answer = {"peer": f"fedveil {version('fedveil')}", "item": arguments.item}
+    if arguments.item == "e":
+        torch.set_num_threads(1)
+        seconds = server_rounds(arguments.rounds)
+        answer["configuration"] = "one process, one thread"
+    else:
+        work = WORK[arguments.item]
+        training = training_of(work, arguments.rounds + 3)
+        seconds = whole_rounds(training)
+        engine = training.engine
+        workers = engine.workers if len(seconds) and engine.chunk < work.cohort else 1
+        answer["configuration"] = f"{engine.mode}, chunk {engine.chunk}, {workers} workers"
+        if work.batch:
+            answer["examples"] = examples_of(training, range(4, arguments.rounds + 4))
+    answer["seconds"] = seconds
+    answer["median"] = statistics.median(seconds)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

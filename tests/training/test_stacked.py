@@ -1,0 +1,462 @@
+"""Chains of linear layers as batched algebra: the same rows as vmap, in either form."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedveil.models.task import Task, cross_entropy, squared_error
+from fedveil.privacy.clipping import Bound
+from fedveil.privacy.randomness import Streams
+from fedveil.privacy.rows import Norm, row_norms
+from fedveil.training.batches import Batch, Batches
+from fedveil.training.client import LocalSgd, OneGradient
+from fedveil.training.cohort import gather
+from fedveil.training.stacked import DualWalk, Stacked, StackedWalk
+from fedveil.training.turn import Turn
+from fedveil.training.vmapped import VmappedWalk
+
+WIDE = 24
+STREAMS, ROUND = Streams(5), 2
+
+ACTIVATIONS = {
+    "identity": nn.Identity,
+    "relu": nn.ReLU,
+    "leaky": lambda: nn.LeakyReLU(0.2),
+    "elu": lambda: nn.ELU(1.5),
+    "gelu": nn.GELU,
+    "gelu-tanh": lambda: nn.GELU("tanh"),
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "softplus": lambda: nn.Softplus(2.0),
+    "relu-in-place": lambda: nn.ReLU(inplace=True),
+    "leaky-in-place": lambda: nn.LeakyReLU(0.2, inplace=True),
+    "elu-in-place": lambda: nn.ELU(inplace=True),
+    "silu-in-place": lambda: nn.SiLU(inplace=True),
+    "two": lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Tanh()),
+}
+
+
+def brier(outputs, targets):
+    return (outputs.softmax(-1) - torch.eye(outputs.shape[-1])[targets]).square().sum(-1)
+
+
+def smooth(outputs, targets):
+    return functional.smooth_l1_loss(outputs.squeeze(-1), targets, reduction="none")
+
+
+def chain(outputs=3, hidden=(5,), after=nn.Tanh, bias=True, inputs=WIDE):
+    layers = []
+    for width in hidden:
+        layers += [nn.Linear(inputs, width, bias=bias), after()]
+        inputs = width
+    return nn.Sequential(*layers, nn.Linear(inputs, outputs, bias=bias))
+
+
+@pytest.fixture
+def make_walks(make_data):
+    """The walk that `Stacked` picks and the general one, on the same ragged clients."""
+
+    def make(module, loss=cross_entropy, spanned=False, shape=(WIDE,)):
+        torch.manual_seed(4)
+        classes = 0 if loss in (squared_error, smooth) else 3
+        data = make_data(shape=shape, classes=classes)
+        cohort = gather(data, np.arange(data.clients))
+        task = Task(module, loss)
+        start = 0.3 * torch.randn(task.size)
+        walk = Stacked(task).walk(start, cohort, spanned=spanned)
+        return walk, VmappedWalk(task, start, cohort)
+
+    return make
+
+
+def whole(walk, idle=()):
+    """All records of every client that is not idle."""
+    cohort = walk._cohort
+    mask = torch.from_numpy(np.arange(cohort.x.shape[1]) < cohort.sizes[:, None]).float()
+    mask[list(idle)] = 0
+    return Batch(None, mask)
+
+
+def some(walk):
+    """Mini-batches: padding repeats real records, and the last client is idle."""
+    index = torch.tensor([[3, 0, 6, 5], [0, 0, 0, 0], [1, 3, 3, 1], [9, 2, 4, 0], [0, 1, 2, 0]])
+    mask = torch.tensor([[1.0, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]])
+    return Batch(index, mask)
+
+
+BATCHES = {"whole": whole, "idle": lambda walk: whole(walk, [1, 4]), "some": some}
+
+
+def away(walk, size=0.2):
+    generator = torch.Generator().manual_seed(6)
+    return size * torch.randn(len(walk._cohort), walk.width, generator=generator)
+
+
+def assert_close(actual, expected, tolerance=1e-5):
+    scale = float(expected.double().norm())
+    assert scale > 0
+    assert float((actual.double() - expected.double()).norm()) <= tolerance * scale
+
+
+class Custom(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDE, 3)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Halved(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+def shared():
+    layer = nn.Linear(WIDE, WIDE)
+    return nn.Sequential(layer, nn.Tanh(), layer)
+
+
+def hooked(kind, place):
+    module = chain()
+    getattr(module[place], kind)(lambda *seen: None)
+    return module
+
+
+def watched():
+    module = chain()
+    module.register_forward_hook(lambda *seen: None)
+    return module
+
+
+PICKED = {
+    "linear": (lambda: nn.Linear(WIDE, 3), StackedWalk),
+    "chain": (chain, StackedWalk),
+    "flatten": (lambda: nn.Sequential(nn.Flatten(), *chain()), StackedWalk),
+    "nested": (
+        lambda: nn.Sequential(
+            nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(WIDE, 5))),
+            nn.Sequential(nn.ReLU(), nn.Linear(5, 3)),
+        ),
+        StackedWalk,
+    ),
+    "custom": (Custom, VmappedWalk),
+    "custom-inside": (lambda: nn.Sequential(Custom(), nn.Linear(3, 3)), VmappedWalk),
+    "subclass": (lambda: nn.Sequential(Halved(WIDE, 3)), VmappedWalk),
+    "shared": (shared, VmappedWalk),
+    "hook": (lambda: hooked("register_forward_hook", 0), VmappedWalk),
+    "hook-on-function": (lambda: hooked("register_forward_hook", 1), VmappedWalk),
+    "pre-hook": (lambda: hooked("register_forward_pre_hook", 0), VmappedWalk),
+    "backward-hook": (lambda: hooked("register_full_backward_hook", 0), VmappedWalk),
+    "hook-on-sequence": (watched, VmappedWalk),
+    "function-first": (lambda: nn.Sequential(nn.ReLU(), nn.Linear(WIDE, 3)), VmappedWalk),
+    "flatten-late": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.Flatten()), VmappedWalk),
+    "softmax": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.Softmax(1)), VmappedWalk),
+    "parameters": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.PReLU()), VmappedWalk),
+    "norm": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.LayerNorm(3)), VmappedWalk),
+}
+
+
+@pytest.mark.parametrize("name", PICKED)
+def test_chains_of_linear_layers_are_batched_algebra(make_walks, name):
+    module, kind = PICKED[name]
+    assert type(make_walks(module())[0]) is kind
+
+
+@pytest.mark.parametrize("name", [n for n in PICKED if n != "backward-hook"])
+def test_whatever_is_picked_is_right(make_walks, name):
+    walk, general = make_walks(PICKED[name][0]())
+    for moved in (None, away(walk)):
+        assert_close(walk.mean(moved, whole(walk)), general.mean(moved, whole(walk)))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "kind"),
+    [
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), (2, 3, 4), StackedWalk),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), (24,), StackedWalk),
+        (lambda: nn.Linear(4, 3), (6, 4), VmappedWalk),
+    ],
+)
+def test_records_with_axes_are_flattened_or_not_taken(make_walks, module, shape, kind):
+    def loss(outputs, targets):
+        outputs = outputs if outputs.ndim == 2 else outputs.mean(1)
+        return cross_entropy(outputs, targets)
+
+    walk, general = make_walks(module(), loss, shape=shape)
+    assert type(walk) is kind
+    assert_close(walk.mean(None, whole(walk)), general.mean(None, whole(walk)))
+
+
+def test_records_of_integers_are_not_taken(make_data):
+    data = make_data(shape=(WIDE,))
+    cohort = gather(data, np.arange(data.clients))
+    task = Task(chain(), cross_entropy)
+    object.__setattr__(cohort, "x", cohort.x.long())
+    assert type(Stacked(task).walk(task.parameters, cohort, spanned=True)) is VmappedWalk
+
+
+@pytest.mark.parametrize(
+    ("spanned", "inputs", "kind"),
+    [
+        (True, 24, DualWalk),
+        (True, 20, DualWalk),
+        (True, 19, StackedWalk),
+        (False, 24, StackedWalk),
+    ],
+)
+def test_few_wide_records_are_walked_in_their_span(make_walks, spanned, inputs, kind):
+    """The largest client has 10 records."""
+    walk, _ = make_walks(chain(inputs=inputs), spanned=spanned, shape=(inputs,))
+    assert type(walk) is kind
+
+
+@pytest.mark.parametrize(
+    ("work", "bound", "kind"),
+    [
+        (LocalSgd(Batches(0, epochs=1), lr=0.1), None, DualWalk),
+        (LocalSgd(Batches(0, epochs=1), lr=0.1), Bound(1.0), DualWalk),
+        (LocalSgd(Batches(0, epochs=1), lr=0.1, weight_decay=0.1), None, StackedWalk),
+        (LocalSgd(Batches(0, epochs=1), lr=0.1), Bound(1.0, Norm.L1), StackedWalk),
+        (OneGradient(), None, StackedWalk),
+    ],
+)
+def test_the_span_is_asked_for_where_it_holds_every_step(make_data, work, bound, kind):
+    data = make_data(shape=(WIDE,))
+    task, seen = Task(chain(), cross_entropy), []
+
+    class Spying(Stacked):
+        def walk(self, start, cohort, *, spanned):
+            seen.append(super().walk(start, cohort, spanned=spanned))
+            return seen[-1]
+
+    cohort = gather(data, np.arange(data.clients))
+    work.updates(Turn(ROUND, task.parameters, cohort, bound, Spying(task), STREAMS))
+    assert [type(walk) for walk in seen] == [kind]
+
+
+@pytest.fixture(params=["stacked", "dual"])
+def spanned(request):
+    return request.param == "dual"
+
+
+def on_its_way(walk, general, spanned):
+    """None, and somewhere else: as the walk says it and as parameters."""
+    assert type(walk) is (DualWalk if spanned else StackedWalk)
+    moved = away(walk, 0.05)
+    return [(None, None), (moved, walk.rows(moved))]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("after", ACTIVATIONS)
+def test_means_are_those_of_vmap_for_any_function(make_walks, after, batch, spanned):
+    walk, general = make_walks(chain(after=ACTIVATIONS[after], hidden=(5, 4)), spanned=spanned)
+    for moved, row in on_its_way(walk, general, spanned):
+        step = BATCHES[batch](walk)
+        found = walk.rows(walk.mean(moved, step))
+        assert_close(found, general.mean(row, step))
+        assert not found[~step.working].any()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("hidden", [(), (5,), (1,), (6, 4)])
+@pytest.mark.parametrize(
+    ("loss", "outputs"),
+    [(cross_entropy, 3), (brier, 3), (squared_error, 1), (smooth, 1), (cross_entropy, 4)],
+)
+def test_means_are_those_of_vmap_for_any_shape(make_walks, loss, outputs, hidden, bias, spanned):
+    module = chain(outputs, hidden, bias=bias)
+    walk, general = make_walks(module, loss, spanned=spanned)
+    for moved, row in on_its_way(walk, general, spanned):
+        for step in (whole(walk), some(walk)):
+            assert_close(walk.rows(walk.mean(moved, step)), general.mean(row, step))
+
+
+def test_large_layers_are_written_straight_into_their_rows(make_walks):
+    walk, general = make_walks(chain(hidden=(70, 60), inputs=90), shape=(90,))
+    for moved in (None, away(walk, 0.02)):
+        for step in (whole(walk), some(walk)):
+            assert_close(walk.mean(moved, step), general.mean(moved, step))
+            bound = Bound(0.5)
+            found = walk.bounded_sum(moved, step, bound)
+            assert_close(found, general.bounded_sum(moved, step, bound))
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "hidden", "bias", "after", "norm"),
+    [
+        (cross_entropy, 3, (5,), True, "relu-in-place", Norm.L2),
+        (cross_entropy, 3, (), False, "identity", Norm.L2),
+        (brier, 3, (6, 4), True, "tanh", Norm.L2),
+        (squared_error, 1, (5,), False, "two", Norm.L2),
+        (squared_error, 1, (), True, "identity", Norm.L2),
+        (smooth, 1, (1,), True, "softplus", Norm.L2),
+        (cross_entropy, 3, (5,), True, "tanh", Norm.L1),
+    ],
+)
+def test_bounded_sums_are_those_of_vmap(make_walks, loss, outputs, hidden, bias, after, norm):
+    """The bound lies among the norms, so that some gradients are cut and some are not."""
+    module = chain(outputs, hidden, ACTIVATIONS[after], bias)
+    walk, general = make_walks(module, loss)
+    free, cut = Bound(1e9, norm), Bound(1e-9, norm)
+    for moved in (None, away(walk)):
+        for step in (whole(walk), whole(walk, [1, 4]), some(walk)):
+            value = float(row_norms(general.bounded_sum(moved, step, free), norm).median()) / 4
+            for bound in (free, cut, Bound(value, norm)):
+                expected = general.bounded_sum(moved, step, bound)
+                assert_close(walk.bounded_sum(moved, step, bound), expected)
+
+
+@pytest.mark.parametrize("value", [1e-3, 1.0, 30.0])
+def test_one_record_moves_a_bounded_sum_by_at_most_the_bound(make_walks, value):
+    walk, _ = make_walks(chain())
+    batch = whole(walk)
+    before = walk.bounded_sum(None, batch, Bound(value)).double()
+    for k, n in enumerate(walk._cohort.sizes):
+        for record in range(n):
+            mask = batch.mask.clone()
+            mask[k, record] = 0
+            after = walk.bounded_sum(None, Batch(None, mask), Bound(value)).double()
+            lengths = (before - after).norm(dim=1)
+            assert 0 < float(lengths[k]) <= value * (1 + 1e-6)
+            assert float(lengths.sum()) == float(lengths[k])
+
+
+@pytest.mark.parametrize("loss", [cross_entropy, brier])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_record_without_a_finite_gradient_counts_as_zero(make_walks, loss, value):
+    walk, general = make_walks(chain(after=nn.ReLU), loss)
+    batch, bound = whole(walk), Bound(0.5)
+    walk._cohort.x[3, 2] = value
+    found = walk.bounded_sum(None, batch, bound)
+    assert_close(found, general.bounded_sum(None, batch, bound))
+    walk._cohort.x[3, 2] = 0.0
+    batch.mask[3, 2] = 0
+    assert_close(found, walk.bounded_sum(None, batch, bound), 1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_padding_without_a_finite_gradient_counts_as_zero(make_walks, value):
+    walk, _ = make_walks(chain(after=nn.ReLU))
+    batch, bound = whole(walk), Bound(0.5)
+    expected = walk.bounded_sum(None, batch, bound)
+    walk._cohort.x[1, 1:] = value
+    assert_close(walk.bounded_sum(None, batch, bound), expected, 1e-6)
+
+
+def test_nothing_that_was_given_is_changed(make_walks, spanned):
+    for loss, outputs in ((cross_entropy, 3), (squared_error, 1), (brier, 3)):
+        module = chain(outputs, after=ACTIVATIONS["relu-in-place"])
+        walk, _ = make_walks(module, loss, spanned=spanned)
+        own, moved, step = walk._task.parameters, away(walk), some(walk)
+        given = [own, walk._start, walk._cohort.x, walk._cohort.y, moved, step.index, step.mask]
+        kept = [values.clone() for values in given]
+        for way in (None, moved):
+            walk.mean(way, step)
+            if not spanned:
+                walk.bounded_sum(way, step, Bound(0.1))
+        walk.norms(moved, Norm.L2)
+        walk.rows(moved)
+        assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
+        assert walk._task.module[1].inplace
+        assert all(p.grad is None for p in module.parameters())
+
+
+@pytest.mark.parametrize("hidden", [(), (5,)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_lengths_in_the_span_are_those_of_the_rows(make_walks, hidden, bias):
+    walk, _ = make_walks(chain(hidden=hidden, bias=bias), spanned=True)
+    for moved in (away(walk), walk.mean(None, whole(walk)), walk.mean(None, some(walk))):
+        lengths = walk.norms(moved, Norm.L2)
+        assert lengths.dtype == torch.float64
+        assert lengths.tolist() == pytest.approx(row_norms(walk.rows(moved)).tolist(), rel=1e-5)
+
+
+def test_lengths_in_the_span_are_not_finite_where_a_row_is_not(make_walks):
+    walk, _ = make_walks(chain(), spanned=True)
+    moved = away(walk)
+    moved[1, 0], moved[2, -1], moved[3, 3] = math.nan, math.inf, -math.inf
+    finite = torch.isfinite(walk.norms(moved, Norm.L2))
+    assert finite.tolist() == [True, False, False, False, True]
+    assert finite.tolist() == torch.isfinite(row_norms(walk.rows(moved))).tolist()
+
+
+def test_the_span_knows_one_length_only(make_walks):
+    walk, _ = make_walks(chain(), spanned=True)
+    with pytest.raises(AssertionError, match="L2 lengths only"):
+        walk.norms(away(walk), Norm.L1)
+
+
+def test_rows_of_the_span_are_linear(make_walks):
+    walk, _ = make_walks(chain(), spanned=True)
+    a, b = away(walk), walk.mean(None, whole(walk))
+    assert_close(walk.rows(a - 3 * b), walk.rows(a) - 3 * walk.rows(b))
+
+
+def test_rows_of_parameters_are_themselves(make_walks):
+    walk, _ = make_walks(chain())
+    moved = away(walk)
+    assert torch.equal(walk.rows(moved), moved)
+    for norm in Norm:
+        assert torch.equal(walk.norms(moved, norm), row_norms(moved, norm))
+
+
+class Ordinary(Stacked):
+    def walk(self, start, cohort, *, spanned):
+        return super().walk(start, cohort, spanned=False)
+
+
+class General(Stacked):
+    def walk(self, start, cohort, *, spanned):
+        return VmappedWalk(self._task, start, cohort)
+
+
+@pytest.mark.parametrize("hidden", [(), (5,)])
+@pytest.mark.parametrize(
+    "batches", [Batches(0, epochs=3), Batches(3, epochs=2), Batches(4, steps=5)], ids=str
+)
+@pytest.mark.parametrize(
+    ("momentum", "bound"),
+    [
+        (0.0, None),
+        (0.9, None),
+        (0.0, Bound(0.3)),
+        (0.9, Bound(0.3)),
+        (0.0, Bound(0.5, gradient=0.6)),
+        (0.0, Bound(1e3, gradient=0.6)),
+    ],
+)
+def test_local_sgd_ends_where_it_ends_in_any_form(make_data, batches, momentum, bound, hidden):
+    data = make_data(shape=(WIDE,))
+    cohort = gather(data, np.arange(data.clients))
+    torch.manual_seed(7)
+    task = Task(chain(hidden=hidden), cross_entropy)
+    start = 0.2 * torch.randn(task.size)
+    work = LocalSgd(batches, lr=0.2, momentum=momentum)
+    dual, ordinary, general = (
+        work.updates(Turn(ROUND, start, cohort, bound, way(task), STREAMS))
+        for way in (Stacked, Ordinary, General)
+    )
+    assert type(Stacked(task).walk(start, cohort, spanned=True)) is DualWalk
+    for other in (ordinary, general):
+        assert_close(dual.rows, other.rows)
+        assert torch.equal(dual.clipped, other.clipped)
+        assert dual.norms.tolist() == pytest.approx(other.norms.tolist(), rel=1e-5)
+    if bound is not None:
+        assert bool(dual.clipped.any())
+        assert float(dual.rows.double().norm(dim=1).max()) <= bound.value
+
+
+def test_a_clients_row_depends_on_its_own_records_only(make_walks, spanned):
+    walk, _ = make_walks(chain(), spanned=spanned)
+    before = walk.rows(walk.mean(None, whole(walk)))
+    walk._cohort.x[0] += 1.0
+    again = Stacked(walk._task).walk(walk._start, walk._cohort, spanned=spanned)
+    after = again.rows(again.mean(None, whole(again)))
+    assert not torch.allclose(before[0], after[0])
+    assert torch.allclose(before[1:], after[1:], rtol=1e-5, atol=1e-7)
