@@ -320,7 +320,7 @@ def test_no_hook_stays_behind_when_a_record_does_not_fit():
     case = make(in_place, (6,))
     assert case.bounds._by_layers
     with pytest.raises(RuntimeError):
-        case.bounds.add_bounded_(case.flat.clone(), case.flat, torch.zeros(2, 9), case.y, Bound(1))
+        case.bounds.add_bounded_(case.flat.clone(), case.flat, torch.zeros(5, 9), case.y, Bound(1))
     assert not any(module._forward_hooks for module in case.task.module.modules())
 
 

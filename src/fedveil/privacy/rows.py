@@ -45,7 +45,8 @@ def add_weighted_(total: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor
             total += torch.mv(rows[a : a + _ROWS].double().T, weights[a : a + _ROWS])
         return
     for row, weight in zip(rows, weights.tolist(), strict=True):
-        total.add_(row, alpha=weight)
+        for place, piece in zip(torch.split(total, BLOCK), torch.split(row, BLOCK), strict=True):
+            place.add_(piece.double(), alpha=weight)
 
 
 def _lengths(rows: torch.Tensor, norm: Norm) -> torch.Tensor:

@@ -11,6 +11,10 @@ import torch
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT, _LARGE = 1 << 28, 1 << 25
+_RETURNED = 1 << 20
+
+LARGE_MODEL = 1 << 21
+"""Parameters from which on memory counts for more than time."""
 
 
 @contextmanager
@@ -24,13 +28,14 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def keep_memory() -> None:
-    """Have malloc keep up to 256 MiB of what is freed, in blocks of up to 32 MiB.
+def keep_memory(size: int) -> None:
+    """Tell malloc what to keep of what is freed, for a model of `size` parameters.
 
     By default it returns large blocks at once, and every step then waits for the same pages to be
-    mapped and cleared again. Does nothing where the C library is not glibc.
+    mapped and cleared again. A large model's rows are better returned: keeping them would cost
+    more memory than the waiting is worth. Does nothing where the C library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, _KEPT)
-        mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_TRIM_THRESHOLD, _KEPT if size <= LARGE_MODEL else _RETURNED)
+        mallopt(_MMAP_THRESHOLD, _LARGE if size <= LARGE_MODEL else _RETURNED)

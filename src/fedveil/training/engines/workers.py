@@ -7,6 +7,7 @@ again: randomness is keyed by client, so the sum is the same.
 """
 
 import ctypes
+import gc
 import mmap
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import FedveilError
-from fedveil.training.engines.process import keep_memory
+from fedveil.training.engines.process import LARGE_MODEL, keep_memory
 from fedveil.training.evaluate import Measured
 from fedveil.training.sums import CohortSum
 
@@ -213,13 +214,16 @@ class Workers:
         for other in others:
             other.close()
         torch.set_num_threads(1)
-        keep_memory()
+        keep_memory(self._size)
+        gc.freeze()
         while True:
             try:
                 slot, job = connection.recv()
             except EOFError:
                 os._exit(0)
             connection.send_bytes(self._answer(slot, job))
+            if self._size > LARGE_MODEL:
+                gc.collect()  # a few forgotten rows would be most of the memory
 
     def _answer(self, slot: int, job: _Job) -> bytes:
         try:
