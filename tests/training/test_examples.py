@@ -181,6 +181,10 @@ LAYERED = {
     "twice": (Twice, (6,)),
     "steps": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3)), 4),
     "bare": (lambda: nn.Linear(6, 3, bias=False), (6,)),
+    "centred": (Centred, (6,)),
+    "merged": (Merged, 4),
+    "placed": (Placed, "words"),
+    "overwritten": (Overwritten, (6,)),
 }
 WRITTEN_OUT = {
     "tied": (Tied, "words"),
@@ -189,10 +193,6 @@ WRITTEN_OUT = {
     "layer-norm": (Normed, (6,)),
     "free": (Free, (6,)),
     "turned": (Turned, (6,)),
-    "centred": (Centred, (6,)),
-    "merged": (Merged, 4),
-    "placed": (Placed, "words"),
-    "overwritten": (Overwritten, (6,)),
     "grouped": (grouped, (2, 4, 4)),
     "lstm": (Cell, 4),
 }

@@ -3,27 +3,29 @@
 A layer that multiplies (linear, convolution, embedding, and recurrent cells written out in them)
 has a single-example gradient that follows from what the layer saw and what came back to it. Its
 length comes first, from these; then every example is scaled and all are summed in one product.
+The module sees every example alone, under vmap: no module can make one depend on another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from fedveil.models.task import Task
 from fedveil.privacy.clipping import ROUNDING, Bound
 from fedveil.privacy.rows import Norm
-from fedveil.training.layers import Gradient, gradient_of, known
+from fedveil.training.layers import Gradient, gradient_of, known, without_subnormals
 from fedveil.training.vmapped import bounded_or_zero_, example_gradients
 
 _PIECE = 256
 _IMAGES = 16
 _MATERIALISED = 1 << 25
 _AGREEMENT = 1e-3
+_AWAY = 0.03
 
 
 class ExampleBounds:
@@ -31,8 +33,9 @@ class ExampleBounds:
 
     Guarantee: a record adds at most the bound to the sum; one whose gradient is not finite adds
     zero. Before the layers' formulas are used they are compared, on the sample records x, y, with
-    autograd on single examples. A module that uses a weight outside its layer, or whose layers do
-    not see the examples along the first axis, gets one gradient per example instead.
+    autograd on single examples: at the task's parameters and away from them, where a layer that
+    begins with zeros hides nothing. A module that uses a weight outside its layer, or that vmap
+    cannot see through, gets one gradient per example instead.
     """
 
     def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -74,7 +77,7 @@ class ExampleBounds:
         if not bool(finite.all()):
             scale = torch.where(finite, scale, 0.0)
             gradients = {name: g.without(~finite) for name, g in gradients.items()}
-        self._add_scaled_(row, gradients, scale.to(torch.float32))
+        self._add_scaled_(row, gradients, without_subnormals(scale.to(torch.float32)))
 
     def _add_scaled_(
         self, row: torch.Tensor, gradients: dict[str, Gradient], scale: torch.Tensor
@@ -88,43 +91,92 @@ class ExampleBounds:
     def _gradients(
         self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
     ) -> dict[str, Gradient]:
-        """The single-example gradients of every layer that was used, in the layer's own form."""
+        """The single-example gradients of every layer that was used, in the layer's own form.
+
+        Zeros are added to what each layer gives: their gradients are what comes back to it.
+        """
         named = {name: channels_last(value) for name, value in self._task.named(flat).items()}
-        in_place = any(getattr(m, "inplace", False) for m in self._task.module.modules())
-        seen = {name: _Seen(in_place) for name in self._layers}
+        zeros = {
+            name: [torch.zeros(len(x), *shape, requires_grad=True) for shape in shapes]
+            for name, shapes in self._shapes.items()
+        }
+
+        def one(
+            zeros: dict[str, list[torch.Tensor]], x: torch.Tensor, y: torch.Tensor
+        ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
+            seen = {name: _Seen(iter(z)) for name, z in zeros.items()}
+            outputs = self._watched(named, x[None], seen)
+            return self._task.loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
+
+        with torch.enable_grad():
+            losses, inputs = vmap(one)(zeros, channels_last(x), y)
+        every = [z for given in zeros.values() for z in given]
+        errors = iter(torch.autograd.grad(losses.sum(), every, materialize_grads=True))
+        return {
+            name: self._gradient(name, seen, [next(errors) for _ in seen])
+            for name, seen in inputs.items()
+        }
+
+    def _gradient(
+        self, name: str, inputs: list[torch.Tensor], errors: list[torch.Tensor]
+    ) -> Gradient:
+        """Several images that belong to one example are several uses of their layer."""
+        layer = self._layers[name]
+        inputs = [a.detach() for a in inputs]
+        if isinstance(layer, nn.Conv2d):
+            inputs, errors = (
+                [image for v in values for image in v.reshape(len(v), -1, *v.shape[-3:]).unbind(1)]
+                for values in (inputs, errors)
+            )
+        return gradient_of(layer, inputs, errors)
+
+    def _watched(
+        self, named: dict[str, torch.Tensor], x: torch.Tensor, seen: dict[str, "_Seen"]
+    ) -> torch.Tensor:
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
-            with torch.enable_grad():
-                outputs = functional_call(self._task.module, named, (channels_last(x),))
-                total = self._task.loss(outputs, y).sum()
+            outputs: torch.Tensor = functional_call(self._task.module, named, (x,))
         finally:
             for handle in handles:
                 handle.remove()
-        used = {name: s for name, s in seen.items() if s.outputs}
-        every = [z for s in used.values() for z in s.outputs]
-        errors = iter(torch.autograd.grad(total, every, materialize_grads=True))
-        return {
-            name: gradient_of(self._layers[name], s.inputs, [next(errors) for _ in s.outputs])
-            for name, s in used.items()
-        }
+        return outputs
+
+    @cached_property
+    def _shapes(self) -> dict[str, list[torch.Size]]:
+        """What each layer gives for one example, once per use."""
+        seen = {name: _Seen(None) for name in self._layers}
+        with torch.no_grad():
+            self._watched(self._task.named(self._task.parameters), self._sample[0][:1], seen)
+        return {name: s.shapes for name, s in seen.items() if s.shapes}
 
     @cached_property
     def _by_layers(self) -> bool:
         """Whether the layers' formulas give the gradients that autograd gives, on the sample."""
-        if not self._complete:
-            return False
-        flat, (x, y) = self._task.parameters, self._sample
+        flat = self._task.parameters
+        away = torch.randn(len(flat), generator=torch.Generator().manual_seed(0))
+        return self._complete and all(map(self._agrees, (flat, flat + _AWAY * away)))
+
+    def _agrees(self, flat: torch.Tensor) -> bool:
+        """Example by example and parameter by parameter, so that no large one hides a small one."""
+        x, y = self._sample
         expected = _one_by_one(self._task, flat, x, y)
-        total = torch.zeros_like(flat)
         try:
             gradients = self._gradients(flat, x, y)
             squares = torch.stack([g.squares for g in gradients.values()]).sum(dim=0)
-            self._add_scaled_(total, gradients, torch.ones(len(x)))
-        except RuntimeError:  # shapes that have no examples along the first axis
+        except (RuntimeError, IndexError):  # vmap cannot see through it, or a layer has no formula
             return False
-        norms, room = expected.double().norm(dim=1), _AGREEMENT * float(expected.double().norm())
-        near = squares.shape == norms.shape and bool(((squares.sqrt() - norms).abs() <= room).all())
-        return near and float((total - expected.sum(dim=0)).double().norm()) <= room
+        for k, chosen in enumerate(torch.eye(len(x))):
+            found = torch.zeros_like(flat)
+            self._add_scaled_(found, gradients, chosen)
+            room = [_AGREEMENT * float(found.norm()), _AGREEMENT**2 * float(expected[k].norm())]
+            if not abs(float(squares[k].sqrt()) - float(found.norm())) <= sum(room):
+                return False
+            right = self._task.named(expected[k])
+            for name, value in self._task.named(found).items():
+                near = _AGREEMENT * float(right[name].norm()) + room[1]
+                if not float((value - right[name]).norm()) <= near:
+                    return False
+        return True
 
     @cached_property
     def _written_out(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -139,20 +191,16 @@ class ExampleBounds:
 
 @dataclass
 class _Seen:
-    """A forward hook that keeps what one layer saw and gave, once per use.
+    """A forward hook that keeps what one layer saw, and adds `zeros` to what it gives, per use."""
 
-    `copied` hands on a copy, for modules that change outputs in place.
-    """
-
-    copied: bool
+    zeros: Iterator[torch.Tensor] | None
     inputs: list[torch.Tensor] = field(default_factory=list)
-    outputs: list[torch.Tensor] = field(default_factory=list)
+    shapes: list[torch.Size] = field(default_factory=list)
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> Any:
-        z = output if output.requires_grad else output.detach().requires_grad_()
-        self.inputs.append(args[0].detach())
-        self.outputs.append(z)
-        return z.clone() if self.copied else z
+        self.inputs.append(args[0])
+        self.shapes.append(output.shape)
+        return output if self.zeros is None else output + next(self.zeros)
 
 
 def channels_last(values: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,8 @@ from torch import nn
 Places = dict[str, torch.Tensor]
 
 _FEW_CHANNELS = 8
+_CANCELLING = 64.0
+_NORMAL = torch.finfo(torch.float32).tiny
 
 
 class Gradient(Protocol):
@@ -57,12 +59,16 @@ def gradient_of(
         case nn.Conv2d():
             return _full(layer, inputs, errors)
         case nn.Embedding():
-            tokens = torch.cat([t.flatten(1) for t in inputs], dim=1)
-            error = torch.cat([e.flatten(1, -2) for e in errors], dim=1)
-            if layer.padding_idx is not None:
-                error = torch.where((tokens == layer.padding_idx)[..., None], 0.0, error)
-            return Looked(tokens, error)
+            return _looked(layer, inputs, errors)
     raise AssertionError(f"no formula for {type(layer).__name__}")
+
+
+def without_subnormals(values: torch.Tensor) -> torch.Tensor:
+    """Zeros for numbers so small that float32 rounds them by more than the bound leaves room for.
+
+    A large factor would make the rounding of such a number longer than the bound.
+    """
+    return torch.hardshrink(values, _NORMAL)
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,19 @@ class Outer:
             weight = (torch.bmm(a, a.mT) * torch.bmm(e, e.mT)).sum(dim=(1, 2)).clamp_min(0)
         return weight + e.sum(dim=1).square().sum(dim=1) if self.bias else weight
 
+    @property
+    def cancels(self) -> bool:
+        """Whether the steps of an example are far longer than their sum.
+
+        The sum over all steps and examples would then round by more than the example is long.
+        """
+        if self.inputs.shape[1] == 1:
+            return False
+        e = self.errors.double().norm(dim=2)
+        rough = (self.inputs.double().norm(dim=2) * e).sum(dim=1).square()
+        rough += e.sum(dim=1).square() if self.bias else 0.0
+        return bool((rough > _CANCELLING**2 * self.squares).any())
+
     def without(self, bad: torch.Tensor) -> "Outer":
         here = bad[:, None, None]
         return replace(
@@ -91,7 +110,7 @@ class Outer:
         )
 
     def add_scaled_(self, places: Places, scale: torch.Tensor) -> None:
-        errors = (self.errors * scale[:, None, None]).flatten(0, 1)
+        errors = without_subnormals(self.errors * scale[:, None, None]).flatten(0, 1)
         places["weight"].addmm_(errors.T, self.inputs.flatten(0, 1))
         if self.bias:
             places["bias"] += errors.sum(dim=0)
@@ -136,6 +155,12 @@ class Looked:
         e = self.errors.double()
         return torch.where(same, torch.bmm(e, e.mT), 0.0).sum(dim=(1, 2)).clamp_min(0)
 
+    @property
+    def cancels(self) -> bool:
+        """Whether the errors of an example are far longer than their sum."""
+        rough = self.errors.double().norm(dim=2).sum(dim=1).square()
+        return bool((rough > _CANCELLING**2 * self.squares).any())
+
     def without(self, bad: torch.Tensor) -> "Looked":
         return replace(self, errors=torch.where(bad[:, None, None], 0.0, self.errors))
 
@@ -147,15 +172,33 @@ class Looked:
 def _outer(
     layer: nn.Linear, inputs: list[torch.Tensor], errors: list[torch.Tensor]
 ) -> Outer | Full:
-    """Multiplied out where that is less work than comparing all pairs of positions."""
+    """Multiplied out where that is less work than comparing all pairs of steps, or rounds less."""
     a = torch.cat([h.reshape(len(h), -1, layer.in_features) for h in inputs], dim=1)
     e = torch.cat([g.reshape(len(g), -1, layer.out_features) for g in errors], dim=1)
     bias = layer.bias is not None
     pairs = a.shape[1] ** 2 * (layer.in_features + layer.out_features)
     product = a.shape[1] * layer.in_features * layer.out_features
-    if a.shape[1] > 1 and 2 * pairs > product:
+    outer = Outer(a, e, bias)
+    if a.shape[1] > 1 and (2 * pairs > product or outer.cancels):
         return Full(torch.bmm(e.mT, a), e.sum(dim=1) if bias else None, (0, 1))
-    return Outer(a, e, bias)
+    return outer
+
+
+def _looked(
+    layer: nn.Embedding, inputs: list[torch.Tensor], errors: list[torch.Tensor]
+) -> Looked | Full:
+    """Written out where an example's errors cancel each other."""
+    count, table = len(inputs[0]), layer.weight.shape
+    tokens = torch.cat([t.reshape(count, -1) for t in inputs], dim=1)
+    error = torch.cat([e.reshape(count, -1, table[1]) for e in errors], dim=1)
+    if layer.padding_idx is not None:
+        error = torch.where((tokens == layer.padding_idx)[..., None], 0.0, error)
+    looked = Looked(tokens, error)
+    if not looked.cancels:
+        return looked
+    weight = error.new_zeros(count, *table)
+    rows = torch.arange(count)[:, None].expand_as(tokens)
+    return Full(weight.index_put_((rows, tokens), error, accumulate=True), None, (0, 1))
 
 
 def _full(layer: nn.Conv2d, inputs: list[torch.Tensor], errors: list[torch.Tensor]) -> Full:

@@ -12,12 +12,14 @@ from functools import cached_property
 
 import torch
 from torch import nn
+from torch.func import grad, vmap
 
 from fedveil.models.task import Task, cross_entropy, squared_error
 from fedveil.privacy.clipping import ROUNDING, Bound
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
+from fedveil.training.layers import without_subnormals
 from fedveil.training.vmapped import VmappedWalk
 
 _POINTWISE = (
@@ -95,12 +97,13 @@ class StackedWalk:
             square += (_squares(h) + (layer.bias is not None)) * _squares(e)
         norms = square.sqrt()
         scale = (bound.value * (1 - ROUNDING) / norms).clamp_max(1.0).to(torch.float32)[..., None]
+        scale = without_subnormals(scale)
         finite = torch.isfinite(norms)[..., None]
         if not bool(finite.all()):
             inputs = [torch.where(finite, h, 0.0) for h in inputs]
             errors = [torch.where(finite, e, 0.0) for e in errors]
             scale = torch.where(finite, scale, 0.0)
-        return self._combine(inputs, [e * scale for e in errors], batch)
+        return self._combine(inputs, [without_subnormals(e * scale) for e in errors], batch)
 
     def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
         return row_norms(moved, norm)
@@ -261,10 +264,12 @@ def _loss_gradient(
             2, targets[..., None], error.new_full((), -1.0).expand(targets.shape)[..., None]
         )
         return error.mul_(weights[..., None])
-    with torch.enable_grad():
-        leaf = outputs.flatten(0, 1).detach().requires_grad_()
-        total = (task.loss(leaf, targets.flatten(0, 1)) * weights.flatten()).sum()
-    return torch.autograd.grad(total, leaf)[0].view_as(outputs)
+
+    def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return task.loss(outputs[None], target[None])[0]
+
+    error: torch.Tensor = vmap(grad(loss))(outputs.flatten(0, 1), targets.flatten(0, 1))
+    return error.view_as(outputs) * weights[..., None]
 
 
 def _squares(values: torch.Tensor) -> torch.Tensor:
@@ -276,14 +281,19 @@ def _chain(task: Task) -> tuple[bool, tuple[Layer, ...]]:
     """Whether records are flattened first, and the linear layers; none if it is no such chain."""
     modules = list(_in_order(task.module))
     names = {module: name for name, module in task.module.named_modules()}
-    flatten = bool(modules) and type(modules[0]) is nn.Flatten
+    if not all(map(_plain, modules)):
+        return False, ()
+    flatten = type(modules[0]) is nn.Flatten and modules[0].start_dim == 1
     layers: list[Layer] = []
     after: list[list[nn.Module]] = []
+    covered: set[str] = set()
     for module in modules[flatten:]:
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-            return False, ()
         if type(module) is nn.Linear:
             prefix = f"{names[module]}." if names[module] else ""
+            own = [f"{prefix}{name}" for name, _ in module.named_parameters()]
+            if not covered.isdisjoint(own) or not task.places.keys() >= set(own):
+                return False, ()  # used twice, or one layer's parameter is also another's
+            covered.update(own)
             weight, bias = task.places[f"{prefix}weight"], task.places.get(f"{prefix}bias")
             layers.append(Layer(module.in_features, module.out_features, weight, bias, None))
             after.append([])
@@ -291,7 +301,7 @@ def _chain(task: Task) -> tuple[bool, tuple[Layer, ...]]:
             after[-1].append(_not_in_place(module))
         else:
             return False, ()
-    if len({layer.weight for layer in layers}) < len(layers):
+    if covered != set(task.places):
         return False, ()
     functions = [nn.Sequential(*modules) if modules else None for modules in after]
     return flatten, tuple(replace(a, after=b) for a, b in zip(layers, functions, strict=True))
@@ -299,11 +309,22 @@ def _chain(task: Task) -> tuple[bool, tuple[Layer, ...]]:
 
 def _in_order(module: nn.Module) -> Iterator[nn.Module]:
     """The layers of nested `nn.Sequential`s, one after the other."""
-    if type(module) is nn.Sequential and not module._forward_hooks:
+    if type(module) is nn.Sequential and _plain(module):
         for child in module:
             yield from _in_order(child)
     else:
         yield module
+
+
+def _plain(module: nn.Module) -> bool:
+    """Whether a module does what its class says."""
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return not any(hooks) and "forward" not in vars(module)
 
 
 def _not_in_place(module: nn.Module) -> nn.Module:
