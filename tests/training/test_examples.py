@@ -60,6 +60,8 @@ class Tied(nn.Module):
 
 
 class TimeFirst(nn.Module):
+    """Its first layer sees the examples along the second axis."""
+
     def __init__(self):
         super().__init__()
         self.each, self.out = nn.Linear(6, 5), nn.Linear(5, 3)
@@ -130,8 +132,104 @@ class Placed(nn.Module):
         self.out = nn.Linear(4, 3)
 
     def forward(self, x):
-        places = self.places(torch.arange(x.shape[1])[None])
+        places = self.places(torch.arange(x.shape[1]))
         return self.out(torch.tanh(self.words(x) + places).mean(1))
+
+
+class Factors(nn.Module):
+    """Tables without an axis of steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Embedding(VOCABULARY, 4), nn.Embedding(VOCABULARY, 4)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.left(x[:, 0]) * self.right(x[:, 1]))
+
+
+class Frames(nn.Module):
+    """Four images make one example."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.out = nn.Conv2d(1, 2, 2), nn.Linear(4, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.image(x.reshape(-1, 1, 2, 3)))
+        return self.out(h.reshape(len(x), 4, 4).mean(1))
+
+
+class Sorted(nn.Module):
+    """Its second layer sees the examples in an order that depends on them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.out = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.out(torch.tanh(self.inside(x))[order])[order.argsort()]
+
+
+class Rescaled(nn.Module):
+    """Mixes examples, but only where one of them is large."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(x / x.abs().max().clamp_min(10.0))
+
+
+class Named(nn.Module):
+    """Gives its layer the input by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(input=x)
+
+
+class Forked(nn.Module):
+    """Which layer is used depends on all the examples together."""
+
+    def __init__(self):
+        super().__init__()
+        self.small, self.large = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.small(x) if x.abs().max() < 10 else self.large(-x)
+
+
+class Experts(nn.Module):
+    """Each of its layers sees some of the examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.even, self.odd = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        odd, out = x.abs().amax(1) > 10, x.new_zeros(len(x), 3)
+        if not bool(odd.all()):
+            out[~odd] = self.even(x[~odd])
+        if bool(odd.any()):
+            out[odd] = self.odd(x[odd])
+        return out
+
+
+class Lonely(nn.Module):
+    """Forgets the axis of the examples when there is only one."""
+
+    def __init__(self):
+        super().__init__()
+        self.each = nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.each(x.squeeze()).mean(-2)
 
 
 class Overwritten(nn.Module):
@@ -181,18 +279,25 @@ LAYERED = {
     "twice": (Twice, (6,)),
     "steps": (lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Flatten(), nn.Linear(20, 3)), 4),
     "bare": (lambda: nn.Linear(6, 3, bias=False), (6,)),
+    "time-first": (TimeFirst, 4),
+    "time-first-square": (TimeFirst, 3),
+    "turned": (Turned, (6,)),
     "centred": (Centred, (6,)),
     "merged": (Merged, 4),
     "placed": (Placed, "words"),
+    "factors": (Factors, "words"),
+    "frames": (Frames, 4),
+    "sorted": (Sorted, (6,)),
+    "rescaled": (Rescaled, (6,)),
     "overwritten": (Overwritten, (6,)),
 }
 WRITTEN_OUT = {
     "tied": (Tied, "words"),
-    "time-first": (TimeFirst, 4),
-    "time-first-square": (TimeFirst, 3),
     "layer-norm": (Normed, (6,)),
     "free": (Free, (6,)),
-    "turned": (Turned, (6,)),
+    "named": (Named, (6,)),
+    "forked": (Forked, (6,)),
+    "experts": (Experts, (6,)),
     "grouped": (grouped, (2, 4, 4)),
     "lstm": (Cell, 4),
 }
@@ -422,6 +527,136 @@ def test_a_parameter_that_does_not_show_at_the_start_is_not_forgotten():
     assert not case.bounds._by_layers
     bound = Bound(case.middle())
     assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "name", ["rescaled", "forked", "experts", "sorted", "centred", "turned", "mlp"]
+)
+def test_a_large_record_changes_nothing_for_the_others(name):
+    """The sample shows nothing of what the module does to records like the last one."""
+    module, shape = (LAYERED | WRITTEN_OUT).get(name, (in_place, (6,)))
+    case = make(module, shape, records=40)
+    case.x[:3, 0] = torch.arange(3)
+    case.x[-1] = 1e4
+    for value in (0.01, 1.0):
+        whole = case.sum(Bound(value)).double()
+        for k in (0, 20, 39):
+            without = case.sum(Bound(value), [i for i in range(40) if i != k]).double()
+            assert float((whole - without).norm()) <= value * (1 + 1e-5)
+
+
+def test_a_batch_of_one_is_bounded_as_one():
+    torch.manual_seed(1)
+    x, y = 5 * torch.randn(4, 20, 6), torch.full((4,), 30.0)
+    case = Case(Task(Lonely(), squared_error), x, y)
+    bound = Bound(1e-3)
+    assert relative(case.sum(bound, [0]), case.sum(bound) - case.sum(bound, [1, 2, 3])) < 1e-4
+    assert float(case.sum(bound, [0]).norm()) <= bound.value
+
+
+def test_a_loss_of_the_whole_batch_is_that_of_each_record_alone():
+    """At the start all losses are the same, and the sample shows nothing."""
+
+    def mined(outputs, targets):
+        losses = cross_entropy(outputs, targets)
+        return losses * (losses >= losses.mean() - 1e-6)
+
+    torch.manual_seed(1)
+    task = build_task("softmax", (6,), 3, seed=1, hidden=())
+    mine = Case(Task(task.module, mined), torch.randn(40, 6), torch.randint(3, (40,)))
+    mine.flat = torch.randn(task.size)
+    mine.x[-1] *= 100
+    found, bound = mine.sum(Bound(0.1)), Bound(0.1)
+    mine.bounds = ExampleBounds(Task(task.module, cross_entropy), mine.x[:3], mine.y[:3])
+    assert relative(found, mine.sum(bound)) < 1e-6
+
+
+class Difference(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.each, self.out = nn.Linear(16, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.out(self.each(x[:, 0]) - self.each(x[:, 1]))
+
+
+class WordDifference(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(VOCABULARY, 8), nn.Linear(8, 1, bias=False)
+
+    def forward(self, x):
+        return self.out(self.words(x[:, 0]) - self.words(x[:, 1]))
+
+
+@pytest.mark.parametrize("offset", [1e4, 1e8, 1e12])
+@pytest.mark.parametrize("module", [Difference, WordDifference])
+def test_a_record_whose_parts_cancel_leaves_the_others_alone(module, offset):
+    torch.manual_seed(1)
+    words = module is WordDifference
+    x = torch.randint(VOCABULARY, (40, 2)) if words else torch.randn(40, 2, 16)
+    case = Case(Task(module(), squared_error), x, torch.randn(40) + 3)
+    if words:
+        case.flat[-8:] += 30
+        case.x[20], case.y[20] = 2, offset
+    else:
+        case.x[20] = offset
+    assert case.bounds._by_layers
+    bound = Bound(0.1)
+    without = case.sum(bound, [i for i in range(40) if i != 20]).double()
+    assert float((case.sum(bound).double() - without).norm()) <= bound.value * (1 + 1e-5)
+
+
+@given(large=st.floats(15, 37), value=st.floats(-20, 2), outputs=st.sampled_from([1, 3]))
+@settings(max_examples=60, deadline=None)
+def test_no_record_is_so_large_that_its_scale_is_rounded_up(large, value, outputs):
+    loss = squared_error if outputs == 1 else cross_entropy
+    case = Case(Task(nn.Linear(3, outputs), loss), torch.randn(3, 3), torch.zeros(3).long())
+    assert case.bounds._by_layers
+    case.x[0] = 10.0**large
+    bound = Bound(max(1e-20, 10.0**value))
+    assert float(case.sum(bound, [0]).double().norm()) <= bound.value
+
+
+class LateTied(nn.Module):
+    """At the start its last layer lets nothing through."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, x):
+        again = functional.linear(torch.tanh(self.inside(x)), self.inside.weight)
+        return self.out(torch.tanh(again))
+
+
+def test_a_layer_that_begins_with_zeros_hides_nothing():
+    case = make(LateTied, (6,))
+    case.flat += torch.randn(case.task.size)
+    assert not case.bounds._by_layers
+    bound = Bound(case.middle())
+    assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+
+
+def test_a_large_record_in_the_sample_hides_nothing():
+    torch.manual_seed(1)
+    case = Case(Task(Quoted(), squared_error), torch.randn(5, 6), torch.randn(5))
+    x = case.x[:3].clone()
+    x[0] *= 1e4
+    assert not ExampleBounds(case.task, x, case.y[:3])._by_layers
+
+
+class Quoted(nn.Module):
+    """Uses its weight outside the layer, and only for small records."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+
+    def forward(self, x):
+        small = (x.abs().amax(1, keepdim=True) < 100).float()
+        return self.layer(x) + small * functional.linear(x, self.layer.weight).tanh()
 
 
 def test_a_formula_that_is_wrong_is_not_used(monkeypatch):

@@ -53,6 +53,8 @@ CASES = {
     "conv-8-twice": (conv(8, 4, 3, padding=1), [(8, 6, 5), (8, 4, 4)]),
     "embedding": (lambda: nn.Embedding(6, 3), [(9,)]),
     "embedding-one": (lambda: nn.Embedding(6, 3), [(1,)]),
+    "embedding-no-axis": (lambda: nn.Embedding(6, 3), [()]),
+    "embedding-twice-no-axis": (lambda: nn.Embedding(6, 3, padding_idx=2), [(), ()]),
     "embedding-grid": (lambda: nn.Embedding(6, 3), [(2, 5)]),
     "embedding-padding": (lambda: nn.Embedding(3, 4, padding_idx=1), [(9,)]),
     "embedding-last-padding": (lambda: nn.Embedding(3, 4, padding_idx=-1), [(9,)]),
@@ -163,6 +165,30 @@ def test_an_example_that_is_left_out_disturbs_nobody(use, value):
 def test_the_form_is_the_one_with_less_work(name, form):
     layer, shapes = CASES[name]
     assert type(used(layer(), shapes).gradient) is form
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e6, 1e12])
+def test_steps_that_cancel_are_summed_before_they_are_measured(offset):
+    """Otherwise the sum over all examples rounds by far more than the example is long."""
+    layer = nn.Linear(24, 20)
+    a, e = torch.randn(BATCH, 1, 24).expand(-1, 2, -1).clone(), torch.randn(BATCH, 1, 20)
+    a[1] += offset
+    gradient = gradient_of(layer, [a], [torch.cat([e, -e], dim=1)])
+    places = {name: torch.zeros_like(p) for name, p in layer.named_parameters()}
+    gradient.add_scaled_(places, torch.tensor([0.0, 1.0, 0.0, 0.0]))
+    length = sum(float(p.double().square().sum()) for p in places.values())
+    assert float(gradient.squares[1]) == pytest.approx(length, rel=1e-5)
+
+
+def test_errors_that_cancel_are_summed_before_they_are_measured():
+    layer = nn.Embedding(5, 2)
+    tokens, errors = torch.tensor([[3, 3], [3, 4]]), torch.tensor([[[1e12], [-1e12]], [[1.0], [2]]])
+    gradient = gradient_of(layer, [tokens], [errors.expand(-1, -1, 2)])
+    places = {"weight": torch.zeros(5, 2)}
+    gradient.add_scaled_(places, torch.ones(2))
+    assert type(gradient) is Full
+    assert gradient.squares.tolist() == [0.0, 10.0]
+    assert places["weight"].tolist() == [[0, 0]] * 3 + [[1, 1], [2, 2]]
 
 
 @given(

@@ -134,7 +134,44 @@ def watched():
     return module
 
 
+def tied(name):
+    module = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE))
+    setattr(module[2], name, getattr(module[0], name))
+    return module
+
+
+def doubled(change):
+    """A chain that does something other than its classes say."""
+    module = nn.Sequential(nn.Flatten(), chain())
+    change(module)
+    return module
+
+
+def twice(module, *seen):
+    return 2 * seen[-1] if len(seen) == 2 else (2 * seen[0][0],)
+
+
+def replace_forward(module):
+    forward = module.forward
+    module.forward = lambda x: 2 * forward(x)
+
+
+CHANGES = {
+    "flatten-hook": lambda m: m[0].register_forward_hook(twice),
+    "flatten-pre-hook": lambda m: m[0].register_forward_pre_hook(twice),
+    "sequence-pre-hook": lambda m: m.register_forward_pre_hook(twice),
+    "inner-pre-hook": lambda m: m[1].register_forward_pre_hook(twice),
+    "sequence-forward": replace_forward,
+    "layer-forward": lambda m: replace_forward(m[1][0]),
+    "function-forward": lambda m: replace_forward(m[1][1]),
+    "extra-parameter": lambda m: m.register_parameter("extra", nn.Parameter(torch.ones(4))),
+}
+
+
 PICKED = {
+    **{name: (lambda c=c: doubled(c), VmappedWalk) for name, c in CHANGES.items()},
+    "tied-weights": (lambda: tied("weight"), VmappedWalk),
+    "tied-biases": (lambda: tied("bias"), VmappedWalk),
     "linear": (lambda: nn.Linear(WIDE, 3), StackedWalk),
     "chain": (chain, StackedWalk),
     "flatten": (lambda: nn.Sequential(nn.Flatten(), *chain()), StackedWalk),
@@ -181,6 +218,7 @@ def test_whatever_is_picked_is_right(make_walks, name):
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), (2, 3, 4), StackedWalk),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), (24,), StackedWalk),
         (lambda: nn.Linear(4, 3), (6, 4), VmappedWalk),
+        (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(4, 3)), (6, 2, 2), VmappedWalk),
     ],
 )
 def test_records_with_axes_are_flattened_or_not_taken(make_walks, module, shape, kind):
@@ -263,6 +301,18 @@ def test_means_are_those_of_vmap_for_any_function(make_walks, after, batch, span
         assert not found[~step.working].any()
 
 
+def test_a_step_goes_down_the_gradient_from_where_the_clients_are(make_walks, spanned):
+    walk, _ = make_walks(chain(), spanned=spanned)
+    step = whole(walk, [1, 4])
+    first = walk.descend_(None, step, 0.5)
+    assert_close(first, -0.5 * walk.mean(None, step))
+    expected = first - 0.25 * walk.mean(first, step)
+    second = walk.descend_(first, step, 0.25)
+    assert second is first
+    assert_close(second, expected)
+    assert not second[~step.working].any()
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("hidden", [(), (5,), (1,), (6, 4)])
 @pytest.mark.parametrize(
@@ -338,6 +388,27 @@ def test_a_record_without_a_finite_gradient_counts_as_zero(make_walks, loss, val
     walk._cohort.x[3, 2] = 0.0
     batch.mask[3, 2] = 0
     assert_close(found, walk.bounded_sum(None, batch, bound), 1e-6)
+
+
+@pytest.mark.parametrize("large", [1e15, 2.5e18, 1.2e22, 2.5e22, 1e30])
+@pytest.mark.parametrize("value", [1e-20, 1e-7, 0.1, 1.0])
+def test_no_record_is_so_large_that_its_scale_is_rounded_up(make_walks, large, value):
+    walk, _ = make_walks(chain(1, (), bias=False), squared_error)
+    walk._cohort.x[0, 0] = large
+    batch = whole(walk, range(1, 5))
+    batch.mask[0, 1:] = 0
+    found = walk.bounded_sum(None, batch, Bound(value))
+    assert float(found.double().norm()) <= value
+
+
+def test_a_loss_of_the_whole_batch_is_that_of_each_record_alone(make_walks):
+    def mined(outputs, targets):
+        losses = cross_entropy(outputs, targets)
+        return losses * (losses >= losses.mean() - 1e-6)
+
+    walk, general = make_walks(chain(), mined)
+    found = walk.bounded_sum(None, whole(walk), Bound(0.1))
+    assert_close(found, general.bounded_sum(None, whole(walk), Bound(0.1)))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -14,12 +14,21 @@ import numpy as np
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clipping import Bound, Bounded
+from fedveil.privacy.clipping import Bound
 from fedveil.privacy.randomness import Keys, Streams, normal_, uniform_
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.terms import Budget
 
 SMALLEST_FLOOR = 1e-12
+
+
+class Lengths(Protocol):
+    """What a rule may watch: clients' lengths before the bound, [K], and whom it has met."""
+
+    @property
+    def norms(self) -> torch.Tensor: ...
+    @property
+    def clipped(self) -> torch.Tensor: ...
 
 
 class Rule(Protocol):
@@ -42,7 +51,7 @@ class Rule(Protocol):
         """The bound in force in `round`."""
         ...
 
-    def watch(self, bounded: Bounded, round: int, keys: Keys) -> torch.Tensor:
+    def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
         """What one chunk of clients contributes: float64 [K, width], to be summed."""
         ...
 
@@ -58,8 +67,8 @@ class _Unwatched:
 
     width = 0
 
-    def watch(self, bounded: Bounded, round: int, keys: Keys) -> torch.Tensor:
-        return torch.zeros(len(bounded.rows), 0, dtype=torch.float64)
+    def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
+        return torch.zeros(len(bounded.norms), 0, dtype=torch.float64)
 
     def move(
         self, moving: float, watched: torch.Tensor, expected: float, round: int, streams: Streams
@@ -147,7 +156,7 @@ class PerGradient:
         gradient = self.inner.bound(moving, round)
         return Bound(gradient.value * self.reach(round), gradient.norm, gradient.value)
 
-    def watch(self, bounded: Bounded, round: int, keys: Keys) -> torch.Tensor:
+    def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
         return self.inner.watch(bounded, round, keys)
 
     def move(
@@ -207,7 +216,7 @@ class Quantile:
     def bound(self, moving: float, round: int) -> Bound:
         return Bound(moving)
 
-    def watch(self, bounded: Bounded, round: int, keys: Keys) -> torch.Tensor:
+    def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
         """Centred bits [K, 1]; in the local version flipped by the client and de-biased."""
         bits = 0.5 - bounded.clipped.to(torch.float64)[:, None]
         if not self.flip:
@@ -287,7 +296,7 @@ class Median:
         """Whether norms are collected in `round`: in rounds 1, every + 1, 2 every + 1, ..."""
         return (round - 1) % self.every == 0
 
-    def watch(self, bounded: Bounded, round: int, keys: Keys) -> torch.Tensor:
+    def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
         """One-hot rows [K, width]: the bin of each client's norm; zeros when not due."""
         counts = torch.zeros(len(bounded.norms), self.width, dtype=torch.float64)
         if self.due(round):

@@ -1,7 +1,7 @@
 """Local work on a cohort: from the round's model to one update per client, as rows [K, P]."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,7 +10,7 @@ from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batches
 from fedveil.training.dp_sgd import LocalDpSgd
-from fedveil.training.turn import Turn, bounded_
+from fedveil.training.turn import Spanned, Turn, bounded_, spanned_
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class LocalSgd:
         """How many of them in one step."""
         return min(self.batches.size or records, records)
 
-    def updates(self, turn: Turn) -> Bounded:
+    def updates(self, turn: Turn) -> Bounded | Spanned:
         """Run every client's local steps side by side."""
         bound, cohort = turn.bound, turn.cohort
         plan = self.batches.of(cohort.ids, cohort.sizes, turn.round, turn.streams)
@@ -137,6 +137,9 @@ class LocalSgd:
                 clipped |= bounded_(moved, per_update, lengths).clipped
         if moved is None:
             raise AssertionError("local SGD takes at least one step")
+        if turn.summed and walk.spanned:
+            sums = spanned_(walk, moved, bound)
+            return replace(sums, clipped=clipped | sums.clipped)
         final = bounded_(walk.rows(moved), bound)
         return Bounded(final.rows, final.norms, clipped | final.clipped)
 

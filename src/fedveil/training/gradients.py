@@ -30,10 +30,12 @@ class Walk(Protocol):
 
     `moved` [K, width] says how far each one has come, None that all are still at the start. Rows
     are parameters, or coordinates in the span of the clients' gradients: linear in either case,
-    so that steps, momentum and scaling are the same arithmetic. Modes agree up to rounding.
+    so that steps, momentum and scaling are the same arithmetic; `spanned` tells which. Modes agree
+    up to rounding.
     """
 
     width: int
+    spanned: bool
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The gradient of each client's mean loss, [K, width]; zeros for an idle client."""
@@ -57,6 +59,12 @@ class Walk(Protocol):
 
     def rows(self, moved: torch.Tensor) -> torch.Tensor:
         """The rows as parameters, [K, P]; may be `moved` itself."""
+        ...
+
+    def add_weighted_(
+        self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        """total += weights @ rows, in float64 throughout."""
         ...
 
 

@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from fedveil.models.task import Task
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.rows import Norm, row_norms
+from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 from fedveil.training.examples import ExampleBounds, channels_last
@@ -48,7 +48,7 @@ class LoopedWalk:
         self._task, self._examples, self._piece = task, examples, piece
         self._start, self._cohort = start, cohort
         self._here = torch.empty_like(start)
-        self.width = task.size
+        self.width, self.spanned = task.size, False
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """Autograd writes each client's gradient straight into its row."""
@@ -76,6 +76,11 @@ class LoopedWalk:
 
     def rows(self, moved: torch.Tensor) -> torch.Tensor:
         return moved
+
+    def add_weighted_(
+        self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        add_weighted_(total, moved, weights)
 
     def _parameters(self, moved: torch.Tensor | None, k: int) -> torch.Tensor:
         return self._start if moved is None else torch.add(self._start, moved[k], out=self._here)

@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 
 from fedveil.models.task import Task, cross_entropy, squared_error
 from fedveil.privacy.clipping import ROUNDING, Bound
-from fedveil.privacy.rows import Norm, row_norms
+from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 from fedveil.training.layers import without_subnormals
@@ -35,6 +35,7 @@ _POINTWISE = (
 )
 
 _SMALL = 4096
+_CANCELLED = 1e-12  # more than float64 rounds sums over records and features by
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class StackedWalk:
     ) -> None:
         self._task, self._layers, self._start, self._cohort = task, layers, start, cohort
         self._x = cohort.x.flatten(2)
-        self.width = task.size
+        self.width, self.spanned = task.size, False
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The chain rule, written out layer by layer."""
@@ -110,6 +111,11 @@ class StackedWalk:
 
     def rows(self, moved: torch.Tensor) -> torch.Tensor:
         return moved
+
+    def add_weighted_(
+        self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        add_weighted_(total, moved, weights)
 
     def _chain_rule(
         self, moved: torch.Tensor | None, batch: Batch, weights: torch.Tensor
@@ -189,7 +195,8 @@ class DualWalk(StackedWalk):
     """The first layer's weights as W0 + A' X: coordinates A [K, n, o] instead of [K, o, i].
 
     A row is A, then all other parameters in their order. Lengths follow from the Gram matrix of
-    a client's records: |A' X|^2 = <A, (X X') A>.
+    a client's records: |A' X|^2 = <A, (X X') A>, in float64; where its terms cancel each other,
+    they are bounds from above.
     """
 
     def __init__(
@@ -199,18 +206,27 @@ class DualWalk(StackedWalk):
         first = layers[0]
         self._span = self._x.shape[1] * first.outputs
         self._first = torch.matmul(self._x, self._weight(0, None).T)
-        self.width = self._span + task.size - first.inputs * first.outputs
+        self.width, self.spanned = self._span + task.size - first.inputs * first.outputs, True
+
+    @cached_property
+    def _wide(self) -> torch.Tensor:
+        return self._x.double()
+
+    @cached_property
+    def _wide_gram(self) -> torch.Tensor:
+        return torch.bmm(self._wide, self._wide.mT)
 
     @cached_property
     def _gram(self) -> torch.Tensor:
-        return torch.bmm(self._x, self._x.mT)
+        return self._wide_gram.float()
 
     def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
         if norm is not Norm.L2:
             raise AssertionError("a walk in the span knows L2 lengths only")
-        a = self._coordinates(moved)
-        inside = (a * torch.bmm(self._gram, a)).flatten(1).sum(dim=1, dtype=torch.float64)
-        return (inside.clamp_min(0) + row_norms(moved[:, self._span :]) ** 2).sqrt()
+        a = self._coordinates(moved).double()
+        inside = (a * torch.bmm(self._wide_gram, a)).sum(dim=(1, 2)).clamp_min_(0)
+        largest = a.square().sum(dim=(1, 2)) * self._wide_gram.diagonal(dim1=1, dim2=2).sum(dim=1)
+        return (inside + _CANCELLED * largest + row_norms(moved[:, self._span :]) ** 2).sqrt()
 
     def rows(self, moved: torch.Tensor) -> torch.Tensor:
         first = self._layers[0]
@@ -221,6 +237,20 @@ class DualWalk(StackedWalk):
         out[:, : first.weight] = moved[:, self._span : self._span + first.weight]
         out[:, end:] = moved[:, self._span + first.weight :]
         return out
+
+    def add_weighted_(
+        self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        """One product over all records of all clients; no client's weights are written out."""
+        first = self._layers[0]
+        end = first.weight + first.inputs * first.outputs
+        a = self._coordinates(moved).double() * weights[:, None, None]
+        product = torch.mm(a.flatten(0, 1).T, self._wide.flatten(0, 1))
+        total[first.weight : end] += product.flatten()
+        rest = torch.zeros(len(total) - len(product.flatten()), dtype=torch.float64)
+        add_weighted_(rest, moved[:, self._span :], weights)
+        total[: first.weight] += rest[: first.weight]
+        total[end:] += rest[first.weight :]
 
     def _coordinates(self, moved: torch.Tensor) -> torch.Tensor:
         a = moved[:, : self._span]
@@ -268,8 +298,8 @@ def _loss_gradient(
     def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return task.loss(outputs[None], target[None])[0]
 
-    error: torch.Tensor = vmap(grad(loss))(outputs.flatten(0, 1), targets.flatten(0, 1))
-    return error.view_as(outputs) * weights[..., None]
+    every: torch.Tensor = vmap(grad(loss))(outputs.flatten(0, 1), targets.flatten(0, 1))
+    return every.view_as(outputs) * weights[..., None]
 
 
 def _squares(values: torch.Tensor) -> torch.Tensor:

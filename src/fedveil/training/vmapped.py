@@ -7,7 +7,7 @@ from torch.func import grad, vmap
 
 from fedveil.models.task import Task
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.rows import Norm, row_norms
+from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 
@@ -21,7 +21,7 @@ class VmappedWalk:
 
     def __init__(self, task: Task, start: torch.Tensor, cohort: CohortData) -> None:
         self._task, self._start, self._cohort = task, start, cohort
-        self.width = task.size
+        self.width, self.spanned = task.size, False
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """Autograd of each client's weighted losses."""
@@ -61,6 +61,11 @@ class VmappedWalk:
 
     def rows(self, moved: torch.Tensor) -> torch.Tensor:
         return moved
+
+    def add_weighted_(
+        self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        add_weighted_(total, moved, weights)
 
 
 def example_gradients(task: Task) -> Vmapped:

@@ -15,8 +15,8 @@ from fedveil.training.gradients import Mode
 MEMORY = 512
 """MiB for the clients that are computed together, per worker."""
 
-_LEAST, _MOST = 8, 4096
-_WORK = 1 << 27  # multiplications in a chunk: enough to hide its overhead, few enough to share
+_LEAST, _MOST = 32, 4096
+_WORK = 1 << 23  # multiplications in a chunk: enough to hide its overhead, few enough to share
 _WIDE = 1 << 20
 
 

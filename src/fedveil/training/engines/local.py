@@ -15,6 +15,7 @@ from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import add_weighted_
+from fedveil.privacy.rules import Lengths
 from fedveil.training.client import LocalWork
 from fedveil.training.cohort import gather
 from fedveil.training.engines.chunks import cut
@@ -24,7 +25,7 @@ from fedveil.training.evaluate import batches_of, mean_of, measure
 from fedveil.training.gradients import Gradients, Mode, gradients_of
 from fedveil.training.server import ServerState, Weights, accept
 from fedveil.training.sums import CohortSum
-from fedveil.training.turn import Turn
+from fedveil.training.turn import Spanned, Turn
 
 
 class Adversary(Protocol):
@@ -121,6 +122,11 @@ class LocalEngine:
         return self.plan.where is Where.CLIENT
 
     @property
+    def _summed(self) -> bool:
+        """Whether nobody sees a client's own row: not the server, which only sums, no adversary."""
+        return self.plan.where in (Where.SERVER, Where.NOWHERE) and self.adversary is None
+
+    @property
     def _width(self) -> int:
         return 0 if self.plan.rule is None else self.plan.rule.width
 
@@ -150,10 +156,15 @@ class LocalEngine:
     ) -> None:
         plan, streams = self.plan, self.streams
         cohort, bound = gather(self.data, ids), plan.bound(moving, round)
-        done = self.work.updates(Turn(round, params, cohort, bound, self._gradients, streams))
-        rows, diverged = done.rows, np.zeros(len(ids), dtype=bool)
+        done = self.work.updates(
+            Turn(round, params, cohort, bound, self._gradients, streams, self._summed)
+        )
         by_examples = self.weights is Weights.EXAMPLES
         weights = cohort.weights if by_examples else torch.ones(len(ids), dtype=torch.float64)
+        if isinstance(done, Spanned):
+            self._add_spanned_(total, round, ids, done, weights)
+            return
+        rows, diverged = done.rows, np.zeros(len(ids), dtype=bool)
         if total.signal is not None:
             diverged = _zero_diverged_(done)
             add_weighted_(total.signal, rows, weights)
@@ -172,7 +183,27 @@ class LocalEngine:
         total.clipped += int((done.clipped | accepted.clipped).sum())
         total.refused += tuple(int(c) for c in ids[refused.numpy() | diverged])
 
-    def _watch(self, done: Bounded, round: int, ids: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _add_spanned_(
+        self,
+        total: CohortSum,
+        round: int,
+        ids: npt.NDArray[np.int64],
+        done: Spanned,
+        weights: torch.Tensor,
+    ) -> None:
+        """Add updates whose rows nobody looks at: the server has nothing to bound again."""
+        refused = ~torch.isfinite(done.norms)
+        weights = torch.where(refused, 0.0, weights)
+        done.walk.add_weighted_(total.total, done.moved, weights * done.scales)
+        total.watched += self._watch(done, round, ids)
+        total.weight += float(weights.sum())
+        total.clients += len(ids)
+        total.clipped += int(done.clipped.sum())
+        total.refused += tuple(int(c) for c in ids[refused.numpy()])
+
+    def _watch(
+        self, done: Bounded | Spanned, round: int, ids: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
         if self.plan.rule is None or self.plan.rule.width == 0:
             return torch.zeros(0, dtype=torch.float64)
         keys = self.streams.keys("client-bits", round, ids)
