@@ -180,6 +180,14 @@ def test_steps_that_cancel_are_summed_before_they_are_measured(offset):
     assert float(gradient.squares[1]) == pytest.approx(length, rel=1e-5)
 
 
+def test_errors_too_small_for_float32_are_not_rounded_up():
+    """Half of the smallest number there is, times the largest, is not nothing."""
+    gradient = gradient_of(nn.Linear(2, 3), [torch.full((1, 2), 1e38)], [torch.full((1, 3), 1e-30)])
+    places = {"weight": torch.zeros(3, 2), "bias": torch.zeros(3)}
+    gradient.add_scaled_(places, torch.tensor([1e-15]))
+    assert float(places["weight"].norm()) <= 1e-15 * float(gradient.squares.sqrt())
+
+
 def test_errors_that_cancel_are_summed_before_they_are_measured():
     layer = nn.Embedding(5, 2)
     tokens, errors = torch.tensor([[3, 3], [3, 4]]), torch.tensor([[[1e12], [-1e12]], [[1.0], [2]]])

@@ -190,6 +190,7 @@ PICKED = {
     "hook-on-function": (lambda: hooked("register_forward_hook", 1), VmappedWalk),
     "pre-hook": (lambda: hooked("register_forward_pre_hook", 0), VmappedWalk),
     "backward-hook": (lambda: hooked("register_full_backward_hook", 0), VmappedWalk),
+    "backward-pre-hook": (lambda: hooked("register_full_backward_pre_hook", 0), VmappedWalk),
     "hook-on-sequence": (watched, VmappedWalk),
     "function-first": (lambda: nn.Sequential(nn.ReLU(), nn.Linear(WIDE, 3)), VmappedWalk),
     "flatten-late": (lambda: nn.Sequential(nn.Linear(WIDE, 3), nn.Flatten()), VmappedWalk),
@@ -205,7 +206,7 @@ def test_chains_of_linear_layers_are_batched_algebra(make_walks, name):
     assert type(make_walks(module())[0]) is kind
 
 
-@pytest.mark.parametrize("name", [n for n in PICKED if n != "backward-hook"])
+@pytest.mark.parametrize("name", [n for n in PICKED if not n.startswith("backward")])
 def test_whatever_is_picked_is_right(make_walks, name):
     walk, general = make_walks(PICKED[name][0]())
     for moved in (None, away(walk)):
@@ -219,6 +220,7 @@ def test_whatever_is_picked_is_right(make_walks, name):
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 3)), (24,), StackedWalk),
         (lambda: nn.Linear(4, 3), (6, 4), VmappedWalk),
         (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(4, 3)), (6, 2, 2), VmappedWalk),
+        (lambda: nn.Sequential(nn.Flatten(1, 2), nn.Linear(4, 3)), (2, 3, 4), VmappedWalk),
     ],
 )
 def test_records_with_axes_are_flattened_or_not_taken(make_walks, module, shape, kind):
@@ -313,6 +315,17 @@ def test_a_step_goes_down_the_gradient_from_where_the_clients_are(make_walks, sp
     assert not second[~step.working].any()
 
 
+@pytest.mark.parametrize("general", [True, False])
+def test_an_idle_client_stays_where_its_loss_overflows(make_walks, general):
+    walk = make_walks(chain(1, ()), squared_error)[general]
+    moved, step = away(walk), whole(walk, [3])
+    moved[3] = 1e30
+    walk._cohort.x[3] = 1e20
+    assert not walk.mean(moved, step)[3].any()
+    before = moved[3].clone()
+    assert torch.equal(walk.descend_(moved, step, 0.1)[3], before)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("hidden", [(), (5,), (1,), (6, 4)])
 @pytest.mark.parametrize(
@@ -399,6 +412,18 @@ def test_no_record_is_so_large_that_its_scale_is_rounded_up(make_walks, large, v
     batch.mask[0, 1:] = 0
     found = walk.bounded_sum(None, batch, Bound(value))
     assert float(found.double().norm()) <= value
+
+
+def test_no_error_is_so_small_that_it_is_rounded_up(make_walks):
+    """What float32 rounds by at its smallest, times a record at its largest, is not nothing."""
+    walk, _ = make_walks(
+        chain(3, (), bias=False), lambda outputs, y: 1e-12 * outputs.sum(-1) + 0 * y
+    )
+    walk._cohort.x[0, 0] = 1e38
+    batch = whole(walk, range(1, 5))
+    batch.mask[0, 1:] = 0
+    for value in np.logspace(-8, -4, 41):
+        assert float(walk.bounded_sum(None, batch, Bound(value)).double().norm()) <= value
 
 
 def test_a_loss_of_the_whole_batch_is_that_of_each_record_alone(make_walks):

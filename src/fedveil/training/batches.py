@@ -54,6 +54,12 @@ class Batch:
         """What each record counts in its client's mean: [K, B], zeros for idle clients."""
         return self.mask / self.mask.sum(dim=1, keepdim=True).clamp_min(1)
 
+    def without_idle_(self, rows: torch.Tensor) -> torch.Tensor:
+        """Zeros for idle clients, in place: no weight makes a zero of a loss that overflows."""
+        if not bool(self.working.all()):
+            rows[~self.working] = 0.0
+        return rows
+
     @cached_property
     def working(self) -> torch.Tensor:
         """Which clients have anything to do: bool [K]."""

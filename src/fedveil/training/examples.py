@@ -51,6 +51,17 @@ class ExampleBounds:
         largest = max((count for _, count in owned), default=1)
         self._piece = max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // largest))
 
+    @cached_property
+    def layout(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Channels last if the module can take them: one that asks for a `view` cannot."""
+        named = {n: channels_last(v) for n, v in self._task.named(self._task.parameters).items()}
+        try:
+            with torch.no_grad():
+                functional_call(self._task.module, named, (channels_last(self._sample[0]),))
+        except RuntimeError:
+            return lambda values: values
+        return channels_last
+
     def add_bounded_(
         self,
         row: torch.Tensor,
@@ -95,7 +106,7 @@ class ExampleBounds:
 
         Zeros are added to what each layer gives: their gradients are what comes back to it.
         """
-        named = {name: channels_last(value) for name, value in self._task.named(flat).items()}
+        named = {name: self.layout(value) for name, value in self._task.named(flat).items()}
         zeros = {
             name: [torch.zeros(len(x), *shape, requires_grad=True) for shape in shapes]
             for name, shapes in self._shapes.items()
@@ -109,7 +120,7 @@ class ExampleBounds:
             return self._task.loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
 
         with torch.enable_grad():
-            losses, inputs = vmap(one)(zeros, channels_last(x), y)
+            losses, inputs = vmap(one)(zeros, self.layout(x), y)
         every = [z for given in zeros.values() for z in given]
         errors = iter(torch.autograd.grad(losses.sum(), every, materialize_grads=True))
         return {

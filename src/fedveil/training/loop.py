@@ -1,7 +1,7 @@
 """The round, on one screen."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -69,7 +69,7 @@ def rounds(
     ledger: Ledger,
     streams: Streams,
     measure: Callable[[ServerState], dict[str, float]],
-) -> Iterator[RoundResult]:
+) -> Generator[RoundResult, None, None]:
     """Train from `state` to the end of the plan, one result per round; stops at the budget.
 
     Guarantee: a round is charged, durably, before any client works on it. An empty cohort is

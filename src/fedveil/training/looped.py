@@ -1,7 +1,7 @@
 """One client after the other, by ordinary autograd on its real records only.
 
-Convolutions run channels-last, and a batch is computed in pieces that stay in the cache: the
-gradient of a mean is a sum, so this changes rounding and nothing else.
+Convolutions run channels-last where the module can, and a batch is computed in pieces that stay in
+the cache: the gradient of a mean is a sum, so this changes rounding and nothing else.
 """
 
 import torch
@@ -13,7 +13,7 @@ from fedveil.privacy.clipping import Bound
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
-from fedveil.training.examples import ExampleBounds, channels_last
+from fedveil.training.examples import ExampleBounds
 
 _IMAGES = 32
 _RECORDS = 1024
@@ -97,7 +97,8 @@ class LoopedWalk:
             for a in range(0, len(x), self._piece):
                 piece = slice(a, a + self._piece)
                 with torch.enable_grad():
-                    outputs = functional_call(self._task.module, named, (channels_last(x[piece]),))
+                    records = self._examples.layout(x[piece])
+                    outputs = functional_call(self._task.module, named, (records,))
                     loss = self._task.loss(outputs, y[piece]).sum() * (factor / len(x))
                 torch.autograd.backward(loss)
             for place, gradient in beside:
@@ -108,12 +109,12 @@ class LoopedWalk:
     ) -> tuple[dict[str, torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
         """Parameters whose gradients accumulate in `row`; and those that must do it elsewhere.
 
-        Kernels lie channels-last, and torch wants their gradients to lie as they do.
+        Kernels may lie channels-last, and torch wants their gradients to lie as they do.
         """
         leaves, beside = {}, []
         places = self._task.named(row)
         for name, value in self._task.named(flat).items():
-            leaf = channels_last(value.detach()).requires_grad_()
+            leaf = self._examples.layout(value.detach()).requires_grad_()
             if leaf.stride() == value.stride():
                 leaf.grad = places[name]
             else:

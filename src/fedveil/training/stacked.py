@@ -81,7 +81,8 @@ class StackedWalk:
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The chain rule, written out layer by layer."""
-        return self._combine(*self._chain_rule(moved, batch, batch.weights), batch)
+        rows = self._combine(*self._chain_rule(moved, batch, batch.weights), batch)
+        return batch.without_idle_(rows)
 
     def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
         gradient = self.mean(moved, batch)
@@ -313,7 +314,7 @@ def _chain(task: Task) -> tuple[bool, tuple[Layer, ...]]:
     names = {module: name for name, module in task.module.named_modules()}
     if not all(map(_plain, modules)):
         return False, ()
-    flatten = type(modules[0]) is nn.Flatten and modules[0].start_dim == 1
+    flatten = bool(modules) and _flattens(modules[0])
     layers: list[Layer] = []
     after: list[list[nn.Module]] = []
     covered: set[str] = set()
@@ -344,6 +345,10 @@ def _in_order(module: nn.Module) -> Iterator[nn.Module]:
             yield from _in_order(child)
     else:
         yield module
+
+
+def _flattens(module: nn.Module) -> bool:
+    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
 
 
 def _plain(module: nn.Module) -> bool:

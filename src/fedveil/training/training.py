@@ -19,6 +19,7 @@ from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.engines.choice import timings
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
 from fedveil.training.engines.local import Adversary, LocalEngine
+from fedveil.training.engines.process import one_thread
 from fedveil.training.engines.workers import available
 from fedveil.training.gradients import Mode
 from fedveil.training.loop import RoundResult, rounds
@@ -104,17 +105,17 @@ class Training:
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
+        streams = Streams(self.seed)
+        every = rounds(state, self.plan, self.engine, self.server, ledger, streams, self._measure)
         try:
-            yield from rounds(
-                state,
-                self.plan,
-                self.engine,
-                self.server,
-                ledger,
-                Streams(self.seed),
-                self._measure,
-            )
+            while True:
+                with one_thread():
+                    result = next(every, None)
+                if result is None:
+                    return
+                yield result
         finally:
+            every.close()
             self.engine.close()
 
     @cached_property

@@ -34,9 +34,9 @@ class VmappedWalk:
         x, y = batch.of(self._cohort)
         if moved is None:
             at_start: Vmapped = vmap(grad(loss), in_dims=(None, 0, 0, 0))
-            return at_start(self._start, x, y, batch.weights)
+            return batch.without_idle_(at_start(self._start, x, y, batch.weights))
         out: Vmapped = vmap(grad(loss))
-        return out(self._start + moved, x, y, batch.weights)
+        return batch.without_idle_(out(self._start + moved, x, y, batch.weights))
 
     def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
         gradient = self.mean(moved, batch)

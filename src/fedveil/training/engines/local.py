@@ -15,7 +15,6 @@ from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import add_weighted_
-from fedveil.privacy.rules import Lengths
 from fedveil.training.client import LocalWork
 from fedveil.training.cohort import gather
 from fedveil.training.engines.chunks import cut
