@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := $(VENV)-bench
 
-.PHONY: demo test test-all check bench-micro clean
+.PHONY: demo test test-all check bench bench-micro clean
 
 demo: $(STAMP)
 	$(BIN)/fedveil run
@@ -15,6 +16,9 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+bench: $(PEERS)/.installed
+	$(PEERS)/bin/python benchmarks/run.py
 
 bench-micro: $(STAMP)
 	$(BIN)/python -m pytest benchmarks --benchmark-only
@@ -30,5 +34,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[data,dev]"
 	@touch $(STAMP)
 
+# The peers want other versions than fedveil's own, so that they have an environment of their own.
+$(PEERS)/.installed: pyproject.toml benchmarks/constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --constraint benchmarks/constraints.txt --editable ".[bench]"
+	@touch $(PEERS)/.installed
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(PEERS)

@@ -6,11 +6,14 @@ no test split, as with the peers. Workers are one per core, one thread each.
 """
 
 import argparse
+import cProfile
+import io
 import json
 import math
-import statistics
+import pstats
 import tempfile
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -138,11 +141,30 @@ def server_rounds(rounds: int) -> list[float]:
     return seconds[1:]
 
 
+def profile(work: Work, rounds: int) -> list[str]:
+    """Where one process alone spends its time: the functions with most time of their own."""
+    training = replace(training_of(work, rounds), workers=1)
+    training.engine  # noqa: B018  the choice of the mode is not part of a round
+    profiler = cProfile.Profile()
+    profiler.enable()
+    whole_rounds(training, 0)
+    profiler.disable()
+    text = io.StringIO()
+    pstats.Stats(profiler, stream=text).strip_dirs().sort_stats("tottime").print_stats(14)
+    lines = text.getvalue().splitlines()
+    first = next(i for i, line in enumerate(lines) if "ncalls" in line)
+    return [line.rstrip() for line in lines[first:] if line.strip()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("item", choices=[*WORK, "e"])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
+    if arguments.profile:
+        print(json.dumps({"profile": profile(WORK[arguments.item], arguments.rounds)}))
+        return
     answer = {"peer": f"fedveil {version('fedveil')}", "item": arguments.item}
     if arguments.item == "e":
         torch.set_num_threads(1)
@@ -153,12 +175,11 @@ def main() -> None:
         training = training_of(work, arguments.rounds + 3)
         seconds = whole_rounds(training)
         engine = training.engine
-        workers = engine.workers if len(seconds) and engine.chunk < work.cohort else 1
-        answer["configuration"] = f"{engine.mode}, chunk {engine.chunk}, {workers} workers"
+        workers = f"{engine.workers} workers" if engine.chunk < work.cohort else "one process"
+        answer["configuration"] = f"{engine.mode}, chunks of {engine.chunk}, {workers}"
         if work.batch:
             answer["examples"] = examples_of(training, range(4, arguments.rounds + 4))
     answer["seconds"] = seconds
-    answer["median"] = statistics.median(seconds)
     print(json.dumps(answer))
 
 

@@ -16,7 +16,7 @@ from fedveil.training.batches import Batch, Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.cohort import gather
 from fedveil.training.stacked import DualWalk, Stacked, StackedWalk
-from fedveil.training.turn import Turn
+from fedveil.training.turn import Turn, spanned_
 from fedveil.training.vmapped import VmappedWalk
 
 WIDE = 24
@@ -500,6 +500,51 @@ def test_rows_of_parameters_are_themselves(make_walks):
     assert torch.equal(walk.rows(moved), moved)
     for norm in Norm:
         assert torch.equal(walk.norms(moved, norm), row_norms(moved, norm))
+
+
+@pytest.mark.parametrize("hidden", [(), (5,)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_weighted_sums_are_those_of_the_rows(make_walks, hidden, bias, spanned):
+    walk, _ = make_walks(chain(hidden=hidden, bias=bias), spanned=spanned)
+    moved, weights = away(walk), torch.tensor([0.5, 0.0, 2.0, 1e-9, 1.0], dtype=torch.float64)
+    total = torch.ones(walk._task.size, dtype=torch.float64)
+    walk.add_weighted_(total, moved, weights)
+    assert walk.spanned is spanned
+    assert_close(total - 1, weights @ walk.rows(moved).double(), 1e-6)
+
+
+@pytest.mark.parametrize("apart", [1.0, 1e-3, 1e-6, 0.0])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e6])
+def test_updates_left_in_the_span_are_bounded(make_walks, apart, size):
+    """Records of a client that are almost the same, and coordinates that cancel each other."""
+    walk, _ = make_walks(chain(), spanned=True)
+    x = walk._cohort.x
+    x.copy_(size * (x[:, :1] + apart * x))
+    walk = Stacked(walk._task).walk(walk._start, walk._cohort, spanned=True)
+    moved, bound = away(walk, 100.0), Bound(0.01)
+    moved[:, walk._span :] = 0
+    coordinates = walk._coordinates(moved)
+    coordinates -= coordinates.mean(dim=1, keepdim=True)
+    done = spanned_(walk, moved, bound)
+    for k in range(len(moved)):
+        total = torch.zeros(walk._task.size, dtype=torch.float64)
+        walk.add_weighted_(
+            total, moved, torch.eye(len(moved), dtype=torch.float64)[k] * done.scales
+        )
+        assert float(total.norm()) <= bound.value
+        assert bool(done.clipped[k]) == (float(done.norms[k]) > bound.value * (1 - 1e-6))
+
+
+def test_a_client_that_diverged_in_the_span_is_left_out(make_walks):
+    walk, _ = make_walks(chain(), spanned=True)
+    moved = away(walk)
+    kept = moved[[0, 2, 4]].clone()
+    moved[1, 0], moved[3, -1] = math.inf, math.nan
+    done = spanned_(walk, moved, Bound(0.1))
+    assert torch.isfinite(done.norms).tolist() == [True, False, True, False, True]
+    assert not done.moved[[1, 3]].any()
+    assert not done.scales[[1, 3]].any()
+    assert torch.equal(done.moved[[0, 2, 4]], kept)
 
 
 class Ordinary(Stacked):

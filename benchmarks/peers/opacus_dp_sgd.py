@@ -1,0 +1,165 @@
+"""Item d with Opacus: DP-SGD of four clients on Fu's CNN.
+
+Opacus's own per-example gradients, clipping, noise and Poisson sampler, without its data loader
+(batches are indexed from one tensor instead of collated record by record) and without its
+accountant. Model, optimizer and loss are wrapped once per process and reused for every client:
+only the weights go back to the round's model.
+
+Modes: `hooks` (Opacus's default), `functorch`, `ew` (torch's expanded weights) and `ghost` (fast
+gradient clipping: two backward passes, and the linear layer's per-example gradients are never
+made). Left out: `ghost_fsdp` and `ghost_tp`, which need torch.distributed, and `no_op`, which
+leaves the gradients to the caller.
+
+`--channels-last` speeds up torch's CPU convolutions. With hooks and ghost, Opacus 1.6 then unfolds
+a layer's input with the strides of a contiguous one and gets wrong gradients without saying so, so
+the input is made contiguous first, through Opacus's register of grad samplers. `--keep-memory` has
+malloc keep what is freed: per-example gradients are big, and faulting their pages in again at every
+step takes long.
+
+One process has two torch threads and takes the clients in turn; two processes have one thread each
+and take two clients each.
+
+python benchmarks/peers/opacus_dp_sgd.py --mode ghost --processes 2 --rounds 10
+"""
+
+import argparse
+import json
+from contextlib import AbstractContextManager, nullcontext
+
+import opacus
+import torch
+from opacus.grad_sample.conv import compute_conv_grad_sample
+from opacus.grad_sample.utils import prepare_module, register_grad_sampler
+from opacus.optimizers import DPOptimizer, get_optimizer_class
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from opacus.utils.uniform_sampler import UniformWithReplacementSampler
+from peers.bare_loop import PROCESSES, Round, keep_memory, timed, two_processes
+from torch import nn
+from work import WORK
+
+WORK_D = WORK["d"]
+BOUND, MULTIPLIER = 1.0, 1.0
+MODES = ("hooks", "functorch", "ew", "ghost")
+NO_EMPTY_BATCH = ("functorch", "ew")
+
+
+class Trainer:
+    """One wrapped model with its optimizer, loss and sampler, for one client after the other."""
+
+    def __init__(self, mode: str, channels_last: bool) -> None:
+        module = WORK_D.module()
+        if channels_last:
+            module = module.to(memory_format=torch.channels_last)
+            register_grad_sampler(nn.Conv2d)(_contiguous_grad_sample)
+        self.takes_empty = mode not in NO_EMPTY_BATCH
+        self.parameters = list(module.parameters())
+        self.start = [parameter.detach().clone() for parameter in self.parameters]
+        self.model = _wrap(module, mode)
+        self.optimizer = _optimizer(self.parameters, mode)
+        self.loss = nn.CrossEntropyLoss()
+        if mode == "ghost":
+            self.loss = DPLossFastGradientClipping(self.model, self.optimizer, self.loss)
+        rate = WORK_D.batch / WORK_D.records
+        self.sampler = UniformWithReplacementSampler(
+            num_samples=WORK_D.records, sample_rate=rate, steps=WORK_D.steps
+        )
+
+    def client(self, x: torch.Tensor, y: torch.Tensor) -> int:
+        """Run one client's steps from the round's model; how many examples they took."""
+        with torch.no_grad():
+            for parameter, start in zip(self.parameters, self.start, strict=True):
+                parameter.copy_(start)
+        examples = 0
+        for batch in self.sampler:
+            self._step(x[batch], y[batch])
+            examples += len(batch)
+        return examples
+
+    def _step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        if len(x) or self.takes_empty:
+            self.loss(self.model(x), y).backward()
+        else:
+            for parameter in self.parameters:
+                parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+def _contiguous_grad_sample(
+    layer: nn.Conv2d, activations: list[torch.Tensor], backprops: torch.Tensor
+) -> dict[nn.Parameter, torch.Tensor]:
+    return compute_conv_grad_sample(layer, [x.contiguous() for x in activations], backprops)
+
+
+def _wrap(module: nn.Module, mode: str) -> nn.Module:
+    bound = {"max_grad_norm": BOUND} if mode == "ghost" else {}
+    model = prepare_module(module, grad_sample_mode=mode, **bound)
+    model.forbid_grad_accumulation()
+    return model
+
+
+def _optimizer(parameters: list[nn.Parameter], mode: str) -> DPOptimizer:
+    private = get_optimizer_class(clipping="flat", distributed=False, grad_sample_mode=mode)
+    return private(
+        torch.optim.SGD(parameters, lr=WORK_D.lr),
+        noise_multiplier=MULTIPLIER,
+        max_grad_norm=BOUND,
+        expected_batch_size=WORK_D.batch,
+    )
+
+
+def clients(mode: str, channels_last: bool, processes: int, share: int) -> Round:
+    """DP-SGD of every `processes`-th client, from client `share` on."""
+    trainer = Trainer(mode, channels_last)
+    torch.manual_seed(share)
+    x, y = (torch.from_numpy(array[share::processes]) for array in WORK_D.arrays())
+    return lambda: sum(trainer.client(*client) for client in zip(x, y, strict=True))
+
+
+def main() -> None:
+    """Print the seconds and examples of each round as one JSON line."""
+    options = _options()
+    with _workers(options) as work:
+        seconds, examples = timed(work, options.rounds)
+    line = {
+        "peer": f"opacus {opacus.__version__}",
+        "item": WORK_D.name,
+        "configuration": _configuration(options),
+        "seconds": seconds,
+        "examples": examples,
+    }
+    print(json.dumps(line))
+
+
+def _workers(options: argparse.Namespace) -> AbstractContextManager[Round]:
+    settings = (options.mode, options.channels_last, options.processes)
+    if options.processes == PROCESSES:
+        return two_processes(options.keep_memory, clients, *settings)
+    if options.keep_memory:
+        keep_memory()
+    torch.set_num_threads(2)
+    return nullcontext(clients(*settings, 0))
+
+
+def _configuration(options: argparse.Namespace) -> str:
+    words = [options.mode]
+    words.append("two processes" if options.processes == PROCESSES else "two threads")
+    if options.channels_last:
+        words.append("channels-last")
+    if options.keep_memory:
+        words.append("memory kept")
+    return ", ".join(words)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mode", choices=MODES, required=True)
+    parser.add_argument("--processes", type=int, choices=(1, PROCESSES), required=True)
+    parser.add_argument("--channels-last", action="store_true")
+    parser.add_argument("--keep-memory", action="store_true")
+    parser.add_argument("--rounds", type=int, default=10)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

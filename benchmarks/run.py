@@ -1,0 +1,348 @@
+"""`make bench`: the same work on fedveil and on its peers, in one go; writes benchmarks/RESULTS.md.
+
+Every measurement is a process of its own, and fedveil and its peers take turns on one machine. A
+peer is measured in each of its configurations and the best one counts.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from growth import CLIENTS, COHORTS, PARAMETERS
+from work import WORK
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "RESULTS.md"
+NOTES = HERE / "NOTES.md"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One configuration: the median of whole rounds, and examples per second where counted."""
+
+    peer: str
+    configuration: str
+    seconds: float
+    rate: float | None
+    rounds: int
+
+
+Found = dict[str, dict[str, list[Timing]]]
+"""Per work item and peer, every configuration that was measured."""
+
+
+def measured(script: str, *arguments: object) -> dict[str, Any]:
+    """The last line that a script printed, which is JSON."""
+    command = [sys.executable, "-B", str(HERE / script), *map(str, arguments)]
+    print("$", script, *arguments, flush=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, cwd=HERE)
+    if done.returncode != 0:
+        raise RuntimeError(f"{script} {arguments}: {done.stderr[-2000:]}")
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def timing(script: str, *arguments: object) -> Timing:
+    answer = measured(script, *arguments)
+    seconds = answer["seconds"]
+    rate = None
+    if "examples" in answer:
+        rate = statistics.median(n / s for n, s in zip(answer["examples"], seconds, strict=True))
+    found = Timing(
+        answer["peer"], answer["configuration"], statistics.median(seconds), rate, len(seconds)
+    )
+    print(f"    {found.seconds * 1e3:,.2f} ms  {found.peer}, {found.configuration}", flush=True)
+    return found
+
+
+def best(timings: list[Timing]) -> Timing:
+    return min(timings, key=lambda t: t.seconds if t.rate is None else 1 / t.rate)
+
+
+def sgemm(threads: int) -> float:
+    """The best of a few large float32 products, in Gflop/s."""
+    torch.set_num_threads(threads)
+    a, best_seconds = torch.randn(2048, 2048), float("inf")
+    for _ in range(8):
+        began = time.perf_counter()
+        torch.mm(a, a)
+        best_seconds = min(best_seconds, time.perf_counter() - began)
+    return 2 * 2048**3 / best_seconds / 1e9
+
+
+def against_peers(quick: bool) -> Found:
+    """Per item the timings of fedveil and of every peer, in the order in which they were taken."""
+    few, many = (2, 10) if quick else (5, 50)
+    found: Found = {}
+    for item, rounds, flower in (
+        ("a-1", 4 * many, 1 if quick else 3),
+        ("a-10", 2 * many, 1 if quick else 3),
+        ("b", few, few),
+        ("c-1", many // 2, few),
+        ("c-5", many // 2, few),
+    ):
+        found[item] = {
+            "fedveil": [timing("ours.py", item, "--rounds", rounds)],
+            "pfl": [
+                timing("peers/pfl_research.py", item, "--rounds", few, "--processes", n)
+                for n in (1, 2)
+            ],
+            "flower": [timing("peers/flower_simulator.py", item, "--rounds", flower)],
+        }
+    found["b"]["bare loop"] = [
+        timing("peers/bare_loop.py", "--rounds", few),
+        timing("peers/bare_loop.py", "--rounds", few, "--batch", 32, "--keep-memory"),
+    ]
+    found["d"] = {
+        "fedveil": [timing("ours.py", "d", "--rounds", 2 * few)],
+        "opacus": [
+            timing("peers/opacus_dp_sgd.py", "--rounds", few, "--processes", n, "--mode", *mode)
+            for n, mode in (
+                (1, ("hooks",)),
+                (2, ("hooks",)),
+                (2, ("hooks", "--channels-last")),
+                (2, ("functorch",)),
+                (2, ("ew",)),
+                (1, ("ghost",)),
+                (2, ("ghost",)),
+                (2, ("ghost", "--channels-last")),
+                (2, ("ghost", "--channels-last", "--keep-memory")),
+            )
+        ],
+    }
+    found["e"] = {
+        "fedveil": [timing("ours.py", "e", "--rounds", few)],
+        "pfl": [timing("peers/pfl_noise.py", "--rounds", few)],
+    }
+    return found
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio that must be reached: how many times faster than the peer's best configuration."""
+
+    item: str
+    peer: str
+    least: float
+
+
+TARGETS = (
+    Target("a-1", "flower", 5_000),
+    Target("a-10", "flower", 5_000),
+    Target("a-1", "pfl", 100),
+    Target("a-10", "pfl", 100),
+    Target("b", "pfl", 1.6),
+    Target("b", "flower", 1.8),
+    Target("b", "bare loop", 0.9),
+    Target("c-1", "pfl", 5),
+    Target("c-5", "pfl", 5),
+    Target("d", "opacus", 2.5),
+)
+
+
+def compared(found: Found, target: Target) -> Timing:
+    """The peer's best configuration; of the bare loop the one with whole batches."""
+    theirs = found[target.item][target.peer]
+    return theirs[0] if target.peer == "bare loop" else best(theirs)
+
+
+def ratio(found: Found, target: Target) -> float:
+    """How many times faster fedveil is."""
+    ours, other = found[target.item]["fedveil"][0], compared(found, target)
+    if ours.rate is not None and other.rate is not None:
+        return ours.rate / other.rate
+    return other.seconds / ours.seconds
+
+
+def growth(curve: str, values: tuple[int, ...]) -> list[dict[str, Any]]:
+    points = [measured("growth.py", curve, value) for value in values]
+    for point in points:
+        print(f"    {point['seconds'] * 1e3:,.2f} ms  {curve} {point['value']:,}", flush=True)
+    return points
+
+
+def doublings(points: list[dict[str, Any]]) -> list[float]:
+    """How the time grows from each point to the next."""
+    return [b["seconds"] / a["seconds"] for a, b in itertools.pairwise(points)]
+
+
+def grown() -> dict[str, list[dict[str, Any]]]:
+    return {
+        "cohort": growth("cohort", COHORTS),
+        "clients": growth("clients", CLIENTS),
+        "clients-10000": growth("clients-10000", CLIENTS[2:]),
+        "parameters": growth("parameters", PARAMETERS),
+        "large": growth("large", (100,)),
+    }
+
+
+def machine() -> str:
+    cores = len(os.sched_getaffinity(0))
+    return (
+        f"{platform.machine()}, {cores} cores, {platform.system()}, Python "
+        f"{platform.python_version()}, torch {torch.__version__}; sgemm peak "
+        f"{sgemm(1):,.0f} Gflop/s on one thread, {sgemm(2):,.0f} on two"
+    )
+
+
+def ratio_table(found: Found) -> list[str]:
+    lines = [
+        "| work | against | fedveil | peer | ratio | wanted | |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for target in TARGETS:
+        ours, other = found[target.item]["fedveil"][0], compared(found, target)
+        reached = ratio(found, target)
+        lines.append(
+            f"| ({target.item}) | {target.peer} | {shown(ours)} | {shown(other)} | "
+            f"**{reached:,.4g} x** | {target.least:,} x | {verdict(reached >= target.least)} |"
+        )
+    ours, other = found["e"]["fedveil"][0], best(found["e"]["pfl"])
+    times = other.seconds / ours.seconds
+    lines.append(f"| (e) | pfl | {shown(ours)} | {shown(other)} | **{times:,.4g} x** | | |")
+    return lines
+
+
+def shown(timing: Timing) -> str:
+    if timing.rate is not None:
+        return f"{timing.rate:,.0f} /s"
+    return f"{timing.seconds * 1e3:,.2f} ms"
+
+
+def verdict(reached: bool) -> str:
+    return "reached" if reached else "**not reached**"
+
+
+def all_timings(found: Found) -> list[str]:
+    lines = [
+        "| work | who | configuration | median of a whole round | examples/s |",
+        "|---|---|---|---|---|",
+    ]
+    for item, peers in found.items():
+        for timing in (t for timings in peers.values() for t in timings):
+            rate = "" if timing.rate is None else f"{timing.rate:,.0f}"
+            lines.append(
+                f"| ({item}) | {timing.peer} | {timing.configuration} | "
+                f"{timing.seconds * 1e3:,.2f} ms ({timing.rounds} rounds) | {rate} |"
+            )
+    return lines
+
+
+def growth_tables(curves: dict[str, list[dict[str, Any]]]) -> list[str]:
+    cohort, clients, many = curves["cohort"], curves["clients"], curves["clients-10000"]
+    lines = ["", "Cohort (two-layer CNN of 21,840 parameters, 10 images a client, one step):", ""]
+    lines += ["| cohort | ms per round | times the one before |", "|---|---|---|"]
+    for point, times in zip(cohort, ["", *(f"{t:.2f}" for t in doublings(cohort))], strict=True):
+        lines.append(f"| {point['value']:,} | {point['seconds'] * 1e3:,.1f} | {times} |")
+    straight = all(1.6 <= t <= 2.4 for t in doublings(cohort))
+    lines += ["", f"Every doubling doubles the time to 20 %: {verdict(straight)}."]
+    lines += ["", "Clients (regression of 11 parameters, 10 records a client, memory-mapped):", ""]
+    lines += ["| clients | cohort | ms per round | peak MiB |", "|---|---|---|---|"]
+    for size, points in ((100, clients), (10_000, many)):
+        for point in points:
+            lines.append(
+                f"| {point['value']:,} | {size:,} | {point['seconds'] * 1e3:,.2f} | "
+                f"{point['peak_mib']:,.0f} |"
+            )
+    for size, points in ((100, clients[2:]), (10_000, many)):
+        times = points[-1]["seconds"] / points[0]["seconds"]
+        lines += [
+            "",
+            f"10^6 clients cost {times:.2f} times a round of 10^4, cohort {size:,} "
+            f"(wanted 0.8 to 1.2): {verdict(0.8 <= times <= 1.2)}.",
+        ]
+    lines += ["", "Parameters (MLP 8-h-2, 20 clients of 10 records, one step):", ""]
+    lines += ["| parameters | ms per round | peak MiB | worker's peak MiB |", "|---|---|---|---|"]
+    for point in curves["parameters"]:
+        lines.append(
+            f"| {point['parameters']:,} | {point['seconds'] * 1e3:,.2f} | "
+            f"{point['peak_mib']:,.0f} | {point['worker_mib']:,.0f} |"
+        )
+    large = curves["large"][0]
+    lines += [
+        "",
+        f"A model of {large['parameters']:,} parameters, 100 clients per round of two steps: "
+        f"{large['seconds']:.1f} s, {large['buffers']:.2f} model-sized buffers per worker beside "
+        f"the data (wanted at most 6): {verdict(large['buffers'] <= 6)}.",
+    ]
+    return lines
+
+
+def grid_lines() -> list[str]:
+    lines = []
+    for flags, words in (((), "local iterations"), (("--rounds",), "rounds")):
+        answer = measured("fu_grid.py", *flags)
+        lines.append(
+            f"- T = 120 {words}: {answer['trainings']} trainings, {answer['rounds']:,} rounds in "
+            f"{answer['seconds']:.0f} s (wanted under 300): {verdict(answer['seconds'] < 300)}"
+        )
+    return lines
+
+
+def profiles(found: Found) -> list[str]:
+    """Where the time goes in each work item that missed a target."""
+    missed = {t.item for t in TARGETS if ratio(found, t) < t.least}
+    lines = []
+    for item in sorted(missed):
+        answer = measured("ours.py", item, "--rounds", 20, "--profile")
+        lines += ["", f"({item}), 20 rounds in one process:", "", "```", *answer["profile"], "```"]
+    return lines
+
+
+def report(found: Found, curves: dict[str, list[dict[str, Any]]]) -> str:
+    titles = [f"- ({item}) {WORK[item].title}" for item in WORK]
+    titles.append(
+        "- (e) bounding 10 updates of 10 million parameters, their sum, Gaussian noise on it"
+    )
+    sections = [
+        [
+            "# Benchmarks",
+            "",
+            "Written by `make bench`: one run, one machine, everybody on the same cores.",
+            "",
+        ],
+        [machine(), ""],
+        titles,
+        [
+            "",
+            "Median of whole rounds after warm-up. fedveil's rounds include sampling, the durable",
+        ],
+        ["charge, noise and bounds; the peers' have no noise but in (d) and (e). A peer's best"],
+        [
+            "configuration counts; the bare loop runs each client's whole batch, as the peers do.",
+            "",
+        ],
+        ["## Ratios", "", *ratio_table(found)],
+        ["", "## Growth", *growth_tables(curves)],
+        ["", "## Fu's Fig. 5 grid", "", *grid_lines()],
+        ["", "## Every configuration", "", *all_timings(found)],
+    ]
+    where = profiles(found)
+    if where:
+        sections.append(["", "## Where the time goes where a ratio was missed", *where])
+    if NOTES.exists():
+        sections.append(["", NOTES.read_text().rstrip()])
+    return "\n".join(line for section in sections for line in section) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, for a look")
+    quick = parser.parse_args().quick
+    text = report(against_peers(quick), grown())
+    RESULTS.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
