@@ -183,3 +183,8 @@ def test_records_that_do_not_fit_are_refused(task, x, y, classes, message):
 def test_records_that_fit():
     classifier().check_fits(X, Y, classes=2)
     Task(nn.Linear(3, 1), squared_error).check_fits(X, Y.float(), classes=0)
+
+
+def test_sparse_embeddings_are_refused():
+    with pytest.raises(BadInput, match=r"layer '0' is a Embedding with sparse gradients"):
+        Task(nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Flatten()), cross_entropy)

@@ -132,6 +132,8 @@ def _check_module(module: nn.Module) -> None:
                 f"{where}, which mixes examples and keeps statistics of clients' data outside "
                 "the bound: use GroupNorm or LayerNorm"
             )
+        if isinstance(layer, nn.Embedding) and layer.sparse:
+            raise BadInput(f"{where} with sparse gradients, which no bound takes: set sparse=False")
         if isinstance(layer, _RANDOM) and getattr(layer, "p", 1) != 0:
             raise BadInput(
                 f"{where}, whose draws are outside the keyed streams, so no round could be "

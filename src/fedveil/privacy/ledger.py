@@ -169,8 +169,8 @@ class Ledger:
 
     def charged(self) -> int:
         """How many rounds were charged, released or not."""
-        query = "SELECT COUNT(DISTINCT round) FROM charges WHERE run = ?"
-        return int(self._db.execute(query, (self._run,)).fetchone()[0])
+        query = "SELECT MAX(round) FROM charges WHERE run = ?"  # they are charged in turn
+        return int(self._db.execute(query, (self._run,)).fetchone()[0] or 0)
 
     def turns(self, rounds: int) -> Counts:
         """How often each client took part in the first `rounds` rounds, as charged; not a copy."""

@@ -19,7 +19,7 @@ from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.engines.choice import timings
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
 from fedveil.training.engines.local import Adversary, LocalEngine
-from fedveil.training.engines.process import one_thread
+from fedveil.training.engines.process import keep_memory, one_thread
 from fedveil.training.engines.workers import available
 from fedveil.training.gradients import Mode
 from fedveil.training.loop import RoundResult, rounds
@@ -105,6 +105,7 @@ class Training:
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
+        keep_memory(self.task.size)
         streams = Streams(self.seed)
         every = rounds(state, self.plan, self.engine, self.server, ledger, streams, self._measure)
         try:
