@@ -33,15 +33,19 @@ def final_loss(job: tuple[int, float, int, int]) -> float:
     steps, epsilon, seed, rounds = job
     torch.set_num_threads(1)
     work = fv.LocalSgd(fv.Batches(0, steps=steps), lr=0.05)
-    plan = fv.local_updates(
-        fv.RoundRobin(500),
-        DATA.clients,
-        fv.PerGradient(fv.Fixed(2.0, Norm.L1), work.reach),
-        laplace=True,
-        rounds=rounds,
-        budgets=(fv.Budget(epsilon, 1e-5),),
-        multiplier=0.0 if math.isinf(epsilon) else None,
-    )
+    rule = fv.PerGradient(fv.Fixed(2.0, Norm.L1), work.reach)
+    sampler = fv.RoundRobin(500)
+    if math.isinf(epsilon):
+        plan = fv.unprotected(sampler, DATA.clients, rounds=rounds, rule=rule)
+    else:
+        plan = fv.local_updates(
+            sampler,
+            DATA.clients,
+            rule,
+            laplace=True,
+            rounds=rounds,
+            budgets=(fv.Budget(epsilon, 1e-5),),
+        )
     task = fv.Task(WORK["a-1"].module(), fv.squared_error)
     training = fv.Training(task, DATA, plan, work, seed=seed, workers=1, every=rounds)
     *_, last = fv.train(training)

@@ -78,7 +78,7 @@ def by_cohort(cohort: int) -> dict[str, float]:
     """A two-layer CNN of 21,840 parameters, 10 images a client, one step."""
     data = federation(COHORTS[-1], 10, (1, 28, 28), 10)
     task = fv.Task(zoo.small_cnn(1, 10), fv.cross_entropy)
-    return trained(task, data, cohort, rounds=max(3, min(30, 2_000 // cohort)))
+    return trained(task, data, cohort, max(2, min(20, 1_000 // cohort)), warm_up=1)
 
 
 def by_clients(clients: int, cohort: int) -> dict[str, float]:
