@@ -19,6 +19,7 @@ from work import WORK
 
 import fedveil as fv
 from fedveil.privacy.rows import Norm
+from fedveil.training.gradients import Mode
 
 ITERATIONS = 120
 LOCAL_STEPS = (1, 2, 3, 4, 6, 12)
@@ -47,7 +48,9 @@ def final_loss(job: tuple[int, float, int, int]) -> float:
             budgets=(fv.Budget(epsilon, 1e-5),),
         )
     task = fv.Task(WORK["a-1"].module(), fv.squared_error)
-    training = fv.Training(task, DATA, plan, work, seed=seed, workers=1, every=rounds)
+    training = fv.Training(
+        task, DATA, plan, work, seed=seed, mode=Mode.VECTORISED, workers=1, every=rounds
+    )
     *_, last = fv.train(training)
     return last.metrics["loss"]
 
