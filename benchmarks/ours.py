@@ -143,6 +143,7 @@ def server_rounds(rounds: int) -> list[float]:
 
 def profile(work: Work, rounds: int) -> list[str]:
     """Where one process alone spends its time: the functions with most time of their own."""
+    rounds = min(rounds, 3) if work.model == "fu-cnn" else rounds
     training = replace(training_of(work, rounds), workers=1)
     training.engine  # noqa: B018  the choice of the mode is not part of a round
     profiler = cProfile.Profile()
@@ -153,7 +154,7 @@ def profile(work: Work, rounds: int) -> list[str]:
     pstats.Stats(profiler, stream=text).strip_dirs().sort_stats("tottime").print_stats(14)
     lines = text.getvalue().splitlines()
     first = next(i for i, line in enumerate(lines) if "ncalls" in line)
-    return [line.rstrip() for line in lines[first:] if line.strip()]
+    return [f"{rounds} rounds", *(line.rstrip() for line in lines[first:] if line.strip())]
 
 
 def main() -> None:

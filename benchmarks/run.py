@@ -288,7 +288,7 @@ def growth_tables(curves: dict[str, list[dict[str, Any]]]) -> list[str]:
 def grid_lines() -> list[str]:
     answer = measured("fu_grid.py")
     return [
-        f"6 values of E, 4 of epsilon, 20 repetitions, T = 120 local iterations (120 / E rounds) on "
+        f"6 values of E, 4 of epsilon, 20 repetitions, T = 120 local iterations (120 / E rounds), "
         f"5,000 clients: {answer['trainings']} trainings, {answer['rounds']:,} rounds in "
         f"{answer['seconds']:.0f} s (wanted under 300): {verdict(answer['seconds'] < 300)}."
     ]
@@ -300,7 +300,7 @@ def profiles(found: Found) -> list[str]:
     lines = []
     for item in sorted(missed):
         answer = measured("ours.py", item, "--rounds", 20, "--profile")
-        lines += ["", f"({item}), 20 rounds in one process:", "", "```", *answer["profile"], "```"]
+        lines += ["", f"({item}), in one process:", "", "```", *answer["profile"], "```"]
     return lines
 
 
