@@ -209,19 +209,20 @@ def ratio_table(found: Found) -> list[str]:
     ]
     for target in TARGETS:
         ours, other = found[target.item]["fedveil"][0], compared(found, target)
-        reached = ratio(found, target)
+        reached, by_rate = ratio(found, target), ours.rate is not None
         lines.append(
-            f"| ({target.item}) | {target.peer} | {shown(ours)} | {shown(other)} | "
-            f"**{reached:,.4g} x** | {target.least:,} x | {verdict(reached >= target.least)} |"
+            f"| ({target.item}) | {target.peer} "
+            f"| {shown(ours, by_rate)} | {shown(other, by_rate)} | **{reached:,.4g} x** | {target.least:,} x | {verdict(reached >= target.least)} |"
         )
     ours, other = found["e"]["fedveil"][0], best(found["e"]["pfl"])
     times = other.seconds / ours.seconds
-    lines.append(f"| (e) | pfl | {shown(ours)} | {shown(other)} | **{times:,.4g} x** | | |")
+    both = f"{shown(ours, False)} | {shown(other, False)}"
+    lines.append(f"| (e) | pfl | {both} | **{times:,.4g} x** | | |")
     return lines
 
 
-def shown(timing: Timing) -> str:
-    if timing.rate is not None:
+def shown(timing: Timing, by_rate: bool) -> str:
+    if by_rate:
         return f"{timing.rate:,.0f} /s"
     return f"{timing.seconds * 1e3:,.2f} ms"
 
