@@ -212,7 +212,8 @@ def ratio_table(found: Found) -> list[str]:
         reached, by_rate = ratio(found, target), ours.rate is not None
         lines.append(
             f"| ({target.item}) | {target.peer} "
-            f"| {shown(ours, by_rate)} | {shown(other, by_rate)} | **{reached:,.4g} x** | {target.least:,} x | {verdict(reached >= target.least)} |"
+            f"| {shown(ours, by_rate)} | {shown(other, by_rate)} "
+            f"| **{reached:,.4g} x** | {target.least:,} x | {verdict(reached >= target.least)} |"
         )
     ours, other = found["e"]["fedveil"][0], best(found["e"]["pfl"])
     times = other.seconds / ours.seconds
