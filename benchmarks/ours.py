@@ -28,7 +28,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.training.client import LocalWork
-from fedveil.training.cohort import gather
+from fedveil.training.cohort import CohortData
 from fedveil.training.server import accept
 
 FREE = fv.Budget(math.inf, 1e-6)
@@ -113,7 +113,7 @@ def examples_of(training: fv.Training, rounds: range) -> list[int]:
     """How many examples DP-SGD really drew in each round."""
     work, streams = training.work, Streams(training.seed)
     assert isinstance(work, fv.LocalDpSgd)
-    everyone = gather(training.data, np.arange(training.data.clients))
+    everyone = CohortData(training.data, np.arange(training.data.clients))
     return [
         sum(int(work.batch(everyone, r, s, streams).mask.sum()) for s in range(work.steps))
         for r in rounds

@@ -16,7 +16,7 @@ from fedveil.privacy.clipping import Bound
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.rows import add_weighted_, row_norms
 from fedveil.training.batches import Batch
-from fedveil.training.cohort import gather
+from fedveil.training.cohort import CohortData
 from fedveil.training.gradients import Mode, Walk, gradients_of
 
 
@@ -27,7 +27,7 @@ def one_thread() -> None:
 
 def walk_of(item: str, mode: Mode, clients: int) -> tuple[Walk, Batch]:
     training = training_of(WORK[item], 1)
-    cohort = gather(training.data, np.arange(clients))
+    cohort = CohortData(training.data, np.arange(clients))
     gradients = gradients_of(training.task, mode, training.data)
     walk = gradients.walk(training.task.parameters, cohort, spanned=not WORK[item].batch)
     return walk, Batch(None, torch.ones(cohort.y.shape))
@@ -35,7 +35,7 @@ def walk_of(item: str, mode: Mode, clients: int) -> tuple[Walk, Batch]:
 
 def test_gathering_500_clients_of_80_records(benchmark: BenchmarkFixture) -> None:
     data = data_of(WORK["a-1"])
-    assert benchmark(gather, data, np.arange(0, 5_000, 10)).x.shape == (500, 80, 10)
+    assert benchmark(lambda: CohortData(data, np.arange(0, 5_000, 10)).x).shape == (500, 80, 10)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from fedveil.privacy.clipping import Bound
 from fedveil.privacy.randomness import Streams
 from fedveil.training.batches import Batch, Batches
 from fedveil.training.client import LocalSgd, OneGradient
-from fedveil.training.cohort import gather
+from fedveil.training.cohort import CohortData
 from fedveil.training.gradients import Mode, gradients_of
-from fedveil.training.stacked import Stacked
 from fedveil.training.turn import Turn
+from fedveil.training.vectorised import Vectorised
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
 STREAMS = Streams(5)
@@ -22,7 +22,7 @@ ROUND = 2
 def updates(task, data, work, mode=Mode.VECTORISED, bound=None, ids=None, start=None):
     ids = np.arange(data.clients) if ids is None else np.asarray(ids)
     start = task.parameters if start is None else start
-    cohort = gather(data, ids)
+    cohort = CohortData(data, ids)
     gradients = gradients_of(task, mode, data)
     return work.updates(Turn(ROUND, start, cohort, bound, gradients, STREAMS))
 
@@ -105,7 +105,7 @@ def test_one_full_batch_step_is_one_step_by_hand(task, data):
 
 def test_modes_agree_on_gradients_with_idle_clients(family):
     task, data = family
-    cohort = gather(data, np.arange(data.clients))
+    cohort = CohortData(data, np.arange(data.clients))
     mask = torch.zeros(cohort.y.shape[:2])
     for k, size in enumerate(cohort.sizes[:-1]):
         mask[k, :size] = 1
@@ -151,7 +151,7 @@ def test_every_step_is_projected_around_the_rounds_model(task, data):
     start = 10 * torch.randn(task.size)
     bound, seen = Bound(0.2), []
 
-    class Spying(Stacked):
+    class Spying(Vectorised):
         def walk(self, start, cohort, *, spanned):
             walk = super().walk(start, cohort, spanned=spanned)
             mean = walk.mean
@@ -164,9 +164,9 @@ def test_every_step_is_projected_around_the_rounds_model(task, data):
             walk.mean = watched
             return walk
 
-    cohort = gather(data, np.arange(data.clients))
+    cohort = CohortData(data, np.arange(data.clients))
     work = LocalSgd(Batches(2, epochs=3), lr=1.0)
-    done = work.updates(Turn(ROUND, start, cohort, bound, Spying(task), STREAMS))
+    done = work.updates(Turn(ROUND, start, cohort, bound, Spying(task, data), STREAMS))
     rounding = 1e-5 * float(start.norm())
     assert len(seen) > 10
     assert max(float(norms.max()) for norms in seen) <= bound.value + rounding

@@ -16,7 +16,7 @@ from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.terms import Budget
 from fedveil.training.batches import Batch
 from fedveil.training.client import OneGradient
-from fedveil.training.cohort import gather
+from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.gradients import Mode, gradients_of
 from fedveil.training.server import Weights
@@ -57,7 +57,7 @@ def relative(actual, expected):
 def test_examples_are_bounded_one_by_one(make_family, name):
     """The bound is the median norm, so that some gradients are cut and some are not."""
     task, data = make_family(name, FEW.get(name, SMALL))
-    cohort = gather(data, np.arange(data.clients))
+    cohort = CohortData(data, np.arange(data.clients))
     torch.manual_seed(1)
     params = task.parameters + 0.05 * torch.randn(data.clients, task.size)
     mask = torch.from_numpy(np.arange(cohort.x.shape[1]) < cohort.sizes[:, None]).float()
@@ -76,7 +76,7 @@ def test_examples_are_bounded_one_by_one(make_family, name):
 
 @pytest.mark.parametrize("mode", Mode)
 def test_a_sum_over_nobody_is_zero(task, data, mode):
-    cohort = gather(data, np.arange(data.clients))
+    cohort = CohortData(data, np.arange(data.clients))
     params = task.parameters.expand(len(cohort), -1)
     mask = torch.zeros(cohort.y.shape)
     assert not bounded_sum(task, data, cohort, mode, params, mask, Bound(1.0)).any()
@@ -85,7 +85,7 @@ def test_a_sum_over_nobody_is_zero(task, data, mode):
 @pytest.mark.parametrize("mode", Mode)
 def test_one_record_moves_a_sum_by_at_most_the_bound(make_data, task, mode):
     data = make_data(sizes=(6,))
-    cohort, bound = gather(data, np.array([0])), Bound(0.01)
+    cohort, bound = CohortData(data, np.array([0])), Bound(0.01)
     params = task.parameters[None]
     whole, without = torch.ones(1, 6), torch.tensor([[1.0, 1, 1, 0, 1, 1]])
     moved = [bounded_sum(task, data, cohort, mode, params, m, bound) for m in (whole, without)]
@@ -95,7 +95,7 @@ def test_one_record_moves_a_sum_by_at_most_the_bound(make_data, task, mode):
 @pytest.mark.parametrize("mode", Mode)
 def test_a_record_whose_gradient_is_not_finite_counts_as_zero(make_family, mode):
     task, data = make_family("linear", (3, 2))
-    cohort = gather(data, np.arange(2))
+    cohort = CohortData(data, np.arange(2))
     cohort.x[0, 1] = 3e38
     params = task.parameters + torch.ones(2, task.size)
     mask = torch.tensor([[1.0, 1, 1], [1, 1, 0]])
@@ -112,14 +112,14 @@ def work(rate=0.5, steps=1, lr=1.0, multiplier=0.0, nominal=None):
 def updates(task, data, made, ids=None, mode=Mode.VECTORISED, bound=1.0, start=None, round=ROUND):
     ids = np.arange(data.clients) if ids is None else np.asarray(ids)
     start = task.parameters if start is None else start
-    cohort = gather(data, ids)
+    cohort = CohortData(data, ids)
     gradients = gradients_of(task, mode, data)
     return made.updates(Turn(round, start, cohort, Bound(bound), gradients, STREAMS))
 
 
 def joined(made, data, ids, round=ROUND, step=0):
     """The records of each client's batch."""
-    batch = made.batch(gather(data, np.asarray(ids)), round, step, STREAMS)
+    batch = made.batch(CohortData(data, np.asarray(ids)), round, step, STREAMS)
     return [
         index[mask.bool()].tolist() for index, mask in zip(batch.index, batch.mask, strict=True)
     ]
@@ -272,7 +272,7 @@ def test_the_mean_is_weighted_by_examples(task, data):
     training = Training(task, data, plan_for(data), made, weights=Weights.EXAMPLES)
     start = task.parameters.clone()
     first = next(iter(train(training)))
-    cohort = gather(data, np.arange(data.clients))
+    cohort = CohortData(data, np.arange(data.clients))
     gradients, streams = gradients_of(task, Mode.VECTORISED, data), Streams(training.seed)
     rows = made.updates(Turn(1, start, cohort, Bound(0.5), gradients, streams)).rows
     sizes = torch.from_numpy(data.sizes).double()

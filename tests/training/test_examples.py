@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from fedveil.data.federated import FederatedData
 from fedveil.models.recurrent import Lstm
 from fedveil.models.task import Task, cross_entropy, squared_error
 from fedveil.models.zoo import build_task
@@ -563,7 +564,10 @@ def test_a_large_record_changes_nothing_for_the_others(name):
 @pytest.mark.parametrize("case", ["viewed", "frames", "small-cnn"], indirect=True)
 def test_the_layout_is_one_that_the_module_takes(case):
     looped = Looped(case.task, case.x[:3], case.y[:3])
-    cohort = CohortData(np.zeros(1, dtype=int), np.array([RECORDS]), case.x[None], case.y[None])
+    x, y = case.x.numpy(), case.y.numpy()
+    classes = 0 if y.dtype.kind == "f" else int(y.max()) + 1
+    data = FederatedData(x, y, np.array([0, RECORDS]), x[:1], y[:1], classes)
+    cohort = CohortData(data, np.arange(1))
     walk = looped.walk(case.flat, cohort, spanned=False)
     found = walk.mean(None, Batch(None, torch.ones(1, RECORDS)))[0]
     assert relative(found, sum(case.gradient(k) for k in range(RECORDS)) / RECORDS) < 1e-5

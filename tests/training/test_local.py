@@ -25,7 +25,7 @@ from fedveil.privacy.terms import Budget
 from fedveil.runs import checkpoint
 from fedveil.training.batches import Batches
 from fedveil.training.client import Decay, LocalSgd, OneGradient
-from fedveil.training.cohort import gather
+from fedveil.training.cohort import CohortData
 from fedveil.training.gradients import Mode, gradients_of
 from fedveil.training.server import SgdServer, Weights
 from fedveil.training.training import Training, train
@@ -85,7 +85,7 @@ def test_reports_are_bounded_updates_and_noise_of_twice_the_bound(make_data, tas
     """2000 x 21 draws: the sample deviation is within 3 % except with probability 1e-15."""
     data = make_data(sizes=[1] * 2000)
     rows = reports_of(Training(task, data, noisy(data, multiplier=3.0), OneGradient()))
-    cohort = gather(data, np.arange(2000))
+    cohort = CohortData(data, np.arange(2000))
     work = OneGradient().updates(turn(task, data, cohort, Bound(0.5)))
     noise = (rows - work.rows).double()
     assert abs(float(noise.std()) / (3.0 * 2 * 0.5) - 1) < 0.03
@@ -129,7 +129,7 @@ def test_bounded_gradients_bound_the_update(task, data, norm, work):
         bound = PerGradient(Fixed(0.01, norm), work.reach).bound(0.01, round)
         assert bound.value == pytest.approx(0.01 * sum(work.rate(k, round) for k in range(4)))
         for records in (data, same):
-            cohort = gather(records, np.arange(data.clients))
+            cohort = CohortData(records, np.arange(data.clients))
             done = work.updates(turn(task, records, cohort, bound, round))
             lengths = done.rows.double().norm(p=1 if norm is Norm.L1 else 2, dim=1)
             assert float(lengths.max()) <= bound.value
@@ -139,7 +139,7 @@ def test_bounded_gradients_bound_the_update(task, data, norm, work):
 
 def test_gradients_are_bounded_and_not_only_the_update(task, data):
     bound = PerGradient(Fixed(0.05), STEPS.reach).bound(0.05, 1)
-    cohort = gather(data, np.arange(data.clients))
+    cohort = CohortData(data, np.arange(data.clients))
     each, whole = (
         STEPS.updates(turn(task, data, cohort, b)).rows for b in (bound, Bound(bound.value))
     )
@@ -246,7 +246,7 @@ def test_an_adaptive_bound_survives_a_checkpoint(make_data, task, tmp_path, kind
 
 def test_bits_say_who_was_within_the_bound(make_data, task):
     data = make_data(sizes=[3] * 40)
-    norms = OneGradient().updates(turn(task, data, gather(data, np.arange(40)))).norms
+    norms = OneGradient().updates(turn(task, data, CohortData(data, np.arange(40)))).norms
     rule = Quantile(float(norms.median()), 0.5, noise=1e-6)
     training = Training(task, data, noisy(data, rule), OneGradient())
     done = training.engine.run(1, np.arange(40), training.start())

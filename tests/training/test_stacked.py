@@ -1,6 +1,7 @@
 """Chains of linear layers as batched algebra: the same rows as vmap, in either form."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.batches import Batch, Batches
 from fedveil.training.client import LocalSgd, OneGradient
-from fedveil.training.cohort import gather
-from fedveil.training.stacked import DualWalk, Stacked, StackedWalk
+from fedveil.training.cohort import CohortData
+from fedveil.training.stacked import DualWalk, StackedWalk
 from fedveil.training.turn import Turn, spanned_
+from fedveil.training.vectorised import Vectorised
 from fedveil.training.vmapped import VmappedWalk
 
 WIDE = 24
@@ -59,16 +61,16 @@ def chain(outputs=3, hidden=(5,), after=nn.Tanh, bias=True, inputs=WIDE):
 
 @pytest.fixture
 def make_walks(make_data):
-    """The walk that `Stacked` picks and the general one, on the same ragged clients."""
+    """The walk that `Vectorised` picks and the general one, on the same ragged clients."""
 
     def make(module, loss=cross_entropy, spanned=False, shape=(WIDE,)):
         torch.manual_seed(4)
         classes = 0 if loss in (squared_error, smooth) else 3
         data = make_data(shape=shape, classes=classes)
-        cohort = gather(data, np.arange(data.clients))
+        cohort = CohortData(data, np.arange(data.clients))
         task = Task(module, loss)
         start = 0.3 * torch.randn(task.size)
-        walk = Stacked(task).walk(start, cohort, spanned=spanned)
+        walk = Vectorised(task, data).walk(start, cohort, spanned=spanned)
         return walk, VmappedWalk(task, start, cohort)
 
     return make
@@ -235,10 +237,11 @@ def test_records_with_axes_are_flattened_or_not_taken(make_walks, module, shape,
 
 def test_records_of_integers_are_not_taken(make_data):
     data = make_data(shape=(WIDE,))
-    cohort = gather(data, np.arange(data.clients))
     task = Task(chain(), cross_entropy)
-    object.__setattr__(cohort, "x", cohort.x.long())
-    assert type(Stacked(task).walk(task.parameters, cohort, spanned=True)) is VmappedWalk
+    whole_numbers = replace(data, x=data.x.astype(np.int64), test_x=data.test_x.astype(np.int64))
+    cohort = CohortData(whole_numbers, np.arange(data.clients))
+    found = Vectorised(task, whole_numbers).walk(task.parameters, cohort, spanned=True)
+    assert type(found) is VmappedWalk
 
 
 @pytest.mark.parametrize(
@@ -270,13 +273,13 @@ def test_the_span_is_asked_for_where_it_holds_every_step(make_data, work, bound,
     data = make_data(shape=(WIDE,))
     task, seen = Task(chain(), cross_entropy), []
 
-    class Spying(Stacked):
+    class Spying(Vectorised):
         def walk(self, start, cohort, *, spanned):
             seen.append(super().walk(start, cohort, spanned=spanned))
             return seen[-1]
 
-    cohort = gather(data, np.arange(data.clients))
-    work.updates(Turn(ROUND, task.parameters, cohort, bound, Spying(task), STREAMS))
+    cohort = CohortData(data, np.arange(data.clients))
+    work.updates(Turn(ROUND, task.parameters, cohort, bound, Spying(task, data), STREAMS))
     assert [type(walk) for walk in seen] == [kind]
 
 
@@ -520,7 +523,7 @@ def test_updates_left_in_the_span_are_bounded(make_walks, apart, size):
     walk, _ = make_walks(chain(), spanned=True)
     x = walk._cohort.x
     x.copy_(size * (x[:, :1] + apart * x))
-    walk = Stacked(walk._task).walk(walk._start, walk._cohort, spanned=True)
+    walk = Vectorised(walk._task, walk._cohort.data).walk(walk._start, walk._cohort, spanned=True)
     moved, bound = away(walk, 100.0), Bound(0.01)
     moved[:, walk._span :] = 0
     coordinates = walk._coordinates(moved)
@@ -547,12 +550,12 @@ def test_a_client_that_diverged_in_the_span_is_left_out(make_walks):
     assert torch.equal(done.moved[[0, 2, 4]], kept)
 
 
-class Ordinary(Stacked):
+class Ordinary(Vectorised):
     def walk(self, start, cohort, *, spanned):
         return super().walk(start, cohort, spanned=False)
 
 
-class General(Stacked):
+class General(Vectorised):
     def walk(self, start, cohort, *, spanned):
         return VmappedWalk(self._task, start, cohort)
 
@@ -574,16 +577,16 @@ class General(Stacked):
 )
 def test_local_sgd_ends_where_it_ends_in_any_form(make_data, batches, momentum, bound, hidden):
     data = make_data(shape=(WIDE,))
-    cohort = gather(data, np.arange(data.clients))
+    cohort = CohortData(data, np.arange(data.clients))
     torch.manual_seed(7)
     task = Task(chain(hidden=hidden), cross_entropy)
     start = 0.2 * torch.randn(task.size)
     work = LocalSgd(batches, lr=0.2, momentum=momentum)
     dual, ordinary, general = (
-        work.updates(Turn(ROUND, start, cohort, bound, way(task), STREAMS))
-        for way in (Stacked, Ordinary, General)
+        work.updates(Turn(ROUND, start, cohort, bound, way(task, data), STREAMS))
+        for way in (Vectorised, Ordinary, General)
     )
-    assert type(Stacked(task).walk(start, cohort, spanned=True)) is DualWalk
+    assert type(Vectorised(task, data).walk(start, cohort, spanned=True)) is DualWalk
     for other in (ordinary, general):
         assert_close(dual.rows, other.rows)
         assert torch.equal(dual.clipped, other.clipped)
@@ -597,7 +600,9 @@ def test_a_clients_row_depends_on_its_own_records_only(make_walks, spanned):
     walk, _ = make_walks(chain(), spanned=spanned)
     before = walk.rows(walk.mean(None, whole(walk)))
     walk._cohort.x[0] += 1.0
-    again = Stacked(walk._task).walk(walk._start, walk._cohort, spanned=spanned)
+    again = Vectorised(walk._task, walk._cohort.data).walk(
+        walk._start, walk._cohort, spanned=spanned
+    )
     after = again.rows(again.mean(None, whole(again)))
     assert not torch.allclose(before[0], after[0])
     assert torch.allclose(before[1:], after[1:], rtol=1e-5, atol=1e-7)

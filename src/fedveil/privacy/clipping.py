@@ -85,6 +85,9 @@ class Bound:
             raise ValueError("a row is not finite: reject it before bounding")
         limit = self.value * (1 - ROUNDING)
         clipped = norms > limit
+        if rows.numel() < BLOCK:
+            rows.copy_(rows.double().mul_((limit / norms).clamp_max_(1.0)[:, None]))
+            return Bounded(rows, norms, clipped)
         long = torch.nonzero(clipped)[:, 0]
         if rows.shape[1] < WIDE:
             rows[long] = (rows[long].double() * (limit / norms[long])[:, None]).to(rows.dtype)

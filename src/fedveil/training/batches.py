@@ -66,6 +66,30 @@ class Batch:
         return self.mask.amax(dim=1) > 0
 
 
+class Whole(Batch):
+    """All records of every working client: `sizes` [K] of them, 0 for an idle client.
+
+    The mask is made only if someone asks for it.
+    """
+
+    _sizes: torch.Tensor
+    _longest: int
+
+    def __init__(self, sizes: npt.NDArray[np.int64], longest: int) -> None:
+        object.__setattr__(self, "index", None)
+        object.__setattr__(self, "_sizes", torch.from_numpy(sizes))
+        object.__setattr__(self, "_longest", longest)
+
+    @cached_property
+    def mask(self) -> torch.Tensor:
+        real = torch.arange(self._longest)[None, :] < self._sizes[:, None]
+        return real.to(torch.float32)
+
+    @cached_property
+    def working(self) -> torch.Tensor:
+        return self._sizes > 0
+
+
 @dataclass(frozen=True)
 class Batches:
     """`epochs` passes over each client's records, or exactly `steps` batches, shuffled per pass.
@@ -135,9 +159,7 @@ class BatchPlan:
 
     def _whole(self, step: int) -> Batch:
         """Full batches of the clients that are not done yet."""
-        real = np.arange(self._longest)[None, :] < self._sizes[:, None]
-        real &= (step < self._last)[:, None]
-        return Batch(None, torch.from_numpy(real.astype(np.float32)))
+        return Whole(np.where(step < self._last, self._sizes, 0), self._longest)
 
     def _order(self, passes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """[K, n] record orders, row k being that of pass passes[k]; padding comes last."""

@@ -25,6 +25,10 @@ class OneGradient:
         """How many of them in one step."""
         return records
 
+    def whole(self, records: int) -> bool:
+        """Whether every step is the mean over all records of a client with `records` of them."""
+        return True
+
     def updates(self, turn: Turn) -> Bounded:
         """One gradient per client, bounded when there is a bound."""
         cohort = turn.cohort
@@ -102,6 +106,10 @@ class LocalSgd:
         """How many of them in one step."""
         return min(self.batches.size or records, records)
 
+    def whole(self, records: int) -> bool:
+        """Whether every step is the mean over all records of a client with `records` of them."""
+        return self.at_once(records) == records
+
     def updates(self, turn: Turn) -> Bounded | Spanned:
         """Run every client's local steps side by side."""
         bound, cohort = turn.bound, turn.cohort
@@ -129,9 +137,10 @@ class LocalSgd:
                 if self.momentum:
                     velocity = direction + (0 if velocity is None else self.momentum * velocity)
                     direction = velocity.clone()
-                direction[~batch.working] = 0.0
-                direction.mul_(-rate)
-                moved = direction if moved is None else moved.add_(direction)
+                batch.without_idle_(direction)
+                moved = (
+                    direction.mul_(-rate) if moved is None else moved.sub_(direction, alpha=rate)
+                )
             if per_update is not None:
                 lengths = walk.norms(moved, per_update.norm)
                 clipped |= bounded_(moved, per_update, lengths).clipped

@@ -1,6 +1,7 @@
 """`CohortData`: the records of K clients as one padded batch."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,32 +13,42 @@ from fedveil.data.federated import FederatedData
 
 @dataclass(frozen=True, eq=False)
 class CohortData:
-    """Row k holds the records of client `ids[k]`, of which the first `sizes[k]` are real."""
+    """Row k holds the records of client `ids[k]`, of which the first `sizes[k]` are real.
 
+    Records are copied when they are first looked at; padding repeats a client's last record. A
+    client's row never holds another client's record, not even as padding: a loss that overflows
+    there would reach this client's gradient through 0 x infinity.
+    """
+
+    data: FederatedData
     ids: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    x: torch.Tensor
-    y: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Records per client, [K]."""
+        return self.data.offsets[self.ids + 1] - self._starts
+
+    @cached_property
+    def x(self) -> torch.Tensor:
+        """Records, [K, longest, ...]."""
+        return torch.from_numpy(_padded(self.data.x, self._starts, self.sizes))
+
+    @cached_property
+    def y(self) -> torch.Tensor:
+        """Targets, [K, longest]."""
+        return torch.from_numpy(_padded(self.data.y, self._starts, self.sizes))
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return self.data.offsets[self.ids]
 
     @property
     def weights(self) -> torch.Tensor:
         """Weights by number of records, float64 [K]."""
         return torch.from_numpy(self.sizes.astype(np.float64))
-
-
-def gather(data: FederatedData, ids: npt.NDArray[np.int64]) -> CohortData:
-    """Copy the records of `ids` into one padded batch; padding repeats a client's last record.
-
-    A client's row never holds another client's record, not even as padding: a loss that overflows
-    there would reach this client's gradient through 0 x infinity.
-    """
-    starts = data.offsets[ids]
-    sizes = data.offsets[ids + 1] - starts
-    x, y = _padded(data.x, starts, sizes), _padded(data.y, starts, sizes)
-    return CohortData(ids, sizes, torch.from_numpy(x), torch.from_numpy(y))
 
 
 def _padded(

@@ -54,6 +54,10 @@ class LocalDpSgd:
         """How many of them in one step."""
         return max(1, math.ceil(self.rate * records))
 
+    def whole(self, records: int) -> bool:
+        """Never: examples are bounded one by one."""
+        return False
+
     def updates(self, turn: Turn) -> Bounded:
         """Run every client's steps side by side; the rows are private already."""
         if turn.bound is None:

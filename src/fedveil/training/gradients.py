@@ -13,7 +13,7 @@ from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 from fedveil.training.looped import Looped
-from fedveil.training.stacked import Stacked
+from fedveil.training.vectorised import Vectorised
 
 _FEW = 3
 
@@ -76,9 +76,9 @@ class Gradients(Protocol):
         ...
 
 
-def gradients_of(task: Task, mode: Mode, data: FederatedData) -> Gradients:
-    """The gradients of `task` in the given mode, for records like those of `data`."""
+def gradients_of(task: Task, mode: Mode, data: FederatedData, *, whole: bool = False) -> Gradients:
+    """The gradients of `task` over `data` in the given mode; `whole`: of full batches only."""
     if mode is Mode.VECTORISED:
-        return Stacked(task)
+        return Vectorised(task, data, whole=whole)
     few = np.arange(_FEW) % len(data.x)
     return Looped(task, torch.from_numpy(data.x[few]), torch.from_numpy(data.y[few]))

@@ -5,68 +5,22 @@ few records, the first layer's weights are not copied per client at all: every s
 a combination of its own records, so its coordinates in their span are enough (the dual form).
 """
 
-import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import nn
 from torch.func import grad, vmap
 
 from fedveil.models.task import Task, cross_entropy, squared_error
 from fedveil.privacy.clipping import ROUNDING, Bound
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
+from fedveil.training.chain import Layer
 from fedveil.training.cohort import CohortData
 from fedveil.training.layers import without_subnormals
 from fedveil.training.vmapped import VmappedWalk
 
-_POINTWISE = (
-    nn.Identity,
-    nn.ReLU,
-    nn.LeakyReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Softplus,
-)
-
 _SMALL = 4096
 _CANCELLED = 1e-12  # more than float64 rounds sums over records and features by
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One linear layer and the function that follows it; where its weights lie in the vector."""
-
-    inputs: int
-    outputs: int
-    weight: int
-    bias: int | None
-    after: Callable[[torch.Tensor], torch.Tensor] | None
-
-
-class Stacked:
-    """All clients in one call: batched algebra for a chain of linear layers, vmap otherwise."""
-
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._flatten, self._layers = _chain(task)
-
-    def walk(
-        self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
-    ) -> "VmappedWalk | StackedWalk":
-        """Batched algebra if the module is a chain of linear layers and the records fit it."""
-        flat = cohort.x.ndim == 3 or (self._flatten and cohort.x.ndim > 3)
-        if not self._layers or not flat or not cohort.x.is_floating_point():
-            return VmappedWalk(self._task, start, cohort)
-        records, first = cohort.x.shape[1], self._layers[0]
-        if spanned and 2 * records <= first.inputs:
-            return DualWalk(self._task, self._layers, start, cohort)
-        return StackedWalk(self._task, self._layers, start, cohort)
 
 
 class StackedWalk:
@@ -76,8 +30,11 @@ class StackedWalk:
         self, task: Task, layers: tuple[Layer, ...], start: torch.Tensor, cohort: CohortData
     ) -> None:
         self._task, self._layers, self._start, self._cohort = task, layers, start, cohort
-        self._x = cohort.x.flatten(2)
         self.width, self.spanned = task.size, False
+
+    @cached_property
+    def _x(self) -> torch.Tensor:
+        return self._cohort.x.flatten(2)
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The chain rule, written out layer by layer."""
@@ -145,7 +102,7 @@ class StackedWalk:
         self, inputs: list[torch.Tensor], errors: list[torch.Tensor], batch: Batch
     ) -> torch.Tensor:
         """The gradients behind each layer's inputs and errors, as rows."""
-        out = torch.empty(len(self._x), self.width)
+        out = torch.empty(len(self._cohort), self.width)
         for i, layer in enumerate(self._layers):
             self._put_weight_gradient(i, inputs[i], errors[i], batch, out)
             if layer.bias is not None:
@@ -306,64 +263,3 @@ def _loss_gradient(
 def _squares(values: torch.Tensor) -> torch.Tensor:
     """Squared lengths along the last axis, in float64."""
     return values.double().square_().sum(dim=-1)
-
-
-def _chain(task: Task) -> tuple[bool, tuple[Layer, ...]]:
-    """Whether records are flattened first, and the linear layers; none if it is no such chain."""
-    modules = list(_in_order(task.module))
-    names = {module: name for name, module in task.module.named_modules()}
-    if not all(map(_plain, modules)):
-        return False, ()
-    flatten = bool(modules) and _flattens(modules[0])
-    layers: list[Layer] = []
-    after: list[list[nn.Module]] = []
-    covered: set[str] = set()
-    for module in modules[flatten:]:
-        if type(module) is nn.Linear:
-            prefix = f"{names[module]}." if names[module] else ""
-            own = [f"{prefix}{name}" for name, _ in module.named_parameters()]
-            if not covered.isdisjoint(own) or not task.places.keys() >= set(own):
-                return False, ()  # used twice, or one layer's parameter is also another's
-            covered.update(own)
-            weight, bias = task.places[f"{prefix}weight"], task.places.get(f"{prefix}bias")
-            layers.append(Layer(module.in_features, module.out_features, weight, bias, None))
-            after.append([])
-        elif type(module) in _POINTWISE and layers:
-            after[-1].append(_not_in_place(module))
-        else:
-            return False, ()
-    if covered != set(task.places):
-        return False, ()
-    functions = [nn.Sequential(*modules) if modules else None for modules in after]
-    return flatten, tuple(replace(a, after=b) for a, b in zip(layers, functions, strict=True))
-
-
-def _in_order(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers of nested `nn.Sequential`s, one after the other."""
-    if type(module) is nn.Sequential and _plain(module):
-        for child in module:
-            yield from _in_order(child)
-    else:
-        yield module
-
-
-def _flattens(module: nn.Module) -> bool:
-    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
-
-
-def _plain(module: nn.Module) -> bool:
-    """Whether a module does what its class says."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return not any(hooks) and "forward" not in vars(module)
-
-
-def _not_in_place(module: nn.Module) -> nn.Module:
-    module = copy.copy(module)
-    if hasattr(module, "inplace"):
-        setattr(module, "inplace", False)  # noqa: B010
-    return module

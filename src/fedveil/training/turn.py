@@ -51,7 +51,9 @@ def bounded_(rows: torch.Tensor, bound: Bound | None, norms: torch.Tensor | None
     """
     if norms is None:
         norms = row_norms(rows, Norm.L2 if bound is None else bound.norm)
-    norms = torch.where(torch.isfinite(norms), norms, 0.0)
+    finite = torch.isfinite(norms)
+    if not bool(finite.all()):
+        norms = torch.where(finite, norms, 0.0)
     if bound is None:
         return Bounded(rows, norms, torch.zeros(len(rows), dtype=torch.bool))
     return bound.apply_(rows, norms)

@@ -9,7 +9,7 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.clipping import Bound
-from fedveil.training.batches import Batch
+from fedveil.training.batches import Whole
 from fedveil.training.client import LocalWork
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import LocalDpSgd
@@ -41,9 +41,10 @@ def timings(task: Task, data: FederatedData, work: LocalWork, memory: int) -> di
 
 def _seconds(task: Task, data: FederatedData, work: LocalWork, mode: Mode, memory: int) -> float:
     clients = min(_CLIENTS, data.clients, fitting_chunk(task, data, work, mode, memory))
-    cohort = _made_up(data, clients, min(_RECORDS, work.at_once(int(np.median(data.sizes)))))
-    batch = Batch(None, torch.ones(cohort.y.shape))
-    gradients = gradients_of(task, mode, data)
+    records = min(_RECORDS, work.at_once(int(np.median(data.sizes))))
+    made_up = _made_up(data, clients, records)
+    cohort, batch = CohortData(made_up, np.arange(clients)), Whole(made_up.sizes, records)
+    gradients = gradients_of(task, mode, made_up, whole=work.whole(records))
     private = isinstance(work, LocalDpSgd)
     walk = gradients.walk(task.parameters, cohort, spanned=not private)
 
@@ -62,13 +63,12 @@ def _seconds(task: Task, data: FederatedData, work: LocalWork, mode: Mode, memor
     return best / clients
 
 
-def _made_up(data: FederatedData, clients: int, records: int) -> CohortData:
+def _made_up(data: FederatedData, clients: int, records: int) -> FederatedData:
     """Records of the right shape that are nobody's."""
-    shape = (clients, records, *data.record_shape)
+    shape = (clients * records, *data.record_shape)
+    x = np.zeros(shape, dtype=data.x.dtype)
     if data.x.dtype.kind == "f":
-        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        x = drawn.to(torch.tensor(data.x[:0]).dtype)
-    else:
-        x = torch.from_numpy(np.zeros(shape, dtype=data.x.dtype))
-    y = torch.from_numpy(np.zeros((clients, records), dtype=data.y.dtype))
-    return CohortData(np.arange(clients), np.full(clients, records), x, y)
+        x[:] = torch.randn(shape, generator=torch.Generator().manual_seed(0)).numpy()
+    y = np.zeros(len(x), dtype=data.y.dtype)
+    offsets = np.arange(clients + 1, dtype=np.int64) * records
+    return FederatedData(x, y, offsets, x[:1], y[:1], data.classes)

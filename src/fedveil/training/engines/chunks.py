@@ -11,6 +11,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.training.client import LocalWork
 from fedveil.training.gradients import Mode
+from fedveil.training.vectorised import quadratic
 
 MEMORY = 512
 """MiB for the clients that are computed together, per worker."""
@@ -47,6 +48,8 @@ def fitting_chunk(
     longest = int(data.sizes.max())
     numbers = 6 * task.size + 3 * longest * math.prod(data.record_shape)
     effort = 3 * _multiplications(task, data) * work.visits(longest) + 16 * task.size
+    if work.whole(longest) and quadratic(task, data):
+        effort = task.size * (task.size * work.visits(longest) // longest + 16)
     return max(1, min(_MOST, memory * 2**20 // (4 * numbers), max(_LEAST, _WORK // effort)))
 
 

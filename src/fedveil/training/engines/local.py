@@ -16,7 +16,7 @@ from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import add_weighted_
 from fedveil.training.client import LocalWork
-from fedveil.training.cohort import gather
+from fedveil.training.cohort import CohortData
 from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.process import one_thread
 from fedveil.training.engines.workers import Workers
@@ -102,6 +102,7 @@ class LocalEngine:
 
     @cached_property
     def _pool(self) -> Workers:
+        _ = self._gradients  # made before the fork: workers share what it holds
         return Workers(
             self.workers,
             add_chunk_=self._add_chunk_,
@@ -114,7 +115,8 @@ class LocalEngine:
 
     @cached_property
     def _gradients(self) -> Gradients:
-        return gradients_of(self.task, self.mode, self.data)
+        whole = self.work.whole(int(self.data.sizes.max()))
+        return gradients_of(self.task, self.mode, self.data, whole=whole)
 
     @property
     def _noisy(self) -> bool:
@@ -154,7 +156,7 @@ class LocalEngine:
         moving: torch.Tensor,
     ) -> None:
         plan, streams = self.plan, self.streams
-        cohort, bound = gather(self.data, ids), plan.bound(moving, round)
+        cohort, bound = CohortData(self.data, ids), plan.bound(moving, round)
         done = self.work.updates(
             Turn(round, params, cohort, bound, self._gradients, streams, self._summed)
         )
