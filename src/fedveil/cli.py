@@ -102,6 +102,183 @@ def run(
 
 
 @app.command()
+def plan(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe to plan on its data; none: formulas only.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
+    ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Rank by training, not by the bound.")
+    ] = False,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Another recipe to compare with; repeatable.")
+    ] = None,
+    steps: Annotated[str, typer.Option(help="Local steps E to look at.")] = "1,2,3,4,6,12",
+    iterations: Annotated[str, typer.Option(help="Iterations T to look at.")] = "12,24,36,60,120",
+    bounds: Annotated[str, typer.Option(help="Bounds to look at; none: the recipe's.")] = "",
+    rates: Annotated[str, typer.Option(help="Learning rates to look at; none: as given.")] = "",
+    repeat: Annotated[int, typer.Option(help="Repetitions that all options would have.")] = 20,
+    clients: Annotated[int | None, typer.Option(help="Clients (formulas only).")] = None,
+    per_round: Annotated[int | None, typer.Option(help="Clients per round.")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Parameters of the model.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The epsilon to be claimed.")] = None,
+    delta: Annotated[float, typer.Option(help="The delta to be claimed.")] = 1e-5,
+    noise: Annotated[str, typer.Option(help="laplace or gaussian.")] = "gaussian",
+    trust: Annotated[str, typer.Option(help="local or central.")] = "local",
+    out: Annotated[
+        Path | None, typer.Option(help="The recipe to write; a heat map goes beside it.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with data sets; default: FEDVEIL_DATA.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    json_: Json = False,
+) -> int:
+    """Which E and T for a claim: by formulas, by theory on a recipe's data, or by simulation."""
+    from fedveil.planning.command import Sizes, by_formula, by_recipe, space_of, tell
+
+    sizes = Sizes(clients, per_round, parameters, epsilon, delta, noise, trust)
+    space = space_of(steps, iterations, bounds, rates)
+    if recipe is None:
+        if simulate or against or set_:
+            raise BadInput("--simulate, --against and --set need a recipe: name one")
+        by_formula(sizes, space, as_json=json_)
+        return 0
+    sizes.check_unused()
+
+    from rich.console import Console
+
+    from fedveil.console import Counter
+    from fedveil.planning.trials import Laboratory
+
+    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    with Counter(console, "trials") as counter:
+        report = by_recipe(
+            recipe,
+            set_ or (),
+            space,
+            Laboratory(data, workers=workers),
+            simulated=simulate,
+            against=against or (),
+            repeat=repeat,
+            out=out,
+            on_trial=counter.show,
+        )
+    tell(report, recipe, out, as_json=json_)
+    return 0
+
+
+@app.command()
+def sweep(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a .toml file.")],
+    grid: Annotated[
+        list[str],
+        typer.Option("--grid", metavar="KEY=V,V,...", help="An axis of the grid; repeatable."),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory; a sweep found there is gone on with.")],
+    repeat: Annotated[int, typer.Option(help="Repetitions of every cell.")] = 1,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
+    ] = None,
+    curves: Annotated[
+        bool, typer.Option("--curves", help="Measure along the way, as evaluate.every says.")
+    ] = False,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with data sets; default: FEDVEIL_DATA.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    json_: Json = False,
+) -> int:
+    """Train every recipe of a grid, repeatedly, over all cores; go on after an interruption."""
+    from fedveil.planning.grid import axis, cells
+
+    axes = [axis(text) for text in grid]
+    cells(recipe, set_ or (), axes)
+
+    from rich.console import Console
+
+    from fedveil.console import Counter, print_rows
+    from fedveil.planning.sweep import Sweep
+    from fedveil.planning.trials import Laboratory
+
+    found = Sweep.open(
+        out, recipe, set_ or (), axes, repeat, Laboratory(data, curves=curves, workers=workers)
+    )
+    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    try:
+        with Counter(console, "trials") as counter:
+            found.run(counter.show)
+    except KeyboardInterrupt:
+        print(f"interrupted: the same command goes on in {out}", file=sys.stderr)
+        return 1
+    if json_:
+        print(json.dumps(found.report(), indent=2))
+    else:
+        print_rows(Console(markup=False, emoji=False), f"{recipe}: {out}", found.table())
+    return 0
+
+
+@app.command()
+def reproduce(
+    paper: Annotated[str, typer.Argument(help="fu, clip-decay, ldp-fl or naseri.")],
+    item: Annotated[
+        list[str] | None, typer.Option(help="A table or figure; repeatable; default: all.")
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="quick: minutes; paper: the paper's sizes, as far as data allow.")
+    ] = "quick",
+    repeat: Annotated[int | None, typer.Option(help="Repetitions; default: by scale.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory; what is found there is gone on with.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with data sets; default: FEDVEIL_DATA.")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+) -> int:
+    """Run a paper's experiments: the published number, ours with its interval, what was open."""
+    if scale not in ("quick", "paper"):
+        raise BadInput(f"--scale is {scale!r}: use quick or paper")
+    if repeat is not None and repeat < 1:
+        raise BadInput(f"--repeat is {repeat}: at least 1 is needed")
+    from fedveil.papers.reproduce import items_of
+    from fedveil.papers.reproduce import reproduce as run_items
+
+    items = items_of(paper, item or ())
+
+    from rich.console import Console
+
+    from fedveil.console import Counter
+    from fedveil.papers.experiment import Experiment, Scale
+    from fedveil.papers.page import Page
+
+    folder = out or Path("runs") / f"reproduce-{paper}-{scale}"
+    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    parts = ["fedveil reproduce", paper, *(f"--item {name}" for name in item or ())]
+    parts += [f"--scale {scale}"] + ([] if repeat is None else [f"--repeat {repeat}"])
+
+    def show(name: str, page: Page) -> None:
+        print(page.markdown())
+
+    try:
+        with Counter(console, "trials") as counter:
+            experiment = Experiment(folder, Scale(scale), repeat, data, workers, counter.show_of)
+            path = run_items(paper, items, experiment, " ".join(parts), show)
+    except KeyboardInterrupt:
+        print(f"interrupted: the same command goes on in {folder}", file=sys.stderr)
+        return 1
+    print(f"written: {path}", file=sys.stderr)
+    return 0
+
+
+@app.command()
 def recipes(json_: Json = False) -> None:
     """List the shipped recipes: what each protects, and whose paper it is."""
     from fedveil.runs.recipe import shipped

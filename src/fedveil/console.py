@@ -1,6 +1,7 @@
 """What the command line shows: the progress line, and the tables at the end."""
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,48 @@ class Progress:
         if line["snr"] is not None:
             parts.append(f"signal/noise {line['snr']:.2f}")
         return " | ".join(parts)
+
+
+class Counter:
+    """One line that counts what is done of many; elsewhere than on a terminal, every tenth."""
+
+    def __init__(self, console: Console, what: str) -> None:
+        self._console, self._what = console, what
+        self._live = Live(console=console, refresh_per_second=10, transient=True)
+        self._name = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._began, self._first, self._told = time.monotonic(), -1, 0
+
+    def __enter__(self) -> "Counter":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, done: int, total: int, name: str) -> None:
+        """`done` of `total` are, `name` being the last of them."""
+        self.show_of("", done, total, name)
+
+    def show_of(self, of: str, done: int, total: int, name: str) -> None:
+        """The same for several countings, one after the other."""
+        if of != self._name:
+            self._name = of
+            self._begin()
+        if self._first < 0:
+            self._first = done - 1
+        seconds = time.monotonic() - self._began
+        left = seconds / (done - self._first) * (total - done)
+        what = f"{self._what} of {of}" if of else self._what
+        text = f"{done}/{total} {what} | {seconds:.0f} s, about {left:.0f} s left | {name}"
+        if self._console.is_terminal:
+            self._live.update(Text(text))
+        elif done == total or 10 * done // total > self._told:
+            self._told = 10 * done // total
+            self._console.print(text, highlight=False, soft_wrap=True)
 
 
 def print_result(console: Console, result: dict[str, Any]) -> None:

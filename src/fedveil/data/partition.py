@@ -1,6 +1,7 @@
 """Dividing records: between training and test, and among clients."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,32 @@ def partition(
         case _:
             order = _dirichlet(records, sizes, alpha, random)
     return _federate(records, order, sizes)
+
+
+def resampled(records: Records, count: int, seed: int) -> Records:
+    """`count` training records drawn with replacement; the test records stay as they are.
+
+    The same record may then be several clients' own: a claim about a client is about one of them.
+    """
+    if count < 1:
+        raise BadInput(f"resample is {count}: at least one record is needed")
+    rows = _generator(seed).integers(len(records.x), size=count)
+    owners = None if records.owners is None else records.owners[rows]
+    return replace(records, x=records.x[rows], y=records.y[rows], owners=owners)
+
+
+def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
+    """The same clients, each with at most `most` of its records, chosen at random."""
+    if most < 1:
+        raise BadInput(f"most_records is {most}: at least one record is needed")
+    random = _generator(seed)
+    kept = [
+        first + np.sort(random.permutation(size)[:most])
+        for first, size in zip(data.offsets, data.sizes, strict=False)
+    ]
+    rows = np.concatenate(kept)
+    offsets = np.cumsum([0, *map(len, kept)], dtype=np.int64)
+    return replace(data, x=data.x[rows], y=data.y[rows], offsets=offsets)
 
 
 def _generator(seed: int) -> np.random.Generator:

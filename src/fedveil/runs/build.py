@@ -6,7 +6,8 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.data.load import load_records
-from fedveil.data.partition import partition
+from fedveil.data.partition import partition, resampled, shortened
+from fedveil.data.records import Records
 from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.privacy.plan import PrivacyPlan, Where
@@ -35,9 +36,28 @@ from fedveil.training.gradients import Mode
 from fedveil.training.server import AdamServer, ServerOptimizer, SgdServer, Weights
 from fedveil.training.training import Training
 
+_DIVISION = (
+    "clients",
+    "partition",
+    "alpha",
+    "shards_per_client",
+    "resample",
+    "most_records",
+)
 
-def build(recipe: Recipe, data_root: Path | None = None) -> Training:
-    """Everything the recipe asks for, checked; what does not go together is refused."""
+
+def build(
+    recipe: Recipe,
+    data_root: Path | None = None,
+    *,
+    data: FederatedData | None = None,
+    plan: PrivacyPlan | None = None,
+) -> Training:
+    """Everything the recipe asks for, checked; what does not go together is refused.
+
+    `data`, when given, are what `data_of` has made of the recipe already, and `plan` the plan of
+    the same recipe with another seed.
+    """
     if not 0 <= recipe.seed < 2**63:
         raise BadInput(f"seed is {recipe.seed}: a number from 0 to 2^63 - 1 is needed")
     if not 0 <= recipe.engine.workers <= 1024:
@@ -48,7 +68,7 @@ def build(recipe: Recipe, data_root: Path | None = None) -> Training:
     if recipe.engine.checkpoint < 1:
         raise BadInput(f"engine.checkpoint is {recipe.engine.checkpoint}: at least 1 is needed")
     work, server, sampler = _work(recipe.local), _server(recipe.server), _sampler(recipe.sample)
-    data = _data(recipe.data, recipe.seed, data_root)
+    data = data_of(recipe, data_root) if data is None else data
     torch.set_num_threads(1)  # cores are used by workers
     hidden = tuple(recipe.model.hidden or ())
     if hidden and recipe.model.name != "mlp":
@@ -60,7 +80,8 @@ def build(recipe: Recipe, data_root: Path | None = None) -> Training:
         seed=recipe.seed,
         hidden=hidden or (200,),
     )
-    plan = plan_of(recipe, sampler, data.clients, work, task)
+    if plan is None:
+        plan = plan_of(recipe, sampler, data.clients, work, task)
     return Training(
         task=task,
         data=data,
@@ -95,10 +116,15 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     return recipe.model_copy(update={"noise": noise, "engine": engine})
 
 
-def _data(section: DataSection, seed: int, root: Path | None) -> FederatedData:
-    divided = ("clients", "partition", "alpha", "shards_per_client", "grades", "min_records")
+def data_of(recipe: Recipe, root: Path | None = None) -> FederatedData:
+    """The records of the recipe's clients; they depend on its `data` section and its seed alone."""
+    return divided(records_of(recipe.data, root), recipe.data, recipe.seed)
+
+
+def records_of(section: DataSection, root: Path | None) -> Records | FederatedData:
+    """The data set of a recipe as it is stored: saved data are divided already."""
     if section.name == "saved":
-        for key in divided:
+        for key in (*_DIVISION, "grades", "min_records"):
             if getattr(section, key) is not None:
                 raise BadInput(f"data.{key} has no effect on saved data: leave it out")
         if section.path is None:
@@ -111,14 +137,24 @@ def _data(section: DataSection, seed: int, root: Path | None) -> FederatedData:
         for key in ("grades", "min_records")
         if getattr(section, key) is not None
     }
-    return partition(
-        load_records(section.name, root, **options),
+    return load_records(section.name, root, **options)
+
+
+def divided(records: Records | FederatedData, section: DataSection, seed: int) -> FederatedData:
+    """The records among clients, as a recipe's `data` section says."""
+    if isinstance(records, FederatedData):
+        return records
+    if section.resample is not None:
+        records = resampled(records, section.resample, seed)
+    data = partition(
+        records,
         kind=section.partition or "iid",
         clients=section.clients,
         seed=seed,
         alpha=section.alpha,
         shards_per_client=1 if section.shards_per_client is None else section.shards_per_client,
     )
+    return data if section.most_records is None else shortened(data, section.most_records, seed)
 
 
 def _sampler(section: SampleSection) -> Sampler:

@@ -12,7 +12,11 @@ class Section(BaseModel):
 
 
 class DataSection(Section):
-    """Which records, and how they are divided among clients."""
+    """Which records, and how they are divided among clients.
+
+    `resample` training records are drawn with replacement before they are divided; a client keeps
+    at most `most_records` of its own.
+    """
 
     name: str
     clients: int | None = None
@@ -21,6 +25,8 @@ class DataSection(Section):
     shards_per_client: int | None = None
     grades: bool | None = None
     min_records: int | None = None
+    resample: int | None = None
+    most_records: int | None = None
     path: str | None = None
 
 

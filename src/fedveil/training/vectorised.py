@@ -38,6 +38,11 @@ class Vectorised:
 
 def quadratic(task: Task, data: FederatedData) -> bool:
     """Whether the clients' losses are kept as quadratic functions."""
+    return linear_least_squares(task, data) and Quadratics.worthwhile(data)
+
+
+def linear_least_squares(task: Task, data: FederatedData) -> bool:
+    """Whether a loss is the squared error of a linear function of the record, with a bias."""
     _, layers = chain_of(task)
     return (
         task.loss is squared_error
@@ -46,5 +51,5 @@ def quadratic(task: Task, data: FederatedData) -> bool:
         and layers[0].outputs == 1
         and (layers[0].weight, layers[0].bias) == (0, layers[0].inputs)
         and data.x.shape[1:] == (layers[0].inputs,)
-        and Quadratics.worthwhile(data)
+        and data.x.dtype.kind == "f"
     )

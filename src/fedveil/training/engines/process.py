@@ -1,9 +1,11 @@
-"""How a process computes: with one thread, and on memory it keeps.
+"""How a process computes: with one thread, on memory it keeps, and not longer than its parent.
 
 Cores are used by workers, so that rounding does not depend on the number of threads.
 """
 
 import ctypes
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +14,8 @@ import torch
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT, _LARGE = 1 << 28, 1 << 25
 _RETURNED = 1 << 20
+
+_DIE_WITH_PARENT = 1
 
 LARGE_MODEL = 1 << 21
 """Parameters from which on memory counts for more than time."""
@@ -39,3 +43,10 @@ def keep_memory(size: int) -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, _KEPT if size <= LARGE_MODEL else _RETURNED)
         mallopt(_MMAP_THRESHOLD, _LARGE if size <= LARGE_MODEL else _RETURNED)
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process when its parent ends, however that happens; at once if it has already."""
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)

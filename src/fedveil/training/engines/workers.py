@@ -6,7 +6,6 @@ read in chunk order, whoever finishes first. A worker that dies is replaced and 
 again: randomness is keyed by client, so the sum is the same.
 """
 
-import ctypes
 import gc
 import mmap
 import multiprocessing
@@ -27,13 +26,12 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import FedveilError
-from fedveil.training.engines.process import LARGE_MODEL, keep_memory
+from fedveil.training.engines.process import LARGE_MODEL, die_with_parent, keep_memory
 from fedveil.training.evaluate import Measured
 from fedveil.training.sums import CohortSum
 
 _TRIES = 3
 _SPARE_BYTES = 1 << 25
-_DIE_WITH_PARENT = 1
 
 Ids = npt.NDArray[np.int64]
 AddChunk = Callable[[CohortSum, int, Ids, torch.Tensor, torch.Tensor], None]
@@ -208,9 +206,7 @@ class Workers:
     def _serve(self, connection: Connection, others: Sequence[Connection], parent: int) -> None:
         """The life of a worker: jobs in, answers out, until the parent goes away."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)
+        die_with_parent(parent)
         for other in others:
             other.close()
         torch.set_num_threads(1)

@@ -1,0 +1,62 @@
+"""Reproducing a paper: its items by name, and the page that they make."""
+
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from fedveil.errors import BadInput
+from fedveil.papers.experiment import Experiment, Item
+from fedveil.papers.page import Page
+from fedveil.runs.disk import locked, write_atomic
+
+PAPERS = {
+    "fu": ("fu",),
+    "clip-decay": ("clip_decay",),
+    "ldp-fl": ("ldp_fl",),
+    "naseri": ("naseri",),
+}
+"""The modules with a paper's items."""
+
+TITLES = {
+    "fu": "Fu et al. 2021: tuning the numbers of iterations",
+    "clip-decay": "Clip decay: schedules of the bound for LDP-SGD",
+    "ldp-fl": "Sun et al. 2021: LDP-FL",
+    "naseri": "Naseri et al. 2022: local and central DP",
+}
+
+
+def items_of(paper: str, wanted: Sequence[str] = ()) -> dict[str, Item]:
+    """The items of a paper, all of them or those that are `wanted`, in the paper's order."""
+    if paper not in PAPERS:
+        raise BadInput(f"paper {paper!r} is unknown: use one of {', '.join(PAPERS)}")
+    every: dict[str, Item] = {}
+    for module in PAPERS[paper]:
+        every |= import_module(f"fedveil.papers.{module}").ITEMS
+    for name in wanted:
+        if name not in every:
+            raise BadInput(f"{paper} has no item {name!r}: use one of {', '.join(every)}")
+    return {name: item for name, item in every.items() if not wanted or name in wanted}
+
+
+def reproduce(
+    paper: str,
+    items: dict[str, Item],
+    experiment: Experiment,
+    command: str,
+    on_page: Callable[[str, Page], None],
+) -> Path:
+    """Run the items and write one page with their figures; returns the page."""
+    experiment.out.mkdir(parents=True, exist_ok=True)
+    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("fedveil", "torch"))
+    text = f"# {TITLES[paper]}\n\nMade by `{command}` ({versions}).\n\n"
+    with locked(experiment.out):
+        for name, item in items.items():
+            page = item(experiment)
+            for file, content in page.figures.items():
+                write_atomic(experiment.out / file, content)
+            text += page.markdown() + "\n"
+            on_page(name, page)
+        path = experiment.out / f"{paper}.md"
+        write_atomic(path, (text.rstrip() + "\n").encode())
+    return path

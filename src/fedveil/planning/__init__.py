@@ -1,0 +1,1 @@
+"""How many rounds, how many local steps: theory, search and sweeps."""

@@ -1,0 +1,96 @@
+"""Figures of a grid: lines over one or two axes, a heat map of two."""
+
+import io
+import math
+from collections.abc import Sequence
+
+import matplotlib
+
+matplotlib.use("Agg")
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedveil.planning.grid import Axis
+from fedveil.planning.statistics import Mean
+
+COLOURS = ("#1f5a8a", "#a83232", "#3a7d44", "#8a5a1f", "#5a3a8a", "#2b8a8a", "#666666", "#c2699d")
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as a file."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def grid_png(axes: Sequence[Axis], means: Sequence[Mean], metric: str) -> bytes:
+    """`metric` over the longest axis, a line for every choice on the others."""
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    at = figure.subplots()
+    if not axes:
+        axes = [Axis("recipe", ("",))]
+    along = max(range(len(axes)), key=lambda i: len(axes[i].values))
+    shape = [len(axis.values) for axis in axes]
+    table = np.empty(len(means), dtype=object)
+    table[:] = means
+    lines = np.moveaxis(table.reshape(shape), along, -1).reshape(-1, shape[along])
+    names = _names([axis for i, axis in enumerate(axes) if i != along])
+    for i, (line, name) in enumerate(zip(lines, names, strict=True)):
+        draw_line(at, axes[along].values, list(line), name, COLOURS[i % len(COLOURS)])
+    at.set(xlabel=axes[along].key, ylabel=f"test {metric}")
+    if len(lines) > 1:
+        at.legend(fontsize=7)
+    at.grid(alpha=0.3)
+    return png(figure)
+
+
+def draw_line(
+    at: Axes, places: Sequence[str], means: Sequence[Mean], name: str, colour: str
+) -> None:
+    """Means with their intervals; what diverged is left out."""
+    x, numeric = _places(places)
+    values = np.array([m.value if math.isfinite(m.value) else np.nan for m in means])
+    halves = np.array([0.0 if math.isnan(m.half) else m.half for m in means])
+    at.errorbar(
+        x, values, yerr=halves, label=name or None, color=colour, marker="o", ms=3, capsize=2
+    )
+    if not numeric:
+        at.set_xticks(x, places)
+
+
+def heat_png(rows: Axis, columns: Axis, values: Sequence[Sequence[float]], metric: str) -> bytes:
+    """A heat map: darker is lower; what diverged or was not tried is blank."""
+    figure = Figure(figsize=(1.6 + 0.62 * len(columns.values), 1.3 + 0.42 * len(rows.values)))
+    figure.set_layout_engine("constrained")
+    at = figure.subplots()
+    found = np.array(values, dtype=np.float64)
+    found[~np.isfinite(found)] = np.nan
+    positive = bool(np.nanmin(found) > 0) if not np.isnan(found).all() else False
+    image = at.imshow(np.log10(found) if positive else found, cmap="viridis", aspect="auto")
+    for i, j in np.ndindex(found.shape):
+        if not np.isnan(found[i, j]):
+            at.text(j, i, f"{found[i, j]:.3g}", ha="center", va="center", fontsize=7, color="white")
+    at.set_xticks(range(len(columns.values)), columns.values)
+    at.set_yticks(range(len(rows.values)), rows.values)
+    at.set(xlabel=columns.key, ylabel=rows.key)
+    figure.colorbar(image, ax=at, label=f"log10 of {metric}" if positive else metric)
+    return png(figure)
+
+
+def _places(values: Sequence[str]) -> tuple[list[float], bool]:
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        return [float(i) for i in range(len(values))], False
+    if not all(map(math.isfinite, numbers)):
+        return [float(i) for i in range(len(values))], False
+    return numbers, True
+
+
+def _names(axes: Sequence[Axis]) -> list[str]:
+    names = [""]
+    for axis in axes:
+        key = axis.key.split(".")[-1]
+        names = [f"{n}, {key} {v}".removeprefix(", ") for n in names for v in axis.values]
+    return names

@@ -1,0 +1,105 @@
+"""A grid of recipes: `section.key=value,value,...` for every axis, and one cell for each choice.
+
+Keys that move together share an axis: `local.steps:rounds=1:120,2:60` are two cells.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedveil.errors import BadInput
+from fedveil.runs.recipe import Recipe, load_recipe
+
+_MOST_CELLS = 100_000
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One key of the recipe, or several joined by ":", and the values it takes, as text."""
+
+    key: str
+    values: tuple[str, ...]
+
+    def choice(self, value: str) -> list[tuple[str, str]]:
+        """The keys and what they are for `value`."""
+        keys, parts = self.key.split(":"), value.split(":")
+        if len(keys) != len(parts):
+            raise BadInput(f"--grid {self.key}: {value} names {len(parts)} of {len(keys)} values")
+        return list(zip(keys, parts, strict=True))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One recipe of the grid: what was chosen on each axis, and the recipe that makes."""
+
+    choice: tuple[tuple[str, str], ...]
+    recipe: Recipe
+
+    @property
+    def name(self) -> str:
+        """The choices on one line; "recipe" for a grid without axes."""
+        return ", ".join(f"{key}={value}" for key, value in self.choice) or "recipe"
+
+
+def axis(text: str) -> Axis:
+    """Read `section.key=value,value,...`.
+
+    >>> axis("local.steps=1, 2,12")
+    Axis(key='local.steps', values=('1', '2', '12'))
+    """
+    key, equals, rest = text.partition("=")
+    values = tuple(value.strip() for value in _split(rest))
+    if not equals or not key.strip():
+        raise BadInput(f"--grid {text!r}: write it as section.key=value,value,...")
+    if not all(values):
+        raise BadInput(f"--grid {text!r} has no values: write section.key=value,value,...")
+    repeated = {value for value in values if values.count(value) > 1}
+    if repeated:
+        raise BadInput(f"--grid {text!r} has {', '.join(sorted(repeated))} twice")
+    return Axis(key.strip(), values)
+
+
+def cells(source: str, overrides: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
+    """Every combination, in order, the last axis fastest; each is a whole recipe, checked.
+
+    An infinite `budget.epsilon` where noise is left to be found from it is a run without noise,
+    and without a claim: nothing is added and nothing promised.
+    """
+    keys = [key for a in axes for key in a.key.split(":")]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise BadInput(f"--grid {key} is given twice: give all its values at once")
+    count = math.prod(len(a.values) for a in axes)
+    if count > _MOST_CELLS:
+        raise BadInput(f"the grid has {count:,} cells: at most {_MOST_CELLS:,} are possible")
+    found = []
+    for values in itertools.product(*(a.values for a in axes)):
+        choice = tuple(c for a, value in zip(axes, values, strict=True) for c in a.choice(value))
+        settings = [*overrides, *(f"{key}={value}" for key, value in choice)]
+        try:
+            found.append(Cell(choice, recipe_of(source, settings)))
+        except BadInput as e:
+            where = ", ".join(f"{key}={value}" for key, value in choice)
+            raise BadInput(f"cell {where}: {e}" if where else str(e)) from e
+    return found
+
+
+def recipe_of(source: str, settings: Sequence[str]) -> Recipe:
+    """The recipe of one cell."""
+    recipe = load_recipe(source, settings)
+    budget, calibrated = recipe.budget, getattr(recipe.noise, "multiplier", 0.0) is None
+    if budget is None or budget.epsilons or not math.isinf(budget.epsilon) or not calibrated:
+        return recipe
+    return load_recipe(source, [*settings, "noise.kind=none", "budget=none"])
+
+
+def _split(text: str) -> list[str]:
+    """At commas that are not inside brackets."""
+    parts, depth, start = [], 0, 0
+    for i, letter in enumerate(text):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [*parts, text[start:]]

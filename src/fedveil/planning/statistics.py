@@ -1,0 +1,62 @@
+"""Means with their intervals, and whether one thing is worse than another."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over repetitions and half the width of its 95 % interval (Student's t).
+
+    `diverged` counts repetitions that ended without a finite number; the mean is then infinite.
+    With one repetition nothing is known of the spread: `half` is NaN.
+    """
+
+    value: float
+    half: float
+    count: int
+    diverged: int = 0
+
+    def __str__(self) -> str:
+        if self.diverged:
+            return f"diverged ({self.diverged} of {self.count})"
+        if math.isnan(self.half):
+            return f"{self.value:.4g}"
+        return f"{self.value:.4g} +- {self.half:.2g}"
+
+
+def mean_of(values: Sequence[float]) -> Mean:
+    """The mean of repetitions.
+
+    >>> str(mean_of([1.0, 2.0, 3.0]))
+    '2 +- 2.5'
+    """
+    found = np.asarray(values, dtype=np.float64)
+    wrong = int((~np.isfinite(found)).sum())
+    if wrong or len(found) == 0:
+        return Mean(math.inf, math.nan, len(found), wrong)
+    if len(found) == 1:
+        return Mean(float(found[0]), math.nan, 1)
+    spread = found.std(ddof=1) / math.sqrt(len(found))
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(found) - 1)
+    return Mean(float(found.mean()), float(quantile * spread), len(found))
+
+
+def worse(candidate: Sequence[float], best: Sequence[float]) -> float:
+    """The p-value of "the candidate's mean is larger", paired by repetition, one-sided.
+
+    Small is significant. Repetitions must share their random numbers. 0 for a candidate that
+    diverged where the best did not; 1 when the two agree everywhere.
+    """
+    difference = np.asarray(candidate, dtype=np.float64) - np.asarray(best, dtype=np.float64)
+    if not np.isfinite(difference).all():
+        return 0.0
+    if len(difference) < 2 or float(difference.std()) == 0:
+        return 1.0 if len(difference) < 2 or float(difference.mean()) <= 0 else 0.0
+    return float(stats.ttest_1samp(difference, 0.0, alternative="greater").pvalue)

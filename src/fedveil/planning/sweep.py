@@ -1,0 +1,289 @@
+"""`Sweep`: a grid of recipes, each repeated, in a directory that survives any interruption.
+
+sweep.json     what is swept: recipe, axes, repetitions, execution modes, versions
+trials.jsonl   one line per finished trial, written as soon as it is
+results.csv    one row per trial, in the grid's order
+summary.csv    one row per cell: means and their 95 % intervals
+figure.png     the first metric over the grid
+"""
+
+import csv
+import hashlib
+import importlib.metadata
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import BadInput
+from fedveil.planning.grid import Axis, Cell, cells
+from fedveil.planning.statistics import Mean, mean_of
+from fedveil.planning.trials import Laboratory, Outcome, Prepared
+from fedveil.runs.disk import locked, write_atomic
+from fedveil.training.gradients import Mode
+
+OnTrial = Callable[[int, int, str], None]
+"""(trials done, trials in all, the cell just finished)."""
+
+_PACKAGES = ("fedveil", "torch", "numpy")
+_MOST_REPETITIONS = 10_000
+
+
+@dataclass
+class Sweep:
+    """A grid of cells and its directory; `run` trains what is missing.
+
+    Trials are stored one by one and each is a function of recipe and seed alone, so a sweep that
+    was killed and started again repeats no finished trial and ends with the same tables.
+    """
+
+    folder: Path
+    axes: tuple[Axis, ...]
+    cells: list[Cell]
+    repeat: int
+    laboratory: Laboratory
+    _done: dict[tuple[int, int], Outcome] = field(default_factory=dict)
+    _prepared: list[Prepared] = field(default_factory=list)
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        source: str,
+        overrides: Sequence[str],
+        axes: Sequence[Axis],
+        repeat: int,
+        laboratory: Laboratory,
+    ) -> "Sweep":
+        """A new sweep in `folder`, or the one that is there if it is the same.
+
+        Everything is checked before anything is written: a cell that cannot run refuses the sweep.
+        """
+        if not 1 <= repeat <= _MOST_REPETITIONS:
+            raise BadInput(
+                f"--repeat is {repeat}: a number from 1 to {_MOST_REPETITIONS} is needed"
+            )
+        sweep = cls(folder, tuple(axes), cells(source, overrides, axes), repeat, laboratory)
+        stored = sweep._stored()
+        modes = [] if stored is None else [Mode(mode) for mode in stored["modes"]]
+        if stored is not None:
+            sweep._check_same(stored)
+        for i, cell in enumerate(sweep.cells):
+            sweep._prepared.append(laboratory.prepare(cell, modes[i] if modes else None))
+        sweep._done = sweep._read_trials()
+        return sweep
+
+    @property
+    def prepared(self) -> list[Prepared]:
+        """The cells as built, in the grid's order."""
+        return self._prepared
+
+    @property
+    def left(self) -> list[tuple[int, int]]:
+        """(repetition, cell) of the trials not done yet, all cells of a repetition together."""
+        everything = [(r, c) for r in range(self.repeat) for c in range(len(self.cells))]
+        return [(r, c) for r, c in everything if (r, c) not in self._done]
+
+    def run(self, on_trial: OnTrial = lambda done, total, name: None) -> None:
+        """Train what is left, and write the tables and the figure."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder):
+            if self._stored() is None:
+                self._check_empty()
+                write_atomic(self.folder / "sweep.json", self._about().encode())
+            left, total = self.left, self.repeat * len(self.cells)
+            self._rewrite_trials()
+            jobs = [(self._prepared[c], r) for r, c in left]
+            with (self.folder / "trials.jsonl").open("a") as file:
+                for number, outcome in self.laboratory.trials(jobs):
+                    repetition, cell = left[number]
+                    self._done[repetition, cell] = outcome
+                    file.write(_line(repetition, cell, outcome))
+                    file.flush()
+                    os.fsync(file.fileno())
+                    on_trial(len(self._done), total, self.cells[cell].name)
+            self._write_tables()
+
+    def outcomes(self, cell: int) -> list[Outcome]:
+        """What the repetitions of a cell came to, in order."""
+        return [self._done[r, cell] for r in range(self.repeat)]
+
+    @property
+    def metrics(self) -> list[str]:
+        """What was measured, the task's own metric before the loss."""
+        names = list(self._done[0, 0].metrics)
+        return [*(n for n in names if n != "loss"), *(n for n in names if n == "loss")]
+
+    def mean(self, cell: int, metric: str) -> Mean:
+        """Over the repetitions of a cell."""
+        return mean_of([outcome.metrics[metric] for outcome in self.outcomes(cell)])
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per cell, for people."""
+        rows = []
+        for c, cell in enumerate(self.cells):
+            claim, noise = self._prepared[c].claim, self._prepared[c].noise
+            means = {metric: str(self.mean(c, metric)) for metric in self.metrics}
+            private = "nothing claimed" if claim is None else str(claim)
+            rows.append({**dict(cell.choice), **means, "noise": noise, "privacy": private})
+        return rows
+
+    def report(self) -> dict[str, Any]:
+        """The same for machines."""
+        rows = [{k: _number(v) for k, v in row.items()} for row in self._summary()]
+        return {"out": str(self.folder), "cells": rows}
+
+    def _write_tables(self) -> None:
+        from fedveil.planning.figures import grid_png
+
+        write_atomic(self.folder / "results.csv", _csv(self._rows()))
+        write_atomic(self.folder / "summary.csv", _csv(self._summary()))
+        metric = self.metrics[0]
+        means = [self.mean(c, metric) for c in range(len(self.cells))]
+        write_atomic(self.folder / "figure.png", grid_png(self.axes, means, metric))
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                **dict(cell.choice),
+                "repetition": r,
+                "seed": cell.recipe.seed + r,
+                "rounds": self._done[r, c].rounds,
+                **self._done[r, c].metrics,
+            }
+            for c, cell in enumerate(self.cells)
+            for r in range(self.repeat)
+        ]
+
+    def _summary(self) -> list[dict[str, Any]]:
+        rows = []
+        for c, cell in enumerate(self.cells):
+            row: dict[str, Any] = dict(cell.choice)
+            for metric in self.metrics:
+                mean = self.mean(c, metric)
+                row |= {metric: mean.value, f"{metric}_half": mean.half, "diverged": mean.diverged}
+            prepared = self._prepared[c]
+            claim = prepared.claim
+            row |= {
+                "repetitions": self.repeat,
+                "noise": prepared.noise,
+                "epsilon": "" if claim is None else claim.epsilon,
+                "delta": "" if claim is None else claim.delta,
+                "unit": "" if claim is None else str(claim.unit),
+                "neighbours": "" if claim is None else str(claim.neighbours),
+                "trust": "" if claim is None else str(claim.trust),
+                "as_published": "" if claim is None else claim.as_published,
+            }
+            rows.append(row)
+        return rows
+
+    def _about(self) -> str:
+        versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
+        modes = [str(prepared.mode) for prepared in self._prepared]
+        return json.dumps({**self._identity(), "modes": modes, "versions": versions}, indent=2)
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes two sweeps the same."""
+        return {
+            "format": 1,
+            "axes": [[axis.key, *axis.values] for axis in self.axes],
+            "repeat": self.repeat,
+            "curves": self.laboratory.curves,
+            "recipes": [_digest(cell) for cell in self.cells],
+        }
+
+    def _stored(self) -> dict[str, Any] | None:
+        path = self.folder / "sweep.json"
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text())
+            if len(found["modes"]) == len(found["recipes"]) and found["format"] == 1:
+                return dict(found)
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        raise BadInput(f"{path} is not a sweep's: use another --out")
+
+    def _check_same(self, stored: dict[str, Any]) -> None:
+        now = json.loads(json.dumps(self._identity()))
+        for key, value in now.items():
+            if stored.get(key) != value:
+                raise BadInput(
+                    f"{self.folder} holds another sweep (its {key} differ): start it again as it "
+                    "was, or use another --out"
+                )
+
+    def _check_empty(self) -> None:
+        others = sorted(p.name for p in self.folder.iterdir() if p.name != "lock")
+        if others:
+            raise BadInput(f"--out {self.folder} holds {others[0]} and no sweep: use another")
+
+    def _read_trials(self) -> dict[tuple[int, int], Outcome]:
+        """The trials on disk, up to the first line that a crash cut short."""
+        path = self.folder / "trials.jsonl"
+        found: dict[tuple[int, int], Outcome] = {}
+        if not path.exists():
+            return found
+        for text in path.read_text(errors="replace").splitlines():
+            try:
+                line = json.loads(text)
+                found[line["repetition"], line["cell"]] = _outcome(line)
+            except (ValueError, KeyError, TypeError):
+                break
+        return found
+
+    def _rewrite_trials(self) -> None:
+        text = "".join(_line(r, c, outcome) for (r, c), outcome in self._done.items())
+        write_atomic(self.folder / "trials.jsonl", text.encode())
+
+
+def _digest(cell: Cell) -> str:
+    """Everything of a cell's recipe that its result depends on."""
+    recipe = cell.recipe.model_copy(update={"name": ""})
+    return hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()[:16]
+
+
+def _line(repetition: int, cell: int, outcome: Outcome) -> str:
+    return (
+        json.dumps(
+            {
+                "repetition": repetition,
+                "cell": cell,
+                "rounds": outcome.rounds,
+                "metrics": _plain(outcome.metrics),
+                "curve": [[r, _plain(m)] for r, m in outcome.curve],
+            },
+            allow_nan=False,
+        )
+        + "\n"
+    )
+
+
+def _plain(metrics: dict[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def _outcome(line: dict[str, Any]) -> Outcome:
+    def read(metrics: dict[str, float | None]) -> dict[str, float]:
+        return {name: math.nan if v is None else float(v) for name, v in metrics.items()}
+
+    curve = tuple((int(r), read(m)) for r, m in line["curve"])
+    return Outcome(int(line["rounds"]), read(line["metrics"]), curve)
+
+
+def _number(value: Any) -> Any:
+    """As JSON can hold it."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _csv(rows: list[dict[str, Any]]) -> bytes:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: repr(v) if isinstance(v, float) else v for k, v in row.items()})
+    return text.getvalue().encode()
