@@ -61,12 +61,22 @@ def run(
         Path | None, typer.Option(help="Folder with data sets; default: FEDVEIL_DATA.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="A ledger that runs on the same data share.")
+    ] = None,
+    ledger_epsilon: Annotated[
+        float | None, typer.Option(help="Its common budget, when it is new; default: the run's.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
     json_: Json = False,
 ) -> int:
     """Train a model over many clients, as a recipe says."""
-    if resume is not None and (recipe is not None or set_ or out is not None):
-        raise BadInput("--resume goes on with the recipe it finds: leave out recipe, --set, --out")
+    if resume is not None and (recipe or set_ or out or ledger or ledger_epsilon):
+        raise BadInput(
+            "--resume goes on with the recipe it finds: leave out recipe, --set, --out and --ledger"
+        )
+    if ledger_epsilon is not None and ledger is None:
+        raise BadInput("--ledger-epsilon is the budget of a shared ledger: name it with --ledger")
     from fedveil.runs.recipe import DEFAULT, load_recipe
 
     chosen = load_recipe(recipe or DEFAULT, set_ or ()) if resume is None else None
@@ -74,9 +84,13 @@ def run(
     from rich.console import Console
 
     from fedveil.console import Progress, print_result
-    from fedveil.runs.run import Run
+    from fedveil.runs.run import Run, Shared
 
-    prepared = Run.start(chosen, out, data) if chosen else Run.resume(resume or Path(), data)
+    shared = None if ledger is None else Shared(ledger, ledger_epsilon)
+    if chosen:
+        prepared = Run.start(chosen, out, data, shared)
+    else:
+        prepared = Run.resume(resume or Path(), data)
     training = prepared.training
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     metric = next(iter(training.task.metrics), "loss")
@@ -120,14 +134,20 @@ def plan(
     iterations: Annotated[str, typer.Option(help="Iterations T to look at.")] = "12,24,36,60,120",
     bounds: Annotated[str, typer.Option(help="Bounds to look at; none: the recipe's.")] = "",
     rates: Annotated[str, typer.Option(help="Learning rates to look at; none: as given.")] = "",
-    repeat: Annotated[int, typer.Option(help="Repetitions that all options would have.")] = 20,
+    repeat: Annotated[
+        int, typer.Option(help="Repetitions of a full comparison; a tenth of its cost is spent.")
+    ] = 20,
     clients: Annotated[int | None, typer.Option(help="Clients (formulas only).")] = None,
     per_round: Annotated[int | None, typer.Option(help="Clients per round.")] = None,
     parameters: Annotated[int | None, typer.Option(help="Parameters of the model.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="The epsilon to be claimed.")] = None,
-    delta: Annotated[float, typer.Option(help="The delta to be claimed.")] = 1e-5,
-    noise: Annotated[str, typer.Option(help="laplace or gaussian.")] = "gaussian",
-    trust: Annotated[str, typer.Option(help="local or central.")] = "local",
+    delta: Annotated[
+        float | None, typer.Option(help="The delta to be claimed; default: 1e-5.")
+    ] = None,
+    noise: Annotated[
+        str | None, typer.Option(help="laplace or gaussian; default: gaussian.")
+    ] = None,
+    trust: Annotated[str | None, typer.Option(help="local or central; default: local.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="The recipe to write; a heat map goes beside it.")
     ] = None,
@@ -139,13 +159,17 @@ def plan(
     json_: Json = False,
 ) -> int:
     """Which E and T for a claim: by formulas, by theory on a recipe's data, or by simulation."""
+    if repeat < 1:
+        raise BadInput(f"--repeat is {repeat}: at least 1 is needed")
+    if workers < 0:
+        raise BadInput(f"--workers is {workers}: a number from 1 on is needed, or 0 for all cores")
     from fedveil.planning.command import Sizes, by_formula, by_recipe, space_of, tell
 
     sizes = Sizes(clients, per_round, parameters, epsilon, delta, noise, trust)
     space = space_of(steps, iterations, bounds, rates)
     if recipe is None:
-        if simulate or against or set_:
-            raise BadInput("--simulate, --against and --set need a recipe: name one")
+        if simulate or against or set_ or out is not None:
+            raise BadInput("--simulate, --against, --set and --out need a recipe: name one")
         by_formula(sizes, space, as_json=json_)
         return 0
     sizes.check_unused()
@@ -206,6 +230,7 @@ def sweep(
     from fedveil.console import Counter, print_rows
     from fedveil.planning.sweep import Sweep
     from fedveil.planning.trials import Laboratory
+    from fedveil.training.engines.workers import WorkerLost
 
     found = Sweep.open(
         out, recipe, set_ or (), axes, repeat, Laboratory(data, curves=curves, workers=workers)
@@ -217,10 +242,16 @@ def sweep(
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on in {out}", file=sys.stderr)
         return 1
+    except WorkerLost as e:
+        print(f"error: {e}; the same command goes on in {out}", file=sys.stderr)
+        return 1
     if json_:
         print(json.dumps(found.report(), indent=2))
     else:
-        print_rows(Console(markup=False, emoji=False), f"{recipe}: {out}", found.table())
+        screen = Console(markup=False, emoji=False)
+        print_rows(screen, f"{recipe}: {out}", found.table())
+        for line in found.terms():
+            screen.print(line, highlight=False, soft_wrap=True)
     return 0
 
 
@@ -258,6 +289,7 @@ def reproduce(
     from fedveil.console import Counter
     from fedveil.papers.experiment import Experiment, Scale
     from fedveil.papers.page import Page
+    from fedveil.training.engines.workers import WorkerLost
 
     folder = out or Path("runs") / f"reproduce-{paper}-{scale}"
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
@@ -273,6 +305,9 @@ def reproduce(
             path = run_items(paper, items, experiment, " ".join(parts), show)
     except KeyboardInterrupt:
         print(f"interrupted: the same command goes on in {folder}", file=sys.stderr)
+        return 1
+    except WorkerLost as e:
+        print(f"error: {e}; the same command goes on in {folder}", file=sys.stderr)
         return 1
     print(f"written: {path}", file=sys.stderr)
     return 0
@@ -317,13 +352,29 @@ def account(
 
 @app.command()
 def ledger(
-    path: Annotated[Path, typer.Argument(help="A run directory or its ledger.db.")],
+    path: Annotated[Path, typer.Argument(help="A run directory or a ledger.db.")],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check that no charge was changed or is missing.")
+    ] = False,
+    head: Annotated[
+        str | None, typer.Option(help="HASH:LENGTH as known from elsewhere, for --verify.")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
     json_: Json = False,
 ) -> None:
     """Show every charge, the total claim, and what is left of the budget."""
-    from fedveil.privacy.statement import statement
+    from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 
-    told = statement(path / "ledger.db" if path.is_dir() else path)
+    if head is not None and not verify:
+        raise BadInput("--head is for --verify: add it")
+    if verify:
+        print(verify_ledger(path, head))
+        return
+    if export is not None:
+        export_ledger(path, export)
+        print(f"written: {export}")
+        return
+    told = statements_of(path)
     if json_:
         print(json.dumps(told.to_dict(), indent=2))
         return
@@ -332,14 +383,17 @@ def ledger(
     from fedveil.console import print_rows
 
     console = Console()
-    for covers in sorted({charge.covers for charge in told.charges}):
-        charges = [charge for charge in told.charges if charge.covers == covers]
-        rows = [{"round": c.round, "attempt": c.attempt, "at": c.charged_at} for c in charges]
-        title = f"{told.run}: {len(rows)} charges for {covers}, each {json.dumps(charges[0].event)}"
-        print_rows(console, title, rows)
-    for claim in told.claims:
-        console.print(str(claim), highlight=False)
-    console.print(told.remainder(), highlight=False)
+    for run in told.runs:
+        for covers in sorted({charge.covers for charge in run.charges}):
+            charges = [charge for charge in run.charges if charge.covers == covers]
+            rows = [{"round": c.round, "attempt": c.attempt, "at": c.charged_at} for c in charges]
+            event = json.dumps(charges[0].event)
+            print_rows(console, f"{run.run}: {len(rows)} charges for {covers}, each {event}", rows)
+        for claim in run.claims:
+            console.print(str(claim), highlight=False)
+        console.print(run.remainder(), highlight=False)
+    if told.common is not None:
+        console.print(told.common, highlight=False)
 
 
 @app.command()

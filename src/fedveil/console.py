@@ -48,8 +48,9 @@ class Progress:
             if self._limit is not None:
                 spent += f", {max(0.0, self._limit - line['epsilon']):.3f} left"
             parts.append(spent)
-        bounded = "" if line["bound"] is None else f", {line['clipped']:.0%} bounded"
-        parts.append(f"{line['clients']} clients{bounded}")
+        if line["clients"] is not None:
+            bounded = "" if line["bound"] is None else f", {line['clipped']:.0%} bounded"
+            parts.append(f"{line['clients']} clients{bounded}")
         if line["snr"] is not None:
             parts.append(f"signal/noise {line['snr']:.2f}")
         return " | ".join(parts)
@@ -117,11 +118,10 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
         table.add_row("budget left", left)
     table.add_row("noise", result["noise"])
     timing = result["timing"]
-    table.add_row(
-        "speed",
-        f"{timing['seconds_per_round']:.3g} s per round, "
-        f"{timing['client_updates_per_second']:,.0f} client updates/s",
-    )
+    speed = f"{timing['seconds_per_round']:.3g} s per round"
+    if timing["client_updates_per_second"] is not None:
+        speed += f", {timing['client_updates_per_second']:,.0f} client updates/s"
+    table.add_row("speed", speed)
     table.add_row("run directory", result["run_dir"])
     console.print(table)
     if result["claims"]:

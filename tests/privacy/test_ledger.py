@@ -15,7 +15,8 @@ import pytest
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.events import Gaussian, to_dict
-from fedveil.privacy.ledger import Ledger, read_about, read_charges, read_participations
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_file import read_about, read_charges, read_participations
 from fedveil.privacy.terms import Budget
 
 ABOUT = {"run": "one", "recipe": "abc", "data": "def"}
@@ -89,9 +90,21 @@ def test_replay_is_free_even_at_the_end_of_the_budget(ledger, path):
 
 def test_secure_noise_is_never_replayed_for_free(path, make_terms):
     """New randomness on the same data is a second release."""
-    with pytest.raises(BadInput, match="only seeded noise"):
-        Ledger.create(path, ABOUT, (make_terms(), make_terms(noise=NoiseSource.SECURE)), 5)
-    assert not path.exists()
+    ledger = Ledger.create(path, ABOUT, (make_terms(noise=NoiseSource.SECURE),), 5)
+    assert [ledger.charge(1), ledger.charge(2), ledger.charge(2), ledger.charge(2)] == [0, 0, 1, 2]
+    assert (ledger.charged(), ledger.again) == (2, 2)
+    assert ledger.charge(3) == 0
+    for round in (3, 4):
+        with pytest.raises(BudgetExhausted, match="2 of them for rounds that had to be done again"):
+            ledger.charge(round)
+    ledger.close()
+    assert [(c.round, c.attempt) for c in read_charges(path)] == [
+        (1, 0),
+        (2, 0),
+        (2, 1),
+        (2, 2),
+        (3, 0),
+    ]
 
 
 def test_rounds_cannot_be_skipped(path, make_terms):
@@ -233,7 +246,7 @@ def test_new_ledger_never_overwrites_an_old_one(ledger, path, make_terms):
 def test_about_is_what_was_written(ledger, path):
     about = read_about(path)
     assert {key: about[key] for key in ABOUT} == ABOUT
-    assert about["format"] == "2"
+    assert about["format"] == "3"
 
 
 # --- two at once ---

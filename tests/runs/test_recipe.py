@@ -122,7 +122,7 @@ def test_the_noise_is_left_to_the_budget_when_no_multiplier_is_given():
         ("noise.kind=cauchy", "noise.kind is 'cauchy': use one of"),
         ("bound.norm=l3", "bound.norm is 'l3'"),
         ("noise.where=cloud", "noise.where is 'cloud'"),
-        ("noise.source=secure", "noise.source is 'secure'"),
+        ("noise.source=secret", "noise.source is 'secret'"),
         ("server.optimizer=lamb", "server.optimizer is 'lamb'"),
         ("server.weights=equal", "server.weights is 'equal'"),
         ("engine.mode=fast", "engine.mode is 'fast'"),

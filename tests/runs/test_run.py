@@ -12,8 +12,8 @@ import safetensors.torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput, LedgerMismatch
-from fedveil.privacy.ledger import read_charges, read_participations
-from fedveil.privacy.statement import statement
+from fedveil.privacy.ledger_file import read_charges, read_participations
+from fedveil.privacy.statement import statements
 from fedveil.runs import checkpoint
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -30,6 +30,11 @@ FILES = {
     "recipe.toml",
     "result.json",
 }
+
+
+def only(path):
+    (told,) = statements(path)
+    return told
 
 
 def metrics_of(folder):
@@ -164,7 +169,7 @@ def test_every_kind_of_plan_resumes_to_the_same_model(start, name, settings):
     again = Run.resume(cut.folder, None).execute()
     assert model_of(cut.folder) == model_of(whole.folder)
     assert again["claims"] == first["claims"]
-    told = [claim.to_dict() for claim in statement(cut.folder / "ledger.db").claims]
+    told = [claim.to_dict() for claim in only(cut.folder / "ledger.db").claims]
     assert told == first["claims"]
     counts = [read_participations(run.folder / "ledger.db") for run in (whole, cut)]
     assert np.array_equal(counts[0], counts[1])
@@ -193,7 +198,7 @@ def test_an_interrupted_round_is_in_the_claims_as_it_is_in_the_ledger(start, mon
     monkeypatch.setattr(LocalEngine, "run", interrupted)
     result = run.execute()
     assert (result["rounds"], result["stopped"]) == (2, "interrupted")
-    told = statement(run.folder / "ledger.db")
+    told = only(run.folder / "ledger.db")
     assert [charge.round for charge in told.charges] == [1, 2, 3]
     assert result["claims"] == [claim.to_dict() for claim in told.claims]
 
@@ -226,8 +231,8 @@ def test_a_crash_between_checkpoint_and_metrics_loses_no_line(start, monkeypatch
     run = start("fedavg")
     save = checkpoint.save
 
-    def dying(folder, state):
-        save(folder, state)
+    def dying(folder, state, head):
+        save(folder, state, head)
         if state.round == 2:
             raise Crash
 

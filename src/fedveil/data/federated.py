@@ -74,6 +74,11 @@ class FederatedData:
             names=np.array([name for name, _, _ in named]),
         )
 
+    @cached_property
+    def derived(self) -> dict[str, Any]:
+        """What was computed from these records and is kept with them, by name."""
+        return {}
+
     @property
     def clients(self) -> int:
         return len(self.offsets) - 1

@@ -53,6 +53,7 @@ class Setting:
             "data.name=lending-club",
             "data.partition=shards",
             f"data.clients={self.clients}",
+            "data.seed=1",
             *drawn,
             f"sample.size={self.cohort}",
             f"bound.value={BOUND}",

@@ -11,7 +11,7 @@ from fedveil.papers.page import Page
 from fedveil.runs.disk import locked, write_atomic
 
 PAPERS = {
-    "fu": ("fu",),
+    "fu": ("fu", "fu_cnn"),
     "clip-decay": ("clip_decay",),
     "ldp-fl": ("ldp_fl",),
     "naseri": ("naseri",),
@@ -46,8 +46,32 @@ def reproduce(
     command: str,
     on_page: Callable[[str, Page], None],
 ) -> Path:
-    """Run the items and write one page with their figures; returns the page."""
-    experiment.out.mkdir(parents=True, exist_ok=True)
+    """Run the items and write one page with their figures; returns the page.
+
+    What the items refuse at once, for want of data, leaves nothing behind.
+    """
+    made = [p for p in (experiment.out, *experiment.out.parents) if not p.exists()]
+    try:
+        experiment.out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BadInput(f"--out {experiment.out} cannot be made: {e.strerror}") from e
+    try:
+        return _reproduce(paper, items, experiment, command, on_page)
+    except BadInput:
+        if made and {path.name for path in experiment.out.iterdir()} <= {"lock"}:
+            (experiment.out / "lock").unlink(missing_ok=True)
+            for path in made:
+                path.rmdir()
+        raise
+
+
+def _reproduce(
+    paper: str,
+    items: dict[str, Item],
+    experiment: Experiment,
+    command: str,
+    on_page: Callable[[str, Page], None],
+) -> Path:
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in ("fedveil", "torch"))
     text = f"# {TITLES[paper]}\n\nMade by `{command}` ({versions}).\n\n"
     with locked(experiment.out):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fedveil.errors import BadInput
 from fedveil.planning.grid import Axis, Cell, cells, recipe_of
 from fedveil.runs.recipe import Recipe
+from fedveil.runs.sections import Section
 
 STEPS = (1, 2, 3, 4, 6, 12)
 ITERATIONS = (12, 24, 36, 60, 120)
@@ -44,40 +45,47 @@ def candidates(source: str, overrides: Sequence[str], space: Space) -> list[Cell
     pairs = tuple(f"{e}:{rounds}" for e, rounds in space.pairs)
     axes = [Axis(f"{steps_key(source, overrides)}:rounds", pairs)]
     if space.bounds:
-        axes.append(Axis("bound.value", tuple(f"{b:g}" for b in space.bounds)))
+        axes.append(Axis("bound.value", tuple(map(_number, space.bounds))))
     if space.rates:
-        axes.append(Axis(rate_key(source, overrides), tuple(f"{r:g}" for r in space.rates)))
+        axes.append(Axis("local.lr", tuple(map(_number, space.rates))))
     return cells(source, [*overrides, "iterations=none"], axes)
 
 
 def steps_key(source: str, overrides: Sequence[str]) -> str:
     """Where a recipe says how long clients work: in local steps, or in epochs."""
-    local = _base(source, overrides).local
+    local = recipe_of(source, overrides).local
     if local.kind == "gradient":
         raise BadInput("local.kind 'gradient' takes one step: use local.kind = 'sgd' to plan E")
     return "local.epochs" if getattr(local, "epochs", None) is not None else "local.steps"
 
 
-def rate_key(source: str, overrides: Sequence[str]) -> str:
-    """Where a recipe says how fast it learns: at the clients, or at the server."""
-    return "server.lr" if _base(source, overrides).local.kind == "gradient" else "local.lr"
+def alike(base: Recipe, other: Recipe) -> list[str]:
+    """The overrides that give another recipe the base's data, model and budget.
 
-
-def alike(base: Recipe, others: Sequence[str]) -> dict[str, list[str]]:
-    """For each other recipe the overrides that give it the base's data, model and budget."""
+    And the base's cohorts, if both draw them in the same way.
+    """
     budget = base.budget
     if budget is None:
         raise BadInput("--against compares recipes at one budget: the first recipe has none")
-    shared = [f"seed={base.seed}", f"rounds={base.total_rounds}"]
-    for name, section in (("data", base.data), ("model", base.model)):
+    shared = [f"seed={base.seed}", f"rounds={base.total_rounds}", "iterations=none"]
+    sections: list[tuple[str, Section]] = [("data", base.data), ("model", base.model)]
+    if base.sample.kind == other.sample.kind:
+        sections.append(("sample", base.sample))
+    for name, section in sections:
         for key, value in section.model_dump().items():
             shared.append(f"{name}.{key}={_text(value)}")
-    shared += [f"budget.epsilon={budget.epsilon!r}", f"budget.delta={budget.delta!r}"]
-    return dict.fromkeys(others, shared)
+    limits = (
+        f"budget.epsilon={budget.epsilon!r}" if budget.epsilons is None else "budget.epsilon=none",
+        f"budget.epsilons={_text(budget.epsilons)}",
+        f"budget.delta={budget.delta!r}",
+        f"budget.as_published={_text(budget.as_published)}",
+    )
+    return [*shared, *limits]
 
 
-def _base(source: str, overrides: Sequence[str]) -> Recipe:
-    return recipe_of(source, overrides)
+def _number(value: float) -> str:
+    """All digits of a number, and none that it does not need."""
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
 
 
 def _text(value: object) -> str:

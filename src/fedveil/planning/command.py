@@ -1,8 +1,10 @@
 """`fedveil plan`: from the words of the command line to a ranked table and a recipe."""
 
 import json
+import math
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil.errors import BadInput
-from fedveil.planning.candidates import Space
+from fedveil.planning.candidates import STEPS, Space
 from fedveil.planning.formula import Choice, Question, choices, thumb
 from fedveil.planning.grid import Axis
 from fedveil.planning.planner import Report, simulate, theorise
@@ -20,6 +22,7 @@ from fedveil.planning.trials import Laboratory
 from fedveil.runs.disk import write_atomic
 
 _SHOWN = 12
+_DELTA = 1e-5
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,9 @@ class Sizes:
     per_round: int | None
     parameters: int | None
     epsilon: float | None
-    delta: float
-    noise: str
-    trust: str
+    delta: float | None = None
+    noise: str | None = None
+    trust: str | None = None
 
     def question(self) -> Question:
         """The question they ask; refuses one that is not whole."""
@@ -43,30 +46,37 @@ class Sizes:
         ]
         if missing:
             raise BadInput(f"formulas need {', '.join(missing)}; or name a recipe to plan")
-        if self.noise not in ("laplace", "gaussian"):
+        epsilon, delta = self.epsilon or 0.0, _DELTA if self.delta is None else self.delta
+        if not 0 < epsilon < math.inf:
+            raise BadInput(f"--epsilon is {epsilon:g}: a positive number is needed")
+        if not 0 < delta < 1:
+            raise BadInput(f"--delta is {delta:g}: a number between 0 and 1 is needed")
+        if self.noise not in (None, "laplace", "gaussian"):
             raise BadInput(f"--noise is {self.noise!r}: use laplace or gaussian")
-        if self.trust not in ("local", "central"):
+        if self.trust not in (None, "local", "central"):
             raise BadInput(f"--trust is {self.trust!r}: use local or central")
         return Question(
             Federation(self.clients or 0, self.per_round or 0, self.parameters or 0),
-            self.epsilon or 0.0,
-            self.delta,
+            epsilon,
+            delta,
             laplace=self.noise == "laplace",
             trusted_server=self.trust == "central",
         )
 
     def check_unused(self) -> None:
         """With a recipe all of this is the recipe's to say."""
-        for name in ("clients", "per_round", "parameters", "epsilon"):
-            if getattr(self, name) is not None:
+        for field in fields(self):
+            if getattr(self, field.name) is not None:
                 raise BadInput(
-                    f"--{name.replace('_', '-')} is for formulas without a recipe: use --set, as "
-                    "in --set budget.epsilon=1"
+                    f"--{field.name.replace('_', '-')} is for formulas without a recipe: use "
+                    "--set, as in --set budget.epsilon=1"
                 )
 
 
 def by_formula(sizes: Sizes, space: Space, *, as_json: bool) -> None:
     """No data, no training: what the noise leaves of the signal."""
+    if space.bounds or space.rates:
+        raise BadInput("--bounds and --rates need a recipe: name one")
     question = sizes.question()
     found = choices(question, space.steps, space.iterations)
     most = max(space.iterations)
@@ -112,10 +122,8 @@ def by_recipe(
     """On the recipe's data: by the bound, or by trying."""
     if against and not simulated:
         raise BadInput("--against compares by training: add --simulate")
-    if repeat < 1:
-        raise BadInput(f"--repeat is {repeat}: at least 1 is needed")
-    if out is not None and (out.suffix != ".toml" or out.exists()):
-        raise BadInput(f"--out {out}: name a .toml file that does not exist")
+    if out is not None:
+        _check_out(out)
     if not simulated:
         return theorise(recipe, overrides, space, laboratory)
     return simulate(
@@ -124,13 +132,14 @@ def by_recipe(
 
 
 def space_of(steps: str, iterations: str, bounds: str, rates: str) -> Space:
-    """The space that the command line's lists describe."""
-    return Space(
-        _integers("steps", steps),
-        _integers("iterations", iterations),
-        _numbers("bounds", bounds),
-        _numbers("rates", rates),
-    )
+    """The space that the command line's lists describe.
+
+    Of the steps that are looked at unless others are named, those that fit the iterations stay.
+    """
+    e, t = _integers("steps", steps), _integers("iterations", iterations)
+    if e == STEPS:
+        e = tuple(number for number in e if number <= max(t, default=0)) or e
+    return Space(e, t, _numbers("bounds", bounds), _numbers("rates", rates))
 
 
 def tell(report: Report, recipe: str, out: Path | None, *, as_json: bool) -> None:
@@ -143,9 +152,10 @@ def tell(report: Report, recipe: str, out: Path | None, *, as_json: bool) -> Non
 
 
 def _print_report(console: Console, report: Report, path: Path) -> None:
-    table = Table(title=report.title, title_justify="left")
-    keys = sorted({key for row in report.rows for key in row.choice})
-    for name in ("E", "T", "rounds", *keys, "loss", "noise", "remark"):
+    table = Table()
+    keys = list(dict.fromkeys(key for row in report.rows for key in row.choice))
+    told = any(row.remark for row in report.rows)
+    for name in ("E", "T", "rounds", *keys, report.measure, "noise", *(["remark"] if told else [])):
         table.add_column(name, overflow="fold")
     for row in report.rows[:_SHOWN]:
         table.add_row(
@@ -153,10 +163,11 @@ def _print_report(console: Console, report: Report, path: Path) -> None:
             str(row.iterations),
             str(row.rounds),
             *(row.choice.get(key, "") for key in keys),
-            row.loss,
-            f"{row.noise:.3g}",
-            row.remark,
+            row.told,
+            row.told_noise,
+            *([row.remark] if told else []),
         )
+    _say(console, report.title)
     console.print(table)
     if len(report.rows) > _SHOWN:
         _say(console, f"and {len(report.rows) - _SHOWN} more")
@@ -171,14 +182,19 @@ def _print_report(console: Console, report: Report, path: Path) -> None:
 
 def _print_heat(console: Console, report: Report) -> None:
     steps, times = _heat_axes(report)
-    table = Table(title="loss over E (down) and T (across)", title_justify="left")
-    table.add_column("E \\\\ T")
+    _say(console, f"the least {report.measure} over E (down) and T (across):")
+    table = Table()
+    table.add_column("E \\ T")
     for t in times:
         table.add_column(str(t), justify="right")
     for e in steps:
         values = [report.heat.get((e, t)) for t in times]
-        table.add_row(str(e), *("" if v is None else f"{v:.3g}" for v in values))
+        table.add_row(str(e), *("" if v is None else _heat_text(v) for v in values))
     console.print(table)
+
+
+def _heat_text(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "diverged"
 
 
 def _heat_axes(report: Report) -> tuple[list[int], list[int]]:
@@ -191,19 +207,33 @@ def _written(report: Report, out: Path | None, recipe: str) -> Path:
 
     name = Path(recipe).stem
     path = out or _free(Path("runs"), f"plan-{name}")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BadInput(f"{path.parent} cannot be made: {e.strerror}; use another --out") from e
     steps, times = _heat_axes(report)
     heat = [[report.heat.get((e, t), float("nan")) for t in times] for e in steps]
     rows, columns = Axis("E", tuple(map(str, steps))), Axis("T", tuple(map(str, times)))
-    write_atomic(path.with_suffix(".png"), heat_png(rows, columns, heat, "loss"))
+    write_atomic(path.with_suffix(".png"), heat_png(rows, columns, heat, report.measure))
     write_atomic(path, report.recipe.encode())
     return path
+
+
+def _check_out(out: Path) -> None:
+    """Refuse, before any training, what cannot be written in the end."""
+    if out.suffix != ".toml" or out.exists():
+        raise BadInput(f"--out {out}: name a .toml file that does not exist")
+    if out.with_suffix(".png").exists():
+        raise BadInput(f"--out {out}: the heat map beside it, {out.stem}.png, exists already")
+    there = next(parent for parent in out.absolute().parents if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise BadInput(f"--out {out}: nothing can be written in {there}")
 
 
 def _free(folder: Path, name: str) -> Path:
     for number in range(1, 1000):
         path = folder / (f"{name}.toml" if number == 1 else f"{name}-{number}.toml")
-        if not path.exists():
+        if not path.exists() and not path.with_suffix(".png").exists():
             return path
     raise BadInput(f"{folder}/{name}.toml and 999 more exist: use --out")
 
@@ -217,8 +247,9 @@ def _report_json(report: Report, path: Path) -> dict[str, Any]:
                 "iterations": row.iterations,
                 "rounds": row.rounds,
                 **row.choice,
-                "loss": row.loss,
-                "noise": row.noise,
+                report.measure: _number(row.value),
+                "half": _number(row.half),
+                "noise": _number(row.noise),
                 "privacy": row.privacy,
                 "remark": row.remark,
             }
@@ -228,6 +259,11 @@ def _report_json(report: Report, path: Path) -> dict[str, Any]:
         "notes": report.warnings,
         "recipe": str(path),
     }
+
+
+def _number(value: float) -> float | None:
+    """As JSON can hold it."""
+    return value if math.isfinite(value) else None
 
 
 def _formula_json(question: Question, found: Sequence[Choice], most: int) -> dict[str, Any]:
@@ -256,7 +292,7 @@ def _say(console: Console, text: str) -> None:
 
 def _integers(name: str, text: str) -> tuple[int, ...]:
     numbers = _numbers(name, text)
-    if not all(number == int(number) for number in numbers):
+    if not all(number.is_integer() for number in numbers):
         raise BadInput(f"--{name} is {text!r}: whole numbers with commas in between are needed")
     return tuple(int(number) for number in numbers)
 

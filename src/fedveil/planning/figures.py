@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from fedveil.planning.grid import Axis
 from fedveil.planning.statistics import Mean
 
+_BRIGHT = 0.6
+
 COLOURS = ("#1f5a8a", "#a83232", "#3a7d44", "#8a5a1f", "#5a3a8a", "#2b8a8a", "#666666", "#c2699d")
 
 
@@ -67,10 +69,14 @@ def heat_png(rows: Axis, columns: Axis, values: Sequence[Sequence[float]], metri
     found = np.array(values, dtype=np.float64)
     found[~np.isfinite(found)] = np.nan
     positive = bool(np.nanmin(found) > 0) if not np.isnan(found).all() else False
-    image = at.imshow(np.log10(found) if positive else found, cmap="viridis", aspect="auto")
+    shown = np.log10(found) if positive else found
+    image = at.imshow(shown, cmap="viridis", aspect="auto")
+    low, high = image.get_clim()
     for i, j in np.ndindex(found.shape):
         if not np.isnan(found[i, j]):
-            at.text(j, i, f"{found[i, j]:.3g}", ha="center", va="center", fontsize=7, color="white")
+            bright = shown[i, j] > low + _BRIGHT * (high - low)
+            text, colour = f"{found[i, j]:.3g}", "black" if bright else "white"
+            at.text(j, i, text, ha="center", va="center", fontsize=7, color=colour)
     at.set_xticks(range(len(columns.values)), columns.values)
     at.set_yticks(range(len(rows.values)), rows.values)
     at.set(xlabel=columns.key, ylabel=rows.key)

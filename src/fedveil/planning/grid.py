@@ -23,9 +23,13 @@ class Axis:
 
     def choice(self, value: str) -> list[tuple[str, str]]:
         """The keys and what they are for `value`."""
-        keys, parts = self.key.split(":"), value.split(":")
+        keys = self.key.split(":")
+        parts = value.split(":") if len(keys) > 1 else [value]
         if len(keys) != len(parts):
-            raise BadInput(f"--grid {self.key}: {value} names {len(parts)} of {len(keys)} values")
+            raise BadInput(
+                f"--grid {self.key}: {value} is {len(parts)} of the {len(keys)} values that go "
+                "together: join them by ':'"
+            )
         return list(zip(keys, parts, strict=True))
 
 
@@ -50,14 +54,14 @@ def axis(text: str) -> Axis:
     """
     key, equals, rest = text.partition("=")
     values = tuple(value.strip() for value in _split(rest))
-    if not equals or not key.strip():
+    if not equals or not all(part.strip() for part in key.split(":")):
         raise BadInput(f"--grid {text!r}: write it as section.key=value,value,...")
     if not all(values):
-        raise BadInput(f"--grid {text!r} has no values: write section.key=value,value,...")
+        raise BadInput(f"--grid {text!r} lacks a value: write it as section.key=value,value,...")
     repeated = {value for value in values if values.count(value) > 1}
     if repeated:
         raise BadInput(f"--grid {text!r} has {', '.join(sorted(repeated))} twice")
-    return Axis(key.strip(), values)
+    return Axis(":".join(part.strip() for part in key.split(":")), values)
 
 
 def cells(source: str, overrides: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
@@ -89,9 +93,10 @@ def recipe_of(source: str, settings: Sequence[str]) -> Recipe:
     """The recipe of one cell."""
     recipe = load_recipe(source, settings)
     budget, calibrated = recipe.budget, getattr(recipe.noise, "multiplier", 0.0) is None
-    if budget is None or budget.epsilons or not math.isinf(budget.epsilon) or not calibrated:
+    if budget is None or budget.epsilons or budget.epsilon != math.inf or not calibrated:
         return recipe
-    return load_recipe(source, [*settings, "noise.kind=none", "budget=none"])
+    others = [s for s in settings if not s.strip().startswith(("noise.", "budget."))]
+    return load_recipe(source, [*others, "noise.kind=none", "budget=none"])
 
 
 def _split(text: str) -> list[str]:

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fedveil.errors import BadInput
 from fedveil.planning.candidates import Space, alike, candidates
 from fedveil.planning.constants import constants_of
 from fedveil.planning.grid import Cell, recipe_of
 from fedveil.planning.search import Arm, Found, OnTrial, search
+from fedveil.planning.statistics import mean_of
 from fedveil.planning.theory import (
     Constants,
     Federation,
@@ -29,21 +30,28 @@ from fedveil.privacy.events import Gaussian
 from fedveil.privacy.terms import Budget
 from fedveil.runs import toml
 from fedveil.runs.build import build
-from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections import NoNoiseSection
-from fedveil.training.client import LocalSgd
+from fedveil.training.client import LocalSgd, LocalWork
+from fedveil.training.gradients import Mode
 from fedveil.training.training import Training
 
 
 @dataclass(frozen=True)
 class Row:
-    """One option of a report, best first."""
+    """One option of a report, best first: `value` is its loss or bound, `told` the same for people.
+
+    `half` is half the width of the loss's 95 % interval, NaN where there is none.
+    """
 
     steps: int
     rounds: int
     choice: dict[str, str]
-    loss: str
+    value: float
+    half: float
+    told: str
     noise: float
+    told_noise: str
     privacy: str
     remark: str = ""
 
@@ -56,15 +64,24 @@ class Row:
 class Report:
     """What a planner found: ranked options, why the first wins, and what the search cost.
 
-    `recipe` is the winner as a file that `fedveil run` takes; `heat` the value of (E, T).
+    `measure` is what options are ranked by, `recipe` the winner as a file that `fedveil run` takes,
+    `heat` the least of the measure by (E, T).
     """
 
     title: str
+    measure: str
     rows: list[Row]
     why: list[str]
     warnings: list[str]
     recipe: str
-    heat: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @property
+    def heat(self) -> dict[tuple[int, int], float]:
+        found: dict[tuple[int, int], float] = {}
+        for row in self.rows:
+            at = (row.steps, row.iterations)
+            found[at] = min(found.get(at, math.inf), row.value)
+        return found
 
 
 def theorise(source: str, overrides: Sequence[str], space: Space, laboratory: Laboratory) -> Report:
@@ -75,37 +92,59 @@ def theorise(source: str, overrides: Sequence[str], space: Space, laboratory: La
     not. It ranks; as a number it is far above what happens.
     """
     options = candidates(source, overrides, space)
+    _check_budget(options[0].recipe)
     training = build(options[0].recipe, data=laboratory.data(options[0].recipe))
-    if not isinstance(training.work, LocalSgd) or training.work.batches.steps is None:
-        raise BadInput("the theory counts local steps: use local.kind = 'sgd' with local.steps")
-    noise = noise_of(options[0].recipe, training)
+    work_of(training.work)
+    noise_of(options[0].recipe)
     federation = _federation(training)
     constants = constants_of(training.task, training.data)
-    bounds = bounds_of(constants, federation, noise, training.work)
-    ranked = sorted(options, key=lambda cell: bounds.at(*_pair(cell)))
-    rows = []
-    for cell in ranked:
-        prepared = laboratory.prepare(cell, mode=training.mode)
-        rows.append(_row(prepared, f"<= {constants.smoothness / 2 * bounds.at(*_pair(cell)):.3g}"))
-    steps, _ = _pair(ranked[0])
-    star = best_rounds(bounds.at, steps)
+    noises: dict[str, Noise] = {}
+    ranked = []
+    for cell in options:
+        prepared = laboratory.prepare(cell, mode=Mode.LOOPED)  # nothing is trained
+        key = repr(cell.recipe.bound)
+        if key not in noises:
+            noises[key] = noise_of(cell.recipe)
+        bounds = bounds_of(constants, federation, noises[key], work_of(prepared.work))
+        ranked.append((constants.smoothness / 2 * bounds.at(*_pair(cell)), bounds, prepared))
+    ranked.sort(key=lambda option: option[0])
+    _, bounds, first = ranked[0]
+    steps, _ = _pair(first.cell)
+    star = best_rounds(bounds.at, steps, _MOST_ROUNDS)
+    exponent = next(iter(noises.values())).exponent
+    warnings = [_CONSTANTS]
+    if star == 1:
+        warnings.append(
+            "the bound only grows from the first round on: it says nothing about how long to "
+            "train; simulate (--simulate)"
+        )
     return Report(
-        title=f"{options[0].recipe.name}: ranked by the bound, constants "
-        + ("computed exactly" if constants.exact else "estimated from a sample"),
-        rows=rows,
+        title=f"{first.cell.recipe.name}: ranked by the bound on the loss above the optimum, "
+        f"constants {'computed exactly' if constants.exact else 'estimated from a sample'}",
+        measure="bound",
+        rows=[_row(prepared, value, math.nan, f"{value:.3g}") for value, _, prepared in ranked],
         why=[
-            f"z = {noise.exponent:g}: {verdict(noise.exponent)}",
+            f"z = {exponent:g}: {verdict(exponent)}",
             f"lambda {constants.smoothness:.3g}, mu {constants.convexity:.3g}, Gamma "
             f"{constants.heterogeneity:.3g}, G {constants.gradient:.3g}, |start - optimum|^2 "
             f"{constants.distance:.3g}",
-            bounds.label,
-            f"with E = {steps} the bound is least after {star} rounds"
-            + (", the most looked at" if star == 1000 else ""),
+            f"the bound ranks; as a number it is far above what happens; it is {bounds.label}",
+            f"with E = {steps} the bound is least after {_rounds(star)}"
+            + (", the most looked at" if star == _MOST_ROUNDS else ""),
         ],
-        warnings=[_CONSTANTS],
-        recipe=_recipe_text(ranked[0].recipe, "the bound with estimated constants"),
-        heat={_at(cell): constants.smoothness / 2 * bounds.at(*_pair(cell)) for cell in ranked},
+        warnings=warnings,
+        recipe=_recipe_text(first.cell.recipe, "the bound with estimated constants"),
     )
+
+
+def work_of(work: LocalWork) -> LocalSgd:
+    """The local work, if it is what the theory is about."""
+    if not isinstance(work, LocalSgd) or work.batches.steps is None:
+        raise BadInput(
+            "the theory counts local steps: use local.kind = 'sgd' with local.steps, or simulate "
+            "(--simulate)"
+        )
+    return work
 
 
 @dataclass(frozen=True)
@@ -144,57 +183,90 @@ def simulate(
 ) -> Report:
     """Rank the space by training: successive halving at one budget in every cell.
 
-    `against` are recipes to compare with: each gets the same data, model, budget and space. One
-    that protects something else, or from somebody else, is left out and named.
+    `against` are recipes to compare with: each gets the same data, model, budget and space, and the
+    same cohorts if it draws them in the same way. One that protects something else, or from
+    somebody else, is left out and named.
     """
-    prepared = [laboratory.prepare(cell) for cell in candidates(source, overrides, space)]
-    skipped = []
-    base, others = prepared[0], alike(recipe_of(source, overrides), against) if against else {}
-    for other, settings in others.items():
-        theirs = [laboratory.prepare(cell) for cell in _named(other, settings, space)]
-        if _promise(theirs[0]) != _promise(base):
-            skipped.append(
-                f"{other} was left out: it protects {_promise(theirs[0])}, the others "
-                f"{_promise(base)}"
-            )
-            continue
-        prepared += theirs
+    recipe = recipe_of(source, overrides)
+    _check_budget(recipe)
+    cells = candidates(source, overrides, space)
+    prepared = [laboratory.prepare(_named(cell, source) if against else cell) for cell in cells]
+    base, skipped = prepared[0], []
+    for other in dict.fromkeys(against):
+        try:
+            prepared += _comparable(laboratory, recipe, base, other, space)
+        except _LeftOut as e:
+            skipped.append(f"{other} was left out: {e}")
     found = search(laboratory, prepared, repeat, on_trial)
     if not math.isfinite(found.winner.mean.value):
         raise BadInput(
             "every option diverged: raise budget.epsilon, lower local.lr or bound.value, or try "
             "fewer --iterations"
         )
-    rows = [_row(arm.prepared, str(arm.mean), _remark(found, arm)) for arm in found.arms]
-    heat: dict[tuple[int, int], float] = {}
-    for arm in found.arms:
-        at = _at(arm.prepared.cell)
-        heat[at] = min(heat.get(at, math.inf), arm.mean.value)
+    why, quiet = _why(laboratory, found)
     return Report(
         title=f"{base.cell.recipe.name}: ranked by training, {found.trials} trials of "
         f"{len(prepared)} recipes",
-        rows=rows,
-        why=_why(laboratory, found),
-        warnings=[*skipped, _tuning_cost(found)],
+        measure="loss",
+        rows=[
+            _row(arm.prepared, arm.mean.value, arm.mean.half, str(arm.mean), _remark(found, arm))
+            for arm in found.arms
+        ],
+        why=why,
+        warnings=[*skipped, _tuning_cost(found, quiet)],
         recipe=_recipe_text(found.winner.prepared.cell.recipe, "simulated rounds"),
-        heat=heat,
     )
 
 
-def noise_of(recipe: Recipe, training: Training) -> Noise:
+class _LeftOut(Exception):
+    """Why a recipe cannot be compared."""
+
+
+def _comparable(
+    laboratory: Laboratory, recipe: Recipe, base: Prepared, other: str, space: Space
+) -> list[Prepared]:
+    """Another recipe's cells, if they promise what the base does."""
+    plain = load_recipe(other)
+    if recipe.budget is not None and plain.budget is None:
+        raise _LeftOut("it claims nothing, so that there is no budget to compare at")
+    settings = alike(recipe, plain)
+    try:
+        cells = [_named(cell, other) for cell in candidates(other, settings, space)]
+        _check_budget(cells[0].recipe)
+        first = laboratory.prepare(cells[0])
+        theirs, ours = _promise(first), _promise(base)
+        if theirs != ours:
+            raise _LeftOut(f"it protects {theirs}, the first {ours}")
+        return [first, *(laboratory.prepare(cell) for cell in cells[1:])]
+    except BadInput as e:
+        raise _LeftOut(str(e)) from e
+
+
+def _check_budget(recipe: Recipe) -> None:
+    """Options are compared at one claim: their noise must follow from it."""
+    if recipe.budget is not None and getattr(recipe.noise, "multiplier", 0.0) is not None:
+        raise BadInput(
+            "options are compared at one claim, so their noise must follow from budget.epsilon: "
+            "leave noise.multiplier out, or use fedveil sweep (always so for noise.kind "
+            "'two-point')"
+        )
+
+
+def noise_of(recipe: Recipe) -> Noise:
     """The recipe's noise as the theory sees it; only what clients add to bounded gradients."""
     bound, noise, budget = recipe.bound, recipe.noise, recipe.budget
     if noise.kind == "none":
         return NoNoise()
     if (
         budget is None
+        or budget.epsilons is not None
         or getattr(noise, "where", "") != "client"
         or getattr(bound, "each", "") != "gradient"
         or noise.kind not in ("laplace", "gaussian")
     ):
         raise BadInput(
-            "the theory is for Laplace or Gaussian noise at the clients and bound.each = "
-            "'gradient': simulate instead (--simulate)"
+            "the theory is for Laplace or Gaussian noise at the clients, one epsilon for all and "
+            "bound.each = 'gradient': simulate instead (--simulate)"
         )
     value = float(getattr(bound, "value", 0.0))
     half = 0.5 if budget.as_published else 1.0
@@ -209,9 +281,8 @@ def _federation(training: Training) -> Federation:
     return Federation(data.clients, round(plan.sampler.expected(data.clients)), training.task.size)
 
 
-def _named(other: str, settings: Sequence[str], space: Space) -> list[Cell]:
-    found = candidates(other, settings, space)
-    return [Cell((("recipe", other), *cell.choice), cell.recipe) for cell in found]
+def _named(cell: Cell, source: str) -> Cell:
+    return Cell((("recipe", source), *cell.choice), cell.recipe)
 
 
 def _pair(cell: Cell) -> tuple[int, int]:
@@ -227,16 +298,33 @@ def _at(cell: Cell) -> tuple[int, int]:
     return steps, steps * rounds
 
 
-def _row(prepared: Prepared, loss: str, remark: str = "") -> Row:
+def _row(prepared: Prepared, value: float, half: float, told: str, remark: str = "") -> Row:
     steps, rounds = _pair(prepared.cell)
-    claim = prepared.claim
     choice = {k: v for k, v in prepared.cell.choice if k not in ("rounds", *_STEPS_KEYS)}
-    private = "nothing claimed" if claim is None else str(claim)
-    return Row(steps, rounds, choice, loss, prepared.noise, private, remark)
+    private = "; ".join(map(str, prepared.claims)) or "nothing claimed"
+    return Row(
+        steps=steps,
+        rounds=rounds,
+        choice=choice,
+        value=value,
+        half=half,
+        told=told,
+        noise=prepared.noise,
+        told_noise=prepared.told_noise,
+        privacy=private,
+        remark=remark,
+    )
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
 
 
 _STEPS_KEYS = ("local.steps", "local.epochs")
 _NO_NOISE = NoNoiseSection(kind="none")
+_MOST_ROUNDS = 1000
+_QUIET = 5
+_SIGNIFICANT = 0.05
 
 _CONSTANTS = (
     "the constants come from the clients' records without noise: whoever publishes them, or what "
@@ -248,66 +336,89 @@ def _promise(prepared: Prepared) -> str:
     claim = prepared.claim
     if claim is None:
         return "nothing"
-    return f"each {claim.unit} ({claim.neighbours} neighbours) under {claim.trust} trust"
+    label = ", as published" if claim.as_published else ""
+    return f"each {claim.unit} ({claim.neighbours} neighbours) under {claim.trust} trust{label}"
 
 
 def _remark(found: Found, arm: Arm) -> str:
-    tried = f"{len(arm.losses)} repetitions" if len(arm.losses) > 1 else "tried once"
-    if arm is found.winner:
-        return tried
-    return f"{tried}; worse than the first, p = {found.p(arm):.2g}"
+    count = len(arm.losses)
+    if count == 1:
+        return "tried once"
+    if arm is found.winner or arm.mean.diverged:
+        return f"{count} repetitions"
+    p = found.p(arm)
+    verdict = "worse" if p < _SIGNIFICANT else "not clearly worse"
+    return f"{count} repetitions, {verdict} (p = {p:.2g})"
 
 
-def _why(laboratory: Laboratory, found: Found) -> list[str]:
-    """The winner's loss split into what training leaves and what noise adds, beside a rival's."""
-    winner = found.winner
-    rivals = [
-        arm
-        for arm in found.arms[1:]
-        if _pair(arm.prepared.cell)[1] != _pair(winner.prepared.cell)[1]
-        and math.isfinite(arm.mean.value)
-    ]
-    said = [_split(laboratory, winner, "the first")]
-    more = [r for r in rivals if _at(r.prepared.cell)[1] > _at(winner.prepared.cell)[1]]
-    fewer = [r for r in rivals if _at(r.prepared.cell)[1] < _at(winner.prepared.cell)[1]]
-    if more:
-        said.append(_split(laboratory, more[0], "the best with more iterations"))
-    if fewer:
-        said.append(_split(laboratory, fewer[0], "the best with fewer iterations"))
-    return said
+def _why(laboratory: Laboratory, found: Found) -> tuple[list[str], int]:
+    """The first's loss with noise and without, beside its rivals'; and the trainings it took."""
+    rounds, length = _pair(found.winner.prepared.cell)[1], _at(found.winner.prepared.cell)[1]
+    told = {"the first": found.winner}
+    for arm in found.arms[1:]:
+        theirs = _at(arm.prepared.cell)[1]
+        if _pair(arm.prepared.cell)[1] == rounds or arm.mean.diverged or theirs == length:
+            continue
+        more = "more" if theirs > length else "fewer"
+        told.setdefault(f"the best with {more} iterations", arm)
+    plain = {name: _without_noise(laboratory, arm) for name, arm in told.items()}
+    jobs, owners = [], []
+    for name, prepared in plain.items():
+        if prepared is not None:
+            repetitions = range(min(_QUIET, len(told[name].losses)))
+            jobs += [(prepared, r) for r in repetitions]
+            owners += [name for _ in repetitions]
+    quiet: dict[str, list[float]] = {name: [] for name in told}
+    for number, outcome in laboratory.trials(jobs):
+        quiet[owners[number]].append(outcome.metrics["loss"])
+    return [_told(name, arm, quiet[name]) for name, arm in told.items()], len(jobs)
 
 
-def _split(laboratory: Laboratory, arm: Arm, name: str) -> str:
+def _told(name: str, arm: Arm, quiet: Sequence[float]) -> str:
+    """An option's noise, and its loss with and without, over the same repetitions."""
     steps, rounds = _pair(arm.prepared.cell)
-    loss = arm.mean.value
-    text = (
-        f"{name}, E = {steps} in {rounds} rounds: noise of {arm.prepared.noise:.3g} on each "
-        f"coordinate of a round's mean update, loss {loss:.4g}"
-    )
-    recipe = arm.prepared.cell.recipe
-    if arm.prepared.claim is None:
+    text = f"{name}, E = {steps} in {_rounds(rounds)}: noise "
+    if math.isnan(arm.prepared.noise):
+        text += "in every step of training"
+    else:
+        text += f"of {arm.prepared.told_noise} on each coordinate of a round's mean update"
+    if not quiet:
         return text
+    noisy, plain = mean_of(arm.losses[: len(quiet)]), mean_of(sorted(quiet))
+    without = "divergence" if plain.diverged else f"{plain.value:.4g}"
+    return f"{text}, loss {noisy.value:.4g} with it and {without} without"
+
+
+def _without_noise(laboratory: Laboratory, arm: Arm) -> Prepared | None:
+    """The same option without noise, where that is a recipe."""
+    recipe, noise = arm.prepared.cell.recipe, arm.prepared.cell.recipe.noise
+    bounded = getattr(recipe.bound, "kind", "") in ("fixed", "poly")
+    if arm.prepared.claim is None or not bounded or getattr(noise, "where", "") == "training":
+        return None
     quiet = recipe.model_copy(update={"noise": _NO_NOISE, "budget": None})
-    if getattr(recipe.bound, "kind", "") not in ("fixed", "poly"):
-        return text
-    plain = laboratory.prepare(Cell(arm.prepared.cell.choice, quiet), arm.prepared.mode)
-    without = laboratory.trial(plain, 0).metrics["loss"]
-    return f"{text}, of which {without:.4g} would be there without noise"
+    return laboratory.prepare(Cell(arm.prepared.cell.choice, quiet), arm.prepared.mode)
 
 
-def _tuning_cost(found: Found) -> str:
+def _tuning_cost(found: Found, quiet: int) -> str:
     claim = found.winner.prepared.claim
     if claim is None:
         return (
             f"{found.trials} trainings on these records, without noise, chose the recipe: the "
             "choice itself says something about the records"
         )
-    together = (found.trials + 1) * claim.epsilon
+    epsilon, delta = claim.epsilon, claim.delta
+    for arm in found.arms:
+        theirs = arm.prepared.claim
+        if theirs is not None:
+            epsilon += len(arm.losses) * theirs.epsilon
+            delta += len(arm.losses) * theirs.delta
+    free = f", and those without noise, from {quiet} more trainings," if quiet else ""
     return (
-        f"{found.trials} trainings on these records chose the recipe. A later run's claim of "
-        f"epsilon {claim.epsilon:.4g} does not cover that: with everything shown here, epsilons "
-        f"add up to {together:.4g}, and test losses come on top. To pay nothing, plan "
-        "on public or made-up records of the same sizes"
+        f"{found.trials} trainings on these records chose the recipe, which a later run's claim of "
+        f"epsilon {claim.epsilon:.4g} per {claim.unit} does not cover: with that run, epsilons add "
+        f"up to {epsilon:.4g} and deltas to {delta:.2g}. Losses on test records{free} come on top, "
+        "and no epsilon covers them. To pay nothing, plan on public or made-up records of the "
+        "same sizes"
     )
 
 

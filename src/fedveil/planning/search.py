@@ -1,7 +1,9 @@
 """Successive halving: which of many recipes ends lowest, for a tenth of what trying all costs.
 
-Every cell is tried once; the best quarter again; the best of those more often, until two are left.
-Cells share their random numbers repetition by repetition, so that what is compared is the recipe.
+Every cell is tried once; the best third more often; the best of those still more often, until two
+are left. Cells share their random numbers repetition by repetition, so that what is compared is the
+recipe. A rung gets its share of the budget whatever its cells cost, so that cheap ones, few rounds
+of few steps, are repeated more often.
 """
 
 import math
@@ -13,9 +15,11 @@ from fedveil.planning.trials import Laboratory, Prepared
 
 OnTrial = Callable[[int, int, str], None]
 
-_KEPT = 4
+SHARE = 0.1
+"""Of the cost of `repeat` repetitions of every cell."""
+
+_KEPT = 3
 _FINALISTS = 2
-_LADDER = (1, 2, 5, 10, 20, 50, 100)
 
 
 @dataclass
@@ -29,6 +33,13 @@ class Arm:
     def mean(self) -> Mean:
         return mean_of(self.losses)
 
+    @property
+    def cost(self) -> float:
+        """What a trial costs, in local steps; a round costs about as much as one more."""
+        recipe = self.prepared.cell.recipe
+        steps = getattr(recipe.local, "steps", None) or getattr(recipe.local, "epochs", None) or 1
+        return float(recipe.total_rounds * (steps + 1))
+
     def score(self, repetitions: int) -> float:
         """The mean of the first repetitions; infinite if one of them diverged."""
         mean = mean_of(self.losses[:repetitions])
@@ -37,7 +48,8 @@ class Arm:
 
 @dataclass(frozen=True)
 class Found:
-    """Arms from best to worst (those tried more often first), and the number of trials made.
+    """Arms from best to worst (those tried more often first, those that diverged last), and the
+    number of trials made.
 
     `p` of an arm is the p-value of "it is worse than the winner" over their common repetitions.
     """
@@ -54,19 +66,15 @@ class Found:
         return worse(arm.losses[:common], self.winner.losses[:common])
 
 
-def rungs(arms: int, repeat: int) -> list[tuple[int, int]]:
-    """(arms left, repetitions each has had) of every rung; `repeat` is the most for anyone.
+def rungs(arms: int) -> list[int]:
+    """How many arms are left on every rung.
 
-    >>> rungs(36, 20)
-    [(36, 1), (9, 2), (3, 5), (2, 10)]
+    >>> rungs(30), rungs(2), rungs(1)
+    ([30, 10, 4, 2], [2], [1])
     """
-    last = max(1, repeat // 2) if arms > _FINALISTS else repeat
-    steps = [r for r in _LADDER if r < last] + [last]
-    found = []
-    for i, repetitions in enumerate(steps):
-        final = i == len(steps) - 1
-        found.append((min(arms, _FINALISTS) if final and i else arms, repetitions))
-        arms = max(min(arms, _FINALISTS), math.ceil(arms / _KEPT))
+    found = [arms]
+    while found[-1] > _FINALISTS:
+        found.append(max(_FINALISTS, math.ceil(found[-1] / _KEPT)))
     return found
 
 
@@ -76,32 +84,34 @@ def search(
     repeat: int,
     on_trial: OnTrial = lambda done, total, name: None,
 ) -> Found:
-    """The arms in order, by their mean loss."""
-    arms = [Arm(prepared) for prepared in cells]
-    plan = rungs(len(arms), repeat)
-    total, done, before, alive = _trials(plan), 0, 0, list(arms)
+    """The arms in order, by their mean loss; nobody is tried more than `repeat` times.
+
+    `on_trial` is told the trials planned so far: how often the next rung tries its arms depends on
+    which ones they are.
+    """
+    alive = [Arm(prepared) for prepared in cells]
+    sizes = rungs(len(alive))
+    left = SHARE * repeat * sum(arm.cost for arm in alive)
     places: list[list[Arm]] = []
-    for count, repetitions in plan:
+    done = before = 0
+    for i, size in enumerate(sizes):
         alive.sort(key=lambda arm: arm.score(before) if before else 0.0)
-        places.append(alive[count:])
-        alive = alive[:count]
-        jobs = [(arm.prepared, r) for r in range(before, repetitions) for arm in alive]
+        places.append(alive[size:])
+        alive = alive[:size]
+        each = sum(arm.cost for arm in alive)
+        afforded = int(left / (len(sizes) - i) / each) if i or len(sizes) == 1 else 1
+        after = min(repeat, before + max(1, afforded))
+        left -= (after - before) * each
+        jobs = [(arm.prepared, r) for r in range(before, after) for arm in alive]
         results: dict[int, float] = {}
+        total = done + len(jobs)
         for number, outcome in laboratory.trials(jobs):
             results[number] = outcome.metrics["loss"]
             done += 1
             on_trial(done, total, jobs[number][0].cell.name)
         for number in range(len(jobs)):
             alive[number % len(alive)].losses.append(results[number])
-        before = repetitions
+        before = after
     alive.sort(key=lambda arm: arm.score(before))
-    ranked = [alive, *reversed(places)]
-    return Found([arm for group in ranked for arm in group], done)
-
-
-def _trials(plan: Sequence[tuple[int, int]]) -> int:
-    before, total = 0, 0
-    for count, repetitions in plan:
-        total += count * (repetitions - before)
-        before = repetitions
-    return total
+    ranked = [arm for group in (alive, *reversed(places)) for arm in group]
+    return Found(sorted(ranked, key=lambda arm: not math.isfinite(arm.mean.value)), done)

@@ -52,11 +52,19 @@ def worse(candidate: Sequence[float], best: Sequence[float]) -> float:
     """The p-value of "the candidate's mean is larger", paired by repetition, one-sided.
 
     Small is significant. Repetitions must share their random numbers. 0 for a candidate that
-    diverged where the best did not; 1 when the two agree everywhere.
+    diverged when the best never did; 1 when the best itself diverged, when the two agree
+    everywhere, and for a single repetition.
     """
-    difference = np.asarray(candidate, dtype=np.float64) - np.asarray(best, dtype=np.float64)
-    if not np.isfinite(difference).all():
+    theirs, ours = np.asarray(candidate, dtype=np.float64), np.asarray(best, dtype=np.float64)
+    if not np.isfinite(ours).all():
+        return 1.0
+    if not np.isfinite(theirs).all():
         return 0.0
-    if len(difference) < 2 or float(difference.std()) == 0:
-        return 1.0 if len(difference) < 2 or float(difference.mean()) <= 0 else 0.0
-    return float(stats.ttest_1samp(difference, 0.0, alternative="greater").pvalue)
+    difference = theirs - ours
+    count = len(difference)
+    if count < 2:
+        return 1.0
+    mean, spread = float(difference.mean()), float(difference.std(ddof=1))
+    if spread == 0:
+        return 1.0 if mean <= 0 else 0.0
+    return float(stats.t.sf(mean * math.sqrt(count) / spread, count - 1))

@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedveil.errors import BadInput
 from fedveil.planning.grid import Axis, Cell, cells
 from fedveil.planning.statistics import Mean, mean_of
 from fedveil.planning.trials import Laboratory, Outcome, Prepared
+from fedveil.privacy.claims import PrivacyClaim
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.training.gradients import Mode
 
@@ -31,6 +32,7 @@ OnTrial = Callable[[int, int, str], None]
 
 _PACKAGES = ("fedveil", "torch", "numpy")
 _MOST_REPETITIONS = 10_000
+_OWN_FILES = ("lock", ".sweep.json.tmp")
 
 
 @dataclass
@@ -68,10 +70,7 @@ class Sweep:
                 f"--repeat is {repeat}: a number from 1 to {_MOST_REPETITIONS} is needed"
             )
         sweep = cls(folder, tuple(axes), cells(source, overrides, axes), repeat, laboratory)
-        stored = sweep._stored()
-        modes = [] if stored is None else [Mode(mode) for mode in stored["modes"]]
-        if stored is not None:
-            sweep._check_same(stored)
+        modes = sweep._stored_modes()
         for i, cell in enumerate(sweep.cells):
             sweep._prepared.append(laboratory.prepare(cell, modes[i] if modes else None))
         sweep._done = sweep._read_trials()
@@ -90,11 +89,12 @@ class Sweep:
 
     def run(self, on_trial: OnTrial = lambda done, total, name: None) -> None:
         """Train what is left, and write the tables and the figure."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise BadInput(f"--out {self.folder} cannot be made: {e.strerror}") from e
         with locked(self.folder):
-            if self._stored() is None:
-                self._check_empty()
-                write_atomic(self.folder / "sweep.json", self._about().encode())
+            self._catch_up()
             left, total = self.left, self.repeat * len(self.cells)
             self._rewrite_trials()
             jobs = [(self._prepared[c], r) for r, c in left]
@@ -126,11 +126,33 @@ class Sweep:
         """One row per cell, for people."""
         rows = []
         for c, cell in enumerate(self.cells):
-            claim, noise = self._prepared[c].claim, self._prepared[c].noise
             means = {metric: str(self.mean(c, metric)) for metric in self.metrics}
-            private = "nothing claimed" if claim is None else str(claim)
-            rows.append({**dict(cell.choice), **means, "noise": noise, "privacy": private})
+            noise = self._prepared[c].told_noise
+            rows.append({**dict(cell.choice), **means, "noise": noise, "epsilon": self._epsilon(c)})
         return rows
+
+    def terms(self) -> list[str]:
+        """What belongs to the table's epsilons: delta, neighbours, trust; once for all if shared.
+
+        Rows whose words differ carry a number, [1], [2], ..., and so do the lines.
+        """
+        different = self._different_terms()
+        if len(different) == 1:
+            return [f"every epsilon: {different[0]}"]
+        return [f"[{number}] {text}" for number, text in enumerate(different, 1)]
+
+    def _different_terms(self) -> list[str]:
+        claims = [claim for prepared in self._prepared for claim in prepared.claims]
+        return list(dict.fromkeys(_terms(claim) for claim in claims))
+
+    def _epsilon(self, cell: int) -> str:
+        different, claims = self._different_terms(), self._prepared[cell].claims
+        said = ""
+        for before, claim in zip([None, *claims], claims, strict=False):
+            mark = "" if len(different) == 1 else f" [{1 + different.index(_terms(claim))}]"
+            join = "; strictly " if before and before.as_published else "; "
+            said += f"{join if before else ''}{_value(claim)} per {claim.unit}{mark}"
+        return said or "nothing claimed"
 
     def report(self) -> dict[str, Any]:
         """The same for machines."""
@@ -151,8 +173,8 @@ class Sweep:
             {
                 **dict(cell.choice),
                 "repetition": r,
-                "seed": cell.recipe.seed + r,
-                "rounds": self._done[r, c].rounds,
+                "seed_used": cell.recipe.seed + r,
+                "rounds_done": self._done[r, c].rounds,
                 **self._done[r, c].metrics,
             }
             for c, cell in enumerate(self.cells)
@@ -163,12 +185,13 @@ class Sweep:
         rows = []
         for c, cell in enumerate(self.cells):
             row: dict[str, Any] = dict(cell.choice)
-            for metric in self.metrics:
-                mean = self.mean(c, metric)
-                row |= {metric: mean.value, f"{metric}_half": mean.half, "diverged": mean.diverged}
+            means = {metric: self.mean(c, metric) for metric in self.metrics}
+            for metric, mean in means.items():
+                row |= {metric: mean.value, f"{metric}_half": mean.half}
             prepared = self._prepared[c]
             claim = prepared.claim
             row |= {
+                "diverged": max(mean.diverged for mean in means.values()),
                 "repetitions": self.repeat,
                 "noise": prepared.noise,
                 "epsilon": "" if claim is None else claim.epsilon,
@@ -177,6 +200,7 @@ class Sweep:
                 "neighbours": "" if claim is None else str(claim.neighbours),
                 "trust": "" if claim is None else str(claim.trust),
                 "as_published": "" if claim is None else claim.as_published,
+                "claims": "; ".join(map(str, prepared.claims)),
             }
             rows.append(row)
         return rows
@@ -184,7 +208,8 @@ class Sweep:
     def _about(self) -> str:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
         modes = [str(prepared.mode) for prepared in self._prepared]
-        return json.dumps({**self._identity(), "modes": modes, "versions": versions}, indent=2)
+        about = {**self._identity(), "first": _plain_recipe(self.cells[0])}
+        return json.dumps({**about, "modes": modes, "versions": versions}, indent=2)
 
     def _identity(self) -> dict[str, Any]:
         """What makes two sweeps the same."""
@@ -195,6 +220,25 @@ class Sweep:
             "curves": self.laboratory.curves,
             "recipes": [_digest(cell) for cell in self.cells],
         }
+
+    def _catch_up(self) -> None:
+        """Under the lock: what another process may have done here since this one looked."""
+        modes = self._stored_modes()
+        if modes is None:
+            write_atomic(self.folder / "sweep.json", self._about().encode())
+        else:
+            pairs = zip(self._prepared, modes, strict=True)
+            self._prepared = [replace(prepared, mode=mode) for prepared, mode in pairs]
+        self._done = self._read_trials()
+
+    def _stored_modes(self) -> list[Mode] | None:
+        """The execution modes of the sweep that is in the folder; refuses any but this sweep."""
+        stored = self._stored()
+        if stored is None:
+            self._check_empty()
+            return None
+        self._check_same(stored)
+        return [Mode(mode) for mode in stored["modes"]]
 
     def _stored(self) -> dict[str, Any] | None:
         path = self.folder / "sweep.json"
@@ -213,12 +257,31 @@ class Sweep:
         for key, value in now.items():
             if stored.get(key) != value:
                 raise BadInput(
-                    f"{self.folder} holds another sweep (its {key} differ): start it again as it "
-                    "was, or use another --out"
+                    f"{self.folder} holds another sweep ({self._difference(key, stored)}): start "
+                    "it again as it was, or use another --out"
                 )
 
+    def _difference(self, key: str, stored: dict[str, Any]) -> str:
+        """What makes the sweep in the folder another one, in a few words."""
+        match key:
+            case "axes":
+                grid = [f"--grid {axis[0]}={','.join(axis[1:])}" for axis in stored[key]]
+                return f"its grid is {' '.join(grid) or 'empty'}"
+            case "repeat":
+                return f"its --repeat is {stored[key]}, not {self.repeat}"
+            case "curves":
+                return f"it was started {'with' if stored[key] else 'without'} --curves"
+        theirs, ours = _flat(stored["first"]), _flat(_plain_recipe(self.cells[0]))
+        for name in {**ours, **theirs}:
+            if theirs.get(name) != ours.get(name):
+                return f"its {name} is {theirs.get(name)}, not {ours.get(name)}"
+        return "its recipes differ"
+
     def _check_empty(self) -> None:
-        others = sorted(p.name for p in self.folder.iterdir() if p.name != "lock")
+        if self.folder.exists() and not self.folder.is_dir():
+            raise BadInput(f"--out {self.folder} is a file: name a directory")
+        inside = self.folder.iterdir() if self.folder.is_dir() else ()
+        others = sorted(p.name for p in inside if p.name not in _OWN_FILES)
         if others:
             raise BadInput(f"--out {self.folder} holds {others[0]} and no sweep: use another")
 
@@ -232,7 +295,7 @@ class Sweep:
             try:
                 line = json.loads(text)
                 found[line["repetition"], line["cell"]] = _outcome(line)
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 break
         return found
 
@@ -245,6 +308,34 @@ def _digest(cell: Cell) -> str:
     """Everything of a cell's recipe that its result depends on."""
     recipe = cell.recipe.model_copy(update={"name": ""})
     return hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()[:16]
+
+
+def _plain_recipe(cell: Cell) -> dict[str, Any]:
+    return dict(json.loads(cell.recipe.model_dump_json(exclude={"name"})))
+
+
+def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe as --set names them; what is left out is not there."""
+    found: dict[str, Any] = {}
+    for key, value in recipe.items():
+        inner = value.items() if isinstance(value, dict) else None
+        found |= {key: value} if inner is None else {f"{key}.{k}": v for k, v in inner}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _value(claim: PrivacyClaim) -> str:
+    """The epsilon as the claim itself writes it: rounded up, and with what it covers."""
+    return str(claim).partition(" at delta ")[0].replace("epsilon ", "", 1)
+
+
+def _terms(claim: PrivacyClaim) -> str:
+    """The rest of a claim, without which its epsilon means nothing."""
+    who = "" if claim.holds_for == "everyone" else f"{claim.holds_for}, "
+    label = "; as published, not a guarantee" if claim.as_published else ""
+    return (
+        f"at delta {claim.delta:g} ({who}{claim.neighbours} neighbours, {claim.trust} trust, "
+        f"{claim.accountant.upper()}, {claim.noise} noise{label})"
+    )
 
 
 def _line(repetition: int, cell: int, outcome: Outcome) -> str:

@@ -56,6 +56,11 @@ class Constants:
             value = getattr(self, name)
             if not (value >= 0 and math.isfinite(value)):
                 raise BadInput(f"{name} is {value:g}: a number >= 0 is needed")
+        if self.convexity > self.smoothness * (1 + 1e-9):
+            raise BadInput(
+                f"convexity is {self.convexity:g}, above smoothness, {self.smoothness:g}: no loss "
+                "is like that"
+            )
 
     @property
     def least_gamma(self) -> float:
@@ -97,7 +102,7 @@ class Noise(Protocol):
 
     def variance(self, reach: Array, turns: int) -> Array:
         """Of one coordinate, in rounds whose rates add up to `reach`, when clients report `turns`
-        times in all."""
+        times in all. It goes with the square of `reach`."""
         ...
 
 
@@ -150,8 +155,8 @@ class PowerNoise:
     exponent: float
 
     def variance(self, reach: Array, turns: int) -> Array:
-        spread: Array = (self.scale * reach) ** 2
-        return np.multiply(spread, float(turns) ** self.exponent)
+        growth: float = turns**self.exponent
+        return growth * (self.scale * reach) ** 2
 
 
 def error_bound(
@@ -165,13 +170,13 @@ def error_bound(
 ) -> float:
     """An upper bound on E|theta - theta*|^2 after `rounds` rounds of `steps` local steps.
 
-    Guarantee: docs/proofs/iterations.md, for a non-increasing rate with eta_k <= 1 / (4 lambda) and
-    eta_k <= 2 eta_{k+E}, full batches, cohorts chosen at random anew in every round, unbiased
-    noise, and gradients that no bound shortens; for cohorts in turn it is a heuristic. Infinity
-    where the rate is too fast for the theory: it then says nothing.
+    Guarantee: docs/proofs/iterations.md, for a non-increasing rate with eta_k <= 1 / (4 lambda)
+    that no more than halves within a round, full batches, cohorts chosen at random anew in every
+    round, unbiased noise, gradients at most G long in root mean square, and none that a bound
+    shortens; for cohorts in turn it is a heuristic. Infinity where the rate is too fast for the
+    theory: it then says nothing.
     """
-    if steps < 1 or rounds < 1:
-        raise BadInput(f"{steps} local steps in {rounds} rounds: at least one of each is needed")
+    _check_counts(steps, rounds)
     rates = rate(np.arange(steps * rounds, dtype=np.float64))
     if not rate_is_slow(constants, rates, steps):
         return math.inf
@@ -190,7 +195,7 @@ def error_bound(
 def rate_is_slow(constants: Constants, rates: Array, steps: int) -> bool:
     """Whether the bound speaks about these rates at all."""
     below = rates.max() <= (1 + 1e-12) / (4 * constants.smoothness)
-    gentle = (rates[:-steps] <= 2 * (1 + 1e-12) * rates[steps:]).all()
+    gentle = (rates[::steps] <= 2 * (1 + 1e-12) * rates[steps - 1 :: steps]).all()
     return bool(below and gentle and (np.diff(rates) <= 0).all())
 
 
@@ -207,9 +212,13 @@ def decayed_bound(
 
     Y_T <= [(gamma - 1)(gamma - 2) Y_0 + 4 / mu^2 (T B + T_g (C + D))] / ((T + gamma - 1)(T + gamma
     - 2)), D the variance of a round's mean noise over the square of the round's last rate, at its
-    largest. gamma, left out, is max(8 lambda / mu, E).
+    largest. gamma, left out, is max(8 lambda / mu, E); infinity for a smaller one.
     """
-    gamma = max(constants.least_gamma, steps, 3.0) if gamma is None else gamma
+    _check_counts(steps, rounds)
+    least = max(constants.least_gamma, steps)
+    gamma = least if gamma is None else gamma
+    if not gamma >= least * (1 - 1e-12):
+        return math.inf
     mu, total = constants.convexity, steps * rounds
     turns, share = federation.turns(rounds), federation.parameters / federation.cohort
     first = 2 / (mu * (np.arange(steps) + gamma))
@@ -218,6 +227,11 @@ def decayed_bound(
     each += rounds * (_cohort_error(constants, federation, steps) + worst)
     top = (gamma - 1) * (gamma - 2) * constants.distance + 4 / mu**2 * each
     return float(top / ((total + gamma - 1) * (total + gamma - 2)))
+
+
+def _check_counts(steps: int, rounds: int) -> None:
+    if steps < 1 or rounds < 1:
+        raise BadInput(f"{steps} local steps in {rounds} rounds: at least one of each is needed")
 
 
 def _local_error(constants: Constants, steps: int) -> float:

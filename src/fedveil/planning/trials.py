@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,11 @@ from fedveil.data.records import Records
 from fedveil.errors import BadInput
 from fedveil.planning.grid import Cell
 from fedveil.privacy.claims import PrivacyClaim
-from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
 from fedveil.runs.build import build, divided, records_of
 from fedveil.runs.recipe import Recipe
+from fedveil.training.client import LocalWork
 from fedveil.training.engines.process import die_with_parent
 from fedveil.training.engines.workers import WorkerLost, available
 from fedveil.training.gradients import Mode
@@ -29,6 +31,7 @@ from fedveil.training.training import Training, train
 
 _NEVER = 1 << 60
 _KEPT = 2
+_MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,39 @@ class Prepared:
     """A cell that was built once: its plan and execution mode serve every repetition.
 
     `noise` is the standard deviation of the noise on one coordinate of the first round's mean
-    update, 0 without noise.
+    update, 0 without noise and NaN where it is part of training.
     """
 
     cell: Cell
     plan: PrivacyPlan
     mode: Mode
-    parameters: int
+    work: LocalWork
     noise: float
+
+    @property
+    def told_noise(self) -> str:
+        """The noise for people."""
+        return "in training" if math.isnan(self.noise) else f"{self.noise:.3g}"
 
     @property
     def claim(self) -> PrivacyClaim | None:
         """What the cell's rounds guarantee, if anything."""
-        claims = self.plan.claims(self.plan.permitted)
-        return claims[0] if claims else None
+        return self.claims[0] if self.claims else None
+
+    @cached_property
+    def claims(self) -> list[PrivacyClaim]:
+        """The claims that have to be told: the tightest for each thing that is released.
+
+        The strict reading comes after one as published.
+        """
+        every = self.plan.claims(self.plan.permitted)
+        told = list(every[:1])
+        for claim in every[1:]:
+            if not claim.as_published and all(
+                claim.covers != other.covers or other.as_published for other in told
+            ):
+                told.append(claim)
+        return told
 
 
 @dataclass
@@ -78,6 +100,13 @@ class Laboratory:
     _records: dict[str, Records | FederatedData] = field(default_factory=dict)
     _divided: dict[str, FederatedData] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.workers <= _MOST_WORKERS:
+            raise BadInput(
+                f"--workers is {self.workers}: a number from 1 to {_MOST_WORKERS} is needed, or 0 "
+                "for one per core"
+            )
+
     def prepare(self, cell: Cell, mode: Mode | None = None) -> Prepared:
         """Build a cell and refuse what cannot run, before anything does.
 
@@ -87,11 +116,11 @@ class Laboratory:
         recipe = cell.recipe
         try:
             training = build(recipe, data=self.data(recipe))
+            noise = _noise(training.plan, training)
             found = mode or training.mode or self._measured(recipe, training)
         except BadInput as e:
             raise BadInput(f"cell {cell.name}: {e}" if cell.choice else str(e)) from e
-        plan, size = training.plan, training.task.size
-        return Prepared(cell, plan, found, size, _noise(plan, training))
+        return Prepared(cell, training.plan, found, training.work, noise)
 
     def trial(self, prepared: Prepared, repetition: int) -> Outcome:
         """Train the cell with the seed of a repetition: cells share their random numbers."""
@@ -124,7 +153,7 @@ class Laboratory:
     def data(self, recipe: Recipe) -> FederatedData:
         """The recipe's clients; those of the last two repetitions are kept."""
         section = recipe.data.model_dump_json()
-        key = f"{recipe.seed} {section}"
+        key = f"{recipe.seed if recipe.data.seed is None else ''} {section}"
         if key not in self._divided:
             name, options = recipe.data.name, (recipe.data.grades, recipe.data.min_records)
             source = f"{name} {options} {recipe.data.path}"
@@ -154,11 +183,16 @@ def _finite(metrics: dict[str, float]) -> dict[str, float]:
 
 def _noise(plan: PrivacyPlan, training: Training) -> float:
     """The noise on a coordinate of the first round's mean update: its standard deviation."""
+    if plan.where is Where.TRAINING:
+        return math.nan
     state = training.start()
     turns = np.zeros(plan.population, dtype=np.int64) if plan.counted else None
     ids = plan.sampler.cohort(plan.population, 1, Streams(training.seed), turns)
     size = training.task.size
-    length = plan.noise_length(ids, state.moving, 1, size)
+    with np.errstate(over="ignore"):
+        length = float(plan.noise_length(ids, state.moving, 1, size))
+    if not math.isfinite(length):
+        raise BadInput("the noise that the budget asks for is infinite: raise budget.epsilon")
     return length / math.sqrt(size) / plan.divisor(max(1, len(ids)))
 
 

@@ -1,11 +1,11 @@
-"""Mechanisms: noise for rows [K, P], in place, row k from its own key.
+"""Mechanisms: noise for rows [K, P], in place, row k from its own key, or secret on a grid.
 
 A mechanism never sees a sensitivity typed by hand: `scales` is what `PrivacyPlan.scale`
 computed from a bound. Rows are drawn in blocks that stay in the cache.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,9 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy import events
-from fedveil.privacy.randomness import Keys, laplace_, normal_, uniform_
+from fedveil.privacy.entropy import Entropy
+from fedveil.privacy.grid_noise import gaussian_int, grid_for, laplace_int
+from fedveil.privacy.randomness import Keys, Secret, laplace_, normal_, uniform_
 from fedveil.privacy.rows import Norm
 
 Scales = npt.NDArray[np.float64]
@@ -50,6 +52,9 @@ class GaussianMechanism:
 
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
         """rows[k] += scales[k] x standard normals; scales[k] = multiplier x sensitivity."""
+        if isinstance(keys, Secret):
+            _add_on_grid_(rows, scales, self.multiplier, Norm.L2, gaussian_int)
+            return
         for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
             block.addcmul_(normal_(scratch, block_keys), scale)
 
@@ -80,6 +85,9 @@ class LaplaceMechanism:
 
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
         """rows[k] += scales[k] x standard Laplace; scales[k] = multiplier x sensitivity."""
+        if isinstance(keys, Secret):
+            _add_on_grid_(rows, scales, self.multiplier, Norm.L1, laplace_int)
+            return
         for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
             block.addcmul_(laplace_(scratch, block_keys), scale)
 
@@ -135,6 +143,31 @@ class TwoPointMechanism:
             block.sub_(centre).mul_(inverse).clamp_(-most, most).sub_(draw)
             torch.copysign(reach, block, out=block)
             block.add_(centre)
+
+
+def _add_on_grid_(
+    rows: torch.Tensor,
+    scales: Scales,
+    multiplier: float,
+    norm: Norm,
+    draw: Callable[[Entropy, float, int], npt.NDArray[np.int64]],
+) -> None:
+    """rows[k] becomes a multiple of a public step: rounded, plus rounded secret noise.
+
+    Guarantee: docs/proofs/secure.md. Rounding moves two rows apart by at most the grid's `growth`,
+    and the noise is for that much more sensitivity (2^-13 of it). The integers are the release;
+    writing them into float32 rows comes after it.
+    """
+    entropy = Entropy()
+    for row, scale in zip(rows, scales.tolist(), strict=True):
+        if scale == 0:
+            continue
+        sensitivity = scale / multiplier
+        grid = grid_for(sensitivity, scale, len(row), norm)
+        more = 1 + grid.growth(norm, len(row)) / sensitivity
+        for piece in torch.split(row, _BLOCK):
+            noise = draw(entropy, scale * more / grid.step, len(piece))
+            piece.copy_(grid.dequantise(grid.nearest(piece) + torch.from_numpy(noise)))
 
 
 def _blocks(

@@ -135,20 +135,23 @@ class PrivacyPlan:
         """
         if not self.lines:
             return None
-        most = self.lines[0].participations(rounds)
-        return self._curve[most if turns is None else min(most, turns)]
+        most = self.lines[0].participations(rounds) if turns is None else turns
+        return self._curve[min(most, len(self._curve) - 1)]
 
     @cached_property
     def _curve(self) -> tuple[float, ...]:
         return self.lines[0].curve(self.lines[0].participations(self.rounds))
 
-    def claims(self, rounds: int, counts: Counts | None = None) -> tuple[PrivacyClaim, ...]:
+    def claims(
+        self, rounds: int, counts: Counts | None = None, again: int = 0
+    ) -> tuple[PrivacyClaim, ...]:
         """What `rounds` rounds guarantee; the first claim counts.
 
         With `counts`, how often each client took part, a claim is made for the client that did
-        so most often and one for the median client.
+        so most often and one for the median client. `again` attempts were charged beyond each
+        round's first.
         """
-        return claims_of(self.lines, rounds, counts)
+        return claims_of(self.lines, rounds, counts, again)
 
     def start(self, params: torch.Tensor) -> torch.Tensor:
         """What moves from round to round, before the first one: a bound's value, or ranges."""

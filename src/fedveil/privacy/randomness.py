@@ -3,20 +3,43 @@
 Nothing here keeps state between calls, so a draw does not depend on the chunk, the worker, the
 engine or the order in which clients are processed, and a round can be replayed on its own.
 These streams make a simulation repeatable. They are not secret: whoever knows the seed knows
-the noise, and a claim made from them says so (`NoiseSource.SEEDED`).
+the noise, and a claim made from them says so (`NoiseSource.SEEDED`). Secret streams draw everything
+that protects somebody from the operating system instead, and repeat nothing.
 """
 
 import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from scipy.special import ndtr, ndtri
 
-Keys = npt.NDArray[np.uint64]
+from fedveil.privacy.entropy import Entropy
+
+
+class Secret:
+    """In place of keys: `count` rows whose randomness is the operating system's, drawn anew.
+
+    Nothing can be drawn twice from it. Words and uniforms come straight from it; noise only
+    through a mechanism, which puts it on a grid.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, rows: Any) -> "Secret":
+        return Secret(len(np.empty(self._count, dtype=np.int8)[rows]))
+
+
+SeededKeys = npt.NDArray[np.uint64]
+Keys = SeededKeys | Secret
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SMALL = 256  # below this many coordinates a row, one vectorised draw beats a generator per row
@@ -38,6 +61,12 @@ class Streams:
     """
 
     seed: int
+    secret: bool = False
+
+    @property
+    def entropy(self) -> Entropy | None:
+        """Where sampling is to be secret, the source of it."""
+        return Entropy() if self.secret else None
 
     def key(self, purpose: str, *parts: int) -> int:
         """128 bits that identify (seed, purpose, parts)."""
@@ -49,7 +78,9 @@ class Streams:
         return np.random.Generator(np.random.Philox(key=self.key(purpose, *parts)))
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
-        """One 64-bit key per client, for the row functions below."""
+        """One 64-bit key per client, for the row functions below; none where noise is secret."""
+        if self.secret:
+            return Secret(len(np.asarray(clients)))
         base = self.key(purpose, round, *parts)
         low, high = np.uint64(base & (2**64 - 1)), np.uint64(base >> 64)
         ids = np.asarray(clients, dtype=np.uint64)
@@ -58,6 +89,8 @@ class Streams:
 
 def bits(keys: Keys, count: int) -> npt.NDArray[np.uint64]:
     """[K, count] uniform 64-bit words: row k is the SplitMix64 sequence that starts at keys[k]."""
+    if isinstance(keys, Secret):
+        return Entropy().words(len(keys) * count).reshape(len(keys), count)
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         return _mix(keys[:, None] + steps[None, :])
@@ -70,7 +103,7 @@ def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     show itself outright. Values beyond 4.8 are therefore drawn again from the exact tail, with 53
     bits, which reaches 9.9.
     """
-    _check_rows(out, keys)
+    keys = _seeded(out, keys)
     if out.shape[1] > _SMALL:
         _fill_rows(out, keys, lambda row, generator: row.normal_(generator=generator))
     else:
@@ -94,6 +127,7 @@ def laplace_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     Values beyond 12 ln 2 are drawn again from the exact tail, which reaches 45 scales: the draw of
     24 bits would end at 17 and be coarse before that.
     """
+    keys = _seeded(out, keys)
     uniform_(out, keys)
     minus_size = out.abs().neg_().log1p_()
     torch.copysign(minus_size, out, out=out)
@@ -107,7 +141,7 @@ def uniform_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     A float32 row holds multiples of 2^-23, a float64 row of 2^-52.
     """
     _check_rows(out, keys)
-    if out.shape[1] > _SMALL:
+    if out.shape[1] > _SMALL and not isinstance(keys, Secret):
         return _fill_rows(
             out, keys, lambda row, generator: row.uniform_(-1, 1, generator=generator)
         )
@@ -119,7 +153,7 @@ def uniform_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
 def _renew(
     out: torch.Tensor,
     far: torch.Tensor,
-    keys: Keys,
+    keys: SeededKeys,
     tail: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
 ) -> None:
     """Give the values marked `far` new sizes tail(u), u uniform on (0, 1); their signs stay."""
@@ -132,6 +166,14 @@ def _renew(
         out[rows, columns] = torch.copysign(sizes, out[rows, columns])
 
 
+def _seeded(out: torch.Tensor, keys: Keys) -> SeededKeys:
+    """Refuse noise in floats where it is to be secret: its low bits would tell what it hides."""
+    _check_rows(out, keys)
+    if isinstance(keys, Secret):
+        raise AssertionError("secret noise is added by a mechanism, on a grid")
+    return keys
+
+
 def _check_rows(out: torch.Tensor, keys: Keys) -> None:
     """Refuse to spread one key's noise over several rows."""
     if len(out) != len(keys):
@@ -139,7 +181,7 @@ def _check_rows(out: torch.Tensor, keys: Keys) -> None:
 
 
 def _fill_rows(
-    out: torch.Tensor, keys: Keys, draw: Callable[[torch.Tensor, torch.Generator], object]
+    out: torch.Tensor, keys: SeededKeys, draw: Callable[[torch.Tensor, torch.Generator], object]
 ) -> torch.Tensor:
     """Draw each row with torch's generator, its whole state of 624 words set from the row's key.
 
@@ -155,7 +197,7 @@ def _fill_rows(
     return out
 
 
-def _uniforms(keys: Keys, count: int) -> npt.NDArray[np.float64]:
+def _uniforms(keys: SeededKeys, count: int) -> npt.NDArray[np.float64]:
     """[K, count] uniforms on [0, 1) with 53 bits."""
     return (bits(keys, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

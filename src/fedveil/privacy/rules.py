@@ -15,7 +15,8 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.randomness import Keys, Streams, normal_, uniform_
+from fedveil.privacy.mechanisms import GaussianMechanism
+from fedveil.privacy.randomness import Keys, Streams, uniform_
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.terms import Budget
 
@@ -229,9 +230,9 @@ class Quantile:
     def move(
         self, moving: float, watched: torch.Tensor, expected: float, round: int, streams: Streams
     ) -> float:
-        keys = streams.keys("bits", round, np.zeros(1))
-        drawn = normal_(torch.empty(1, 1, dtype=torch.float64), keys)
-        share = (float(watched[0]) + self.noise * float(drawn)) / expected + 0.5
+        if self.noise:
+            watched = _noisy(watched, self.noise, streams.keys("bits", round, np.zeros(1)))
+        share = float(watched[0]) / expected + 0.5
         step = max(-3.0, min(3.0, -self.lr * (share - self.target)))
         return max(1e-12, min(1e12, moving * math.exp(step)))
 
@@ -310,10 +311,16 @@ class Median:
         if not self.due(round):
             return moving
         keys = streams.keys("norms", round, np.zeros(1))
-        drawn = normal_(torch.empty(1, self.width, dtype=torch.float64), keys)[0]
-        counts = (watched + self.noise * drawn).clamp_min(0)
+        counts = _noisy(watched, self.noise, keys).clamp_min(0)
         if float(counts.sum()) == 0:
             return moving
         half = int((counts.cumsum(0) < counts.sum() / 2).sum())
         median = min(2.0 ** (self.low + half), self.cap)
         return min(moving, median) if self.monotone else median
+
+
+def _noisy(counts: torch.Tensor, noise: float, keys: Keys) -> torch.Tensor:
+    """Counts [W], multiples of 1/2, with Gaussian noise of that standard deviation on each."""
+    row = counts.clone()[None]
+    GaussianMechanism(1.0).add_(row, np.array([noise]), keys)
+    return row[0]

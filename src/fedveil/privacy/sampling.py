@@ -88,8 +88,10 @@ class Poisson:
         self, population: int, round: int, streams: Streams, counts: Counts | None = None
     ) -> Cohort:
         """A binomial size and then a uniform subset of it: the same law as one coin per client."""
+        if streams.entropy is not None:
+            return np.flatnonzero(streams.entropy.mask(self.rate, population))
         generator = streams.generator("cohort", round)
-        return _subset(generator, population, int(generator.binomial(population, self.rate)))
+        return _chosen(generator, population, int(generator.binomial(population, self.rate)))
 
     def expected(self, population: int) -> float:
         """rate x N, fixed in advance: never the realised size."""
@@ -141,13 +143,12 @@ class FixedSize:
         self, population: int, round: int, streams: Streams, counts: Counts | None = None
     ) -> Cohort:
         """`size` clients, drawn anew each round from those below their cap."""
-        generator = streams.generator("cohort", round)
         if self.max_participations is None:
-            return _subset(generator, population, self.size)
+            return _subset(streams, round, population, self.size)
         if counts is None:
             raise AssertionError("a capped sampler needs to know who took part")
         eligible = np.flatnonzero(counts < self.max_participations)
-        return eligible[_subset(generator, len(eligible), min(self.size, len(eligible)))]
+        return eligible[_subset(streams, round, len(eligible), min(self.size, len(eligible)))]
 
     def expected(self, population: int) -> float:
         """Exactly `size`."""
@@ -240,7 +241,13 @@ class Everyone:
         return Fraction(1)
 
 
-def _subset(generator: np.random.Generator, population: int, size: int) -> Cohort:
+def _subset(streams: Streams, round: int, population: int, size: int) -> Cohort:
+    if streams.entropy is not None:
+        return streams.entropy.subset(population, size)
+    return _chosen(streams.generator("cohort", round), population, size)
+
+
+def _chosen(generator: np.random.Generator, population: int, size: int) -> Cohort:
     chosen = generator.choice(population, size=size, replace=False, shuffle=False)
     return np.sort(chosen).astype(np.int64)
 

@@ -9,7 +9,7 @@ from typing import Any
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import PrivacyClaim
 from fedveil.privacy.events import from_dict
-from fedveil.privacy.ledger import Charge, read_about, read_charges, read_participations
+from fedveil.privacy.ledger_file import Charge, read_charges, read_participations, read_runs
 from fedveil.privacy.terms import Terms, claims_of
 
 
@@ -41,10 +41,14 @@ class Statement:
         }
 
 
-def statement(path: Path) -> Statement:
-    """Read a ledger; a charge whose event is not the one its line promises is refused."""
-    about, charges = read_about(path), read_charges(path)
-    run = about.get("run", "?")
+def statements(path: Path) -> list[Statement]:
+    """One for each run of a ledger."""
+    return [_statement(path, run, about) for run, about in read_runs(path).items()]
+
+
+def _statement(path: Path, run: str, about: dict[str, str]) -> Statement:
+    """Read a run's charges; one whose event is not the one its line promises is refused."""
+    charges = read_charges(path, run)
     try:
         lines = tuple(Terms.from_dict(raw) for raw in json.loads(about["lines"]))
     except (KeyError, ValueError, TypeError) as e:
@@ -61,5 +65,6 @@ def statement(path: Path) -> Statement:
     rounds = len({charge.round for charge in charges})
     if {charge.round for charge in charges} != set(range(1, rounds + 1)):
         raise BadInput(f"{path}: charges are missing between the first and the last round")
-    claims = claims_of(lines, rounds, read_participations(path))
+    again = len({(charge.round, charge.attempt) for charge in charges}) - rounds
+    claims = claims_of(lines, rounds, read_participations(path, run), again)
     return Statement(run, charges, claims, lines[0].budget.epsilon)

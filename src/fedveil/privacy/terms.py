@@ -45,7 +45,8 @@ class Terms:
     of the rounds, any of which may have a release, and in at most `cap` of them (None: no limit),
     with `per` events each time. A
     `reading` is another account of a release that is charged on another line: it adds a claim and
-    no charge. `members` is the number of clients a line is about, None when it is everyone.
+    no charge. `members` is the number of clients a line is about, None when it is everyone. `slip`
+    is the part of delta that pays for the sampler of secure noise; a pure claim has it as delta.
     """
 
     event: Event
@@ -63,6 +64,7 @@ class Terms:
     as_published: bool = False
     reading: bool = False
     members: int | None = None
+    slip: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -71,6 +73,8 @@ class Terms:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadInput(f"{name} is {value}: at least 1 is needed")
+        if not 0 <= self.slip < self.budget.delta:
+            raise BadInput(f"slip is {self.slip:g}: a number from 0 to below delta is needed")
 
     def due(self, round: int) -> bool:
         """Whether `round`, counting from 1, has a release."""
@@ -94,7 +98,7 @@ class Terms:
         return tuple(
             PrivacyClaim(
                 epsilon=self._epsilon(participations, accountant, FINE),
-                delta=0.0 if accountant is Accountant.PURE else self.budget.delta,
+                delta=self.slip if accountant is Accountant.PURE else self.budget.delta,
                 unit=self.unit,
                 neighbours=self.relation,
                 trust=self.trust,
@@ -116,7 +120,7 @@ class Terms:
         if self._epsilon(self.participations(planned), accountant, FINE) <= budget.epsilon:
             return planned
         affordable = rounds_within(
-            self.event, budget.epsilon, budget.delta, self.relation, accountant
+            self.event, budget.epsilon, budget.delta - self.slip, self.relation, accountant
         )
         low, high = 0, planned
         while high - low > 1:
@@ -137,7 +141,7 @@ class Terms:
         return tuple(values[-(-count // step)] for count in range(most + 1))
 
     def _epsilon(self, participations: int, accountant: Accountant, interval: float) -> float:
-        delta = 0.0 if accountant is Accountant.PURE else self.budget.delta
+        delta = 0.0 if accountant is Accountant.PURE else self.budget.delta - self.slip
         count = self.per * participations
         return epsilon(self.event, count, delta, self.relation, accountant, interval=interval)
 
@@ -159,6 +163,7 @@ class Terms:
             "as_published": self.as_published,
             "reading": self.reading,
             "members": self.members,
+            "slip": self.slip,
             "assumptions": list(self.assumptions),
         }
 
@@ -181,6 +186,7 @@ class Terms:
                 as_published=bool(raw["as_published"]),
                 reading=bool(raw["reading"]),
                 members=None if raw["members"] is None else int(raw["members"]),
+                slip=float(raw["slip"]),
                 assumptions=tuple(str(a) for a in raw["assumptions"]),
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
@@ -188,12 +194,18 @@ class Terms:
 
 
 def claims_of(
-    lines: tuple[Terms, ...], rounds: int, counts: npt.NDArray[np.int64] | None
+    lines: tuple[Terms, ...],
+    rounds: int,
+    counts: npt.NDArray[np.int64] | None,
+    again: int = 0,
 ) -> tuple[PrivacyClaim, ...]:
-    """The claims of all lines after `rounds` rounds, for everyone or for worst and median."""
+    """The claims of all lines after `rounds` rounds, for everyone or for worst and median.
+
+    `again` attempts were charged beyond each round's first; any of them may be anybody's.
+    """
     claims: list[PrivacyClaim] = []
     for line in lines:
-        most = line.participations(rounds)
+        most = line.participations(rounds) + again
         if line.as_published:
             told = line.claims(most)
             claims.append(next((c for c in told if c.accountant is Accountant.PURE), told[0]))

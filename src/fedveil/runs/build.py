@@ -43,6 +43,7 @@ _DIVISION = (
     "shards_per_client",
     "resample",
     "most_records",
+    "seed",
 )
 
 
@@ -144,6 +145,7 @@ def divided(records: Records | FederatedData, section: DataSection, seed: int) -
     """The records among clients, as a recipe's `data` section says."""
     if isinstance(records, FederatedData):
         return records
+    seed = seed if section.seed is None else section.seed
     if section.resample is not None:
         records = resampled(records, section.resample, seed)
     data = partition(

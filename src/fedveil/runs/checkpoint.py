@@ -1,6 +1,7 @@
 """Checkpoints: the server's state after a round, as one safetensors file."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors
@@ -8,24 +9,34 @@ import safetensors.torch
 import torch
 
 from fedveil.errors import BadInput
+from fedveil.privacy.chain import Head
 from fedveil.runs.disk import write_atomic
 from fedveil.training.server import ServerState
 
 KEEP = 2
 
 
-def save(folder: Path, state: ServerState) -> None:
-    """Write the state atomically and drop all but the newest two."""
+def save(folder: Path, state: ServerState, head: Head) -> None:
+    """Write the state and the ledger's head atomically and drop all but the newest two."""
     tensors = {"params": state.params.clone(), "moving": state.moving.clone()}
     tensors |= {f"memory.{name}": value.clone() for name, value in state.memory.items()}
-    content = safetensors.torch.save(tensors, {"round": json.dumps(state.round)})
+    about = {"round": json.dumps(state.round), "ledger": json.dumps(head.to_dict())}
+    content = safetensors.torch.save(tensors, about)
     folder.mkdir(exist_ok=True)
     write_atomic(folder / f"round-{state.round:08d}.safetensors", content)
     for old in _files(folder)[:-KEEP]:
         old.unlink()
 
 
-def load_latest(folder: Path, like: ServerState) -> tuple[ServerState | None, list[str]]:
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after a round, and what the end of the ledger was then."""
+
+    state: ServerState
+    head: Head
+
+
+def load_latest(folder: Path, like: ServerState) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that can be read and is `like` the run's first state in shape, and a
     remark on each that is not.
     """
@@ -38,14 +49,30 @@ def load_latest(folder: Path, like: ServerState) -> tuple[ServerState | None, li
     return None, remarks
 
 
+def head_of(folder: Path) -> Head | None:
+    """What the newest checkpoint says of the end of the ledger, if there is one."""
+    for path in reversed(_files(folder)):
+        try:
+            with safetensors.safe_open(path, framework="pt") as f:
+                return _head(f.metadata())
+        except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError):
+            continue
+    return None
+
+
+def _head(about: dict[str, str]) -> Head:
+    found = json.loads(about["ledger"])
+    return Head(str(found["head"]), int(found["length"]))
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*.safetensors"))
 
 
-def _load(path: Path, like: ServerState) -> ServerState:
+def _load(path: Path, like: ServerState) -> Checkpoint:
     try:
         with safetensors.safe_open(path, framework="pt") as f:
-            round = int(json.loads(f.metadata()["round"]))
+            round, head = int(json.loads(f.metadata()["round"])), _head(f.metadata())
             tensors = {name: f.get_tensor(name) for name in list(f.keys())}
         params, moving = tensors.pop("params"), tensors.pop("moving")
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
@@ -55,7 +82,7 @@ def _load(path: Path, like: ServerState) -> ServerState:
     pairs += [(value, like.params.double()) for value in memory.values()]
     if any(_form(a) != _form(b) for a, b in pairs):
         raise BadInput(f"checkpoint {path.name} belongs to another model or plan")
-    return ServerState(round, params, memory, moving)
+    return Checkpoint(ServerState(round, params, memory, moving), head)
 
 
 def _form(tensor: torch.Tensor) -> tuple[object, ...]:

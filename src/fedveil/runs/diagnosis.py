@@ -10,7 +10,8 @@ _LITTLE = 0.01
 def diagnose(history: list[dict[str, Any]]) -> list[str]:
     """One line per thing that went wrong, most decisive first; empty when the model learnt.
 
-    `history` is the metrics file: a line for the start (round 0) and one per round.
+    `history` is the metrics file: a line for the start (round 0) and one per round. Without
+    diagnostics in it, only what the loss itself says.
     """
     rounds = [line for line in history if line["round"] > 0]
     losses = [line["loss"] for line in history if "loss" in line]
@@ -27,7 +28,8 @@ def diagnose(history: list[dict[str, Any]]) -> list[str]:
     if gain > _LITTLE and losses[-1] <= 1.5 * min(losses):
         return notes
     notes.insert(0, _verdict(losses))
-    clipped = sum(line["clipped"] for line in rounds) / len(rounds)
+    shares = [line["clipped"] for line in rounds if line["clipped"] is not None]
+    clipped = sum(shares) / len(shares) if shares else 0.0
     if clipped >= _ALL and rounds[-1].get("bound") is not None:
         notes.append(
             f"{clipped:.0%} of the updates were longer than the bound, {rounds[-1]['bound']:.4g}: "
@@ -43,7 +45,7 @@ def diagnose(history: list[dict[str, Any]]) -> list[str]:
                 f"its noise in a round, {overall:.2g} times over all {len(ratios)}; use more "
                 "clients per round, fewer parameters or a larger epsilon"
             )
-    if len(notes) == 1:
+    if len(notes) == 1 and shares:
         worse = losses[-1] > losses[0] or losses[-1] > 1.5 * min(losses)
         notes.append(
             "the steps overshoot: lower local.lr or server.lr"
@@ -61,8 +63,8 @@ def _verdict(losses: list[float]) -> str:
 
 
 def _refusals(rounds: list[dict[str, Any]]) -> list[str]:
-    refused = sum(line["refused"] for line in rounds)
-    reports = sum(line["clients"] for line in rounds)
+    refused = sum(line["refused"] or 0 for line in rounds)
+    reports = sum(line["clients"] or 0 for line in rounds)
     if not refused:
         return []
     return [

@@ -17,6 +17,7 @@ from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile, Rule
 from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.secure import planned_for, secured
 from fedveil.privacy.terms import Budget
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections import (
@@ -42,6 +43,26 @@ def plan_of(
     `work` is None for DP-SGD, which is made from the plan rather than the other way round.
     """
     _check_sections(recipe)
+    plan = _plan_of(recipe, sampler, clients, work, task)
+    if not is_secure(recipe) or not plan.private:
+        return plan
+    return secured(plan, task.size, diagnostics=bool(recipe.evaluate.diagnostics))
+
+
+def is_secure(recipe: Recipe) -> bool:
+    """Whether the recipe's randomness is to be the operating system's."""
+    return getattr(recipe.noise, "source", "seeded") == "secure"
+
+
+def _budget(recipe: Recipe, epsilon: float) -> Budget:
+    """A budget of the recipe's delta, less what secure noise needs of it."""
+    budget = Budget(epsilon, _section(recipe).delta)
+    return planned_for(budget) if is_secure(recipe) else budget
+
+
+def _plan_of(
+    recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None, task: Task
+) -> PrivacyPlan:
     rounds, noise = recipe.total_rounds, recipe.noise
     if isinstance(recipe.bound, RangeBoundSection):
         return _two_point_plan(recipe, recipe.bound, sampler, clients, task)
@@ -69,7 +90,7 @@ def plan_of(
             clients,
             rule,
             rounds=rounds,
-            budget=Budget(budget.epsilon, budget.delta),
+            budget=_budget(recipe, budget.epsilon),
             multiplier=noise.multiplier,
         )
     epsilons = budget.epsilons or [budget.epsilon]
@@ -79,7 +100,7 @@ def plan_of(
         rule,
         laplace=isinstance(noise, LaplaceSection),
         rounds=rounds,
-        budgets=tuple(Budget(e, budget.delta) for e in epsilons),
+        budgets=tuple(_budget(recipe, e) for e in epsilons),
         group_of=_dealt(clients, len(epsilons), recipe.seed),
         multiplier=noise.multiplier,
         published=_published(recipe),
@@ -107,6 +128,20 @@ def _check_sections(recipe: Recipe) -> None:
         and (noise.where != "server" or noise.multiplier is None)
     ):
         raise BadInput("noise.claim = false is for noise.where = 'server' with a multiplier")
+    if is_secure(recipe) and not claimed:
+        raise BadInput("noise.source = 'secure' is for noise that is claimed: use 'seeded'")
+    if is_secure(recipe) and recipe.local.kind == "dp-sgd":
+        raise BadInput(
+            "noise.source = 'secure' is not for noise in every local step, whose sums are rounded "
+            "to float32 before it: use 'seeded'"
+        )
+    if is_secure(recipe) and budget is not None and budget.as_published:
+        raise BadInput("budget.as_published is for simulations: use noise.source = 'seeded'")
+    if is_secure(recipe) and recipe.engine.checkpoint != 1:
+        raise BadInput(
+            f"engine.checkpoint is {recipe.engine.checkpoint}: with secure noise every round that "
+            "is lost is charged again, so a checkpoint is written after each; leave it out"
+        )
     if (noise.kind == "two-point") != (bound is not None and bound.kind == "range"):
         raise BadInput("bound.kind 'range' and noise.kind 'two-point' go together")
     if (recipe.local.kind == "dp-sgd") != (getattr(noise, "where", "") == "training"):
@@ -155,11 +190,16 @@ def _rule(recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None
                 section.low,
                 section.high,
                 section.every,
-                Budget(section.epsilon, section.delta),
+                _histogram_budget(recipe, section),
                 section.monotone,
                 section.cap,
             )
     return None
+
+
+def _histogram_budget(recipe: Recipe, section: MedianBoundSection) -> Budget:
+    budget = Budget(section.epsilon, section.delta)
+    return planned_for(budget) if is_secure(recipe) else budget
 
 
 def _per_gradient(rule: Fixed | Poly, each: str, work: LocalWork | None, recipe: Recipe) -> Rule:
@@ -225,7 +265,7 @@ def _two_point_plan(
         ranges,
         epsilon=noise.epsilon,
         rounds=recipe.total_rounds,
-        budget=Budget(budget.epsilon, budget.delta),
+        budget=_budget(recipe, budget.epsilon),
         shuffled=0 if recipe.shuffle is None else recipe.shuffle.minimum,
     )
 
@@ -251,6 +291,6 @@ def _dp_sgd_plan(
         steps=local.steps,
         nominal=local.nominal is not None,
         rounds=recipe.total_rounds,
-        budget=Budget(budget.epsilon, budget.delta),
+        budget=_budget(recipe, budget.epsilon),
         multiplier=noise.multiplier,
     )

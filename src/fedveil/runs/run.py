@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,11 +16,17 @@ from typing import Any, Literal
 import safetensors.torch
 
 from fedveil.errors import BadInput
+from fedveil.privacy.filters import RenyiFilter, curve_of
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_file import read_runs
+from fedveil.privacy.shared import Common, check_common, common_of
+from fedveil.privacy.terms import Terms
+from fedveil.privacy.verification import verify
 from fedveil.runs import checkpoint, toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.diagnosis import diagnose
 from fedveil.runs.disk import locked, write_atomic
+from fedveil.runs.evidence import file_of
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.training.evaluate import evaluate
@@ -33,6 +40,39 @@ OnRound = Callable[[dict[str, Any]], None]
 _PACKAGES = ("fedveil", "torch", "numpy", "dp-accounting")
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A ledger that several runs share, and the epsilon they share (None: as it is, or the run's).
+
+    A new one is made by the first run, for the promise that this run makes.
+    """
+
+    path: Path
+    epsilon: float | None = None
+
+    def check(self, training: Training) -> None:
+        """Refuse, before anything is written, a run that the ledger cannot take."""
+        plan, data = training.plan, training.data.fingerprint
+        limit = self.epsilon or (plan.lines[0].budget.epsilon if plan.lines else 0.0)
+        if not self.path.exists():
+            common = Common.of(plan.lines, data, limit)
+            RenyiFilter(common.epsilon, common.delta)
+            if not self.path.resolve().parent.is_dir():
+                raise BadInput(f"--ledger {self.path}: its directory does not exist; make it")
+        else:
+            stored = common_of(self.path)
+            if stored is None:
+                raise BadInput(f"--ledger {self.path} is a run's own ledger: name another file")
+            check_common(self.path, Common.of(plan.lines, data, self.epsilon or stored.epsilon))
+        curve_of(plan.lines[0].event, plan.lines[0].relation)
+
+    def point(self, folder: Path) -> None:
+        """Note in the run directory where its ledger is, and what it calls the run."""
+        name = f"{folder.resolve().name}-{secrets.token_hex(4)}"
+        text = json.dumps({"path": str(self.path.resolve()), "run": name}, indent=2) + "\n"
+        write_atomic(folder / "ledger.json", text.encode())
+
+
 @dataclass
 class Run:
     """One run and its directory. Create it with `start` or `resume`, then call `execute`."""
@@ -42,14 +82,24 @@ class Run:
     training: Training
     fresh: bool
     remarks: list[str] = field(default_factory=list)
+    shared: Shared | None = None
 
     @classmethod
-    def start(cls, recipe: Recipe, out: Path | None, data_root: Path | None) -> "Run":
+    def start(
+        cls,
+        recipe: Recipe,
+        out: Path | None,
+        data_root: Path | None,
+        shared: Shared | None = None,
+    ) -> "Run":
         """Check everything, then claim the directory: a refused recipe leaves nothing behind."""
         if out is not None:
             _check_free(out)
         training = build(recipe, data_root)
-        return cls(_claim(out, recipe.name), resolved(recipe, training), training, fresh=True)
+        if shared is not None:
+            shared.check(training)
+        folder = _claim(out, recipe.name)
+        return cls(folder, resolved(recipe, training), training, fresh=True, shared=shared)
 
     @classmethod
     def resume(cls, folder: Path, data_root: Path | None) -> "Run":
@@ -75,6 +125,8 @@ class Run:
         """Train to the end, the budget or Ctrl-C, and write what there is; returns the result."""
         with locked(self.folder):
             if self.fresh:
+                if self.shared is not None:
+                    self.shared.point(self.folder)
                 write_atomic(self.folder / "recipe.toml", self._recipe_text().encode())
             ledger = self._ledger()
             try:
@@ -84,13 +136,7 @@ class Run:
                 ledger.close()
 
     def _train(self, ledger: Ledger, on_round: OnRound) -> dict[str, Any]:
-        state, history = self._restore()
-        if self.training.plan.private and ledger.charged() < state.round:
-            raise BadInput(
-                f"{self.folder / 'ledger.db'} has {ledger.charged()} charged rounds and the "
-                f"checkpoint {state.round}: charges are missing (was ledger.db-wal left behind?); "
-                "restore the whole ledger or start anew"
-            )
+        state, history = self._restore(ledger)
         began = time.perf_counter()
         done: list[RoundResult] = []
         refused: Counter[str] = Counter()
@@ -98,21 +144,23 @@ class Run:
         with (self.folder / "metrics.jsonl").open("a") as metrics:
             try:
                 for result in self.training.rounds(state, ledger):
-                    line = result.numbers()
+                    line = result.numbers(diagnostics=self._diagnostics)
                     metrics.write(_line(line))
                     metrics.flush()
                     if result.round % self.recipe.engine.checkpoint == 0:
-                        checkpoint.save(self.folder / "checkpoint", result.state)
+                        checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
                     state = result.state
                     history.append(line)
                     done.append(result)
-                    refused.update(self.training.data.client_name(c) for c in result.refused)
+                    if self._diagnostics:
+                        names = (self.training.data.client_name(c) for c in result.refused)
+                        refused.update(names)
                     on_round(line)
                 if state.round < self.training.plan.rounds:
                     stopped = "budget"
             except KeyboardInterrupt:
                 stopped = "interrupted"
-        checkpoint.save(self.folder / "checkpoint", state)
+        checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         seconds = time.perf_counter() - began
         return self._finish(state, ledger, history, done, refused, stopped, seconds)
 
@@ -129,8 +177,9 @@ class Run:
         task, plan = self.training.task, self.training.plan
         metrics = evaluate(task, state.params, self.training.data)
         rounds = max(state.round, ledger.charged())
-        claims = [claim.to_dict() for claim in plan.claims(rounds, ledger.counts())]
-        clients = sum(result.clients for result in done)
+        again = ledger.again
+        claims = [claim.to_dict() for claim in plan.claims(rounds, ledger.counts(), again)]
+        updates = sum(result.clients for result in done) / seconds if done else 0.0
         result = {
             "run_dir": str(self.folder),
             "recipe": self.recipe.name,
@@ -138,11 +187,12 @@ class Run:
             "stopped": stopped,
             "metrics": metrics,
             "claims": claims,
+            "ledger": ledger.head().to_dict(),
             "budget": _budget(self.training, claims),
             "noise": plan.describe(),
             "timing": {
                 "seconds_per_round": seconds / max(len(done), 1),
-                "client_updates_per_second": clients / seconds if done else 0.0,
+                "client_updates_per_second": updates if self._diagnostics else None,
             },
             "refused": dict(refused.most_common()),
             "notes": self.remarks + diagnose(history),
@@ -154,12 +204,21 @@ class Run:
         write_atomic(self.folder / "result.json", _line(result, indent=2).encode())
         return result
 
-    def _restore(self) -> tuple[ServerState, list[dict[str, Any]]]:
-        """The state to go on from, and the metrics up to it."""
-        state, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
+    def _restore(self, ledger: Ledger) -> tuple[ServerState, list[dict[str, Any]]]:
+        """The state to go on from, and the metrics up to it; a ledger that lacks charges for it, or
+        whose chain is broken, is refused.
+        """
+        found, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
         self.remarks += remarks
-        if state is None:
-            state = self.training.start()
+        state = self.training.start() if found is None else found.state
+        if self.training.plan.private and not self.fresh:
+            if ledger.charged() < state.round:
+                raise BadInput(
+                    f"{self._ledger_path} has {ledger.charged()} charged rounds and the checkpoint "
+                    f"{state.round}: charges are missing (was ledger.db-wal left behind?); restore "
+                    "the whole ledger or start anew"
+                )
+            verify(self._ledger_path, None if found is None else found.head)
         history = [line for line in self._history() if line["round"] <= state.round]
         if not history:
             first = evaluate(self.training.task, state.params, self.training.data)
@@ -182,19 +241,60 @@ class Run:
                 break
         return lines
 
+    @property
+    def _diagnostics(self) -> bool:
+        """Whether what is computed from private data is shown and kept."""
+        asked = self.recipe.evaluate.diagnostics
+        return not self.training.secret if asked is None else asked
+
+    @property
+    def _ledger_path(self) -> Path:
+        return file_of(self.folder)
+
     def _ledger(self) -> Ledger:
         about = {
-            "run": self.folder.resolve().name,
+            "run": self._name,
             "recipe": hashlib.sha256(toml.dumps(self.recipe.model_dump()).encode()).hexdigest(),
             "data": self.training.data.fingerprint,
-            "noise": "seeded",
+            "noise": "secure" if self.training.secret else "seeded",
         }
-        path, plan = self.folder / "ledger.db", self.training.plan
-        if path.exists():
-            return Ledger.reopen(path, about, plan.lines, plan.permitted, plan.counted_clients)
-        if (self.folder / "checkpoint").exists():
+        path, plan = self._ledger_path, self.training.plan
+        rest = (about, plan.lines, plan.permitted, plan.counted_clients)
+        if (self.folder / "checkpoint").exists() and not path.exists():
             raise BadInput(f"{path} is missing: what this run has spent is unknown; start anew")
-        return Ledger.create(path, about, plan.lines, plan.permitted, plan.counted_clients)
+        if self.shared is None and not (self.folder / "ledger.json").exists():
+            return Ledger.reopen(path, *rest) if path.exists() else Ledger.create(path, *rest)
+        return self._shared_ledger(path, *rest)
+
+    def _shared_ledger(
+        self,
+        path: Path,
+        about: dict[str, str],
+        lines: tuple[Terms, ...],
+        permitted: int,
+        clients: int,
+    ) -> Ledger:
+        """Create, join or reopen a ledger that other runs share."""
+        stored = common_of(path) if path.exists() else None
+        wanted = self.shared.epsilon if self.shared and self.shared.epsilon else None
+        epsilon = wanted or (stored.epsilon if stored else lines[0].budget.epsilon)
+        common = Common.of(lines, about["data"], epsilon)
+        if not path.exists():
+            return Ledger.create(path, about, lines, permitted, clients, common)
+        if about["run"] in read_runs(path):
+            return Ledger.reopen(path, about, lines, permitted, clients, common)
+        return Ledger.join(path, about, lines, permitted, clients, common)
+
+    @property
+    def _name(self) -> str:
+        """What the ledger calls this run: the directory's name, with a token if it is shared."""
+        pointer = self.folder / "ledger.json"
+        if not pointer.exists():
+            return self.folder.resolve().name
+        try:
+            return str(json.loads(pointer.read_text())["run"])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise BadInput(f"{pointer} cannot be read: {e}") from e
 
     def _recipe_text(self) -> str:
         versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)

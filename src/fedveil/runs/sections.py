@@ -15,7 +15,7 @@ class DataSection(Section):
     """Which records, and how they are divided among clients.
 
     `resample` training records are drawn with replacement before they are divided; a client keeps
-    at most `most_records` of its own.
+    at most `most_records` of its own. `seed` decides how; left out, it is the run's.
     """
 
     name: str
@@ -27,6 +27,7 @@ class DataSection(Section):
     min_records: int | None = None
     resample: int | None = None
     most_records: int | None = None
+    seed: int | None = None
     path: str | None = None
 
 
@@ -178,6 +179,10 @@ BoundSection = Annotated[
 ]
 
 
+Source = Literal["seeded", "secure"]
+"""Repeatable streams, for simulations, or the operating system's entropy, for what is published."""
+
+
 class NoNoiseSection(Section):
     """No noise, no claim."""
 
@@ -194,7 +199,7 @@ class GaussianSection(Section):
     kind: Literal["gaussian"]
     where: Literal["server", "client", "training"] = "server"
     multiplier: float | None = None
-    source: Literal["seeded"] = "seeded"
+    source: Source = "seeded"
     claim: bool = True
     c2: float | None = None
 
@@ -205,7 +210,7 @@ class LaplaceSection(Section):
     kind: Literal["laplace"]
     where: Literal["client"] = "client"
     multiplier: float | None = None
-    source: Literal["seeded"] = "seeded"
+    source: Source = "seeded"
 
 
 class TwoPointSection(Section):
@@ -214,7 +219,7 @@ class TwoPointSection(Section):
     kind: Literal["two-point"]
     epsilon: float
     where: Literal["client"] = "client"
-    source: Literal["seeded"] = "seeded"
+    source: Source = "seeded"
 
 
 NoiseSection = Annotated[
@@ -248,9 +253,14 @@ class ServerSection(Section):
 
 
 class EvaluateSection(Section):
-    """When the model is measured on the test split."""
+    """When the model is measured on the test split.
+
+    `diagnostics` are computed from clients' private data: shares bounded, signal/noise, cohort
+    sizes, refused reports. Left out, they are recorded with seeded noise and not with secure noise.
+    """
 
     every: int = 1
+    diagnostics: bool | None = None
 
 
 class EngineSection(Section):

@@ -80,10 +80,13 @@ class LocalDpSgd:
         return bounded_(moved, None)
 
     def batch(self, cohort: CohortData, round: int, step: int, streams: Streams) -> Batch:
-        """Poisson batches, moved to the front and padded to the longest of the cohort."""
+        """Poisson batches, moved to the front and padded to the longest of the cohort.
+
+        A record joins with `rate`, or up to 2^-53 less where `rate` has more digits.
+        """
         words = bits(streams.keys("records", round, cohort.ids, step), cohort.x.shape[1])
-        share = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        joined = (share < self.rate) & (np.arange(cohort.x.shape[1]) < cohort.sizes[:, None])
+        drawn = (words >> np.uint64(11)) < np.uint64(math.floor(self.rate * 2.0**53))
+        joined = drawn & (np.arange(cohort.x.shape[1]) < cohort.sizes[:, None])
         width = max(1, int(joined.sum(axis=1).max(initial=0)))
         index = np.argsort(~joined, axis=1, kind="stable")[:, :width]
         mask = np.take_along_axis(joined, index, axis=1)

@@ -46,15 +46,18 @@ class RoundResult:
     metrics: dict[str, float]
     seconds: float
 
-    def numbers(self) -> dict[str, Any]:
-        """What goes into the metrics file."""
-        return {
-            "round": self.round,
+    def numbers(self, *, diagnostics: bool = True) -> dict[str, Any]:
+        """For the metrics file; without `diagnostics` nothing that clients' data tell."""
+        private = {
             "clients": self.clients,
             "clipped": self.clipped,
-            "bound": self.bound,
             "snr": self.snr,
             "refused": len(self.refused),
+        }
+        return {
+            "round": self.round,
+            **(private if diagnostics else dict.fromkeys(private)),
+            "bound": self.bound,
             "epsilon": self.epsilon,
             **self.metrics,
             "seconds": self.seconds,
@@ -107,7 +110,7 @@ def rounds(
             bound=_on_updates(plan, bound),
             snr=strength / noise if noise else None,
             refused=cohort.refused,
-            epsilon=plan.spent(number, most if plan.counted else None),
+            epsilon=plan.spent(number + ledger.again, most if plan.counted else None),
             metrics=measure(state),
             seconds=time.perf_counter() - began,
         )

@@ -9,7 +9,7 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
-from fedveil.privacy.claims import Unit
+from fedveil.privacy.claims import NoiseSource, Unit
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
@@ -98,6 +98,11 @@ class Training:
                 "which the weights would tell: use 'uniform'"
             )
 
+    @property
+    def secret(self) -> bool:
+        """Whether randomness is the operating system's: whether the plan's claims say so."""
+        return any(line.noise is NoiseSource.SECURE for line in self.plan.lines)
+
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""
         params = self._initial.clone()
@@ -106,7 +111,7 @@ class Training:
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
         keep_memory(self.task.size)
-        streams = Streams(self.seed)
+        streams = Streams(self.seed, self.secret)
         every = rounds(state, self.plan, self.engine, self.server, ledger, streams, self._measure)
         try:
             while True:
@@ -134,7 +139,7 @@ class Training:
             data=self.data,
             work=self.work,
             plan=self.plan,
-            streams=Streams(self.seed),
+            streams=Streams(self.seed, self.secret),
             weights=self.weights,
             mode=mode,
             chunk=self.chunk or fitting,

@@ -18,7 +18,7 @@ class Vectorised:
         """`whole`: full batches only."""
         self._task, self._data = task, data
         self._flatten, self._layers = chain_of(task)
-        self._quadratics = Quadratics(data) if whole and quadratic(task, data) else None
+        self._quadratics = Quadratics.of(data) if whole and quadratic(task, data) else None
 
     def walk(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool

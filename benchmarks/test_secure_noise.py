@@ -1,0 +1,56 @@
+"""Secret noise on the grid beside seeded float noise of the same size, in one run, on one core.
+
+make bench-micro
+"""
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from fedveil.privacy.entropy import Entropy
+from fedveil.privacy.grid_noise import gaussian_int, laplace_int
+from fedveil.privacy.randomness import Keys, Streams, laplace_, normal_
+
+SIZE, ROUNDS, AT_MOST = 10_000_000, 3, 8.0
+SCALE = 2.0**24  # standard deviations (or Laplace scales) are this many steps long
+
+Seeded = Callable[[torch.Tensor, Keys], torch.Tensor]
+Secure = Callable[[Entropy, float, int], np.ndarray]
+
+
+@pytest.mark.parametrize(
+    ("seeded", "secure"),
+    [(normal_, gaussian_int), (laplace_, laplace_int)],
+    ids=["gaussian", "laplace"],
+)
+def test_secure_noise_costs_at_most_eight_times_seeded_noise(
+    benchmark: BenchmarkFixture, seeded: Seeded, secure: Secure
+) -> None:
+    """The two take turns, so that a busy machine slows both."""
+    torch.set_num_threads(1)
+    row, keys = torch.empty(1, SIZE, dtype=torch.float64), Streams(1).keys("benchmark", 1, [0])
+    times = []
+
+    def seeded_first() -> None:
+        start = time.perf_counter()
+        seeded(row, keys)
+        times.append(time.perf_counter() - start)
+
+    benchmark.pedantic(
+        secure, args=(Entropy(), SCALE, SIZE), setup=seeded_first, rounds=ROUNDS, warmup_rounds=1
+    )
+    ratio = benchmark.stats["min"] / min(times)
+    benchmark.extra_info["million_per_second"] = SIZE / benchmark.stats["min"] / 1e6
+    benchmark.extra_info["ratio_to_seeded"] = ratio
+    print(f"secure / seeded: {ratio:.2f} ({benchmark.stats['min']:.2f} s / {min(times):.2f} s)")
+    assert ratio <= AT_MOST
+
+
+def test_secret_words(benchmark: BenchmarkFixture) -> None:
+    words = benchmark(Entropy().words, SIZE)
+    benchmark.extra_info["million_per_second"] = SIZE / benchmark.stats["min"] / 1e6
+    assert len(words) == SIZE

@@ -1,0 +1,467 @@
+"""Clip decay: which schedule of the bound suits LDP-SGD (LINE, "A Study on Hyperparameter Tuning of
+Local Differential Privacy Mechanisms in Federated Learning").
+
+The paper gives findings in words and figures without numbers; whether they are seen here is decided
+by rules on the measured curves, which stand in `decay_helps` and the functions after it. Schedules
+share their random numbers, so they are compared repetition by repetition.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedveil.papers.experiment import Experiment, Item
+from fedveil.papers.page import Finding, Page, Table
+from fedveil.planning.figures import COLOURS, png
+from fedveil.planning.grid import Axis
+from fedveil.planning.statistics import mean_of
+from fedveil.planning.sweep import Sweep
+from fedveil.planning.trials import Outcome
+
+RATES = ("0.03", "0.1", "0.3", "1")
+BOUNDS = ("0.01", "0.05")
+POWERS = ("0.5", "1", "2")
+EPSILON, DELTA = 30.0, 1e-5
+
+BASELINE = "baseline"
+PUBLISHED = {
+    BASELINE: "the reference without privacy",
+    "clip0.01": "trains; behind adaptive0.01 early, ahead of it at the end",
+    "clip0.05": "trains; ends below poly(0.05)",
+    **{f"poly(0.01){power}": "ends below clip0.01" for power in POWERS},
+    **{f"poly(0.05){power}": "ends above clip0.05" for power in POWERS},
+    "quantile(0.01)10%": "does not train",
+    "quantile(0.01)50%": "does not train",
+    "adaptive0.01": "ahead of both constants early, below them at the end",
+    "adaptive0.05": "below the constants at the end; loss rises above clip0.05's",
+    "clip0.25": "not in the paper",
+    "poly(0.25)1": "not in the paper",
+}
+"""The schedules by the paper's names, and what it says of each in words."""
+
+Line = npt.NDArray[np.float64]
+"""One row per repetition, one column per measured round."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The federation of one scale; `tried` is how long each learning rate is tried."""
+
+    data: str
+    clients: int
+    cohort: int
+    rounds: int
+    refresh: int
+    tried: int
+
+    @property
+    def cap(self) -> int:
+        """How often a client may take part: a fifth more than the mean."""
+        return -(-6 * self.cohort * self.rounds // (5 * self.clients))
+
+    @property
+    def overrides(self) -> list[str]:
+        """The recipe's keys that all runs share."""
+        return [
+            f"data.name={self.data}",
+            f"data.clients={self.clients}",
+            "data.partition=iid",
+            "model.name=softmax",
+            "sample.kind=fixed",
+            f"sample.size={self.cohort}",
+            "server.weights=uniform",
+            f"evaluate.every={max(1, self.rounds // 60)}",
+        ]
+
+    def private(self, rate: str) -> list[str]:
+        """Those of the runs with a bound and noise."""
+        return [
+            *self.overrides,
+            f"rounds={self.rounds}",
+            f"sample.max_participations={self.cap}",
+            f"budget.epsilon={EPSILON}",
+            f"budget.delta={DELTA}",
+            f"server.lr={rate}",
+        ]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Schedules of one kind: the bound's keys, the axes, and a name for each cell."""
+
+    name: str
+    bound: tuple[str, ...]
+    axes: tuple[Axis, ...]
+    schedules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Test accuracy and loss of a schedule over the rounds; a loss that diverged is infinite."""
+
+    rounds: tuple[int, ...]
+    accuracy: Line
+    loss: Line
+
+    @property
+    def ends(self) -> Line:
+        """The accuracy of each repetition after the last round."""
+        return self.accuracy[:, -1]
+
+    @property
+    def early(self) -> Line:
+        """The accuracy of each repetition, averaged over the first tenth of the rounds."""
+        last = max(self.rounds[-1] / 10, self.rounds[0])
+        early: Line = self.accuracy[:, np.array(self.rounds) <= last].mean(axis=1)
+        return early
+
+
+Curves = Mapping[str, Curve]
+
+
+def setting(experiment: Experiment, data: str) -> Setting:
+    """Every image of the training split is a client of its own."""
+    rounds = experiment.choose(3000, 5000)
+    return Setting(data, clients=60_000, cohort=100, rounds=rounds, refresh=1000, tried=1000)
+
+
+def families(refresh: int) -> tuple[Family, ...]:
+    """The schedules of the bound, the paper's and two from a larger one; power 0 is constant."""
+    values = Axis("bound.value", BOUNDS)
+    return (
+        Family("constant", ("bound.kind=fixed",), (values,), tuple(f"clip{c}" for c in BOUNDS)),
+        Family(
+            "poly",
+            ("bound.kind=poly",),
+            (values, Axis("bound.power", POWERS)),
+            tuple(f"poly({c}){power}" for c in BOUNDS for power in POWERS),
+        ),
+        Family(
+            "quantile",
+            ("bound.kind=quantile", "bound.value=0.01", "bound.lr=0.2"),
+            (Axis("bound.quantile", ("0.1", "0.5")),),
+            ("quantile(0.01)10%", "quantile(0.01)50%"),
+        ),
+        Family(
+            "adaptive",
+            (
+                "bound.kind=median",
+                "bound.low=-10",
+                "bound.high=-3",
+                f"bound.every={refresh}",
+                "bound.epsilon=0.8",
+                "bound.delta=1e-8",
+            ),
+            (values,),
+            tuple(f"adaptive{c}" for c in BOUNDS),
+        ),
+        Family(
+            "larger",
+            ("bound.kind=poly", "bound.value=0.25"),
+            (Axis("bound.power", ("0", "1")),),
+            ("clip0.25", "poly(0.25)1"),
+        ),
+    )
+
+
+def learning_rate(experiment: Experiment, here: Setting) -> tuple[str, Sweep]:
+    """The rate whose run without bound and noise ends lowest, and the runs that say so."""
+    sweep = experiment.sweep(
+        f"clip-decay-{here.data}-rate",
+        "fedsgd",
+        [*here.overrides, f"rounds={here.tried}"],
+        [Axis("server.lr", RATES)],
+        1,
+    )
+    losses = [sweep.mean(i, "loss").value for i in range(len(RATES))]
+    return RATES[min(range(len(RATES)), key=losses.__getitem__)], sweep
+
+
+def mnist(experiment: Experiment) -> Page:
+    """All schedules on MNIST."""
+    return _page(experiment, "mnist", "MNIST")
+
+
+def fashion_mnist(experiment: Experiment) -> Page:
+    """All schedules on Fashion-MNIST."""
+    return _page(experiment, "fashion-mnist", "Fashion-MNIST")
+
+
+ITEMS: dict[str, Item] = {"mnist": mnist, "fashion-mnist": fashion_mnist}
+
+
+def decay_helps(curves: Curves) -> Finding:
+    """Whether every power raises the accuracy of the large bound."""
+    return Finding(
+        "Decay helps a large bound: poly(0.05) ends above clip0.05.",
+        all(_above(_ends, f"poly(0.05){p}", "clip0.05", curves) for p in POWERS),
+        "Rule: the accuracy after the last round is higher at every power, in every repetition. "
+        + _powers(curves, "0.05"),
+    )
+
+
+def decay_hurts(curves: Curves) -> Finding:
+    """Whether every power lowers the accuracy of the small bound."""
+    return Finding(
+        "Decay hurts a small bound: poly(0.01) ends below clip0.01.",
+        all(_above(_ends, "clip0.01", f"poly(0.01){p}", curves) for p in POWERS),
+        "Rule: the accuracy after the last round is lower at every power, in every repetition. "
+        + _powers(curves, "0.01"),
+    )
+
+
+def adaptive_fades(curves: Curves) -> Finding:
+    """Whether adaptive0.01 leads both constants early and ends below both."""
+    leads = all(_above(_early, "adaptive0.01", c, curves) for c in _CONSTANTS)
+    lower = all(_above(_ends, c, "adaptive0.01", curves) for c in _CONSTANTS)
+    shown = ("adaptive0.01", *_CONSTANTS)
+    early = ", ".join(f"{name} {mean_of(list(curves[name].early))}" for name in shown)
+    ends = ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in shown)
+    return Finding(
+        "adaptive0.01 leads early and ends lower than the constants.",
+        leads and lower,
+        "Rule: in every repetition its accuracy, averaged over the first tenth of the rounds, is "
+        "above both constants', and below both after the last round. "
+        f"Early: {early} ({_met(leads)}). At the end: {ends} ({_met(lower)}).",
+    )
+
+
+def adaptive_loss_rises(curves: Curves) -> Finding:
+    """Whether the loss of adaptive0.05 climbs from its lowest to above that of clip0.05."""
+    adaptive, constant = curves["adaptive0.05"], curves["clip0.05"]
+    above = bool((adaptive.loss[:, -1] > constant.loss[:, -1]).all())
+    rises = bool((adaptive.loss[:, -1] > adaptive.loss.min(axis=1)).all())
+    lowest, last = (mean_of(list(v)) for v in (adaptive.loss.min(axis=1), adaptive.loss[:, -1]))
+    return Finding(
+        "The loss of adaptive0.05 rises above that of clip0.05.",
+        above and rises,
+        "Rule: in every repetition its loss after the last round is above clip0.05's and above "
+        f"its own lowest. It ends at {last}, its lowest is {lowest} ({_met(rises)}); clip0.05 ends "
+        f"at {mean_of(list(constant.loss[:, -1]))} ({_met(above)}).",
+    )
+
+
+def quantile_fails(curves: Curves) -> Finding:
+    """Whether both quantiles end with less than half the accuracy of the worse constant."""
+    limit = np.minimum(*(curves[name].ends for name in _CONSTANTS)) / 2
+    names = [name for name in curves if name.startswith("quantile")]
+    ends = ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in names)
+    return Finding(
+        "Following a quantile does not train, at 10 % or at 50 %.",
+        all(bool((curves[name].ends < limit).all()) for name in names),
+        "Rule: the accuracy after the last round is less than half of the lower constant's, at "
+        f"both quantiles and in every repetition. Half of it is {mean_of(list(limit))}; here "
+        f"{ends}.",
+    )
+
+
+FINDINGS: tuple[Callable[[Curves], Finding], ...] = (
+    decay_helps,
+    decay_hurts,
+    adaptive_fades,
+    adaptive_loss_rises,
+    quantile_fails,
+)
+
+_CONSTANTS = ("clip0.01", "clip0.05")
+
+
+def _page(experiment: Experiment, data: str, title: str) -> Page:
+    here, repeat = setting(experiment, data), experiment.repetitions(2, 10)
+    rate, tried = learning_rate(experiment, here)
+    baseline = experiment.sweep(
+        f"clip-decay-{here.data}-{BASELINE}",
+        "fedsgd",
+        [*here.overrides, f"rounds={here.rounds}", f"server.lr={rate}"],
+        [],
+        repeat,
+        curves=True,
+    )
+    curves = {BASELINE: curve_of(baseline.outcomes(0))}
+    sweeps = {}
+    for family in families(here.refresh):
+        sweep = experiment.sweep(
+            f"clip-decay-{here.data}-{family.name}",
+            "ldp-sgd",
+            [*here.private(rate), *family.bound],
+            family.axes,
+            repeat,
+            curves=True,
+        )
+        sweeps[family.name] = sweep
+        curves |= {n: curve_of(sweep.outcomes(c)) for c, n in enumerate(family.schedules)}
+    page = Page(f"{title}: schedules of the bound under LDP-SGD")
+    page.settings.append(_settings(here, repeat))
+    page.left_open += _left_open(here, rate, tried, sweeps["constant"])
+    page.tables += [_ends_table(curves), _claims_table(sweeps)]
+    page.figures[f"clip-decay-{data}.png"] = _figure(curves)
+    page.findings += [finding(curves) for finding in FINDINGS]
+    page.notes += [_larger(curves), *_NOTES]
+    return page
+
+
+def curve_of(outcomes: list[Outcome]) -> Curve:
+    """The curves of a cell's repetitions."""
+    rounds = tuple(round for round, _ in outcomes[0].curve)
+
+    def line(metric: str) -> Line:
+        rows = [[metrics[metric] for _, metrics in outcome.curve] for outcome in outcomes]
+        return np.array(rows, dtype=np.float64)
+
+    loss = line("loss")
+    return Curve(rounds, line("accuracy"), np.where(np.isnan(loss), math.inf, loss))
+
+
+def _ends(curve: Curve) -> Line:
+    return curve.ends
+
+
+def _early(curve: Curve) -> Line:
+    return curve.early
+
+
+def _above(part: Callable[[Curve], Line], higher: str, lower: str, curves: Curves) -> bool:
+    """Whether that part of a curve is higher in every repetition."""
+    return bool((part(curves[higher]) > part(curves[lower])).all())
+
+
+def _met(held: bool) -> str:
+    return "met" if held else "not met"
+
+
+def _powers(curves: Curves, bound: str) -> str:
+    names = [f"clip{bound}", *(f"poly({bound}){p}" for p in POWERS)]
+    return ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in names) + "."
+
+
+def _larger(curves: Curves) -> str:
+    """What decay does to a bound that is larger still."""
+    constant, decayed = "clip0.25", "poly(0.25)1"
+    by = mean_of(list(100 * (curves[decayed].ends - curves[constant].ends)))
+    return (
+        "What is large depends on learning rate and length of the run, which are ours. From "
+        f"0.25, five times the paper's larger bound, {decayed} ends at "
+        f"{mean_of(list(curves[decayed].ends))} and {constant} at "
+        f"{mean_of(list(curves[constant].ends))}: {by} percentage points between them, repetition "
+        "by repetition."
+    )
+
+
+def _settings(here: Setting, repeat: int) -> str:
+    return (
+        f"Softmax regression, {here.clients:,} clients, {here.cohort} per round drawn at random, "
+        f"{here.rounds:,} rounds. Each sends one full-batch gradient, bounded by C in L2, with "
+        "Gaussian noise of its own; the server takes the mean. Poly is C_0 (1 - (t - 1)/T)^power, "
+        "never below C_0 / 1000. A quantile is followed at rate 0.2 from 0.01, a curator adding "
+        f"noise of {here.cohort / 20:g} to the sum of bits. Adaptive is the median of a curator's "
+        "noisy histogram of norms, bins at 2^-10 ... 2^-3, in rounds 1, "
+        f"{here.refresh + 1:,}, {2 * here.refresh + 1:,} and so on. {repeat} repetitions; mean +- "
+        "half of the 95 % interval."
+    )
+
+
+def _left_open(here: Setting, rate: str, tried: Sweep, constant: Sweep) -> list[tuple[str, str]]:
+    losses = ", ".join(f"{r}: {tried.mean(i, 'loss')}" for i, r in enumerate(RATES))
+    multiplier = constant.prepared[0].plan.multiplier
+    return [
+        ("data set and model", "as above; the paper's are not known to us"),
+        (
+            "clients",
+            f"{here.clients:,}, the training records dealt out evenly at random; at most "
+            f"{here.cap} turns each",
+        ),
+        (
+            "learning rate",
+            f"{rate}, the lowest test loss after {here.tried:,} rounds without bound and noise "
+            f"({losses}); the same for all schedules",
+        ),
+        (
+            "epsilon",
+            f"{EPSILON:g} at delta {DELTA:g} for all of a client's turns, so that training is "
+            f"possible and noise matters: sigma = {2 * multiplier:.4g} in the paper's notation, "
+            f"noise of sigma C per coordinate, which is {multiplier:.4g} times the sensitivity 2 C",
+        ),
+        ("number of rounds", f"{here.rounds:,}; the paper's run has several thousand"),
+        (
+            "bins of the histogram",
+            "eight, powers of two from about a tenth of 0.01 to ten times that; longer norms count "
+            "in the last one",
+        ),
+        ("first histogram", "in round 1, so that C_0 of adaptive is in force in that round only"),
+    ]
+
+
+def _ends_table(curves: Curves) -> Table:
+    rows = tuple(
+        (
+            name,
+            published,
+            str(mean_of(list(curves[name].ends))),
+            str(mean_of(list(curves[name].loss[:, -1]))),
+        )
+        for name, published in PUBLISHED.items()
+    )
+    headers = ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here")
+    return Table(headers, rows, "Test accuracy and loss after the last round:")
+
+
+def _claims_table(sweeps: Mapping[str, Sweep]) -> Table:
+    """What each family claims strictly: a line for the reports, and one for what is watched."""
+    rows = [(BASELINE, "nothing")]
+    for name, sweep in sweeps.items():
+        rows.append((name, "; ".join(map(str, sweep.prepared[0].claims))))
+    return Table(("schedule", "claim"), tuple(rows), "What is claimed, strictly:")
+
+
+def _figure(curves: Curves) -> bytes:
+    figure = Figure(figsize=(11, 5.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, (colour, style) in _STYLES.items():
+        curve = curves[name]
+        _draw(left, curve.rounds, curve.accuracy, name, colour, style)
+        _draw(right, curve.rounds, curve.loss, name, colour, style)
+    left.set(xlabel="round", ylabel="test accuracy")
+    right.set(xlabel="round", ylabel="test loss", yscale="log")
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
+    return png(figure)
+
+
+def _draw(
+    at: Axes, rounds: tuple[int, ...], line: Line, name: str, colour: str, style: str
+) -> None:
+    """The mean over repetitions; left out where one of them diverged."""
+    mean = line.mean(axis=0)
+    shown = np.where(np.isfinite(mean), mean, np.nan)
+    at.plot(rounds, shown, label=name, color=colour, linestyle=style, linewidth=1.3)
+    at.grid(alpha=0.3)
+
+
+_STYLES = {
+    BASELINE: ("black", "-"),
+    "clip0.01": (COLOURS[0], "-"),
+    **{f"poly(0.01){p}": (COLOURS[0], s) for p, s in zip(POWERS, ("--", "-.", ":"), strict=True)},
+    "clip0.05": (COLOURS[1], "-"),
+    **{f"poly(0.05){p}": (COLOURS[1], s) for p, s in zip(POWERS, ("--", "-.", ":"), strict=True)},
+    "quantile(0.01)10%": (COLOURS[2], "-"),
+    "quantile(0.01)50%": (COLOURS[2], "--"),
+    "adaptive0.01": (COLOURS[4], "-"),
+    "adaptive0.05": (COLOURS[4], "--"),
+    "clip0.25": (COLOURS[3], "-"),
+    "poly(0.25)1": (COLOURS[3], "-."),
+}
+
+_NOTES = (
+    "Levels are not comparable with the paper's, which are not known to us; orders and shapes are.",
+    "The guarantee of quantile and adaptive is mixed: the reports are private from the server, "
+    "bits and norms only behind a curator, and who sees both learns from both. A fixed bound and a "
+    "poly schedule watch nobody and need no curator.",
+    "Where every gradient is longer than C, C only scales the report with its noise, so that a "
+    "schedule of the bound is one of the learning rate. That is not compared here: recipes have no "
+    "learning rate schedule of this form.",
+)

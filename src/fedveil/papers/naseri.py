@@ -1,0 +1,311 @@
+"""Naseri, Hayes, De Cristofaro, "Local and Central Differential Privacy for Robustness and Privacy
+in Federated Learning" (NDSS 2022, arXiv 2009.03561): what the defences cost in accuracy.
+
+The paper's grid of defences and epsilons, utility only, in sizes of our own: its result tables were
+not readable, so no number of it stands here. Its "local" DP protects a record from the server and
+its central DP a client from everyone who sees the models, so their epsilons cannot be compared.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedveil.papers.experiment import Experiment, Item, Scale
+from fedveil.papers.page import Finding, Page, Table
+from fedveil.planning.figures import COLOURS, draw_line, png
+from fedveil.planning.grid import Axis
+from fedveil.planning.statistics import Mean, mean_of
+from fedveil.planning.sweep import Sweep
+
+EPSILONS = ("0.5", "1", "4", "20")
+DELTA = 1e-5
+WEAK = 0.1
+NEAR = 2.0
+"""Points of accuracy that count as no difference."""
+UNPUBLISHED = "not readable / not available"
+
+NONE, BOUND, WEAK_DP, LOCAL, CENTRAL = "no defence", "norm bound", "weak DP", "local", "central"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Data, model and training that all defences share.
+
+    A client has at most `records` records, None all of its own. It takes `steps` steps per turn:
+    plain ones on all its records at `lr`, private ones on a `rate` of them at `private_lr`.
+    `bound` is that of an update, `clip` that of an example's gradient under local DP.
+    """
+
+    data: str
+    title: str
+    partition: str
+    clients: int
+    cohort: int
+    records: int | None
+    model: str
+    rounds: int
+    steps: int
+    lr: float
+    bound: float
+    rate: float
+    private_lr: float
+    clip: float
+
+    @property
+    def cap(self) -> int:
+        """How often a client may take part under local DP: half as often again as the mean."""
+        return -(-3 * self.cohort * self.rounds // (2 * self.clients))
+
+    @property
+    def shared(self) -> list[str]:
+        """The recipe's keys of data, model and length."""
+        return [
+            f"data.name={self.data}",
+            f"data.partition={self.partition}",
+            f"data.clients={self.clients}",
+            f"data.most_records={'none' if self.records is None else self.records}",
+            f"model.name={self.model}",
+            f"rounds={self.rounds}",
+        ]
+
+    @property
+    def plain(self) -> list[str]:
+        """Those of plain local training."""
+        return [
+            "local.kind=sgd",
+            f"local.steps={self.steps}",
+            "local.batch=0",
+            f"local.lr={self.lr}",
+        ]
+
+    @property
+    def fixed(self) -> list[str]:
+        """Those of a random cohort of fixed size."""
+        return ["sample.kind=fixed", f"sample.size={self.cohort}"]
+
+    def __str__(self) -> str:
+        own = "all their records" if self.records is None else f"at most {self.records} records"
+        return (
+            f"{self.title}: {self.clients} clients ({self.partition}) with {own}, {self.cohort} "
+            f"a round, {self.rounds} rounds, model {self.model}; {self.steps} local steps, plain "
+            f"ones on all records at learning rate {self.lr:g}, private ones on a share of "
+            f"{self.rate:g} at {self.private_lr:g}; bound {self.bound:g} on an update, "
+            f"{self.clip:g} on an example's gradient under local DP"
+        )
+
+
+@dataclass(frozen=True)
+class Defence:
+    """A recipe and its keys; a `private` one is run at every epsilon."""
+
+    name: str
+    recipe: str
+    settings: tuple[str, ...]
+    private: bool = False
+
+
+def federations(experiment: Experiment) -> list[Federation]:
+    """FEMNIST by writer, and the embedded digits."""
+    quick = experiment.scale is Scale.QUICK
+    femnist = Federation(
+        "femnist",
+        "FEMNIST",
+        "natural",
+        clients=400,
+        cohort=100,
+        records=50 if quick else None,
+        model="softmax" if quick else "small-cnn",
+        rounds=experiment.choose(20, 100),
+        steps=5,
+        lr=1.0 if quick else 0.3,
+        bound=2.0,
+        rate=0.2,
+        private_lr=0.5 if quick else 0.2,
+        clip=1.0,
+    )
+    digits = Federation(
+        "digits",
+        "Digits",
+        "iid",
+        clients=100,
+        cohort=50,
+        records=None,
+        model="softmax",
+        rounds=40,
+        steps=10,
+        lr=1.0,
+        bound=1.0,
+        rate=0.5,
+        private_lr=1.0,
+        clip=1.0,
+    )
+    return [femnist, digits]
+
+
+def defences(federation: Federation) -> list[Defence]:
+    """The rows of the grid."""
+    shared, plain, fixed = federation.shared, federation.plain, federation.fixed
+    bound = f"bound.value={federation.bound}"
+    delta = f"budget.delta={DELTA}"
+    inside = [
+        f"sample.max_participations={federation.cap}",
+        f"local.rate={federation.rate}",
+        f"local.steps={federation.steps}",
+        f"local.lr={federation.private_lr}",
+        f"bound.value={federation.clip}",
+    ]
+    share = f"sample.rate={federation.cohort / federation.clients}"
+    return [
+        Defence(NONE, "fedavg", (*shared, *plain, *fixed)),
+        Defence(BOUND, "norm-bound", (*shared, *plain, *fixed, bound)),
+        Defence(WEAK_DP, "weak-dp", (*shared, *plain, *fixed, bound, f"noise.multiplier={WEAK}")),
+        Defence(LOCAL, "local", (*shared, *fixed, *inside, delta), private=True),
+        Defence(CENTRAL, "central", (*shared, *plain, share, bound, delta), private=True),
+    ]
+
+
+def harmless(title: str, accuracies: Mapping[str, float]) -> Finding:
+    """Whether norm bounding and weak DP stay near the undefended model."""
+    lost = {name: accuracies[NONE] - accuracies[name] for name in (BOUND, WEAK_DP)}
+    return Finding(
+        f"{title}: norm bounding and weak DP do not hurt the main task (Sun et al. 2019, whose "
+        "defences these are).",
+        all(points <= NEAR for points in lost.values()),
+        f"Rule: at most {NEAR:g} points below no defence. Here {_listed(lost)}.",
+    )
+
+
+def varying_cost(
+    title: str, none: float, local: Sequence[float], central: Sequence[float]
+) -> Finding:
+    """Whether both kinds of DP cost accuracy, and not always the same.
+
+    Accuracies are in the order of `EPSILONS`.
+    """
+    lost = {
+        f"{name} at epsilon {epsilon}": none - accuracy
+        for name, line in ((LOCAL, local), (CENTRAL, central))
+        for epsilon, accuracy in zip(EPSILONS, line, strict=True)
+    }
+    costly = all(none - line[0] > NEAR for line in (local, central))
+    return Finding(
+        f"{title}: local and central DP both cost utility, to varying degrees.",
+        costly and max(lost.values()) - min(lost.values()) > NEAR,
+        f"Rule: both lose more than {NEAR:g} points at the smallest epsilon, and the losses differ "
+        f"by more than that over the grid. Here {_listed(lost)}.",
+    )
+
+
+def utility(experiment: Experiment) -> Page:
+    """Test accuracy under every defence and epsilon."""
+    page, repeat = Page("Utility: what the defences cost"), experiment.repetitions(3, 5)
+    cases = federations(experiment)
+    page.settings += [
+        "The defences of the paper and an epsilon grid of our own: no defence, a bound on the norm "
+        f"of updates, weak DP (the same bound and noise of {WEAK:g} times it, too little for a "
+        "claim), DP-SGD inside every client (local) and noise at a trusted server (central). "
+        f"Test accuracy in percent; {repeat} repetitions, mean +- half of the 95 % interval. "
+        "Utility only: no attack is run here.",
+        "\n".join(f"- {federation}" for federation in cases),
+    ]
+    page.left_open += [
+        ("the paper's sizes, epsilons and accuracies", f"{UNPUBLISHED}; everything here is ours"),
+        (
+            "learning rates and bounds",
+            "ours; those of quick scale were set by hand after a few runs on the test split, which "
+            "no claim covers, those of paper scale are untried",
+        ),
+        ("delta", f"{DELTA:g}"),
+    ]
+    figure = Figure(figsize=(4.6 * len(cases), 3.6), layout="constrained")
+    panels = figure.subplots(1, len(cases), squeeze=False)[0]
+    for at, federation in zip(panels, cases, strict=True):
+        _measure(experiment, page, at, federation, repeat)
+    panels[0].legend(fontsize=7)
+    page.figures["naseri-utility.png"] = png(figure)
+    page.notes += [
+        "**Epsilons of different units are not comparable.** Local DP here protects one record of "
+        "a client from the server, central DP a whole client from whoever sees the models, with a "
+        "server that is trusted. The same epsilon is a weaker promise for a record than for a "
+        "client, and trust differs as well: the two lines of a figure are not a contest.",
+        "Under local DP a client is charged for every turn, at most "
+        + ", ".join(f"{f.cap} ({f.title})" for f in cases)
+        + "; nothing is gained from the server's sampling, which the server knows. Central DP "
+        "samples clients independently (Poisson) and is amplified by that.",
+    ]
+    return page
+
+
+ITEMS: dict[str, Item] = {"utility": utility}
+
+_HEADERS = (
+    "defence",
+    "epsilon",
+    "delta",
+    "unit",
+    "trust",
+    "neighbours",
+    "accuracy, paper",
+    "accuracy, here",
+    "below no defence",
+)
+
+
+def _measure(
+    experiment: Experiment, page: Page, at: Axes, federation: Federation, repeat: int
+) -> None:
+    """Run a federation's grid; add its table and findings to the page, its lines to the figure."""
+    rows: list[tuple[str, ...]] = []
+    lines: dict[str, list[Mean]] = {}
+    for defence in defences(federation):
+        sweep = experiment.sweep(
+            f"naseri-{defence.recipe}-{federation.data}",
+            defence.recipe,
+            defence.settings,
+            [Axis("budget.epsilon", EPSILONS)] if defence.private else [],
+            repeat,
+        )
+        lines[defence.name] = [_percent(sweep, c) for c in range(len(sweep.cells))]
+        for c, mean in enumerate(lines[defence.name]):
+            lost = "-" if defence.name == NONE else f"{lines[NONE][0].value - mean.value:.2f}"
+            rows.append((defence.name, *_claim(sweep, c), UNPUBLISHED, str(mean), lost))
+    page.tables.append(Table(_HEADERS, tuple(rows), f"{federation.title}:"))
+    single = {name: line[0].value for name, line in lines.items() if name not in (LOCAL, CENTRAL)}
+    local, central = ([mean.value for mean in lines[name]] for name in (LOCAL, CENTRAL))
+    page.findings += [
+        harmless(federation.title, single),
+        varying_cost(federation.title, single[NONE], local, central),
+    ]
+    _draw(at, federation.title, lines)
+
+
+def _claim(sweep: Sweep, cell: int) -> tuple[str, ...]:
+    """Epsilon and delta with the unit, the trust and the neighbours they hold for."""
+    claim = sweep.prepared[cell].claim
+    if claim is None:
+        return "nothing claimed", "-", "-", "-", "-"
+    shown = f"{math.ceil(round(claim.epsilon * 1000, 6)) / 1000:g}"
+    unit, trust, neighbours = str(claim.unit), str(claim.trust), str(claim.neighbours)
+    return shown, f"{claim.delta:g}", unit, trust, neighbours
+
+
+def _draw(at: Axes, title: str, lines: Mapping[str, list[Mean]]) -> None:
+    units = {LOCAL: "local (per record)", CENTRAL: "central (per client)"}
+    for i, (name, means) in enumerate(lines.items()):
+        if name in units:
+            draw_line(at, EPSILONS, means, units[name], COLOURS[i])
+        else:
+            at.axhline(means[0].value, color=COLOURS[i], ls="--", lw=1, label=name)
+    at.set(xlabel="epsilon (units differ)", ylabel="test accuracy, %", title=title, xscale="log")
+    at.grid(alpha=0.3)
+
+
+def _percent(sweep: Sweep, cell: int) -> Mean:
+    return mean_of([100 * outcome.metrics["accuracy"] for outcome in sweep.outcomes(cell)])
+
+
+def _listed(lost: Mapping[str, float]) -> str:
+    return ", ".join(f"{points:.2f} ({name})" for name, points in lost.items())

@@ -1,0 +1,71 @@
+"""A hash chain over the charges of a ledger: none can be changed, removed or moved unnoticed.
+
+Each charge's hash covers everything it says, who took part, what the run is, and the hash before
+it; the first covers what the ledger says of itself. Whoever keeps the last hash and the number of
+charges somewhere else, as checkpoints and results do, also notices a tail that was cut off. The
+chain is evidence against mistakes and quiet edits; it has no key, so somebody who writes the whole
+file anew, and has the copies of the last hash too, is not stopped.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last hash of a chain and how many charges it covers."""
+
+    hash: str
+    length: int
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain JSON values."""
+        return {"head": self.hash, "length": self.length}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A charge as the chain sees it: `ids` of who took part and `about` of the run are digests."""
+
+    run: str
+    round: int
+    attempt: int
+    covers: str
+    event: str
+    charged_at: str
+    ids: str
+    about: str
+
+
+def digest(content: bytes | str) -> str:
+    """SHA-256, in hexadecimal."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+def first_hash(about: dict[str, str]) -> str:
+    """The hash before the first charge: of what the ledger says of itself."""
+    return digest(json.dumps(about, sort_keys=True))
+
+
+def next_hash(before: str, entry: Entry) -> str:
+    """The hash of a charge after `before`."""
+    return digest(json.dumps([before, *vars(entry).values()]))
+
+
+def broken_at(first: str, links: Iterable[tuple[Entry, str]]) -> int | None:
+    """The first charge, counting from 1, whose hash is not what it should be; None if all are.
+
+    >>> a = Entry("r", 1, 0, "updates", "{}", "now", "", "")
+    >>> b = Entry("r", 2, 0, "updates", "{}", "now", "", "")
+    >>> one = next_hash("", a)
+    >>> broken_at("", [(a, one), (b, next_hash(one, b))]), broken_at("", [(b, one)])
+    (None, 1)
+    """
+    before = first
+    for number, (entry, found) in enumerate(links, 1):
+        before = next_hash(before, entry)
+        if before != found:
+            return number
+    return None

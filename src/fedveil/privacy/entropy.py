@@ -1,0 +1,155 @@
+"""Secret randomness: uniform words from the operating system, through AES-256 in counter mode.
+
+Nothing is kept between calls. Every piece of at most 1 MiB is the keystream of a key and a nonce
+that come from the operating system for that piece and are dropped with it. There is no seed to
+leak, no state to copy into a forked process, and nothing left from which earlier draws follow.
+The proof note is docs/proofs/secure.md.
+"""
+
+import os
+from fractions import Fraction
+from typing import Never
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from fedveil.errors import BadInput
+
+Words = npt.NDArray[np.uint64]
+
+DISTANCE = 2.0**-113
+"""Each word adds at most this much to the distance of all words from uniform ones.
+
+A keystream never repeats a block of 128 bits, as truly random blocks might. n blocks of one key
+are n^2 / 2^129 away from uniform for it; n is at most 2^16 here, and a word starts at most one.
+"""
+
+_PIECE = 1 << 20
+_KEY, _NONCE = 32, 16
+_ZEROS = bytes(_PIECE)
+
+
+class Entropy:
+    """A source of secret random numbers. It takes no seed and has no state.
+
+    Guarantee: if the operating system's entropy is uniform and AES-256 cannot be told from a
+    random permutation, then all words ever drawn, by all instances, threads and processes, are
+    independent and uniform up to a total variation distance of DISTANCE per word. Everything
+    else here is an exact function of the words: no probability is rounded.
+
+    | edge | behaviour |
+    |---|---|
+    | a process forks | parent and child draw anew from the operating system |
+    | several threads | no shared state, nothing to lock |
+    | pickle, copy | TypeError: whoever needs randomness makes an `Entropy` where it is needed |
+    | the operating system has no entropy | its error is passed on, nothing is drawn |
+    """
+
+    def words(self, count: int) -> Words:
+        """`count` uniform 64-bit words.
+
+        | edge | behaviour |
+        |---|---|
+        | count 0 | no words, no key |
+        | count < 0 | ValueError |
+
+        >>> Entropy().words(3).shape
+        (3,)
+        """
+        if count < 0:
+            raise ValueError(f"{count} words: none or more are needed")
+        room = np.empty(count + _NONCE // 8, dtype=np.uint64)  # update_into wants a block to spare
+        view = room.data.cast("B")
+        for start in range(0, 8 * count, _PIECE):
+            size = min(_PIECE, 8 * count - start)
+            secret = os.urandom(_KEY + _NONCE)
+            mode = modes.CTR(secret[_KEY:])
+            keystream = Cipher(algorithms.AES256(secret[:_KEY]), mode).encryptor()
+            if keystream.update_into(memoryview(_ZEROS)[:size], view[start:]) != size:
+                raise AssertionError("a keystream ended early")
+        return room[:count]
+
+    def uniforms(self, count: int) -> npt.NDArray[np.float64]:
+        """`count` uniforms on (0, 1): odd multiples of 2^-53, each equally likely.
+
+        | edge | behaviour |
+        |---|---|
+        | 0 or 1 | never: the ends are 2^-53 and 1 - 2^-53 |
+
+        >>> u = Entropy().uniforms(100)
+        >>> bool((u > 0).all() and (u < 1).all())
+        True
+        """
+        return ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+    def mask(self, rate: float, count: int) -> npt.NDArray[np.bool_]:
+        """`count` independent coins, each true with probability `rate`, to the last bit of it.
+
+        A word is compared with the first 64 binary digits of `rate`; where they are equal, one
+        time in 2^64, the next digits are compared with a new word. So the rate that is accounted
+        and the rate that is drawn are the same number.
+
+        | edge | behaviour |
+        |---|---|
+        | rate outside [0, 1], NaN | BadInput |
+        | rate 0, rate 1 | nobody, everybody |
+        | rate below 2^-64 | right all the same |
+
+        >>> int(Entropy().mask(1.0, 5).sum())
+        5
+        """
+        if not 0 <= rate <= 1:
+            raise BadInput(f"the rate is {rate}: a probability is needed")
+        if rate == 1:
+            return np.ones(count, dtype=np.bool_)
+        chosen = np.zeros(count, dtype=np.bool_)
+        tied, rest = np.arange(count), Fraction(rate)
+        while rest and len(tied):
+            digits, rest = divmod(rest * 2**64, 1)
+            words = self.words(len(tied))
+            chosen[tied] = words < np.uint64(digits)
+            tied = tied[words == np.uint64(digits)]
+        return chosen
+
+    def permutation(self, size: int) -> npt.NDArray[np.int64]:
+        """0 .. size - 1 in a uniformly random order.
+
+        The order of `size` words that are all different; with two alike, all are drawn again.
+        Words are exchangeable, and so they remain given that no two are alike.
+
+        >>> sorted(Entropy().permutation(4).tolist())
+        [0, 1, 2, 3]
+        """
+        while True:
+            words = self.words(size)
+            order = np.argsort(words).astype(np.int64)
+            ordered = words[order]
+            if bool((ordered[1:] != ordered[:-1]).all()):
+                return order
+
+    def subset(self, population: int, size: int) -> npt.NDArray[np.int64]:
+        """A uniformly random subset of `size` out of 0 .. population - 1, in ascending order.
+
+        The `size` smallest of `population` words; drawn again if the next one ties with them.
+
+        | edge | behaviour |
+        |---|---|
+        | size 0, size = population | nobody, everybody |
+        | size < 0, size > population | BadInput |
+
+        >>> Entropy().subset(3, 3).tolist()
+        [0, 1, 2]
+        """
+        if not 0 <= size <= population:
+            raise BadInput(f"{size} of {population} cannot be chosen")
+        if size in (0, population):
+            return np.arange(size, dtype=np.int64)
+        while True:
+            words = self.words(population)
+            order = np.argpartition(words, (size - 1, size))
+            if words[order[size - 1]] != words[order[size]]:
+                return np.sort(order[:size]).astype(np.int64)
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        raise TypeError("secret randomness is not copied or sent: make an Entropy where it is used")

@@ -1,0 +1,168 @@
+"""The file of a ledger: its tables, how it is opened, and what can be read back from it."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput
+
+FORMAT = "3"
+
+Counts = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int64]
+
+SCHEMA = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE runs (run TEXT PRIMARY KEY, about TEXT NOT NULL);
+CREATE TABLE charges (
+    seq INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    covers TEXT NOT NULL,
+    event TEXT NOT NULL,
+    charged_at TEXT NOT NULL,
+    hash TEXT NOT NULL,
+    UNIQUE (run, round, attempt, covers)
+);
+CREATE TABLE cohorts (
+    run TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    ids BLOB NOT NULL,
+    PRIMARY KEY (run, round, attempt)
+);
+"""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One row of the ledger; `round` counts from 1, `covers` is the line it belongs to."""
+
+    round: int
+    attempt: int
+    covers: str
+    event: dict[str, Any]
+    charged_at: str
+    run: str = ""
+
+
+def read_about(path: Path) -> dict[str, str]:
+    """What a ledger says of itself and, if it has but one run, of that run."""
+    db = connect_existing(path)
+    try:
+        about = {str(k): str(v) for k, v in db.execute("SELECT key, value FROM about")}
+        if about.get("format") != FORMAT:
+            raise BadInput(
+                f"{path}: ledger format {about.get('format')!r}, this fedveil reads {FORMAT!r}"
+            )
+        runs = db.execute("SELECT run, about FROM runs ORDER BY rowid").fetchall()
+        if len(runs) == 1:
+            about |= {str(k): str(v) for k, v in json.loads(runs[0][1]).items()}
+        return about
+    except (sqlite3.DatabaseError, ValueError, AttributeError) as e:
+        if isinstance(e, BadInput):
+            raise
+        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+    finally:
+        db.close()
+
+
+def read_runs(path: Path) -> dict[str, dict[str, str]]:
+    """The runs of a ledger, as they registered."""
+    read_about(path)
+    rows = query(path, "SELECT run, about FROM runs ORDER BY rowid")
+    try:
+        return {str(run): dict(json.loads(about)) for run, about in rows}
+    except (ValueError, TypeError) as e:
+        raise BadInput(f"{path}: a run cannot be read: {e}") from e
+
+
+def read_charges(path: Path, run: str | None = None) -> list[Charge]:
+    """All charges, or those of one run, in order."""
+    rows = query(
+        path,
+        "SELECT round, attempt, covers, event, charged_at, run FROM charges "
+        "ORDER BY run, round, attempt, covers",
+    )
+    try:
+        found = [
+            Charge(r, a, covers, json.loads(event), at, of) for r, a, covers, event, at, of in rows
+        ]
+    except (ValueError, TypeError) as e:
+        raise BadInput(f"{path}: a charge cannot be read: {e}") from e
+    return [charge for charge in found if run is None or charge.run == run]
+
+
+def read_participations(path: Path, run: str | None = None) -> Counts | None:
+    """How often each client took part in a run (the only one, if it is left out)."""
+    runs = read_runs(path)
+    name = run if run is not None else next(iter(runs), "")
+    clients = runs.get(name, {}).get("clients", "0")
+    rows = [ids for of, ids in query(path, "SELECT run, ids FROM cohorts") if of == name]
+    try:
+        counts = np.zeros(int(clients), dtype=np.int64)
+        for ids in rows:
+            counts[clients_of(ids)] += 1
+    except (ValueError, TypeError, IndexError) as e:
+        raise BadInput(f"{path}: the ledger's cohorts cannot be read: {e}") from e
+    return counts if len(counts) else None
+
+
+def about_rows(path: Path) -> dict[str, str]:
+    """What a ledger says of itself, and nothing else."""
+    read_about(path)
+    return {str(k): str(v) for k, v in query(path, "SELECT key, value FROM about")}
+
+
+def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
+    """The rows of a statement, in a connection of its own."""
+    db = connect_existing(path)
+    try:
+        return db.execute(statement).fetchall()
+    except sqlite3.DatabaseError as e:
+        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+    finally:
+        db.close()
+
+
+def clients_of(ids: bytes) -> Ids:
+    """A cohort as it is stored."""
+    return np.frombuffer(ids, dtype="<u4").astype(np.int64)
+
+
+def connect(path: Path | None) -> sqlite3.Connection:
+    """Open a file, or memory, so that every commit waits for the disk."""
+    db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=10)
+    try:
+        db.execute("PRAGMA synchronous = FULL")
+    except sqlite3.DatabaseError as e:
+        db.close()
+        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+    return db
+
+
+def connect_existing(path: Path) -> sqlite3.Connection:
+    """Open a file that is there."""
+    if not path.is_file():
+        raise BadInput(f"{path}: there is no ledger here; give a run directory or its ledger.db")
+    return connect(path)
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Everything inside, or nothing; nobody else writes meanwhile."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        db.execute("ROLLBACK")
+        raise
+    db.execute("COMMIT")

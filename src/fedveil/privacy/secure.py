@@ -1,0 +1,70 @@
+"""Plans whose randomness is the operating system's: the same promise, kept in production."""
+
+from dataclasses import replace
+
+from fedveil.errors import BadInput
+from fedveil.privacy.central import SEEDED
+from fedveil.privacy.claims import NoiseSource
+from fedveil.privacy.grid_noise import delta_of_sampler
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.terms import Budget, Terms
+
+SLIP = 2.0**-20
+"""The share of delta that pays for the sampler."""
+
+SECURE = (
+    "the operating system's entropy is unpredictable and AES-256 is a good cipher; nobody sees the "
+    "server's memory or measures its time"
+)
+DIAGNOSTICS = (
+    "the share of bounded updates, signal/noise, cohort sizes and refused reports were recorded as "
+    "asked for: they are computed from private data and outside this claim"
+)
+
+
+def planned_for(budget: Budget) -> Budget:
+    """The budget to plan with, so that the sampler's share of delta is left."""
+    return Budget(budget.epsilon, budget.delta * (1 - SLIP))
+
+
+def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> PrivacyPlan:
+    """The plan, made with `planned_for` budgets, for secure noise on `parameters` coordinates.
+
+    Guarantee: docs/proofs/secure.md. Every claim is the plan's own; its delta contains what the
+    sampler's distance from the exact law may cost, and a pure claim has that as its delta.
+
+    | edge | behaviour |
+    |---|---|
+    | nothing is claimed | the plan as it is |
+    | an epsilon so large that the sampler's share of delta is not enough | BadInput |
+    """
+    return replace(
+        plan,
+        lines=tuple(
+            _secure(line, plan, parameters, diagnostics=diagnostics) for line in plan.lines
+        ),
+    )
+
+
+def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Terms:
+    whole = line.budget.delta / (1 - SLIP)
+    draws = parameters * line.per + plan.population
+    slip = delta_of_sampler(draws, plan.rounds, _most(line, plan))
+    if slip > whole * SLIP:
+        raise BadInput(
+            f"noise.source is 'secure' and epsilon {_most(line, plan):.4g}: at that size the "
+            "sampler's error, however small, cannot be vouched for; lower it, or use 'seeded'"
+        )
+    assumptions = [SECURE if a == SEEDED else a for a in line.assumptions]
+    return replace(
+        line,
+        budget=Budget(line.budget.epsilon, whole),
+        noise=NoiseSource.SECURE,
+        slip=whole - line.budget.delta,
+        assumptions=(*assumptions, DIAGNOSTICS) if diagnostics else tuple(assumptions),
+    )
+
+
+def _most(line: Terms, plan: PrivacyPlan) -> float:
+    """The epsilon that the line can come to."""
+    return line.claims(line.participations(plan.rounds))[0].epsilon

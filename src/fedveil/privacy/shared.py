@@ -1,0 +1,148 @@
+"""A ledger that several runs share: what they have in common, and the filter over all of them."""
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.privacy.filters import Curve, RenyiFilter, curve_of
+from fedveil.privacy.ledger_file import about_rows, clients_of, connect_existing, read_runs
+from fedveil.privacy.terms import Terms
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Common:
+    """What runs that share a ledger have in common, and the budget they share."""
+
+    unit: str
+    neighbours: str
+    trust: str
+    epsilon: float
+    delta: float
+    data: str
+
+    @classmethod
+    def of(cls, lines: tuple[Terms, ...], data: str, epsilon: float) -> "Common":
+        """Those of a plan's one line; a plan that claims nothing, or several things, is refused."""
+        charged = [line for line in lines if not line.reading]
+        if len(charged) != 1 or charged[0].as_published or len(charged) != len(lines):
+            raise BadInput(
+                "a shared ledger takes runs with exactly one claim, and a strict one: leave out "
+                "--ledger, as_published and adaptive bounds that a curator watches"
+            )
+        line = charged[0]
+        return cls(
+            str(line.unit),
+            str(line.relation),
+            str(line.trust),
+            epsilon,
+            line.budget.delta,
+            data,
+        )
+
+    def to_rows(self) -> dict[str, str]:
+        """Rows of the ledger's `about`."""
+        return {f"common {name}": json.dumps(value) for name, value in vars(self).items()}
+
+
+class SharedBudget:
+    """The filter over all runs of a shared ledger, with what it has read of their charges.
+
+    Spending is kept per client where turns are counted, for everybody at once otherwise.
+    """
+
+    def __init__(self, common: Common, clients: int, lines: tuple[Terms, ...]) -> None:
+        self._filter = RenyiFilter(common.epsilon, common.delta)
+        self._spent = np.zeros((max(1, clients), len(self._filter.orders)))
+        self._counted, self._read = clients > 0, 0
+        self._curve = self._curve_of(lines[0])
+        self._curves: dict[str, Curve] = {}
+
+    def check(self, db: sqlite3.Connection, run: str, ids: Ids | None) -> None:
+        """Raise `BudgetExhausted` if one more charge would exceed the common budget."""
+        self._catch_up(db)
+        here = self._spent if ids is None or not self._counted else self._spent[ids]
+        if len(here) and not bool(self._filter.admits(here, self._curve).all()):
+            raise BudgetExhausted(
+                f"{run}: the next round would exceed the common budget of epsilon "
+                f"{self._filter.epsilon:g} that all runs on this ledger share; nothing was released"
+            )
+
+    def spent(self, db: sqlite3.Connection) -> float:
+        """The epsilon of all runs together, of the client that has spent most."""
+        self._catch_up(db)
+        return max(self._filter.epsilon_of(row) for row in np.unique(self._spent, axis=0))
+
+    def _catch_up(self, db: sqlite3.Connection) -> None:
+        """Read the charges that were made since the last look, by whichever run."""
+        query = (
+            "SELECT seq, charges.run, ids FROM charges LEFT JOIN cohorts "
+            "USING (run, round, attempt) WHERE seq > ? ORDER BY seq"
+        )
+        for seq, run, ids in db.execute(query, (self._read,)).fetchall():
+            if run not in self._curves:
+                row = db.execute("SELECT about FROM runs WHERE run = ?", (run,)).fetchone()
+                lines = json.loads(json.loads(row[0])["lines"])
+                self._curves[run] = self._curve_of(Terms.from_dict(lines[0]))
+            who = slice(None) if ids is None or not self._counted else clients_of(ids)
+            self._spent[who] += self._curves[run]
+            self._read = int(seq)
+
+    def _curve_of(self, line: Terms) -> Curve:
+        return line.per * curve_of(line.event, line.relation, self._filter.orders)
+
+
+def check_common(path: Path, common: Common | None) -> None:
+    """Refuse a ledger whose runs promise something else than this one."""
+    about = about_rows(path)
+    stored = {key: value for key, value in about.items() if key.startswith("common ")}
+    wanted = {} if common is None else common.to_rows()
+    for key in sorted(stored.keys() | wanted.keys()):
+        if stored.get(key) != wanted.get(key):
+            raise LedgerMismatch(
+                f"{path}: {key} is {stored.get(key, 'not set')} in the ledger and "
+                f"{wanted.get(key, 'not set')} in this run: a shared ledger takes runs on the same "
+                "data (data.seed fixes how records are divided) with the same promise; use another "
+                "ledger"
+            )
+
+
+def common_of(path: Path) -> Common | None:
+    """What the runs of a ledger have in common; None if it is not a shared one."""
+    rows = {
+        key.removeprefix("common "): value
+        for key, value in about_rows(path).items()
+        if key.startswith("common ")
+    }
+    if not rows:
+        return None
+    try:
+        found = {name: json.loads(value) for name, value in rows.items()}
+        return Common(
+            unit=str(found["unit"]),
+            neighbours=str(found["neighbours"]),
+            trust=str(found["trust"]),
+            epsilon=float(found["epsilon"]),
+            delta=float(found["delta"]),
+            data=str(found["data"]),
+        )
+    except (KeyError, ValueError, TypeError) as e:
+        raise BadInput(f"{path}: what its runs have in common cannot be read: {e}") from e
+
+
+def spent_in(path: Path, common: Common) -> float:
+    """The epsilon of all runs of a shared ledger together, as its filter counts."""
+    runs = read_runs(path)
+    clients = max((int(about.get("clients", 0)) for about in runs.values()), default=0)
+    lines = [Terms.from_dict(json.loads(about["lines"])[0]) for about in runs.values()]
+    db = connect_existing(path)
+    try:
+        return SharedBudget(common, clients, tuple(lines[:1])).spent(db)
+    finally:
+        db.close()

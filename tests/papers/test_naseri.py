@@ -1,0 +1,106 @@
+from pathlib import Path
+
+import pytest
+
+from fedveil.papers import naseri
+from fedveil.papers.experiment import Experiment, Scale
+from fedveil.papers.naseri import BOUND, CENTRAL, EPSILONS, LOCAL, NONE, WEAK_DP, Federation
+from fedveil.papers.page import Page
+
+SMALL = Federation(
+    "digits",
+    "Digits",
+    "iid",
+    clients=20,
+    cohort=10,
+    records=20,
+    model="softmax",
+    rounds=3,
+    steps=2,
+    lr=1.0,
+    bound=1.0,
+    rate=0.5,
+    private_lr=1.0,
+    clip=1.0,
+)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(naseri, "federations", lambda experiment: [SMALL])
+        out = tmp_path_factory.mktemp("naseri")
+        return naseri.ITEMS["utility"](Experiment(out, repeat=2, workers=1))
+
+
+def column(page: Page, header: str) -> list[str]:
+    table = page.tables[0]
+    return [row[table.headers.index(header)] for row in table.rows]
+
+
+def test_the_page_has_the_whole_grid(page: Page) -> None:
+    private = [LOCAL] * len(EPSILONS) + [CENTRAL] * len(EPSILONS)
+
+    assert column(page, "defence") == [NONE, BOUND, WEAK_DP, *private]
+    assert all("+-" in cell for cell in column(page, "accuracy, here"))
+    assert list(page.figures) == ["naseri-utility.png"]
+    assert page.figures["naseri-utility.png"].startswith(b"\x89PNG")
+    assert len(page.findings) == 2
+
+
+def test_no_number_is_called_published(page: Page) -> None:
+    assert set(column(page, "accuracy, paper")) == {"not readable / not available"}
+    assert "Utility only" in page.markdown()
+
+
+def test_every_epsilon_has_its_unit_and_trust(page: Page) -> None:
+    count = len(EPSILONS)
+    silent = [("nothing claimed", "-", "-", "-", "-")] * 3
+    told = [row[1:6] for row in page.tables[0].rows]
+
+    assert told[:3] == silent
+    assert {row[1:] for row in told[3 : 3 + count]} == {("1e-05", "record", "local", "zero-out")}
+    assert {row[1:] for row in told[3 + count :]} == {("1e-05", "client", "central", "add-remove")}
+    assert "not comparable" in page.markdown()
+
+
+def test_epsilons_stay_within_what_was_asked_for(page: Page) -> None:
+    asked = [float(e) for e in EPSILONS] * 2
+    told = [float(e) for e in column(page, "epsilon")[3:]]
+
+    assert all(0.9 * a < t <= a for a, t in zip(asked, told, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("weak", "expected"), [(88.5, True), (88.0, True), (87.9, False), (95.0, True)]
+)
+def test_weak_defences_are_harmless_within_two_points(weak: float, expected: bool) -> None:
+    found = naseri.harmless("Digits", {NONE: 90.0, BOUND: 89.0, WEAK_DP: weak})
+
+    assert found.seen is expected
+
+
+@pytest.mark.parametrize(
+    ("local", "central", "expected"),
+    [
+        ([50.0, 60.0, 80.0, 89.0], [70.0, 75.0, 80.0, 89.0], True),
+        ([89.0, 89.0, 89.0, 89.0], [70.0, 75.0, 80.0, 89.0], False),  # local costs nothing
+        ([80.0, 80.0, 80.0, 80.0], [80.0, 80.0, 80.0, 80.0], False),  # always the same
+    ],
+)
+def test_both_cost_and_not_the_same(
+    local: list[float], central: list[float], expected: bool
+) -> None:
+    assert naseri.varying_cost("Digits", 90.0, local, central).seen is expected
+
+
+def test_a_client_takes_part_half_as_often_again_as_the_mean_at_most() -> None:
+    assert SMALL.cap == 3
+    assert SMALL.cap * SMALL.clients >= SMALL.cohort * SMALL.rounds
+
+
+@pytest.mark.parametrize("scale", list(Scale))
+def test_real_scales_fit_their_caps(scale: Scale, tmp_path: Path) -> None:
+    for found in naseri.federations(Experiment(tmp_path, scale)):
+        assert found.cap * found.clients >= found.cohort * found.rounds
+        assert found.cohort < found.clients

@@ -1,0 +1,55 @@
+"""Pages, and the Markdown they become."""
+
+import pytest
+
+from fedveil.papers.page import Finding, Page, Table, rows_of
+
+
+def test_a_table_is_markdown():
+    table = Table(("epsilon", "loss"), (("1", "2.5 +- 0.1"), ("a|b", "two\nlines")), "Losses:")
+    assert table.markdown() == (
+        "Losses:\n\n| epsilon | loss |\n| --- | --- |\n| 1 | 2.5 +- 0.1 |\n| a\\|b | two lines |"
+    )
+    assert Table(("x",), (("1",),)).markdown() == "| x |\n| --- |\n| 1 |"
+
+
+def test_a_row_must_fit_its_headers():
+    with pytest.raises(AssertionError, match="does not fit"):
+        Table(("a", "b"), (("1", "2"), ("3",)))
+
+
+def test_columns_become_rows():
+    assert rows_of(["a", "b"], ["c", "d"]) == (("a", "c"), ("b", "d"))
+    with pytest.raises(ValueError, match="shorter"):
+        rows_of(["a", "b"], ["c"])
+
+
+def test_a_finding_says_whether_it_was_seen():
+    assert Finding("It grows.", True, "From 1 to 2.").markdown() == (
+        "- **confirmed**: It grows. From 1 to 2."
+    )
+    assert Finding("It grows.", False, "It fell.").markdown() == (
+        "- **not confirmed**: It grows. It fell."
+    )
+
+
+def test_a_page_has_everything_in_order():
+    page = Page(
+        "Table I",
+        settings=["Some data."],
+        left_open=[("learning rate", "0.1")],
+        tables=[Table(("x",), (("1",),))],
+        findings=[Finding("A.", True, "B."), Finding("C.", False, "D.")],
+        notes=["A note."],
+        figures={"one.png": b"png"},
+    )
+    assert page.markdown() == (
+        "## Table I\n\nSome data.\n\n"
+        "Left open by the paper, chosen here:\n\n- learning rate: 0.1\n\n"
+        "| x |\n| --- |\n| 1 |\n\n![Table I](one.png)\n\n"
+        "- **confirmed**: A. B.\n- **not confirmed**: C. D.\n\nA note.\n"
+    )
+
+
+def test_an_empty_page_is_its_title():
+    assert Page("Nothing").markdown() == "## Nothing\n"
