@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.errors import BadInput
+from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
     name="fedveil",
@@ -30,6 +30,8 @@ def main() -> None:
         code = app(standalone_mode=False)
     except BadInput as e:
         _fail(str(e))
+    except FedveilError as e:
+        _fail(str(e), code=1)
     except Exception as e:
         if not hasattr(e, "format_message"):
             raise
@@ -42,9 +44,9 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = 2) -> None:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 @app.command()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedveil.data.partition import holdout, partition
+from fedveil.data.partition import holdout, partition, resampled, shortened
 from fedveil.data.records import Records
 from fedveil.errors import BadInput
 
@@ -214,3 +214,64 @@ def test_dirichlet_of_a_regression():
 def test_natural_without_owners_names_the_data_sets_that_have_them():
     with pytest.raises(BadInput, match=r"toy has no natural clients \(femnist has"):
         partition(make(6), kind="natural", clients=None, seed=0)
+
+
+def test_resampled_records_are_drawn_with_replacement():
+    records = make(50, owners=np.arange(50) % 8)
+    drawn = resampled(records, 400, seed=3)
+    found = drawn.x[:, 0].astype(int)
+    assert len(found) == 400
+    assert set(found) <= set(range(50))
+    assert np.bincount(found, minlength=50).max() > 8
+    np.testing.assert_array_equal(drawn.y, records.y[found])
+    np.testing.assert_array_equal(drawn.owners, records.owners[found])
+    assert drawn.test_x is records.test_x
+    counts = np.bincount(resampled(records, 50_000, seed=1).x[:, 0].astype(int), minlength=50)
+    assert counts.min() > 800
+    assert counts.max() < 1200
+
+
+def test_resampling_depends_on_the_seed_alone():
+    records = make(50)
+    first, again, other = (resampled(records, 60, seed=seed).x for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_resampled_records_can_be_divided_among_more_clients_than_there_were():
+    data = partition(resampled(make(50), 400, seed=1), kind="shards", clients=100, seed=1)
+    assert data.sizes.tolist() == [4] * 100
+    assert (np.diff(data.y) >= 0).all()
+
+
+def test_nothing_can_be_drawn():
+    with pytest.raises(BadInput, match="resample is 0"):
+        resampled(make(5), 0, seed=1)
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_shortened_clients_keep_some_of_their_own_records(most):
+    owners = np.array([0] * 10 + [3] * 2 + [5] * 4)
+    whole = partition(make(16, owners=owners), kind="natural", clients=None, seed=0)
+    short = shortened(whole, most, seed=7)
+    short.check()
+    assert short.sizes.tolist() == [min(size, most) for size in (10, 2, 4)]
+    assert [short.client_name(k) for k in range(3)] == ["w0", "w3", "w5"]
+    for k in range(3):
+        mine = rows(short)[short.offsets[k] : short.offsets[k + 1]]
+        theirs = rows(whole)[whole.offsets[k] : whole.offsets[k + 1]]
+        assert set(mine) <= set(theirs)
+        assert len(set(mine)) == len(mine)
+    np.testing.assert_array_equal(short.y, make(16, owners=owners).y[rows(short)])
+
+
+def test_shortening_chooses_by_the_seed():
+    whole = partition(make(100), kind="iid", clients=5, seed=0)
+    first, again, other = (shortened(whole, 4, seed=seed).fingerprint for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_no_client_can_be_without_records():
+    whole = partition(make(10), kind="iid", clients=5, seed=0)
+    with pytest.raises(BadInput, match="most_records is 0"):
+        shortened(whole, 0, seed=1)

@@ -199,9 +199,9 @@ def fork(tmp_path):
 
     yield forked
     for process in started:
-        if process.code is None:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
+        for member in members(process.pid):
+            os.kill(int(member), signal.SIGKILL)
+        process.wait()
 
 
 LONG = {"rounds": 60, "repeat": 4}

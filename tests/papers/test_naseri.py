@@ -4,9 +4,10 @@ import pytest
 
 from fedveil.papers import naseri
 from fedveil.papers.experiment import Experiment, Scale
-from fedveil.papers.naseri import BOUND, CENTRAL, EPSILONS, LOCAL, NONE, WEAK_DP, Federation
+from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP, Federation
 from fedveil.papers.page import Page
 
+EPSILONS = ("4", "20")
 SMALL = Federation(
     "digits",
     "Digits",
@@ -29,6 +30,7 @@ SMALL = Federation(
 def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(naseri, "federations", lambda experiment: [SMALL])
+        patch.setattr(naseri, "EPSILONS", EPSILONS)
         out = tmp_path_factory.mktemp("naseri")
         return naseri.ITEMS["utility"](Experiment(out, repeat=2, workers=1))
 

@@ -16,6 +16,8 @@ Rows = npt.NDArray[np.intp]
 
 _STREAM = int.from_bytes(b"partition", "big")
 _HOLDOUT_SEED = 0
+_DRAWN, _KEPT = 1, 2
+_MOST_BYTES = 1 << 30  # of records drawn with replacement
 
 
 def holdout(records: int) -> tuple[Rows, Rows]:
@@ -78,7 +80,10 @@ def resampled(records: Records, count: int, seed: int) -> Records:
     """
     if count < 1:
         raise BadInput(f"resample is {count}: at least one record is needed")
-    rows = _generator(seed).integers(len(records.x), size=count)
+    most = _MOST_BYTES // (records.x[:1].nbytes + 16)
+    if count > most:
+        raise BadInput(f"resample is {count}: at most {most} records of this size are possible")
+    rows = _generator(seed, _DRAWN).integers(len(records.x), size=count)
     owners = None if records.owners is None else records.owners[rows]
     return replace(records, x=records.x[rows], y=records.y[rows], owners=owners)
 
@@ -87,7 +92,7 @@ def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
     """The same clients, each with at most `most` of its records, chosen at random."""
     if most < 1:
         raise BadInput(f"most_records is {most}: at least one record is needed")
-    random = _generator(seed)
+    random = _generator(seed, _KEPT)
     kept = [
         first + np.sort(random.permutation(size)[:most])
         for first, size in zip(data.offsets, data.sizes, strict=False)
@@ -97,10 +102,10 @@ def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
     return replace(data, x=data.x[rows], y=data.y[rows], offsets=offsets)
 
 
-def _generator(seed: int) -> np.random.Generator:
+def _generator(seed: int, *purpose: int) -> np.random.Generator:
     if seed < 0:
         raise BadInput(f"seed {seed} is negative: use 0 or more")
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _STREAM))))
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _STREAM, *purpose))))
 
 
 def _equal_sizes(records: int, clients: int | None) -> Rows:

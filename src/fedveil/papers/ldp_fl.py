@@ -434,8 +434,7 @@ def table1(experiment: Experiment) -> Page:
             page.findings.append(
                 same_order(paper.title, e, paper.table[e], *(_percents(sweep, k) for k in cell))
             )
-        first = "the first model's own" if study.start is None else f"0 +- {study.start:g}"
-        title = f"{paper.title}: fixed range 0 +- {study.fixed:g}; adaptive from {first}:"
+        title = f"{paper.title}, the fixed range being 0 +- {study.fixed:g}:"
         page.tables.append(Table(_TABLE1, tuple(rows), title))
     return page
 
@@ -526,7 +525,7 @@ def _quick() -> list[Study]:
             rounds=sizes.get("rounds", paper.rounds),
             local=("local.epochs=none", "local.steps=5", "local.batch=0", f"local.lr={lr}"),
             fixed=fixed,
-            start=fixed,
+            start=0.075,
             epsilons=tuple(_EPSILONS[name].split()),
             populations=populations,
         )
@@ -580,10 +579,18 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[Study], int]:
     page.left_open += [
         ("local epochs and batch", "as above"),
         ("what an adaptive range follows", "the layer's least and greatest weight"),
+        ("where an adaptive range starts", _starts(cases[0])),
         ("how fast a range may grow", f"by {GROWTH:g} a round; else noise alone widens it"),
         ("weights outside the range", "clamped to it, without which epsilon does not hold"),
     ]
     return page, cases, repeat
+
+
+def _starts(study: Study) -> str:
+    """Where adaptive ranges start, the same for all studies of a scale."""
+    if study.start is None:
+        return "from the first model's own weights"
+    return f"at 0 +- {study.start:g}: softmax begins with zeros, which have no range of their own"
 
 
 def _deviations(scale: Scale) -> str:

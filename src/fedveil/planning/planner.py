@@ -268,10 +268,20 @@ def noise_of(recipe: Recipe) -> Noise:
             "the theory is for Laplace or Gaussian noise at the clients, one epsilon for all and "
             "bound.each = 'gradient': simulate instead (--simulate)"
         )
+    if recipe.sample.kind not in ("round-robin", "all"):
+        raise BadInput(
+            f"the theory counts turns, and sample.kind is {recipe.sample.kind!r}: use "
+            "'round-robin' or 'all', or simulate (--simulate)"
+        )
     value = float(getattr(bound, "value", 0.0))
     half = 0.5 if budget.as_published else 1.0
     if noise.kind == "laplace":
         return LaplaceNoise(budget.epsilon, half * value)
+    if budget.as_published:
+        c2 = float(getattr(noise, "c2", None) or 1.0)
+        return GaussianNoise(
+            c2 * math.sqrt(math.log(1 / budget.delta)) / budget.epsilon, half * value
+        )
     one = least_noise(Gaussian, 1, Budget(budget.epsilon, budget.delta), Relation.REPLACE)
     return GaussianNoise(one, half * value)
 

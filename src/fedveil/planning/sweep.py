@@ -271,8 +271,8 @@ class Sweep:
                 return f"its --repeat is {stored[key]}, not {self.repeat}"
             case "curves":
                 return f"it was started {'with' if stored[key] else 'without'} --curves"
-        theirs, ours = _flat(stored["first"]), _flat(_plain_recipe(self.cells[0]))
-        for name in {**ours, **theirs}:
+        theirs, ours = _flat(stored.get("first", {})), _flat(_plain_recipe(self.cells[0]))
+        for name in {**ours, **theirs} if theirs else ():
             if theirs.get(name) != ours.get(name):
                 return f"its {name} is {theirs.get(name)}, not {ours.get(name)}"
         return "its recipes differ"

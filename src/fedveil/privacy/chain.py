@@ -1,10 +1,10 @@
 """A hash chain over the charges of a ledger: none can be changed, removed or moved unnoticed.
 
-Each charge's hash covers everything it says, who took part, what the run is, and the hash before
-it; the first covers what the ledger says of itself. Whoever keeps the last hash and the number of
-charges somewhere else, as checkpoints and results do, also notices a tail that was cut off. The
-chain is evidence against mistakes and quiet edits; it has no key, so somebody who writes the whole
-file anew, and has the copies of the last hash too, is not stopped.
+Each charge's hash covers everything it says, who took part, all runs that had registered by then,
+and the hash before it; the first covers what the ledger says of itself. Whoever keeps the last hash
+and the number of charges somewhere else, as checkpoints and results do, also notices a tail that
+was cut off. The chain is evidence against mistakes and quiet edits; it has no key, so somebody who
+writes the whole file anew, and has the copies of the last hash too, is not stopped.
 """
 
 import hashlib
@@ -27,7 +27,11 @@ class Head:
 
 @dataclass(frozen=True)
 class Entry:
-    """A charge as the chain sees it: `ids` of who took part and `about` of the run are digests."""
+    """A charge as the chain sees it.
+
+    `ids`, who took part (empty where that is not noted), and `runs`, all that had registered, are
+    digests.
+    """
 
     run: str
     round: int
@@ -36,12 +40,17 @@ class Entry:
     event: str
     charged_at: str
     ids: str
-    about: str
+    runs: str
 
 
 def digest(content: bytes | str) -> str:
     """SHA-256, in hexadecimal."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+def digest_of(texts: Iterable[str]) -> str:
+    """Of several texts in their order."""
+    return digest(json.dumps(list(texts)))
 
 
 def first_hash(about: dict[str, str]) -> str:

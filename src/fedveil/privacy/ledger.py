@@ -29,7 +29,7 @@ from fedveil.privacy.ledger_file import (
     read_runs,
     transaction,
 )
-from fedveil.privacy.shared import Common, SharedBudget, check_common
+from fedveil.privacy.shared import Common, SharedBudget, check_common, check_company
 from fedveil.privacy.terms import Terms
 
 Lines = tuple[Terms, ...]
@@ -54,7 +54,8 @@ class Ledger:
     | round charged before, secure | a new attempt, charged, or BudgetExhausted |
     | round charged before for another cohort, seeded | LedgerMismatch |
     | ledger of another run, recipe or data set | LedgerMismatch |
-    | shared ledger of another unit, relation, trust, delta or data set | LedgerMismatch |
+    | shared ledger of another unit, relation, trust, delta, noise or data set | LedgerMismatch |
+    | shared ledger with a seeded run of the same seed | LedgerMismatch: noise would cancel out |
     | file missing, corrupt or of another version | BadInput |
     """
 
@@ -69,7 +70,6 @@ class Ledger:
     ) -> None:
         self._db, self._run = connection, about["run"]
         self._lines, self._permitted = lines, permitted
-        self._about = chain.digest(_run_text(about, lines, clients))
         self._replays = all(line.noise is NoiseSource.SEEDED for line in lines)
         self._turns, self._counted = np.zeros(clients, dtype=np.int64), 0
         self._shared = None if common is None else SharedBudget(common, clients, lines)
@@ -112,7 +112,7 @@ class Ledger:
     ) -> "Ledger":
         """Go on with a run's ledger; refuse one that belongs to something else."""
         stored = _read_run(path, about["run"])
-        for key, value in json.loads(_run_text(about, lines, clients)).items():
+        for key, value in _run_rows(about, lines, clients).items():
             if stored.get(key) != value:
                 raise LedgerMismatch(
                     f"{path}: {key} is {stored.get(key)!r} in the ledger and {value!r} now: "
@@ -135,10 +135,21 @@ class Ledger:
         read_about(path)
         check_common(path, common)
         db = connect_existing(path)
-        with transaction(db):
-            if db.execute("SELECT 1 FROM runs WHERE run = ?", (about["run"],)).fetchone():
-                raise LedgerMismatch(f"{path}: there is a run {about['run']!r} already")
-            _register(db, about, lines, clients)
+        try:
+            with transaction(db):
+                if db.execute("SELECT 1 FROM runs WHERE run = ?", (about["run"],)).fetchone():
+                    raise LedgerMismatch(f"{path}: there is a run {about['run']!r} already")
+                others = db.execute("SELECT run, about FROM runs").fetchall()
+                check_company(
+                    path,
+                    {str(run): json.loads(text) for run, text in others},
+                    about.get("seed", ""),
+                    clients,
+                )
+                _register(db, about, lines, clients)
+        except BaseException:
+            db.close()
+            raise
         return cls(db, about, lines, permitted, clients, common)
 
     def charge(self, round: int, ids: Ids | None = None) -> int:
@@ -189,6 +200,7 @@ class Ledger:
 
     def _insert(self, round: int, attempt: int, cohort: bytes, counted: bool) -> None:
         now, before = datetime.now(UTC).isoformat(), self.head().hash
+        runs = [text for (text,) in self._db.execute("SELECT about FROM runs ORDER BY rowid")]
         for line in self._lines:
             if not line.due(round) or line.reading:
                 continue
@@ -200,8 +212,8 @@ class Ledger:
                 line.covers,
                 event,
                 now,
-                chain.digest(cohort),
-                self._about,
+                chain.digest(cohort) if counted else "",
+                chain.digest_of(runs),
             )
             before = chain.next_hash(before, entry)
             row = (self._run, round, attempt, line.covers, event, now, before)
@@ -243,7 +255,7 @@ class Ledger:
         if len(self._turns) == 0:
             raise BadInput("this ledger counts nobody's turns: create it with `clients`")
         if not self._replays:
-            query = "SELECT ids FROM cohorts WHERE run = ? LIMIT -1 OFFSET ?"
+            query = "SELECT ids FROM cohorts WHERE run = ? ORDER BY rowid LIMIT -1 OFFSET ?"
             for (ids,) in self._db.execute(query, (self._run, self._counted)).fetchall():
                 self._turns[clients_of(ids)] += 1
                 self._counted += 1
@@ -285,12 +297,14 @@ def _read_run(path: Path, run: str) -> dict[str, str]:
 
 
 def _register(db: sqlite3.Connection, about: dict[str, str], lines: Lines, clients: int) -> None:
-    row = (about["run"], _run_text(about, lines, clients))
-    db.execute("INSERT INTO runs VALUES (?, ?)", row)
+    """`after` is the number of charges there were: from the next on, the chain covers the run."""
+    after = db.execute("SELECT COALESCE(MAX(seq), 0) FROM charges").fetchone()[0]
+    text = json.dumps({**_run_rows(about, lines, clients), "after": str(after)})
+    db.execute("INSERT INTO runs VALUES (?, ?)", (about["run"], text))
 
 
-def _run_text(about: dict[str, str], lines: Lines, clients: int) -> str:
-    return json.dumps({**about, "lines": _text(lines), "clients": str(clients)})
+def _run_rows(about: dict[str, str], lines: Lines, clients: int) -> dict[str, str]:
+    return {**about, "lines": _text(lines), "clients": str(clients)}
 
 
 def _text(lines: Lines) -> str:

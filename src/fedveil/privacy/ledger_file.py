@@ -140,7 +140,14 @@ def clients_of(ids: bytes) -> Ids:
 
 def connect(path: Path | None) -> sqlite3.Connection:
     """Open a file, or memory, so that every commit waits for the disk."""
-    db = sqlite3.connect(":memory:" if path is None else path, isolation_level=None, timeout=10)
+    where = ":memory:" if path is None else path
+    try:
+        db = sqlite3.connect(where, isolation_level=None, timeout=10)
+    except sqlite3.OperationalError as e:
+        raise BadInput(
+            f"{path}: the ledger cannot be opened ({e}): see that it and its directory can be read "
+            "and written"
+        ) from e
     try:
         db.execute("PRAGMA synchronous = FULL")
     except sqlite3.DatabaseError as e:
@@ -162,7 +169,8 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
+        db.execute("COMMIT")
     except BaseException:
-        db.execute("ROLLBACK")
+        if db.in_transaction:  # a full disk may have ended it already
+            db.execute("ROLLBACK")
         raise
-    db.execute("COMMIT")

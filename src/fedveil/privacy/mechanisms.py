@@ -158,16 +158,20 @@ def _add_on_grid_(
     and the noise is for that much more sensitivity (2^-13 of it). The integers are the release;
     writing them into float32 rows comes after it.
     """
-    entropy = Entropy()
-    for row, scale in zip(rows, scales.tolist(), strict=True):
-        if scale == 0:
-            continue
+    entropy, size = Entropy(), rows.shape[1]
+    for scale in np.unique(scales[scales > 0]).tolist():
         sensitivity = scale / multiplier
-        grid = grid_for(sensitivity, scale, len(row), norm)
-        more = 1 + grid.growth(norm, len(row)) / sensitivity
-        for piece in torch.split(row, _BLOCK):
-            noise = draw(entropy, scale * more / grid.step, len(piece))
-            piece.copy_(grid.dequantise(grid.nearest(piece) + torch.from_numpy(noise)))
+        grid = grid_for(sensitivity, scale, size, norm)
+        more = 1 + grid.growth(norm, size) / sensitivity
+        alike = np.flatnonzero(scales == scale)
+        together = max(1, _BLOCK // max(1, size))
+        for a in range(0, len(alike), together):
+            some = torch.from_numpy(alike[a : a + together])
+            block = rows[some]
+            for piece in torch.split(block, _BLOCK, dim=1):
+                noise = torch.from_numpy(draw(entropy, scale * more / grid.step, piece.numel()))
+                piece.copy_(grid.dequantise(grid.nearest(piece) + noise.view_as(piece)))
+            rows[some] = block
 
 
 def _blocks(

@@ -1,11 +1,13 @@
 """Plans whose randomness is the operating system's: the same promise, kept in production."""
 
+import math
 from dataclasses import replace
 
 from fedveil.errors import BadInput
 from fedveil.privacy.central import SEEDED
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.grid_noise import delta_of_sampler
+from fedveil.privacy.mechanisms import TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.terms import Budget, Terms
 
@@ -37,9 +39,15 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
     |---|---|
     | nothing is claimed | the plan as it is |
     | an epsilon so large that the sampler's share of delta is not enough | BadInput |
+    | another account of the same release with such an epsilon | not claimed |
     """
+    mechanism = plan.mechanism
+    if plan.multipliers is not None and not isinstance(mechanism, TwoPointMechanism | None):
+        # the grid takes sensitivity to be scale / multiplier: with the largest, never too much
+        mechanism = replace(mechanism, multiplier=float(plan.multipliers.max()))
     return replace(
         plan,
+        mechanism=mechanism,
         lines=tuple(
             _secure(line, plan, parameters, diagnostics=diagnostics) for line in plan.lines
         ),
@@ -49,8 +57,9 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
 def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Terms:
     whole = line.budget.delta / (1 - SLIP)
     draws = parameters * line.per + plan.population
-    slip = delta_of_sampler(draws, plan.rounds, _most(line, plan))
-    if slip > whole * SLIP:
+    slip = whole - line.budget.delta
+    vouched = math.log(slip / delta_of_sampler(draws, plan.rounds, 0.0))
+    if _most(line, plan) > vouched and not line.reading:
         raise BadInput(
             f"noise.source is 'secure' and epsilon {_most(line, plan):.4g}: at that size the "
             "sampler's error, however small, cannot be vouched for; lower it, or use 'seeded'"
@@ -60,7 +69,8 @@ def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: boo
         line,
         budget=Budget(line.budget.epsilon, whole),
         noise=NoiseSource.SECURE,
-        slip=whole - line.budget.delta,
+        slip=slip,
+        vouched=vouched,
         assumptions=(*assumptions, DIAGNOSTICS) if diagnostics else tuple(assumptions),
     )
 

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.filters import Curve, RenyiFilter, curve_of
+from fedveil.privacy.grid_noise import delta_of_sampler
 from fedveil.privacy.ledger_file import about_rows, clients_of, connect_existing, read_runs
 from fedveil.privacy.terms import Terms
 
@@ -26,6 +28,7 @@ class Common:
     epsilon: float
     delta: float
     data: str
+    noise: str
 
     @classmethod
     def of(cls, lines: tuple[Terms, ...], data: str, epsilon: float) -> "Common":
@@ -44,7 +47,25 @@ class Common:
             epsilon,
             line.budget.delta,
             data,
+            str(line.noise),
         )
+
+    @property
+    def filter(self) -> RenyiFilter:
+        """The filter over all runs.
+
+        With secure noise 2^-10 of delta is kept for what its sampler is off the exact law, which
+        is enough for 2^50 numbers drawn by all runs together (docs/proofs/filter.md).
+        """
+        if self.noise != NoiseSource.SECURE:
+            return RenyiFilter(self.epsilon, self.delta)
+        kept = self.delta * 2.0**-10
+        if delta_of_sampler(2**50, 1, self.epsilon) > kept:
+            raise BadInput(
+                f"noise.source is 'secure' and the common budget epsilon {self.epsilon:g}: at that "
+                "size the sampler's error, however small, cannot be vouched for; lower it"
+            )
+        return RenyiFilter(self.epsilon, self.delta - kept)
 
     def to_rows(self) -> dict[str, str]:
         """Rows of the ledger's `about`."""
@@ -58,7 +79,7 @@ class SharedBudget:
     """
 
     def __init__(self, common: Common, clients: int, lines: tuple[Terms, ...]) -> None:
-        self._filter = RenyiFilter(common.epsilon, common.delta)
+        self._filter = common.filter
         self._spent = np.zeros((max(1, clients), len(self._filter.orders)))
         self._counted, self._read = clients > 0, 0
         self._curve = self._curve_of(lines[0])
@@ -113,6 +134,26 @@ def check_common(path: Path, common: Common | None) -> None:
             )
 
 
+def check_company(path: Path, runs: dict[str, dict[str, str]], seed: str, clients: int) -> None:
+    """Refuse a run that cannot be composed with those on the ledger.
+
+    Composition needs noise that is independent of all earlier noise: two runs of one seed carry
+    the same, and the difference of their models would have none. `seed` is empty where noise is
+    secure; `clients` is how many clients' turns are counted.
+    """
+    for name, about in runs.items():
+        if seed and about.get("seed") == seed:
+            raise LedgerMismatch(
+                f"{path}: seed {seed} was used by the run {name!r} on this ledger: the same noise "
+                "again would cancel out; use another seed (data.seed fixes how records are divided)"
+            )
+        if about.get("clients") != str(clients):
+            raise LedgerMismatch(
+                f"{path}: the run {name!r} counts the turns of {about.get('clients')} clients and "
+                f"this one of {clients}: use another ledger"
+            )
+
+
 def common_of(path: Path) -> Common | None:
     """What the runs of a ledger have in common; None if it is not a shared one."""
     rows = {
@@ -131,6 +172,7 @@ def common_of(path: Path) -> Common | None:
             epsilon=float(found["epsilon"]),
             delta=float(found["delta"]),
             data=str(found["data"]),
+            noise=str(found["noise"]),
         )
     except (KeyError, ValueError, TypeError) as e:
         raise BadInput(f"{path}: what its runs have in common cannot be read: {e}") from e

@@ -47,6 +47,7 @@ class Terms:
     `reading` is another account of a release that is charged on another line: it adds a claim and
     no charge. `members` is the number of clients a line is about, None when it is everyone. `slip`
     is the part of delta that pays for the sampler of secure noise; a pure claim has it as delta.
+    It pays for epsilons up to `vouched`; an account that comes to more is not claimed.
     """
 
     event: Event
@@ -65,6 +66,7 @@ class Terms:
     reading: bool = False
     members: int | None = None
     slip: float = 0.0
+    vouched: float = math.inf
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -95,9 +97,10 @@ class Terms:
 
     def claims(self, participations: int, holds_for: str = "everyone") -> tuple[PrivacyClaim, ...]:
         """What a unit concerned `participations` times is promised, by every accountant."""
+        values = {a: self._epsilon(participations, a, FINE) for a in self.accountants}
         return tuple(
             PrivacyClaim(
-                epsilon=self._epsilon(participations, accountant, FINE),
+                epsilon=value,
                 delta=self.slip if accountant is Accountant.PURE else self.budget.delta,
                 unit=self.unit,
                 neighbours=self.relation,
@@ -109,7 +112,8 @@ class Terms:
                 holds_for=holds_for,
                 covers=self.covers,
             )
-            for accountant in self.accountants
+            for accountant, value in values.items()
+            if value <= self.vouched
         )
 
     def permitted(self, planned: int) -> int:
@@ -164,6 +168,7 @@ class Terms:
             "reading": self.reading,
             "members": self.members,
             "slip": self.slip,
+            "vouched": str(self.vouched),
             "assumptions": list(self.assumptions),
         }
 
@@ -187,6 +192,7 @@ class Terms:
                 reading=bool(raw["reading"]),
                 members=None if raw["members"] is None else int(raw["members"]),
                 slip=float(raw["slip"]),
+                vouched=float(raw["vouched"]),
                 assumptions=tuple(str(a) for a in raw["assumptions"]),
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:

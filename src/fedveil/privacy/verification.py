@@ -1,5 +1,6 @@
 """Whether a ledger is what it was: its chain of hashes, from the first charge to the last."""
 
+import json
 from pathlib import Path
 
 from fedveil.errors import BadInput
@@ -12,23 +13,34 @@ def verify(path: Path, known: Head | None = None) -> Head:
     """Check the chain of a ledger; returns its head.
 
     Guarantee: a charge, a cohort or a run that was changed, removed, inserted or moved is refused
-    with its place, and so is, where `known` says what the end was, a tail that was cut off.
+    with its place, and so is, where `known` says what the end was, a tail that was cut off. A run
+    that registered after the last charge has spent nothing and is not covered yet.
     """
     about = about_rows(path)
-    runs = {run: chain.digest(text) for run, text in query(path, "SELECT run, about FROM runs")}
+    (state,) = query(path, "PRAGMA integrity_check(1)")[0]
+    if state != "ok":
+        raise BadInput(f"{path}: the file is damaged: {state}; restore it from a copy")
+    runs = _runs(path)
     rows = query(
         path,
         "SELECT seq, charges.run, round, attempt, covers, event, charged_at, ids, hash "
         "FROM charges LEFT JOIN cohorts USING (run, round, attempt) ORDER BY seq",
     )
     links: list[tuple[Entry, str]] = []
+    digests: dict[int, str] = {}
     for number, (seq, run, round, attempt, covers, event, at, ids, found) in enumerate(rows, 1):
         if seq != number:
             raise BadInput(f"{path}: charge {number} is missing: the ledger was changed")
         if not isinstance(ids, bytes | None):
             raise BadInput(f"{path}: the cohort of charge {number} cannot be read")
-        taken = chain.digest(ids or b"")
-        entry = Entry(run, round, attempt, covers, event, at, taken, runs.get(run, ""))
+        texts = (run, covers, event, at, found)
+        if not all(isinstance(text, str) for text in texts):
+            raise BadInput(f"{path}: charge {number} cannot be read: the ledger was changed")
+        taken = "" if ids is None else chain.digest(ids)
+        there = [text for after, text in runs if after < number]
+        if len(there) not in digests:  # runs are only ever added
+            digests[len(there)] = chain.digest_of(there)
+        entry = Entry(run, round, attempt, covers, event, at, taken, digests[len(there)])
         links.append((entry, found))
     place = chain.broken_at(chain.first_hash(about), links)
     if place is not None:
@@ -53,3 +65,17 @@ def verify(path: Path, known: Head | None = None) -> Head:
                 "ledger was replaced or written anew"
             )
     return head
+
+
+def _runs(path: Path) -> list[tuple[int, str]]:
+    """What each run registered with, in order, and how many charges there were before it."""
+    found = []
+    for run, text in query(path, "SELECT run, about FROM runs ORDER BY rowid"):
+        try:
+            about = json.loads(text)
+            if about["run"] != run:
+                raise ValueError(f"it calls itself {about['run']!r}")
+            found.append((int(about["after"]), str(text)))
+        except (ValueError, KeyError, TypeError) as e:
+            raise BadInput(f"{path}: the run {run!r} cannot be read: {e}") from e
+    return found

@@ -1,5 +1,7 @@
 """From a recipe to objects: the one place where a recipe's words are resolved."""
 
+import itertools
+import math
 from pathlib import Path
 
 import torch
@@ -46,6 +48,9 @@ _DIVISION = (
     "seed",
 )
 
+_MOST_STEPS = 1_000_000
+_MOST_PARAMETERS = 1 << 25
+
 
 def build(
     recipe: Recipe,
@@ -74,6 +79,7 @@ def build(
     hidden = tuple(recipe.model.hidden or ())
     if hidden and recipe.model.name != "mlp":
         raise BadInput(f"model.hidden has no effect on {recipe.model.name!r}: leave it out")
+    _check_widths(math.prod(data.record_shape), hidden, data.classes or 1)
     task = build_task(
         recipe.model.name,
         data.record_shape,
@@ -159,6 +165,23 @@ def divided(records: Records | FederatedData, section: DataSection, seed: int) -
     return data if section.most_records is None else shortened(data, section.most_records, seed)
 
 
+def _check_widths(features: int, hidden: tuple[int, ...], outputs: int) -> None:
+    """Refuse hidden layers that would fill the memory, before there are any."""
+    widths = (features, *hidden, outputs)
+    count = sum((a + 1) * b for a, b in itertools.pairwise(widths))
+    if min(widths) > 0 and count > _MOST_PARAMETERS:
+        raise BadInput(
+            f"model.hidden asks for {count:,} parameters: at most {_MOST_PARAMETERS:,} are possible"
+        )
+
+
+def _check_steps(section: LocalSection) -> None:
+    for key in ("epochs", "steps"):
+        count = getattr(section, key, None)
+        if count is not None and count > _MOST_STEPS:
+            raise BadInput(f"local.{key} is {count}: at most {_MOST_STEPS:,} are possible")
+
+
 def _sampler(section: SampleSection) -> Sampler:
     match section:
         case PoissonSection():
@@ -173,6 +196,7 @@ def _sampler(section: SampleSection) -> Sampler:
 
 def _work(section: LocalSection) -> LocalWork | None:
     """The local work, or None for DP-SGD, whose noise the plan has yet to find."""
+    _check_steps(section)
     if isinstance(section, DpSgdSection):
         return None
     if isinstance(section, GradientSection):

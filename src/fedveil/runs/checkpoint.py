@@ -1,5 +1,6 @@
-"""Checkpoints: the server's state after a round, as one safetensors file."""
+"""Checkpoints: the server's state after a round, as one safetensors file with its own digest."""
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ def save(folder: Path, state: ServerState, head: Head) -> None:
     tensors = {"params": state.params.clone(), "moving": state.moving.clone()}
     tensors |= {f"memory.{name}": value.clone() for name, value in state.memory.items()}
     about = {"round": json.dumps(state.round), "ledger": json.dumps(head.to_dict())}
-    content = safetensors.torch.save(tensors, about)
+    content = safetensors.torch.save(tensors, about | {"digest": _digest(tensors, about)})
     folder.mkdir(exist_ok=True)
     write_atomic(folder / f"round-{state.round:08d}.safetensors", content)
     for old in _files(folder)[:-KEEP]:
@@ -65,6 +66,16 @@ def _head(about: dict[str, str]) -> Head:
     return Head(str(found["head"]), int(found["length"]))
 
 
+def _digest(tensors: dict[str, torch.Tensor], about: dict[str, str]) -> str:
+    """SHA-256 over everything a checkpoint holds."""
+    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        found.update(f"|{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        found.update(tensor.numpy().data)
+    return found.hexdigest()
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*.safetensors"))
 
@@ -74,6 +85,9 @@ def _load(path: Path, like: ServerState) -> Checkpoint:
         with safetensors.safe_open(path, framework="pt") as f:
             round, head = int(json.loads(f.metadata()["round"])), _head(f.metadata())
             tensors = {name: f.get_tensor(name) for name in list(f.keys())}
+            about = {name: f.metadata()[name] for name in ("round", "ledger")}
+            if f.metadata().get("digest") not in (None, _digest(tensors, about)):
+                raise ValueError("it was changed after it was written")
         params, moving = tensors.pop("params"), tensors.pop("moving")
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
         raise BadInput(f"checkpoint {path.name} cannot be read: {e}") from e

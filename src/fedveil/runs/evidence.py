@@ -38,8 +38,8 @@ def statements_of(path: Path) -> Told:
     spent = spent_in(file, common)
     text = (
         f"all runs together: epsilon {spent:.4g} of {common.epsilon:g} at delta "
-        f"{common.delta:g} per {common.unit} ({common.neighbours}, {common.trust} trust, Renyi "
-        "filter)"
+        f"{common.delta:g} per {common.unit} ({common.neighbours}, {common.trust} trust, "
+        f"{common.noise} noise, Renyi filter)"
     )
     return Told(statements(file), text)
 
@@ -93,25 +93,29 @@ def file_of(path: Path) -> Path:
     return path / "ledger.db"
 
 
+def head_of_result(path: Path) -> Head | None:
+    """What the result in a run directory says of the end of the ledger, if there is one."""
+    result = path / "result.json"
+    if not result.is_file():
+        return None
+    try:
+        stored = json.loads(result.read_text())["ledger"]
+        return Head(str(stored["head"]), int(stored["length"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
+        raise BadInput(f"{result} cannot be read: {e}") from e
+
+
 def _remembered(path: Path) -> Head | None:
     """The longest end that the run directory remembers: of its result or its last checkpoint."""
     if not path.is_dir():
         return None
-    heads = []
-    result = path / "result.json"
-    if result.is_file():
-        try:
-            stored = json.loads(result.read_text())["ledger"]
-            heads.append(Head(str(stored["head"]), int(stored["length"])))
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise BadInput(f"{result} cannot be read: {e}") from e
-    last = checkpoint.head_of(path / "checkpoint")
-    heads += [] if last is None else [last]
-    return max(heads, key=lambda head: head.length, default=None)
+    heads = (head_of_result(path), checkpoint.head_of(path / "checkpoint"))
+    known = [head for head in heads if head is not None]
+    return max(known, key=lambda head: head.length, default=None)
 
 
 def _read_head(text: str) -> Head:
     found, colon, length = text.partition(":")
-    if not colon or not length.isdigit() or len(found) != 64:
+    if not colon or not length.isdecimal() or len(found) != 64:
         raise BadInput(f"--head is {text!r}: write it as HASH:LENGTH, as --verify prints it")
     return Head(found, int(length))

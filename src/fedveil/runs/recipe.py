@@ -1,5 +1,6 @@
 """`Recipe`: one TOML file that says everything a run does, read strictly."""
 
+import reprlib
 import tomllib
 from collections.abc import Iterable
 from importlib.resources import files
@@ -28,6 +29,11 @@ from fedveil.runs.sections import (
 DEFAULT = "central"
 
 _BY_KIND = ("sample", "local", "bound", "noise")
+_LONGEST_NAME = 100
+_LARGEST, _DEEPEST = 1 << 18, 100  # bytes of a file, parts of a key
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 100
 
 
 class Recipe(Section):
@@ -83,10 +89,36 @@ def load_recipe(source: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
     """
     raw = _read(source)
     _apply(raw, overrides)
+    _check_numbers(raw)
     try:
-        return _with_rounds(Recipe.model_validate(raw))
+        recipe = Recipe.model_validate(raw)
     except ValidationError as e:
         raise BadInput(f"recipe {source}: {_explain(e)}") from e
+    _check_name(recipe.name)
+    return _with_rounds(recipe)
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that cannot be part of a run directory's, or would lead out of `runs`."""
+    if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()) or "/" in name or name[0] == ".":
+        raise BadInput(
+            f"name is {_SHOWN.repr(name)}: it names the run directory, so 1 to {_LONGEST_NAME} "
+            "printable characters are needed, without '/' and not beginning with '.'"
+        )
+
+
+def _check_numbers(raw: dict[str, Any]) -> None:
+    """Refuse whole numbers beyond 64 bits, which TOML does not have, wherever they are."""
+    left: list[tuple[str, Any]] = [("", raw)]
+    while left:
+        where, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{where}.{key}" if where else key, v) for key, v in value.items()]
+        elif isinstance(value, list):
+            left += [(where, v) for v in value]
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            shown = str(value) if value.bit_length() < 100 else f"of {value.bit_length()} bits"
+            raise BadInput(f"{where} is {shown}: a whole number of at most 64 bits is needed")
 
 
 def _with_rounds(recipe: Recipe) -> Recipe:
@@ -108,11 +140,26 @@ def _folder() -> Any:
     return files("fedveil") / "recipes"
 
 
+def _text(source: str) -> str:
+    """The text of a file, if it can be a recipe: not so large or so deep that reading it is work."""
+    with Path(source).open("rb") as stream:
+        content = stream.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise BadInput(f"recipe {source} is longer than {_LARGEST} bytes: no recipe is")
+    text = content.decode()
+    for line in text.splitlines():
+        if not line.lstrip().startswith("#") and line.partition("=")[0].count(".") > _DEEPEST:
+            raise BadInput(f"recipe {source} has a key of more than {_DEEPEST} parts: use sections")
+    return text.replace("\r\n", "\n")
+
+
 def _read(source: str) -> dict[str, Any]:
     if source.endswith(".toml") or "/" in source:
         try:
-            text = Path(source).read_text()
-        except (OSError, UnicodeDecodeError) as e:
+            text = _text(source)
+        except (OSError, ValueError) as e:
+            if isinstance(e, BadInput):
+                raise
             raise BadInput(f"recipe {source} cannot be read: {e}") from e
     else:
         names = [recipe["name"] for recipe in shipped()]
@@ -120,10 +167,10 @@ def _read(source: str) -> dict[str, Any]:
             raise BadInput(
                 f"recipe {source!r} is unknown: use one of {', '.join(names)}, or a .toml file"
             )
-        text = (_folder() / f"{source}.toml").read_text()
+        text = (_folder() / f"{source}.toml").read_text(encoding="utf-8")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except (ValueError, RecursionError) as e:  # also for numbers too long and tables too deep
         raise BadInput(f"recipe {source} is not TOML: {e}") from e
 
 
@@ -133,7 +180,9 @@ def _apply(raw: dict[str, Any], overrides: Iterable[str]) -> None:
         key, equals, value = override.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path) or len(path) > 2:
-            raise BadInput(f"--set {override!r}: write it as section.key=value")
+            raise BadInput(f"--set {_SHOWN.repr(override)}: write it as section.key=value")
+        if any("\ud800" <= character <= "\udfff" for character in override):
+            raise BadInput(f"--set {_SHOWN.repr(override)}: it is not UTF-8")
         settings.append((path, _value(value.strip())))
     for path, value in settings:
         if path[-1] == "kind" and raw.get(path[0]) != {"kind": value}:
@@ -153,9 +202,10 @@ def _apply(raw: dict[str, Any], overrides: Iterable[str]) -> None:
 def _value(text: str) -> Any:
     """A TOML value; what is not one is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    return found["value"] if len(found) == 1 else text
 
 
 def _explain(error: ValidationError) -> str:
@@ -172,10 +222,10 @@ def _explain(error: ValidationError) -> str:
         case "union_tag_not_found":
             return f"{where}.kind is missing"
         case "union_tag_invalid":
-            context = first["ctx"]
-            return f"{where}.kind is {context['tag']!r}: use one of {context['expected_tags']}"
+            tag, known = _SHOWN.repr(first["ctx"]["tag"]), first["ctx"]["expected_tags"]
+            return f"{where}.kind is {tag}: use one of {known}"
         case _:
-            return f"{where} is {first['input']!r}: {_lower(first['msg'])}"
+            return f"{where} is {_SHOWN.repr(first['input'])}: {_lower(first['msg'])}"
 
 
 def _lower(message: str) -> str:

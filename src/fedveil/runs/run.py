@@ -4,7 +4,10 @@ import hashlib
 import importlib.metadata
 import json
 import math
+import os
+import platform
 import secrets
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,17 +19,18 @@ from typing import Any, Literal
 import safetensors.torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.filters import RenyiFilter, curve_of
+from fedveil.privacy.chain import Head
+from fedveil.privacy.filters import curve_of
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_runs
-from fedveil.privacy.shared import Common, check_common, common_of
+from fedveil.privacy.shared import Common, check_common, check_company, common_of
 from fedveil.privacy.terms import Terms
 from fedveil.privacy.verification import verify
 from fedveil.runs import checkpoint, toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.diagnosis import diagnose
 from fedveil.runs.disk import locked, write_atomic
-from fedveil.runs.evidence import file_of
+from fedveil.runs.evidence import file_of, head_of_result
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.training.evaluate import evaluate
@@ -53,18 +57,26 @@ class Shared:
     def check(self, training: Training) -> None:
         """Refuse, before anything is written, a run that the ledger cannot take."""
         plan, data = training.plan, training.data.fingerprint
-        limit = self.epsilon or (plan.lines[0].budget.epsilon if plan.lines else 0.0)
         if not self.path.exists():
-            common = Common.of(plan.lines, data, limit)
-            RenyiFilter(common.epsilon, common.delta)
+            _ = self.common(plan.lines, data, None).filter
             if not self.path.resolve().parent.is_dir():
                 raise BadInput(f"--ledger {self.path}: its directory does not exist; make it")
         else:
             stored = common_of(self.path)
             if stored is None:
                 raise BadInput(f"--ledger {self.path} is a run's own ledger: name another file")
-            check_common(self.path, Common.of(plan.lines, data, self.epsilon or stored.epsilon))
+            check_common(self.path, self.common(plan.lines, data, stored))
+            seed = "" if training.secret else str(training.seed)
+            check_company(self.path, read_runs(self.path), seed, plan.counted_clients)
+            verify(self.path)
         curve_of(plan.lines[0].event, plan.lines[0].relation)
+
+    def common(self, lines: tuple[Terms, ...], data: str, stored: Common | None) -> Common:
+        """What a run of these lines would have in common with others on the ledger."""
+        epsilon = self.epsilon
+        if epsilon is None:
+            epsilon = stored.epsilon if stored else lines[0].budget.epsilon if lines else math.inf
+        return Common.of(lines, data, epsilon)
 
     def point(self, folder: Path) -> None:
         """Note in the run directory where its ledger is, and what it calls the run."""
@@ -122,18 +134,36 @@ class Run:
     def execute(
         self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """Train to the end, the budget or Ctrl-C, and write what there is; returns the result."""
-        with locked(self.folder):
-            if self.fresh:
-                if self.shared is not None:
-                    self.shared.point(self.folder)
-                write_atomic(self.folder / "recipe.toml", self._recipe_text().encode())
-            ledger = self._ledger()
-            try:
-                on_start()
-                return self._train(ledger, on_round)
-            finally:
-                ledger.close()
+        """Train to the end, the budget or Ctrl-C, and write what there is; returns the result.
+
+        A disk that is full or cannot be written ends it with `BadInput`: a round whose charge is
+        not on disk is not begun, and what was written is whole.
+        """
+        try:
+            with locked(self.folder):
+                return self._execute(on_round, on_start)
+        except BrokenPipeError:
+            raise  # of the screen
+        except (OSError, sqlite3.Error) as e:
+            raise BadInput(
+                f"{self.folder}: the run cannot go on: {e}; what was charged stays charged: see "
+                "that its disk has room and that it and its ledger can be written, then use "
+                f"--resume {self.folder}"
+            ) from e
+
+    def _execute(self, on_round: OnRound, on_start: Callable[[], None]) -> dict[str, Any]:
+        if self.fresh:
+            if self.shared is not None:
+                self.shared.point(self.folder)
+            write_atomic(self.folder / "recipe.toml", self._recipe_text().encode())
+        else:
+            self._compare_versions()
+        ledger = self._ledger()
+        try:
+            on_start()
+            return self._train(ledger, on_round)
+        finally:
+            ledger.close()
 
     def _train(self, ledger: Ledger, on_round: OnRound) -> dict[str, Any]:
         state, history = self._restore(ledger)
@@ -145,6 +175,8 @@ class Run:
             try:
                 for result in self.training.rounds(state, ledger):
                     line = result.numbers(diagnostics=self._diagnostics)
+                    if not self._diagnostics:
+                        line["seconds"] = None  # grows with the cohort, which is secret
                     metrics.write(_line(line))
                     metrics.flush()
                     if result.round % self.recipe.engine.checkpoint == 0:
@@ -211,35 +243,70 @@ class Run:
         found, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
         self.remarks += remarks
         state = self.training.start() if found is None else found.state
+        history = self._history()
         if self.training.plan.private and not self.fresh:
-            if ledger.charged() < state.round:
-                raise BadInput(
-                    f"{self._ledger_path} has {ledger.charged()} charged rounds and the checkpoint "
-                    f"{state.round}: charges are missing (was ledger.db-wal left behind?); restore "
-                    "the whole ledger or start anew"
-                )
-            verify(self._ledger_path, None if found is None else found.head)
-        history = [line for line in self._history() if line["round"] <= state.round]
-        if not history:
-            first = evaluate(self.training.task, state.params, self.training.data)
-            history = [
-                {"round": 0, "epsilon": 0.0 if self.training.plan.private else None, **first}
-            ]
+            for what, rounds in (("checkpoint", state.round), ("metrics", _last(history))):
+                if ledger.charged() < rounds:
+                    raise BadInput(
+                        f"{self._ledger_path} has {ledger.charged()} charged rounds and the {what} "
+                        f"{rounds}: charges are missing (was ledger.db-wal left behind?); restore "
+                        "the whole ledger or start anew"
+                    )
+            for head in self._known(found):
+                verify(self._ledger_path, head)
+        if remarks or (found is None and max(ledger.charged(), _last(history))):
+            self.remarks.append(f"the run went on from round {state.round}")
+        history = [line for line in history if line["round"] <= state.round]
+        if not history or history[0]["round"] > 0:
+            params = self.training.start().params
+            first = evaluate(self.training.task, params, self.training.data)
+            spent = 0.0 if self.training.plan.private else None
+            history.insert(0, {"round": 0, "epsilon": spent, **first})
         text = "".join(_line(line) for line in history)
         write_atomic(self.folder / "metrics.jsonl", text.encode())
         return state, history
 
+    def _known(self, found: checkpoint.Checkpoint | None) -> list[Head | None]:
+        """The ends of the ledger that the run remembers; one that is not known, if there is none.
+
+        They are different where a checkpoint was lost.
+        """
+        heads = [] if found is None else [found.head]
+        try:
+            told = head_of_result(self.folder)
+            heads += [] if told is None else [told]
+        except BadInput as e:
+            self.remarks.append(f"{e}; it is written anew")
+        return [*heads] or [None]
+
     def _history(self) -> list[dict[str, Any]]:
-        """The lines of the metrics file, up to the first that a crash cut short."""
-        path, lines = self.folder / "metrics.jsonl", []
+        """The lines of the metrics file, up to the first that is damaged."""
+        path, lines = self.folder / "metrics.jsonl", list[dict[str, Any]]()
         if not path.exists():
             return []
         for text in path.read_text(errors="replace").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
+            line = _metrics_line(text)
+            if line is None or (lines and line["round"] <= lines[-1]["round"]):
+                self.remarks.append(
+                    f"metrics.jsonl was damaged after {len(lines)} lines: the rest was left out"
+                )
                 break
+            lines.append(line)
         return lines
+
+    def _compare_versions(self) -> None:
+        """Say so where the run goes on with other versions or on another kind of machine."""
+        try:
+            with (self.folder / "recipe.toml").open() as f:
+                before = f.readline().strip()
+        except (OSError, ValueError) as e:
+            raise BadInput(f"{self.folder / 'recipe.toml'} cannot be read: {e}") from e
+        if before != _resolved_by():
+            self.remarks.append(
+                f"the run was {before.lstrip('# ')} and went on with "
+                f"{_resolved_by().removeprefix('# resolved by ')}: it repeats to about 1e-5, not "
+                "to the last bit"
+            )
 
     @property
     def _diagnostics(self) -> bool:
@@ -257,10 +324,11 @@ class Run:
             "recipe": hashlib.sha256(toml.dumps(self.recipe.model_dump()).encode()).hexdigest(),
             "data": self.training.data.fingerprint,
             "noise": "secure" if self.training.secret else "seeded",
+            "seed": "" if self.training.secret else str(self.training.seed),
         }
         path, plan = self._ledger_path, self.training.plan
         rest = (about, plan.lines, plan.permitted, plan.counted_clients)
-        if (self.folder / "checkpoint").exists() and not path.exists():
+        if self._begun and not path.exists():
             raise BadInput(f"{path} is missing: what this run has spent is unknown; start anew")
         if self.shared is None and not (self.folder / "ledger.json").exists():
             return Ledger.reopen(path, *rest) if path.exists() else Ledger.create(path, *rest)
@@ -275,15 +343,34 @@ class Run:
         clients: int,
     ) -> Ledger:
         """Create, join or reopen a ledger that other runs share."""
-        stored = common_of(path) if path.exists() else None
-        wanted = self.shared.epsilon if self.shared and self.shared.epsilon else None
-        epsilon = wanted or (stored.epsilon if stored else lines[0].budget.epsilon)
-        common = Common.of(lines, about["data"], epsilon)
+        shared = self.shared or Shared(path)
         if not path.exists():
-            return Ledger.create(path, about, lines, permitted, clients, common)
+            if self.shared is None:
+                raise BadInput(f"{path} is missing, which this run shares with others: restore it")
+            common = shared.common(lines, about["data"], None)
+            new = path.with_name(f".{path.name}.{about['run']}.tmp")
+            Ledger.create(new, about, lines, permitted, clients, common).close()
+            try:
+                os.link(new, path)  # whole, or not at all; unless somebody else was faster
+            except FileExistsError:
+                pass
+            finally:
+                new.unlink()
+        common = shared.common(lines, about["data"], common_of(path))
+        rest = (about, lines, permitted, clients, common)
         if about["run"] in read_runs(path):
-            return Ledger.reopen(path, about, lines, permitted, clients, common)
-        return Ledger.join(path, about, lines, permitted, clients, common)
+            return Ledger.reopen(path, *rest)
+        if self._begun:
+            raise BadInput(
+                f"{path} does not know the run {about['run']!r}: what it has spent is unknown; "
+                "restore the ledger it was started with, or start anew"
+            )
+        return Ledger.join(path, *rest)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether a round may have been charged: metrics are written before the first."""
+        return any((self.folder / name).exists() for name in ("checkpoint", "metrics.jsonl"))
 
     @property
     def _name(self) -> str:
@@ -297,8 +384,33 @@ class Run:
             raise BadInput(f"{pointer} cannot be read: {e}") from e
 
     def _recipe_text(self) -> str:
-        versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
-        return f"# resolved by {versions}\n" + toml.dumps(self.recipe.model_dump())
+        return f"{_resolved_by()}\n" + toml.dumps(self.recipe.model_dump())
+
+
+def _resolved_by() -> str:
+    """The versions, and the kind of machine, that results depend on in their last bits."""
+    versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
+    return f"# resolved by {versions} on {platform.system()} {platform.machine()}"
+
+
+def _last(history: list[dict[str, Any]]) -> int:
+    """The last round that was measured."""
+    return int(history[-1]["round"]) if history else 0
+
+
+def _metrics_line(text: str) -> dict[str, Any] | None:
+    """A line of the metrics file; None if it is not what a run writes."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(line, dict) or type(line.get("round")) is not int or "epsilon" not in line:
+        return None
+    wanted = ("clients", "clipped", "snr", "refused", "bound") if line["round"] else ()
+    good = all(name in line for name in wanted) and all(
+        value is None or isinstance(value, int | float) for value in line.values()
+    )
+    return line if good else None
 
 
 def _budget(training: Training, claims: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -1,0 +1,372 @@
+"""A hundred SIGKILLs, at every stage of a run: no charge is lost, and a resume is the same run.
+
+Children are forked from this process, which has imported everything, and kill themselves at the
+n-th call of a function, or are killed after a random time. Memory keeps what was written, as it
+does when a process dies; what a power cut would leave is up to fsync.
+"""
+
+import functools
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_file import read_charges
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.sampling import FixedSize
+from fedveil.privacy.verification import verify
+from fedveil.runs import build, checkpoint, disk, run
+from fedveil.runs.recipe import load_recipe
+from fedveil.runs.run import Run
+from fedveil.training.client import LocalSgd
+from fedveil.training.engines.local import LocalEngine
+from fedveil.training.server import SgdServer
+from fedveil.training.training import Training
+
+ROUNDS = 3
+SEED = 99
+
+SHARED = (
+    f"rounds={ROUNDS}",
+    "data.name=diabetes",
+    "data.clients=6",
+    "model.name=linear",
+    "sample.kind=fixed",
+    "sample.size=4",
+    "local.kind=sgd",
+    "local.steps=2",
+    "local.lr=0.1",
+    "server.momentum=0.9",
+    "budget.epsilon=inf",
+    "budget.delta=1e-4",
+    "noise.multiplier=2.0",
+    "engine.workers=1",
+    "engine.mode=vectorised",
+)
+RECIPES = {"server": (*SHARED, "noise.where=server"), "client": (*SHARED, "noise.where=client")}
+
+
+def recipe_of(where, source):
+    return load_recipe("central", (*RECIPES[where], f"noise.source={source}"))
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---- stages: each is installed in a child, and kills it
+
+
+def before(target, name):
+    """Die when `target.name` is called for the n-th time."""
+    return functools.partial(_hook, target, name, False)
+
+
+def after(target, name):
+    """Die when the n-th call of `target.name` is done."""
+    return functools.partial(_hook, target, name, True)
+
+
+def _hook(target, name, done, number, folder):
+    original, calls = getattr(target, name), itertools.count(1)
+
+    def hooked(*arguments, **options):
+        hit = next(calls) == number
+        if hit and not done:
+            die()
+        out = original(*arguments, **options)
+        if hit:
+            die()
+        return out
+
+    setattr(target, name, hooked)
+
+
+def half_a_line(number, folder):
+    """Die with half of a round's metrics on disk; the first call is for the line of round 0."""
+    original, calls = run._line, itertools.count(0)
+
+    def hooked(value, indent=None):
+        text = original(value, indent)
+        if next(calls) == number:
+            with (folder / "metrics.jsonl").open("a") as stream:
+                stream.write(text[: len(text) // 2])
+            die()
+        return text
+
+    run._line = hooked
+
+
+def half(prefix):
+    """Die with half of the n-th such file written, under its temporary name."""
+
+    def install(number, folder):
+        original, calls = disk.write_atomic, itertools.count(1)
+
+        def hooked(path, content):
+            if path.name.startswith(prefix) and next(calls) == number:
+                path.with_name(f".{path.name}.tmp").write_bytes(content[: len(content) // 2])
+                die()
+            original(path, content)
+
+        run.write_atomic = checkpoint.write_atomic = hooked
+
+    return install
+
+
+def unnamed(prefix):
+    """Die with the n-th such file written and synced, but not renamed."""
+
+    def install(number, folder):
+        original, calls = Path.replace, itertools.count(1)
+
+        def hooked(path, target):
+            if Path(target).name.startswith(prefix) and next(calls) == number:
+                die()
+            return original(path, target)
+
+        Path.replace = hooked
+
+    return install
+
+
+def renamed(prefix):
+    """Die with the n-th such file under its name, its folder not synced."""
+
+    def install(number, folder):
+        original, calls = Path.replace, itertools.count(1)
+
+        def hooked(path, target):
+            original(path, target)
+            if Path(target).name.startswith(prefix) and next(calls) == number:
+                die()
+
+        Path.replace = hooked
+
+    return install
+
+
+IN_ROUNDS = {  # what kills a run in each of its rounds, and whether the round's charge is lost
+    "after the sample": (after(FixedSize, "cohort"), False),
+    "during the charge": (after(Ledger, "_insert"), False),
+    "after the charge": (after(Ledger, "charge"), True),
+    "in training": (after(LocalSgd, "updates"), True),
+    "in noise at the clients": (after(PrivacyPlan, "randomise_"), True),
+    "after training": (after(LocalEngine, "run"), True),
+    "in noise at the server": (after(PrivacyPlan, "release_"), True),
+    "in the step": (after(SgdServer, "step"), True),
+    "in measuring": (before(LocalEngine, "evaluate"), True),
+    "after measuring": (after(Training, "_measure"), True),
+    "writing metrics": (half_a_line, True),
+    "after metrics": (before(checkpoint, "save"), True),
+    "writing the checkpoint": (half("round-"), True),
+    "before the checkpoint's rename": (unnamed("round-"), True),
+    "after the checkpoint's rename": (renamed("round-"), False),
+    "after the checkpoint": (after(checkpoint, "save"), False),
+}
+ONCE = {  # and what kills it before the first round or after the last; no charge is lost
+    "writing the recipe": half("recipe.toml"),
+    "after the recipe": renamed("recipe.toml"),
+    "making the ledger": before(Ledger, "__init__"),
+    "writing the first metrics": half("metrics.jsonl"),
+    "dropping a checkpoint": before(Path, "unlink"),
+    "writing the model": half("model.safetensors"),
+    "before the model's rename": unnamed("model.safetensors"),
+    "after the model": renamed("model.safetensors"),
+    "writing the result": half("result.json"),
+    "after the result": renamed("result.json"),
+}
+SOURCES = ("seeded", "secure")
+
+
+def _kills():
+    """(stage, call, where noise is added, its source): 100 of them, the last at random times."""
+    places = itertools.cycle(["server", "client"])
+    made = [
+        (stage, number, next(places), SOURCES[(i + number) % 2])
+        for i, stage in enumerate(IN_ROUNDS)
+        for number in range(1, ROUNDS + 1)
+    ]
+    made += [(stage, 1, next(places), source) for stage in ONCE for source in SOURCES]
+    count = 100 - len(made)
+    made += [("at random", n, next(places), SOURCES[n // 2 % 2]) for n in range(count)]
+    return made
+
+
+KILLS = _kills()
+
+
+# ---- running them
+
+
+def forked(work):
+    """Do `work` in a child; returns its id."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    return child
+
+
+def ended(child):
+    """How a child ended: its exit code, or minus the signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.fixture(scope="module")
+def place():
+    """A folder in memory, where fsync takes no time."""
+    memory = Path("/dev/shm")
+    made = Path(tempfile.mkdtemp(prefix="kill", dir=memory if memory.is_dir() else None))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """Data in memory, and no picture: a run takes a tenth of a second."""
+    patched = pytest.MonkeyPatch()
+    patched.setattr(build, "load_records", functools.cache(build.load_records))
+    patched.setattr(run, "progress_png", lambda *_: b"picture")
+    build.build(recipe_of("server", "seeded"))
+    yield
+    patched.undo()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place, warm):
+    """Model, metrics and seconds of the runs that nobody kills."""
+    found = {}
+    for where in RECIPES:
+        folder = place / f"whole-{where}"
+        for _ in range(2):  # the first one may have to load something
+            shutil.rmtree(folder, ignore_errors=True)
+            began = time.monotonic()
+            assert ended(forked(lambda f=folder, w=where: started(w, "seeded", f))) == 0
+            seconds = time.monotonic() - began
+        found[where] = (model_of(folder), metrics_of(folder), seconds)
+    return found
+
+
+def started(where, source, folder):
+    return Run.start(recipe_of(where, source), folder, None).execute()
+
+
+def model_of(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def metrics_of(folder):
+    """The whole lines of the metrics, without times."""
+    path = folder / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    found = [json.loads(line) for line in text.split("\n")[:-1]]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in found]
+
+
+def charges_of(folder):
+    """How often each round was charged, read from a copy: the ledger stays as it was left."""
+    if not (folder / "ledger.db").exists():
+        return Counter()
+    copy = folder.with_name("copy")
+    copy.mkdir()
+    try:
+        for path in folder.glob("ledger.db*"):
+            shutil.copy(path, copy)
+        return Counter(charge.round for charge in read_charges(copy / "ledger.db"))
+    finally:
+        shutil.rmtree(copy)
+
+
+def checkpoint_of(folder):
+    """The round of the last checkpoint."""
+    names = [path.stem for path in (folder / "checkpoint").glob("round-*")]
+    return max((int(name.removeprefix("round-")) for name in names), default=0)
+
+
+def released(folder):
+    """The rounds of which anything has reached the disk."""
+    rounds = set(range(1, checkpoint_of(folder) + 1))
+    rounds |= {line["round"] for line in metrics_of(folder)} - {0}
+    return rounds | (
+        set(range(1, ROUNDS + 1)) if (folder / "model.safetensors").exists() else set()
+    )
+
+
+def killed(stage, number, where, source, folder, usual):
+    """Start a run and have it killed; returns how it ended."""
+    if stage == "at random":
+        child = forked(lambda: started(where, source, folder))
+        time.sleep(random.Random(f"{SEED}/{number}").uniform(0.1, 1.0) * usual)
+        os.kill(child, signal.SIGKILL)
+        return ended(child)
+
+    def work():
+        install = ONCE[stage] if stage in ONCE else IN_ROUNDS[stage][0]
+        install(number, folder)
+        started(where, source, folder)
+
+    return ended(forked(work))
+
+
+def test_there_are_a_hundred():
+    assert len(KILLS) == len(set(KILLS)) == 100
+    assert {stage for stage, *_ in KILLS} == {*IN_ROUNDS, *ONCE, "at random"}
+    for source in SOURCES:
+        assert sum(kill[3] == source for kill in KILLS) >= 40
+
+
+@pytest.mark.parametrize("kill", KILLS, ids=lambda kill: "-".join(map(str, kill)))
+def test_kill(kill, place, undisturbed, capfd):
+    stage, number, where, source = kill
+    folder = place / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    model, metrics, usual = undisturbed[where]
+    code = killed(*kill, folder, usual)
+    assert code == -signal.SIGKILL or (stage == "at random" and code == 0), capfd.readouterr()
+
+    charges, last = charges_of(folder), checkpoint_of(folder)
+    assert released(folder) <= set(charges)
+    assert set(charges) <= set(range(1, last + 2))
+    assert set(charges.values()) <= {1}
+    lost = set(charges) - set(range(1, last + 1))
+    if stage in IN_ROUNDS:
+        assert lost == ({number} if IN_ROUNDS[stage][1] else set())
+    elif stage in ONCE:
+        assert not lost
+
+    if not (folder / "recipe.toml").exists():
+        assert not charges
+        shutil.rmtree(folder, ignore_errors=True)
+        again = forked(lambda: started(where, source, folder))
+    else:
+        again = forked(lambda: Run.resume(folder, None).execute())
+    assert ended(again) == 0, capfd.readouterr()
+
+    result = json.loads((folder / "result.json").read_text())
+    charges = charges_of(folder)
+    verify(folder / "ledger.db", None)
+    assert released(folder) == set(charges) == set(range(1, ROUNDS + 1))
+    assert (result["rounds"], result["stopped"]) == (ROUNDS, "rounds")
+    assert [line["round"] for line in metrics_of(folder)] == list(range(ROUNDS + 1))
+    if source == "seeded":
+        assert set(charges.values()) == {1}
+        assert model_of(folder) == model
+        assert metrics_of(folder) == metrics
+    else:
+        assert {round for round, count in charges.items() if count > 1} == lost
+        assert sum(charges.values()) == ROUNDS + len(lost)
