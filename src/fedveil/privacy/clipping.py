@@ -7,7 +7,7 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import Relation
-from fedveil.privacy.rows import BLOCK, WIDE, Norm, row_norms
+from fedveil.privacy.rows import BLOCK, Norm, at_a_time, row_norms
 
 ROUNDING = 1e-6
 SMALLEST = 1e-20
@@ -85,14 +85,13 @@ class Bound:
             raise ValueError("a row is not finite: reject it before bounding")
         limit = self.value * (1 - ROUNDING)
         clipped = norms > limit
-        if rows.numel() < BLOCK:
-            rows.copy_(rows.double().mul_((limit / norms).clamp_max_(1.0)[:, None]))
+        if rows.shape[1] <= BLOCK:
+            scales, step = (limit / norms).clamp_max_(1.0)[:, None], at_a_time(rows)
+            for a in range(0, len(rows), step):
+                block = rows[a : a + step]
+                block.copy_(block.double().mul_(scales[a : a + step]))
             return Bounded(rows, norms, clipped)
-        long = torch.nonzero(clipped)[:, 0]
-        if rows.shape[1] < WIDE:
-            rows[long] = (rows[long].double() * (limit / norms[long])[:, None]).to(rows.dtype)
-            return Bounded(rows, norms, clipped)
-        for k in long.tolist():
+        for k in torch.nonzero(clipped)[:, 0].tolist():
             for piece in torch.split(rows[k], BLOCK):
                 piece.copy_(piece.double().mul_(limit / norms[k]))
         return Bounded(rows, norms, clipped)

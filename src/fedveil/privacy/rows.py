@@ -4,13 +4,8 @@ from enum import StrEnum
 
 import torch
 
-BLOCK = 1 << 18
+BLOCK = 1 << 16
 """Elements in float64 at a time."""
-
-WIDE = 1 << 12
-"""From this length on a row is a piece of work by itself."""
-
-_ROWS = 1 << 10
 
 
 class Norm(StrEnum):
@@ -26,10 +21,8 @@ def row_norms(rows: torch.Tensor, norm: Norm = Norm.L2) -> torch.Tensor:
     It is finite exactly when every entry of the row is: float64 has room for the sum of the
     squares of anything that float32 can hold.
     """
-    if rows.shape[1] < WIDE:
-        pieces = [
-            _lengths(piece, norm) for piece in torch.split(rows, BLOCK // max(1, rows.shape[1]))
-        ]
+    if rows.shape[1] <= BLOCK:
+        pieces = [_lengths(piece, norm) for piece in torch.split(rows, at_a_time(rows))]
         return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.float64)
     norms = torch.empty(len(rows), dtype=torch.float64)
     for k, row in enumerate(rows):
@@ -40,13 +33,19 @@ def row_norms(rows: torch.Tensor, norm: Norm = Norm.L2) -> torch.Tensor:
 
 def add_weighted_(total: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> None:
     """total += weights @ rows, in float64 throughout, without a copy of all rows."""
-    if rows.shape[1] < WIDE:
-        for a in range(0, len(rows), _ROWS):
-            total += torch.mv(rows[a : a + _ROWS].double().T, weights[a : a + _ROWS])
+    if rows.shape[1] <= BLOCK:
+        step = at_a_time(rows)
+        for a in range(0, len(rows), step):
+            total += torch.mv(rows[a : a + step].double().T, weights[a : a + step])
         return
     for row, weight in zip(rows, weights.tolist(), strict=True):
         for place, piece in zip(torch.split(total, BLOCK), torch.split(row, BLOCK), strict=True):
             place.add_(piece.double(), alpha=weight)
+
+
+def at_a_time(rows: torch.Tensor) -> int:
+    """How many rows make up a block."""
+    return max(1, BLOCK // max(1, rows.shape[1]))
 
 
 def _lengths(rows: torch.Tensor, norm: Norm) -> torch.Tensor:
