@@ -7,7 +7,7 @@ from fedveil.papers.experiment import Experiment, Scale
 from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP, Federation
 from fedveil.papers.page import Page
 
-EPSILONS = ("4", "20")
+EPSILONS = ("1", "4")
 SMALL = Federation(
     "digits",
     "Digits",
@@ -20,7 +20,7 @@ SMALL = Federation(
     steps=2,
     lr=1.0,
     bound=1.0,
-    rate=0.5,
+    rate=1.0,
     private_lr=1.0,
     clip=1.0,
 )

@@ -345,8 +345,8 @@ def _larger(curves: Curves) -> str:
     by = mean_of(list(100 * (curves[decayed].ends - curves[constant].ends)))
     return (
         "What is large depends on learning rate and length of the run, which are ours. From "
-        "0.25, five times the paper's larger bound, which was added after trials on MNIST in "
-        f"which decay helped it, {decayed} ends at "
+        "0.25, five times the paper's larger bound, which was added after a simplified simulation "
+        f"on MNIST in which decay helped it, {decayed} ends at "
         f"{mean_of(list(curves[decayed].ends))} and {constant} at "
         f"{mean_of(list(curves[constant].ends))}: {by} percentage points between them, repetition "
         "by repetition."

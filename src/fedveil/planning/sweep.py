@@ -307,7 +307,7 @@ class Sweep:
 def _digest(cell: Cell) -> str:
     """Everything of a cell's recipe that its result depends on."""
     recipe = cell.recipe.model_copy(update={"name": ""})
-    return hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()[:16]
+    return hashlib.sha256(recipe.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
 
 
 def _plain_recipe(cell: Cell) -> dict[str, Any]:

@@ -19,7 +19,8 @@ def verify(path: Path, known: Head | None = None) -> Head:
     about = about_rows(path)
     (state,) = query(path, "PRAGMA integrity_check(1)")[0]
     if state != "ok":
-        raise BadInput(f"{path}: the file is damaged: {state}; restore it from a copy")
+        what = " ".join(str(state).split())
+        raise BadInput(f"{path}: the file is damaged: {what}; restore it from a copy")
     runs = _runs(path)
     rows = query(
         path,

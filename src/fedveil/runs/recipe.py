@@ -141,7 +141,7 @@ def _folder() -> Any:
 
 
 def _text(source: str) -> str:
-    """The text of a file, if it can be a recipe: not so large or so deep that reading it is work."""
+    """The text of a file that can be a recipe: not so large or deep that reading it is work."""
     with Path(source).open("rb") as stream:
         content = stream.read(_LARGEST + 1)
     if len(content) > _LARGEST:

@@ -22,7 +22,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.chain import Head
 from fedveil.privacy.filters import curve_of
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.ledger_file import read_runs
+from fedveil.privacy.ledger_file import query, read_runs
 from fedveil.privacy.shared import Common, check_common, check_company, common_of
 from fedveil.privacy.terms import Terms
 from fedveil.privacy.verification import verify
@@ -331,7 +331,8 @@ class Run:
         if self._begun and not path.exists():
             raise BadInput(f"{path} is missing: what this run has spent is unknown; start anew")
         if self.shared is None and not (self.folder / "ledger.json").exists():
-            return Ledger.reopen(path, *rest) if path.exists() else Ledger.create(path, *rest)
+            found = path.exists() and (self._begun or not _unmade(path))
+            return Ledger.reopen(path, *rest) if found else Ledger.create(path, *rest)
         return self._shared_ledger(path, *rest)
 
     def _shared_ledger(
@@ -438,6 +439,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _unmade(path: Path) -> bool:
+    """Whether a ledger has no tables: a crash came before it was made, and nothing was charged."""
+    return not query(path, "SELECT 1 FROM sqlite_master LIMIT 1")
 
 
 def _check_free(out: Path) -> None:

@@ -1,0 +1,85 @@
+"""Hashes in a row: what each of them covers."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from fedveil.privacy import chain
+from fedveil.privacy.chain import Entry, Head
+
+FIRST = chain.first_hash({"format": "3"})
+
+
+def entries(count=5):
+    return [
+        Entry("run", n, 0, "updates", "{}", f"at {n}", f"ids {n}", "runs") for n in range(count)
+    ]
+
+
+def linked(found, first=FIRST):
+    links, before = [], first
+    for entry in found:
+        before = chain.next_hash(before, entry)
+        links.append((entry, before))
+    return links
+
+
+def test_a_chain_that_was_left_alone_is_whole():
+    assert chain.broken_at(FIRST, linked(entries())) is None
+    assert chain.broken_at(FIRST, []) is None
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Entry)])
+def test_a_change_of_any_field_breaks_the_chain_there(field):
+    links = linked(entries())
+    entry, found = links[2]
+    value = getattr(entry, field)
+    links[2] = (
+        replace(entry, **{field: value + 1 if isinstance(value, int) else f"{value} "}),
+        found,
+    )
+    assert chain.broken_at(FIRST, links) == 3
+
+
+def test_removing_inserting_moving_and_repeating_break_it():
+    links = linked(entries())
+    assert chain.broken_at(FIRST, links[:1] + links[2:]) == 2
+    assert chain.broken_at(FIRST, [*links[:2], links[1], *links[2:]]) == 3
+    assert chain.broken_at(FIRST, [links[1], links[0], *links[2:]]) == 1
+    assert chain.broken_at(FIRST, links[1:]) == 1
+
+
+def test_a_cut_tail_leaves_a_whole_chain():
+    """This is why the head is kept elsewhere as well."""
+    assert chain.broken_at(FIRST, linked(entries())[:3]) is None
+
+
+def test_another_beginning_breaks_it():
+    other = chain.first_hash({"format": "3", "common epsilon": "9"})
+    assert chain.broken_at(other, linked(entries())) == 1
+
+
+def test_fields_do_not_run_into_each_other():
+    a = Entry("ab", 1, 0, "c", "", "", "", "")
+    b = Entry("a", 1, 0, "bc", "", "", "", "")
+    assert chain.next_hash("", a) != chain.next_hash("", b)
+    assert chain.digest_of(["ab", "c"]) != chain.digest_of(["a", "bc"])
+    assert chain.digest_of(["a", "b"]) != chain.digest_of(["b", "a"])
+    assert chain.next_hash("", replace(a, round=1)) != chain.next_hash("", replace(a, round="1"))
+
+
+def test_the_first_hash_does_not_depend_on_the_order_of_rows():
+    assert chain.first_hash({"a": "1", "b": "2"}) == chain.first_hash({"b": "2", "a": "1"})
+
+
+def test_the_hash_is_the_published_one():
+    """Anybody can compute it: SHA-256 of a JSON list. A change would orphan ledgers on disk."""
+    entry = Entry("r", 1, 0, "updates", "{}", "now", "", "")
+    text = '["", "r", 1, 0, "updates", "{}", "now", "", ""]'
+    assert chain.next_hash("", entry) == chain.digest(text)
+    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert chain.digest(b"") == empty
+
+
+def test_a_head_as_json():
+    assert Head("ab", 3).to_dict() == {"head": "ab", "length": 3}

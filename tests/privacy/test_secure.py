@@ -1,0 +1,243 @@
+"""Secure noise: the right law on the grid, and claims that say what it costs.
+
+Statistical tests have a false-alarm rate of 1e-6 each, by exact or normal laws of their statistic.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2, kstest, norm
+
+from fedveil.errors import BadInput
+from fedveil.privacy.central import central
+from fedveil.privacy.claims import Accountant, NoiseSource, Relation
+from fedveil.privacy.grid_noise import delta_of_sampler
+from fedveil.privacy.local import local_updates, two_point
+from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
+from fedveil.privacy.randomness import Secret, Streams, laplace_, normal_
+from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.rules import Fixed
+from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
+from fedveil.privacy.secure import DIAGNOSTICS, SECURE, SLIP, planned_for, secured
+from fedveil.privacy.terms import Budget, Terms
+
+FALSE_ALARM = 1e-6
+BUDGET = Budget(8.0, 1e-3)
+
+
+def within(squares, count, variance):
+    """Whether a sum of squares of Gaussians is what chance allows."""
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], count)
+    return low <= squares / variance <= high
+
+
+# --- the law ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gaussian_rows_have_their_own_scales(dtype):
+    """Rows of scales from 0.001 to 1000 in one call, as clients with budgets of their own have."""
+    scales, size = np.array([1e-3, 1.0, 40.0, 1e3]), 20_000
+    rows = torch.linspace(-1, 1, size, dtype=dtype).repeat(len(scales), 1)
+    before = rows.clone()
+    GaussianMechanism(2.0).add_(rows, scales, Secret(len(scales)))
+    noise = (rows.double() - before.double()).numpy()
+    for row, scale in zip(noise, scales, strict=True):
+        assert within((row**2).sum(), size, scale**2 * (1 + 2**-12))
+        assert kstest(row / scale, norm.cdf).pvalue > FALSE_ALARM
+
+
+def test_laplace_rows_have_their_own_scales():
+    scales, size = np.array([1e-2, 1.0, 50.0]), 20_000
+    rows = torch.zeros(len(scales), size, dtype=torch.float64)
+    LaplaceMechanism(1.5).add_(rows, scales, Secret(len(scales)))
+    for row, scale in zip(rows.numpy(), scales, strict=True):
+        assert kstest(row / scale, "laplace").pvalue > FALSE_ALARM
+
+
+def test_rows_do_not_share_their_noise():
+    rows = torch.zeros(2, 20_000, dtype=torch.float64)
+    GaussianMechanism(1.0).add_(rows, np.ones(2), Secret(2))
+    product = float((rows[0] * rows[1]).sum()) / math.sqrt(20_000)
+    assert abs(product) < norm.isf(FALSE_ALARM / 2) * 1.05
+    assert not torch.equal(rows[0], rows[1])
+
+
+def test_a_row_is_on_a_grid_that_its_values_do_not_choose():
+    """What a release can be does not depend on what it hides: every value is a multiple of a step.
+
+    The values, multiples of 2^-52, are far finer than it.
+    """
+    scales = np.array([1.0, 64.0])
+    for seed in range(3):
+        rows = torch.from_numpy(np.random.default_rng(seed).uniform(-1, 1, (2, 300)))
+        GaussianMechanism(1.0).add_(rows, scales, Secret(2))
+        for row, step in zip(rows, (2.0**-21, 2.0**-15), strict=True):
+            assert torch.equal(row, torch.round(row / step) * step)
+
+
+def test_the_noise_pays_for_rounding_to_the_grid():
+    """A coarse grid: rounding moves a sum by up to half a step in each of 10^6 coordinates."""
+    size = 1_000_000
+    rows = torch.zeros(1, size, dtype=torch.float64)
+    GaussianMechanism(0.5).add_(rows, np.array([0.5]), Secret(1))
+    spacing = np.unique(np.abs(rows.numpy()))
+    step = np.diff(spacing).min()
+    more = 1 + step * math.sqrt(size) / 1.0
+    assert more > 1 + 2**-15
+    assert within(float((rows**2).sum()), size, (0.5 * more) ** 2)
+
+
+def test_a_scale_of_zero_adds_nothing():
+    rows = torch.ones(2, 5)
+    GaussianMechanism(0.0).add_(rows, np.zeros(2), Secret(2))
+    assert torch.equal(rows, torch.ones(2, 5))
+
+
+def test_two_point_reports_have_their_odds():
+    """P(high) = 1/2 + (w - c) / (2 r kappa), here for the ends and the middle of the range."""
+    size, mechanism = 30_000, TwoPointMechanism(1.0)
+    rows = torch.tensor([-1.0, 0.0, 1.0])[:, None].repeat(1, size)
+    mechanism.report_(rows, torch.zeros(size), torch.ones(size), Secret(3))
+    assert torch.equal(rows.abs().unique(), torch.tensor([mechanism.kappa]))
+    for row, w in zip(rows, (-1.0, 0.0, 1.0), strict=True):
+        p = 0.5 + w / (2 * mechanism.kappa)
+        off = (float((row > 0).sum()) - size * p) / math.sqrt(size * p * (1 - p))
+        assert abs(off) < norm.isf(FALSE_ALARM / 2) * 1.05
+
+
+@pytest.mark.parametrize("draw", [normal_, laplace_])
+def test_secret_noise_in_floats_is_refused(draw):
+    with pytest.raises(AssertionError, match="on a grid"):
+        draw(torch.zeros(2, 3), Secret(2))
+
+
+def test_nothing_secret_is_drawn_twice():
+    keys = Streams(1, secret=True).keys("noise", 1, np.zeros(1))
+    rows = [torch.zeros(1, 100, dtype=torch.float64) for _ in range(2)]
+    for row in rows:
+        GaussianMechanism(1.0).add_(row, np.ones(1), keys)
+    assert not torch.equal(*rows)
+
+
+# --- plans ---
+
+
+def plans(budget=BUDGET):
+    rule = Fixed(1.0)
+    few = {"rounds": 5, "budget": budget}
+    yield "poisson", central(Poisson(0.5), 100, rule, **few)
+    yield "fixed", central(FixedSize(10), 100, rule, **few)
+    yield "everyone", central(Everyone(), 100, rule, **few)
+    sampler = FixedSize(10, 5)
+    for laplace in (False, True):
+        bound = Fixed(1.0, Norm.L1 if laplace else Norm.L2)
+        yield (
+            f"local, {'Laplace' if laplace else 'Gaussian'}",
+            local_updates(sampler, 100, bound, laplace=laplace, rounds=5, budgets=(budget,)),
+        )
+
+
+@pytest.mark.parametrize("name", [name for name, _ in plans()])
+def test_a_secure_plan_keeps_epsilon_and_delta(name):
+    """The claim is at the delta that was asked for; noise was planned with a little less."""
+    seeded = dict(plans())[name]
+    plan = secured(dict(plans(planned_for(BUDGET)))[name], 650, diagnostics=False)
+    for claim in plan.claims(5):
+        assert claim.noise is NoiseSource.SECURE
+        assert claim.epsilon <= BUDGET.epsilon or claim.accountant is not Accountant.PLD
+        slip = BUDGET.delta * SLIP
+        pure = claim.accountant is Accountant.PURE
+        assert claim.delta == pytest.approx(slip if pure else BUDGET.delta, rel=1e-6)
+        assert SECURE in claim.assumptions
+        assert DIAGNOSTICS not in claim.assumptions
+    assert plan.multiplier >= seeded.multiplier
+    assert plan.multiplier == pytest.approx(seeded.multiplier, rel=1e-3)
+    assert plan.permitted == 5
+
+
+def test_the_share_of_delta_pays_for_the_sampler():
+    plan = secured(
+        central(Poisson(0.5), 100, Fixed(1.0), rounds=5, budget=BUDGET), 10**6, diagnostics=False
+    )
+    (line,) = plan.lines
+    epsilon = plan.claims(5)[0].epsilon
+    assert delta_of_sampler(10**6 + 100, 5, epsilon) <= line.slip
+    assert delta_of_sampler(10**6 + 100, 5, line.vouched) <= line.slip
+
+
+def test_diagnostics_are_in_the_assumptions_of_every_claim():
+    plan = secured(dict(plans())["poisson"], 650, diagnostics=True)
+    assert all(DIAGNOSTICS in claim.assumptions for claim in plan.claims(5))
+
+
+def test_an_epsilon_the_sampler_cannot_vouch_for_is_refused():
+    plan = central(Everyone(), 100, Fixed(1.0), rounds=5, budget=Budget(60.0, 1e-3))
+    with pytest.raises(BadInput, match="cannot be vouched for"):
+        secured(plan, 650, diagnostics=False)
+
+
+def test_an_account_the_sampler_cannot_vouch_for_is_not_claimed():
+    """Adding epsilons of 650 weights comes to far more than the exact sum: it needs a delta of its
+    own, e^epsilon times the sampler's distance, and the share of delta does not pay for that.
+    """
+    ranges = Ranges(0.0, 0.15, (650,), False, Perturb.UPDATE)
+    for epsilon, pure in ((0.001, True), (0.02, False)):
+        plan = two_point(
+            Everyone(), 100, ranges, epsilon=epsilon, rounds=5, budget=planned_for(BUDGET)
+        )
+        claims = secured(plan, 650, diagnostics=False).claims(5)
+        client = [c for c in claims if not c.as_published]
+        assert client[0].accountant is Accountant.BINOMIAL
+        assert any(c.accountant is Accountant.PURE for c in client) is pure
+        for claim in client:
+            assert delta_of_sampler(650, 5, claim.epsilon) <= BUDGET.delta * SLIP
+
+
+def test_terms_keep_what_is_vouched_for():
+    (line,) = secured(dict(plans())["poisson"], 650, diagnostics=False).lines
+    assert Terms.from_dict(line.to_dict()) == line
+    assert 0 < line.vouched < math.inf
+
+
+def test_clients_with_budgets_of_their_own_have_enough_noise_on_the_grid():
+    """The grid reads the sensitivity from scale / multiplier, which must not exceed the true one.
+
+    The first client has much less noise than the others here: its multiplier would make theirs
+    look ten times as sensitive, and what they pay for rounding too small.
+    """
+    budgets = (planned_for(Budget(18.0, 1e-3)), planned_for(Budget(1.0, 1e-3)))
+    groups = np.array([0, *[1] * 99])
+    plan = local_updates(
+        FixedSize(10, 5), 100, Fixed(1.0), laplace=False, rounds=5, budgets=budgets, group_of=groups
+    )
+    assert plan.multipliers[1] > 5 * plan.multipliers[0]
+    plan = secured(plan, 650, diagnostics=False)
+    bound = plan.bound(plan.start(torch.zeros(1)), 1)
+    scales = plan.scale(bound, np.arange(100))
+    assert scales.tolist() == (plan.multipliers * bound.sensitivity(Relation.REPLACE)).tolist()
+    assert (scales / plan.mechanism.multiplier <= bound.sensitivity(Relation.REPLACE)).all()
+
+
+@pytest.mark.parametrize("name", ["poisson", "fixed", "everyone"])
+def test_the_servers_sum_gets_its_noise(name):
+    plan = secured(dict(plans(planned_for(BUDGET)))[name], 5000, diagnostics=False)
+    bound = plan.bound(plan.start(torch.zeros(1)), 1)
+    total = torch.linspace(-1, 1, 5000, dtype=torch.float64)
+    noised = total.clone()
+    plan.release_(noised, bound, 1, Streams(1, secret=True))
+    wanted = plan.multiplier * bound.sensitivity(plan.relation)
+    assert within(float(((noised - total) ** 2).sum()), 5000, wanted**2 * (1 + 2**-12))
+
+
+def test_clients_rows_get_their_noise():
+    plan = secured(dict(plans(planned_for(BUDGET)))["local, Gaussian"], 5000, diagnostics=False)
+    moving = plan.start(torch.zeros(1))
+    rows = torch.zeros(6, 5000)
+    plan.randomise_(rows, torch.zeros(5000), np.arange(6), moving, 1, Streams(1, secret=True))
+    wanted = plan.multiplier * plan.bound(moving, 1).sensitivity(Relation.REPLACE)
+    for row in rows.double():
+        assert within(float((row**2).sum()), 5000, wanted**2 * (1 + 2**-12))
