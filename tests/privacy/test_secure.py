@@ -11,9 +11,10 @@ import torch
 from scipy.stats import chi2, kstest, norm
 
 from fedveil.errors import BadInput
+from fedveil.privacy import mechanisms
 from fedveil.privacy.central import central
 from fedveil.privacy.claims import Accountant, NoiseSource, Relation
-from fedveil.privacy.grid_noise import delta_of_sampler
+from fedveil.privacy.grid_noise import delta_of_sampler, grid_for
 from fedveil.privacy.local import local_updates, two_point
 from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
 from fedveil.privacy.randomness import Secret, Streams, laplace_, normal_
@@ -79,16 +80,31 @@ def test_a_row_is_on_a_grid_that_its_values_do_not_choose():
             assert torch.equal(row, torch.round(row / step) * step)
 
 
-def test_the_noise_pays_for_rounding_to_the_grid():
-    """A coarse grid: rounding moves a sum by up to half a step in each of 10^6 coordinates."""
-    size = 1_000_000
-    rows = torch.zeros(1, size, dtype=torch.float64)
-    GaussianMechanism(0.5).add_(rows, np.array([0.5]), Secret(1))
-    spacing = np.unique(np.abs(rows.numpy()))
-    step = np.diff(spacing).min()
-    more = 1 + step * math.sqrt(size) / 1.0
-    assert more > 1 + 2**-15
-    assert within(float((rows**2).sum()), size, (0.5 * more) ** 2)
+@pytest.mark.parametrize(
+    ("mechanism", "name", "norm"),
+    [
+        (GaussianMechanism(0.5), "gaussian_int", Norm.L2),
+        (LaplaceMechanism(0.5), "laplace_int", Norm.L1),
+    ],
+    ids=["gaussian", "laplace"],
+)
+def test_the_noise_pays_for_rounding_to_the_grid(monkeypatch, mechanism, name, norm):
+    """Rounding moves two rows apart by up to a step in each coordinate: so much more noise."""
+    drawn = []
+
+    def spy(entropy, scale, size):
+        drawn.append(scale)
+        return np.zeros(size, dtype=np.int64)
+
+    monkeypatch.setattr(mechanisms, name, spy)
+    scales, size = np.array([0.5, 8.0]), 1000
+    mechanism.add_(torch.zeros(2, size), scales, Secret(2))
+    for steps, scale in zip(drawn, scales, strict=True):
+        sensitivity = scale / mechanism.multiplier
+        grid = grid_for(sensitivity, scale, size, norm)
+        wanted = mechanism.multiplier * (sensitivity + grid.growth(norm, size))
+        assert wanted > scale
+        assert steps * grid.step == pytest.approx(wanted, rel=1e-14)
 
 
 def test_a_scale_of_zero_adds_nothing():

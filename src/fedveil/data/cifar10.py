@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.data.federated import Array
+from fedveil.data.federated import Array, strictly
 from fedveil.data.files import (
     check_codes,
     find,
@@ -64,7 +64,7 @@ def _read_mosaics(folder: Path, part: str) -> tuple[Array, Array]:
     """`<part>_00.webp`, ... of 1,000 images each, and `<part>_labels.npy` in the same order."""
     tile = _ROWS * _COLUMNS
     path = folder / f"{part}_labels.npy"
-    with reading(path, "an npy file of labels"), open_bytes(path) as stream:
+    with reading(path, "an npy file of labels"), strictly(), open_bytes(path) as stream:
         labels = np.lib.format.read_array(stream, allow_pickle=False)
     check_codes(path, labels, records=labels.size, count=_CLASSES)
     mosaics = sorted(folder.glob(f"{part}_*.webp"))

@@ -2,7 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+import tokenize
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +17,21 @@ import numpy.typing as npt
 from fedveil.errors import BadInput
 
 Array = npt.NDArray[Any]
+
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, TypeError, MemoryError, RuntimeError, SyntaxError, Warning),
+    tokenize.TokenError,
+)
+"""What numpy raises for a broken .npy file, whose header is a Python literal."""
+
+
+@contextmanager
+def strictly() -> Iterator[None]:
+    """Raise what would only be warned of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
 
 _SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
 
@@ -158,11 +176,17 @@ class FederatedData:
 
         def load(name: str) -> Array:
             try:
-                array: Array = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+                with strictly(), (folder / f"{name}.npy").open("rb") as stream:
+                    np.lib.format.read_magic(stream)  # np.load would take other files as well
+                with strictly():
+                    array: Array = np.load(
+                        folder / f"{name}.npy", mmap_mode="r", allow_pickle=False
+                    )
                 return array
-            except (OSError, ValueError, EOFError) as e:
+            except UNREADABLE as e:
+                reason = " ".join(str(e).split())
                 raise BadInput(
-                    f"{folder / name}.npy: {e}; expected what FederatedData.save wrote"
+                    f"{folder / name}.npy: {reason}; expected what FederatedData.save wrote"
                 ) from e
 
         try:

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from fedveil.data.federated import Array
+from fedveil.data.federated import UNREADABLE, Array, strictly
 from fedveil.errors import BadInput
 
-_UNREADABLE = (OSError, EOFError, ValueError, KeyError, MemoryError, zlib.error, zipfile.BadZipFile)
+_UNREADABLE = (*UNREADABLE, KeyError, zlib.error, zipfile.BadZipFile)
 _NPZ_LIMIT = 1 << 32  # bytes an npz may unpack to
 
 
@@ -74,7 +74,7 @@ def read_exactly(path: Path, stream: BinaryIO, size: int) -> bytes:
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, Array]:
     """The named arrays of an npz file, never unpickled."""
-    with reading(path, f"an npz file with {', '.join(keys)}"):
+    with reading(path, f"an npz file with {', '.join(keys)}"), strictly():
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > _NPZ_LIMIT:

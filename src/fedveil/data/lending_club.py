@@ -29,6 +29,7 @@ Floats = npt.NDArray[np.float64]
 TARGET = "int_rate"
 COMPONENTS = 10
 MOST_EMPTY = 0.7
+LARGEST = 1e30  # what is beyond is no amount, and its square would be no number
 
 _TABLES = (
     "lending_club/loan.csv",
@@ -115,12 +116,12 @@ def _read_columns(path: Path, columns: list[str]) -> Any:
 
 
 def _numbers(column: Any, train: Rows | None = None) -> Floats:
-    """A column as numbers, NaN where missing.
+    """A column as numbers, NaN where missing or beyond all measure.
 
     If some text in the rows `train` is not a quantity, text becomes its rank among theirs.
     """
     values: Floats = _text_to_numbers(column, train) if _is_text(column) else column.to_numpy()
-    return np.where(np.isfinite(values), values, math.nan)
+    return np.where(np.abs(values) < LARGEST, values, math.nan)
 
 
 def _is_text(column: Any) -> bool:

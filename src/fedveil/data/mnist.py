@@ -45,7 +45,8 @@ def _read(path: Path, record_shape: tuple[int, ...]) -> Array:
     wanted = f"an idx file of bytes, at most {_MOST_RECORDS} records of shape {record_shape}"
     with reading(path, wanted), open_bytes(path) as stream:
         header = stream.read(4 + 4 * dimensions)
-        if header[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)):
+        whole = len(header) == 4 + 4 * dimensions
+        if not whole or header[:4] != bytes((0, 0, _UNSIGNED_BYTES, dimensions)):
             raise malformed(path, wanted, f"first bytes {header[:4].hex(' ') or 'missing'}")
         shape = tuple(int(n) for n in np.frombuffer(header, ">u4", offset=4))
         if shape[1:] != record_shape or not 0 < shape[0] <= _MOST_RECORDS:

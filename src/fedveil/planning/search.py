@@ -15,8 +15,8 @@ from fedveil.planning.trials import Laboratory, Prepared
 
 OnTrial = Callable[[int, int, str], None]
 
-SHARE = 0.1
-"""Of the cost of `repeat` repetitions of every cell."""
+SHARE = 0.075
+"""Of the cost of `repeat` repetitions of every cell; what trials cost beside steps comes on top."""
 
 _KEPT = 3
 _FINALISTS = 2

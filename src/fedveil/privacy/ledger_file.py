@@ -15,6 +15,8 @@ from fedveil.errors import BadInput
 
 FORMAT = "3"
 
+_DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter from a damaged schema
+
 Counts = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int64]
 
@@ -127,7 +129,7 @@ def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
     db = connect_existing(path)
     try:
         return db.execute(statement).fetchall()
-    except sqlite3.DatabaseError as e:
+    except _DAMAGED as e:
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
     finally:
         db.close()
@@ -150,7 +152,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
         ) from e
     try:
         db.execute("PRAGMA synchronous = FULL")
-    except sqlite3.DatabaseError as e:
+    except _DAMAGED as e:
         db.close()
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
     return db

@@ -49,7 +49,7 @@ _DIVISION = (
 )
 
 _MOST_STEPS = 1_000_000
-_MOST_PARAMETERS = 1 << 25
+_MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
 
 
 def build(
@@ -167,6 +167,10 @@ def divided(records: Records | FederatedData, section: DataSection, seed: int) -
 
 def _check_widths(features: int, hidden: tuple[int, ...], outputs: int) -> None:
     """Refuse hidden layers that would fill the memory, before there are any."""
+    if len(hidden) > _MOST_LAYERS:
+        raise BadInput(
+            f"model.hidden has {len(hidden)} layers: at most {_MOST_LAYERS} are possible"
+        )
     widths = (features, *hidden, outputs)
     count = sum((a + 1) * b for a, b in itertools.pairwise(widths))
     if min(widths) > 0 and count > _MOST_PARAMETERS:

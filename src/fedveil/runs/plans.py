@@ -35,6 +35,14 @@ from fedveil.runs.sections import (
 )
 from fedveil.training.client import LocalSgd, LocalWork
 
+_LARGEST = (
+    ("noise", "multiplier", 1e6),
+    ("noise", "epsilon", 1e6),
+    ("bound", "value", 1e30),
+    ("bound", "radius", 1e30),
+    ("bound", "centre", 1e30),
+)
+_SMALLEST_RATE = 1e-12
 _LARGEST_NOISE = 3 * 2.0**30
 """Multiplier x sqrt(parameters), or x parameters in L1: beyond, noise may exceed 2^32 steps."""
 
@@ -46,6 +54,7 @@ def plan_of(
 
     `work` is None for DP-SGD, which is made from the plan rather than the other way round.
     """
+    _check_sizes(recipe)
     _check_sections(recipe)
     plan = _plan_of(recipe, sampler, clients, work, task)
     if not is_secure(recipe) or not plan.private:
@@ -126,6 +135,18 @@ def _plan_of(
         multiplier=noise.multiplier,
         published=_published(recipe),
     )
+
+
+def _check_sizes(recipe: Recipe) -> None:
+    """Refuse numbers at which floats overflow and accountants fail; NaN is refused elsewhere."""
+    for section, key, most in _LARGEST:
+        value = getattr(getattr(recipe, section), key, None)
+        if value is not None and abs(value) > most:
+            raise BadInput(f"{section}.{key} is {value:g}: at most {most:g} is possible")
+    for section in ("sample", "local"):
+        rate = getattr(getattr(recipe, section), "rate", None)
+        if rate is not None and 0 < rate < _SMALLEST_RATE:
+            raise BadInput(f"{section}.rate is {rate:g}: at least {_SMALLEST_RATE:g} is possible")
 
 
 def _check_sections(recipe: Recipe) -> None:

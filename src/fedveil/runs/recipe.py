@@ -213,7 +213,7 @@ def _explain(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     place = [str(part) for part in first["loc"]]
     kind = place.pop(1) if len(place) > 1 and place[0] in _BY_KIND else None
-    where = ".".join(place)
+    where = " ".join(".".join(place).split())
     match first["type"]:
         case "extra_forbidden":
             return f"{where} is no key" + (f" of kind {kind!r}" if kind else "") + ": remove it"

@@ -227,7 +227,7 @@ class Run:
                 "client_updates_per_second": updates if self._diagnostics else None,
             },
             "refused": dict(refused.most_common()),
-            "notes": self.remarks + diagnose(history),
+            "notes": self.remarks + self._shared_note(ledger) + diagnose(history),
         }
         tensors = {name: value.clone() for name, value in task.named(state.params).items()}
         write_atomic(self.folder / "model.safetensors", safetensors.torch.save(tensors))
@@ -235,6 +235,16 @@ class Run:
         write_atomic(self.folder / "progress.png", progress_png(history, metric, plan.limit))
         write_atomic(self.folder / "result.json", _line(result, indent=2).encode())
         return result
+
+    def _shared_note(self, ledger: Ledger) -> list[str]:
+        """What all runs on a shared ledger have spent together."""
+        spent, common = ledger.common_spent(), common_of(self._ledger_path)
+        if spent is None or common is None:
+            return []
+        return [
+            f"all runs on {self._ledger_path} together: epsilon {math.ceil(1e4 * spent) / 1e4:g} "
+            f"of {common.epsilon:g} at delta {common.delta:g}"
+        ]
 
     def _restore(self, ledger: Ledger) -> tuple[ServerState, list[dict[str, Any]]]:
         """The state to go on from, and the metrics up to it; a ledger that lacks charges for it, or
@@ -256,6 +266,9 @@ class Run:
                 verify(self._ledger_path, head)
         if remarks or (found is None and max(ledger.charged(), _last(history))):
             self.remarks.append(f"the run went on from round {state.round}")
+        if _last(history) < state.round:
+            lost = f"rounds {_last(history) + 1} to {state.round}"
+            self.remarks.append(f"metrics.jsonl lacks {lost}")
         history = [line for line in history if line["round"] <= state.round]
         if not history or history[0]["round"] > 0:
             params = self.training.start().params

@@ -272,7 +272,7 @@ class EngineSection(Section):
     """
 
     mode: Literal["vectorised", "looped"] | None = None
-    timings: dict[str, float] | None = None
+    timings: dict[Literal["vectorised", "looped"], float] | None = None
     chunk: int = 0
     memory: int = 512
     workers: int = 0

@@ -1,0 +1,527 @@
+"""Damaged, lost, swapped and unwritable files: one clear line, or an older state and a remark.
+
+Whatever happens, nobody sees a traceback, no charge is lost, and a run that goes on ends at the
+model it would have ended at.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from fedveil import cli as commands
+from fedveil.errors import BadInput
+from fedveil.privacy.ledger_file import query, read_charges
+from fedveil.runs import checkpoint, disk
+from fedveil.runs import run as runs
+from fedveil.runs.evidence import verify_ledger
+from fedveil.runs.recipe import load_recipe
+from fedveil.runs.run import Run
+
+from .conftest import BASE
+
+TABLES = ("about", "runs", "charges", "cohorts")
+
+
+class Crash(Exception):
+    """The process dies: nothing of the run's own is executed after it."""
+
+
+def at(round, what):
+    def on_round(line):
+        if line["round"] == round:
+            what()
+
+    return on_round
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures():
+    """They are slow, and nobody looks."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(runs, "progress_png", lambda *_: b"")
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Runs to be damaged, each as a directory of the same name: `run`.
+
+    whole: to the end; cut: interrupted after round 3 of 4; torn: as a crash after round 3 leaves
+    it, with charges in the write-ahead log only; other: cut, of another seed.
+    """
+    root = tmp_path_factory.mktemp("made")
+
+    def start(name, *settings):
+        recipe = load_recipe("ldp-sgd", (*BASE["ldp-sgd"], *settings))
+        return Run.start(recipe, root / name / "run", None)
+
+    start("whole").execute()
+    start("cut").execute(at(3, interrupt))
+    start("other", "seed=2").execute(at(3, interrupt))
+    torn = start("torn")
+
+    def tear():
+        shutil.copytree(torn.folder, root / "copy")
+        raise Crash
+
+    with pytest.raises(Crash):
+        torn.execute(at(3, tear))
+    shutil.rmtree(torn.folder)
+    (root / "copy").rename(torn.folder)
+    return root
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return called
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    def copied(name, where="here"):
+        return shutil.copytree(made / name / "run", tmp_path / where / "run")
+
+    return copied
+
+
+def model_of(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+def rows_of(path):
+    return {table: sorted(query(path, f"SELECT * FROM {table}")) for table in TABLES}
+
+
+def one_line(outcome):
+    code, out, err = outcome
+    assert code == 2, (out, err)
+    (line,) = err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+# --- ways to damage a run directory ---
+
+
+def write(name, content):
+    return lambda run, other: (run / name).write_bytes(content)
+
+
+def cut(name, keep):
+    def damage(run, other):
+        path = run / name
+        content = path.read_bytes()
+        path.write_bytes(content[: int(keep * len(content))])
+
+    return damage
+
+
+def remove(*names):
+    def damage(run, other):
+        for name in names:
+            path = run / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return damage
+
+
+def flip(name, place):
+    """Change one byte, `place` of the way through."""
+
+    def damage(run, other):
+        path = run / name
+        content = bytearray(path.read_bytes())
+        content[int(place * (len(content) - 1))] ^= 0x5A
+        path.write_bytes(bytes(content))
+
+    return damage
+
+
+def swap(name):
+    """Take another run's file."""
+
+    def damage(run, other):
+        source, target = other / name, run / name
+        if target.is_dir():
+            shutil.rmtree(target)
+            shutil.copytree(source, target)
+        else:
+            shutil.copy(source, target)
+
+    return damage
+
+
+def edit(name, old, new):
+    def damage(run, other):
+        text = (run / name).read_text()
+        assert old in text
+        (run / name).write_text(text.replace(old, new, 1))
+
+    return damage
+
+
+def sql(*statements):
+    def damage(run, other):
+        with closing(sqlite3.connect(run / "ledger.db")) as db:
+            for statement in statements:
+                db.execute(statement)
+            db.commit()
+
+    return damage
+
+
+def both(*damages):
+    def damage(run, other):
+        for one in damages:
+            one(run, other)
+
+    return damage
+
+
+LAST, BEFORE = (f"checkpoint/round-0000000{n}.safetensors" for n in (3, 2))
+LEDGER = "not a fedveil ledger|damaged|changed|there is no ledger"
+
+REFUSED = {
+    # the ledger
+    "ledger removed": ("cut", remove("ledger.db"), "ledger.db is missing"),
+    "ledger empty": ("cut", write("ledger.db", b""), LEDGER),
+    "ledger of noise": ("cut", write("ledger.db", b"\x07" * 5000), LEDGER),
+    "ledger cut to half": ("cut", cut("ledger.db", 0.5), LEDGER),
+    "ledger cut by a page": ("cut", cut("ledger.db", 0.9), LEDGER),
+    "ledger a directory": (
+        "cut",
+        both(remove("ledger.db"), lambda run, _: (run / "ledger.db").mkdir()),
+        LEDGER,
+    ),
+    "ledger's first byte": ("cut", flip("ledger.db", 0.0), LEDGER),
+    "ledger of another run": ("cut", swap("ledger.db"), "recipe is .* in the ledger"),
+    "ledger of another format": (
+        "cut",
+        sql("UPDATE about SET value = '99' WHERE key = 'format'"),
+        "ledger format '99', this fedveil reads",
+    ),
+    "ledger without a format": ("cut", sql("DELETE FROM about"), "ledger format None"),
+    "ledger without a table": ("cut", sql("DROP TABLE charges"), "ledger"),
+    "ledger without its run": ("cut", sql("DELETE FROM runs"), "there is no run 'run'"),
+    "run of the ledger unreadable": ("cut", sql("UPDATE runs SET about = '{'"), "ledger"),
+    "charge removed": ("cut", sql("DELETE FROM charges WHERE round = 2"), "charge 2 is missing"),
+    "charge changed": (
+        "cut",
+        sql("UPDATE charges SET charged_at = 'now' WHERE round = 2"),
+        "charge 2 .* does not follow",
+    ),
+    "last charge removed": (
+        "cut",
+        sql("DELETE FROM charges WHERE round = 3", "DELETE FROM cohorts WHERE round = 3"),
+        "has 2 charged rounds and the checkpoint 3",
+    ),
+    "last charge and checkpoints removed": (
+        "cut",
+        both(
+            sql("DELETE FROM charges WHERE round = 3", "DELETE FROM cohorts WHERE round = 3"),
+            remove("checkpoint"),
+        ),
+        "has 2 charged rounds and the metrics 3",
+    ),
+    "last charge, checkpoints and metrics removed": (
+        "cut",
+        both(
+            sql("DELETE FROM charges WHERE round = 3", "DELETE FROM cohorts WHERE round = 3"),
+            remove("checkpoint", "metrics.jsonl"),
+        ),
+        "2 charges, and there were 3: the end was cut off",
+    ),
+    "cohort removed": ("cut", sql("DELETE FROM cohorts WHERE round = 2"), "charge 2"),
+    "cohort changed": (
+        "cut",
+        sql("UPDATE cohorts SET ids = x'00000000' WHERE round = 1"),
+        "charge 1",
+    ),
+    "ledger removed, and checkpoints": (
+        "cut",
+        remove("ledger.db", "checkpoint"),
+        "ledger.db is missing",
+    ),
+    "log left behind": ("torn", remove("ledger.db-wal", "ledger.db-shm"), LEDGER + "|missing"),
+    "log cut": ("torn", cut("ledger.db-wal", 0.6), LEDGER + "|missing"),
+    "log damaged": ("torn", flip("ledger.db-wal", 0.5), LEDGER + "|missing"),
+    # the recipe
+    "recipe removed": ("cut", remove("recipe.toml"), "has no recipe.toml"),
+    "recipe empty": ("cut", write("recipe.toml", b""), "recipe"),
+    "recipe of noise": ("cut", write("recipe.toml", b"\xff\xfe\x00"), "cannot be read"),
+    "recipe cut": ("cut", cut("recipe.toml", 0.5), "recipe"),
+    "recipe of another run": ("cut", swap("recipe.toml"), "recipe is .* in the ledger"),
+    "more rounds": ("cut", edit("recipe.toml", "rounds = 4", "rounds = 8"), "recipe is"),
+    "less noise": ("cut", edit("recipe.toml", "multiplier = 2.0", "multiplier = 1.0"), "recipe is"),
+    "other noise": ("cut", edit("recipe.toml", '"seeded"', '"secure"'), "recipe is"),
+    "other data": ("cut", edit("recipe.toml", '"iid"', '"shards"'), "recipe is"),
+    "unknown key": ("cut", edit("recipe.toml", "rounds = 4", "rounds = 4\nround = 4"), "no key"),
+    # files of other runs
+    "checkpoints of another run": ("cut", swap("checkpoint"), "not the one that was seen"),
+    "result of another run": ("cut", swap("result.json"), "not the one that was seen"),
+    # a pointer to a shared ledger
+    "pointer to nowhere": (
+        "cut",
+        write("ledger.json", b'{"path": "/nowhere/ledger.db", "run": "run"}'),
+        "/nowhere/ledger.db is missing",
+    ),
+    "pointer to nothing": ("cut", write("ledger.json", b"{}"), "ledger.json cannot be read"),
+    "pointer of noise": ("cut", write("ledger.json", b"\xff\x00"), "ledger.json cannot be read"),
+    "pointer with a number": ("cut", write("ledger.json", b'{"path": 5}'), "cannot be read"),
+}
+
+MENDED = {
+    "nothing": ("cut", lambda run, other: None, "^$"),
+    "a crash": ("torn", lambda run, other: None, "^$"),
+    "checkpoint empty": ("cut", write(LAST, b""), "00003.* cannot be read.*from round 2"),
+    "checkpoint cut": ("cut", cut(LAST, 0.7), "00003.* cannot be read.*from round 2"),
+    "checkpoint's header": ("cut", flip(LAST, 0.01), "00003.* cannot be read.*from round 2"),
+    "checkpoint's weights": ("cut", flip(LAST, 0.6), "changed after it was written.*round 2"),
+    "checkpoint's last byte": ("cut", flip(LAST, 1.0), "changed after it was written.*round 2"),
+    "checkpoint removed": ("cut", remove(LAST), "^$"),
+    "both checkpoints empty": (
+        "cut",
+        both(write(LAST, b""), write(BEFORE, b"")),
+        "00003.* cannot be read.*00002.* cannot be read.*from round 0",
+    ),
+    "all checkpoints removed": ("cut", remove("checkpoint"), "went on from round 0"),
+    "checkpoint of an older round in its place": (
+        "cut",
+        lambda run, other: shutil.copy(run / BEFORE, run / LAST),
+        "^$",
+    ),
+    "model removed": ("cut", remove("model.safetensors"), "^$"),
+    "model of noise": ("cut", write("model.safetensors", b"\x01" * 99), "^$"),
+    "result removed": ("cut", remove("result.json"), "^$"),
+    "result empty": ("cut", write("result.json", b""), "result.json cannot be read"),
+    "result of noise": ("cut", write("result.json", b"\xff{"), "result.json cannot be read"),
+    "result without a head": ("cut", write("result.json", b"{}"), "result.json cannot be read"),
+    "result with a huge number": (
+        "cut",
+        write("result.json", b'{"ledger": {"head": "a", "length": 1e999}}'),
+        "result.json cannot be read",
+    ),
+    "metrics removed": ("cut", remove("metrics.jsonl"), "lacks rounds 1 to 3"),
+    "metrics empty": ("cut", write("metrics.jsonl", b""), "lacks rounds 1 to 3"),
+    "metrics cut": ("cut", cut("metrics.jsonl", 0.6), "metrics.jsonl was damaged after"),
+    "metrics of noise": ("cut", write("metrics.jsonl", b"\xff\n"), "damaged after 0 lines"),
+    "metrics of other things": ("cut", write("metrics.jsonl", b"[1]\n5\n"), "damaged after 0"),
+    "metrics without keys": ("cut", write("metrics.jsonl", b'{"round": 2}\n'), "damaged after 0"),
+    "metrics with words": (
+        "cut",
+        write("metrics.jsonl", b'{"round": 0, "epsilon": 0.0, "loss": "low"}\n'),
+        "damaged after 0",
+    ),
+    "lock removed": ("cut", remove("lock"), "^$"),
+    "a temporary file left": ("cut", write(".recipe.toml.tmp", b"half"), "^$"),
+    "other versions": (
+        "cut",
+        edit("recipe.toml", "# resolved by fedveil", "# resolved by fedveil 0.0.9, was"),
+        "went on with fedveil .*repeats to about 1e-5, not to the last bit",
+    ),
+    "versions removed": ("cut", edit("recipe.toml", "# resolved by", "#"), "about 1e-5"),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_what_cannot_be_trusted_is_refused_with_one_line(copy, cli, how):
+    name, damage, told = REFUSED[how]
+    folder = copy(name)
+    damage(folder, copy("other", "there"))
+    line = one_line(cli("run", "--resume", folder, "--quiet"))
+    assert re.search(told, line), line
+    code, out, err = cli("ledger", folder, "--verify")
+    assert (code, len((out + err).splitlines())) in ((0, 1), (2, 1))
+
+
+@pytest.mark.parametrize("how", MENDED)
+def test_what_can_be_mended_goes_on_and_says_so(made, copy, cli, how):
+    name, damage, told = MENDED[how]
+    folder = copy(name)
+    damage(folder, copy("other", "there"))
+    code, out, err = cli("run", "--resume", folder, "--quiet", "--json")
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    first = json.loads((made / "whole" / "run" / "result.json").read_text())
+    notes = " ".join(note for note in result["notes"] if note not in first["notes"])
+    assert re.search(told, notes), notes
+    assert (result["rounds"], result["stopped"]) == (4, "rounds")
+    assert model_of(folder) == model_of(made / "whole" / "run")
+    assert [charge.round for charge in read_charges(folder / "ledger.db")] == [1, 2, 3, 4]
+    assert result["claims"] == first["claims"]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rounds = [json.loads(line)["round"] for line in lines]
+    assert (rounds[0], rounds[-1]) == (0, 4)
+    assert rounds == sorted(set(rounds))
+    assert cli("ledger", folder, "--verify")[0] == 0
+
+
+def test_there_are_at_least_thirty_ways():
+    assert len(REFUSED) + len(MENDED) >= 60
+
+
+def test_a_byte_anywhere_in_the_ledger_is_found_or_changes_nothing(copy):
+    """A byte in every stretch of 97: unused space says nothing, everything else is covered."""
+    folder = copy("cut")
+    path = folder / "ledger.db"
+    whole, rows = path.read_bytes(), rows_of(path)
+    found = 0
+    for place in range(0, len(whole), 97):
+        content = bytearray(whole)
+        content[place] ^= 0x21
+        path.write_bytes(bytes(content))
+        try:
+            verify_ledger(folder, None)
+        except BadInput:
+            found += 1
+        else:
+            assert rows_of(path) == rows, place
+    assert found > 20
+
+
+# --- a disk that is full, a directory that cannot be written ---
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def denied(*_, **__):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+class FullDisk(sqlite3.Connection):
+    """A ledger's disk that is full from the third charge on."""
+
+    def execute(self, statement, *rest):
+        if statement.startswith("INSERT INTO charges") and rest[0][1] == 3:
+            raise sqlite3.OperationalError("database or disk is full")
+        return super().execute(statement, *rest)
+
+
+class FullAtCommit(sqlite3.Connection):
+    """The same, noticed at the end of the transaction only."""
+
+    def execute(self, statement, *rest):
+        if statement.startswith("INSERT INTO charges") and rest[0][1] == 3:
+            self.third = True
+        if statement == "COMMIT" and getattr(self, "third", False):
+            raise sqlite3.OperationalError("database or disk is full")
+        return super().execute(statement, *rest)
+
+
+def started(tmp_path):
+    recipe = load_recipe("ldp-sgd", BASE["ldp-sgd"])
+    return Run.start(recipe, tmp_path / "here" / "run", None)
+
+
+@pytest.mark.parametrize("kind", [FullDisk, FullAtCommit])
+def test_a_ledger_that_cannot_grow_ends_the_run_before_the_round(made, tmp_path, monkeypatch, kind):
+    run, connect, seen = started(tmp_path), sqlite3.connect, []
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, factory=kind, **k))
+    with pytest.raises(BadInput, match=r"disk is full.*--resume"):
+        run.execute(lambda line: seen.append(line["round"]))
+    monkeypatch.undo()
+    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
+    assert seen == [1, 2]
+    assert [charge.round for charge in read_charges(run.folder / "ledger.db")] == [1, 2]
+    Run.resume(run.folder, None).execute()
+    assert model_of(run.folder) == model_of(made / "whole" / "run")
+
+
+FULL = {
+    "at the sync": lambda patch: patch.setattr(disk.os, "fsync", full),
+    "at the write": lambda patch: patch.setattr(checkpoint, "write_atomic", full),
+    "no permission": lambda patch: patch.setattr(checkpoint, "write_atomic", denied),
+}
+
+
+@pytest.mark.parametrize("how", FULL)
+def test_a_checkpoint_that_cannot_be_written_ends_the_run(made, tmp_path, monkeypatch, how):
+    """The round was charged and released; with the same noise it is done again."""
+    run = started(tmp_path)
+    with pytest.raises(BadInput, match=r"(No space left|Permission denied).*--resume") as told:
+        run.execute(at(1, lambda: FULL[how](monkeypatch)))
+    assert "\n" not in str(told.value)
+    monkeypatch.undo()
+    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
+    assert [charge.round for charge in read_charges(run.folder / "ledger.db")] == [1, 2]
+    Run.resume(run.folder, None).execute()
+    assert model_of(run.folder) == model_of(made / "whole" / "run")
+
+
+@pytest.mark.parametrize("error", [full, denied])
+def test_a_disk_that_is_full_from_the_start_is_told(tmp_path, monkeypatch, error):
+    run = started(tmp_path)
+    monkeypatch.setattr(runs, "write_atomic", error)
+    with pytest.raises(BadInput, match="the run cannot go on"):
+        run.execute()
+
+
+def test_a_directory_that_cannot_be_written_is_told_on_resume(copy, cli, monkeypatch):
+    folder, opened = copy("cut"), Path.open
+
+    def deny(self, mode="r", *rest, **more):
+        if self.parent == folder and mode != "r":
+            denied()
+        return opened(self, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", deny)
+    line = one_line(cli("run", "--resume", folder, "--quiet"))
+    assert "Permission denied" in line
+
+
+def test_a_ledger_that_cannot_be_opened_is_told(copy, cli, monkeypatch):
+    folder = copy("cut")
+
+    def refuse(*_, **__):
+        raise sqlite3.OperationalError("unable to open database file")
+
+    monkeypatch.setattr(sqlite3, "connect", refuse)
+    for arguments in (("run", "--resume", folder, "--quiet"), ("ledger", folder, "--verify")):
+        assert "ledger cannot be opened" in one_line(cli(*arguments))
+
+
+def test_a_ledger_that_is_locked_is_told(copy, cli, monkeypatch):
+    """Somebody else holds a write lock on it for longer than a round can wait."""
+    folder, connect = copy("cut"), sqlite3.connect
+    with closing(connect(folder / "ledger.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, **{**k, "timeout": 0}))
+        assert "database is locked" in one_line(cli("run", "--resume", folder, "--quiet"))
+        other.execute("ROLLBACK")
+
+
+def test_a_directory_in_use_is_told(copy, cli):
+    folder = copy("cut")
+    with disk.locked(folder):
+        line = one_line(cli("run", "--resume", folder, "--quiet"))
+    assert "in use by another process" in line
+
+
+def test_an_export_to_a_full_disk_is_told(copy, cli, tmp_path, monkeypatch):
+    folder = copy("cut")
+    monkeypatch.setattr(disk.os, "fsync", full)
+    line = one_line(cli("ledger", folder, "--export", tmp_path / "out.json"))
+    assert "No space left" in line
+    assert not (tmp_path / "out.json").exists()

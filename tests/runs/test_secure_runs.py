@@ -1,0 +1,368 @@
+"""Runs with secure noise: what they claim, what they hide, what an interruption costs.
+
+Statistical tests have a false-alarm rate of 1e-6 each.
+"""
+
+import json
+import sqlite3
+import sys
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from fedveil import cli as commands
+from fedveil.errors import BadInput
+from fedveil.privacy.ledger_file import read_charges, read_participations
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.secure import DIAGNOSTICS, SECURE
+from fedveil.privacy.statement import statements
+from fedveil.runs import run as runs
+from fedveil.runs.run import Run
+from fedveil.training.engines.local import LocalEngine
+from fedveil.training.loop import RoundResult
+
+from .conftest import BASE
+
+SECRET = "noise.source=secure"
+PRIVATE = ("clients", "clipped", "snr", "refused", "seconds")
+FALSE_ALARM = 1e-6
+
+KINDS = {
+    "central, poisson": ("central", ()),
+    "central, fixed": ("central", ("sample.kind=fixed", "sample.size=8")),
+    "central, everyone": ("central", ("sample.kind=all",)),
+    "central, quantile": (
+        "central",
+        ("bound.kind=quantile", "bound.value=0.1", "bound.bit_noise=20.0"),
+    ),
+    "ldp-sgd": ("ldp-sgd", ()),
+    "dp-fedavg, Laplace": ("dp-fedavg", ()),
+    "dp-fedavg, Gaussian": ("dp-fedavg-gaussian", ()),
+    "ldp-fl": ("ldp-fl", ("noise.epsilon=0.01",)),
+    "ldp-fl, unshuffled": ("ldp-fl", ("noise.epsilon=0.01", "shuffle=none")),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return called
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def model_of(folder):
+    return (folder / "model.safetensors").read_bytes()
+
+
+class Crash(Exception):
+    """The process dies."""
+
+
+def crash_in(monkeypatch, round):
+    """Once, when the round was charged and before it is computed."""
+    whole = LocalEngine.run
+
+    def dying(self, number, ids, state):
+        if number == round:
+            monkeypatch.setattr(LocalEngine, "run", whole)
+            raise Crash
+        return whole(self, number, ids, state)
+
+    monkeypatch.setattr(LocalEngine, "run", dying)
+
+
+# --- claims ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_run_says_that_its_noise_is_secure(start, kind):
+    recipe, settings = KINDS[kind]
+    run = start(recipe, *settings, SECRET)
+    result = run.execute()
+    assert result["rounds"] == 4
+    assert result["claims"]
+    for claim in result["claims"]:
+        assert claim["noise"] == "secure"
+        assert SECURE in claim["assumptions"]
+        assert not any("seed" in assumption for assumption in claim["assumptions"])
+        assert claim["delta"] > 0
+    (told,) = statements(run.folder / "ledger.db")
+    assert [claim.to_dict() for claim in told.claims] == result["claims"]
+
+
+REFUSED = {
+    "dp-sgd": ("local", (), "noise in every local step"),
+    "as published": (
+        "dp-fedavg",
+        ("budget.as_published=true", "noise.multiplier=none", "budget.epsilon=9.0"),
+        "budget.as_published is for simulations",
+    ),
+    "checkpoints now and then": ("central", ("engine.checkpoint=2",), "engine.checkpoint is 2"),
+    "no claim": ("weak-dp", (), "for noise that is claimed"),
+    "an epsilon that is too large": ("ldp-fl", (), "cannot be vouched for"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_secure_noise_does_not_do_is_told_in_one_line(cli, tmp_path, what):
+    recipe, settings, told = REFUSED[what]
+    base = BASE.get(recipe, ("rounds=4", "data.clients=20", "local.epochs=1", "sample.size=10"))
+    sets = [part for s in (*base, *settings, SECRET) for part in ("--set", s)]
+    code, _, err = cli("run", recipe, *sets, "--out", tmp_path / "out", "--quiet")
+    assert code == 2
+    (line,) = err.splitlines()
+    assert told in line
+    assert not (tmp_path / "out").exists()
+
+
+# --- diagnostics ---
+
+
+def sets(recipe, *more):
+    return [part for s in (*BASE[recipe], SECRET, *more) for part in ("--set", s)]
+
+
+@pytest.mark.parametrize("recipe", ["central", "ldp-sgd"])
+def test_diagnostics_are_nowhere_unless_asked_for(cli, tmp_path, recipe):
+    out = tmp_path / "out"
+    code, screen, progress = cli("run", recipe, *sets(recipe), "--out", out)
+    assert code == 0
+    for line in metrics_of(out)[1:]:
+        assert [line[name] for name in PRIVATE] == [None] * len(PRIVATE)
+        assert line["loss"] > 0
+    result = json.loads((out / "result.json").read_text())
+    assert result["refused"] == {}
+    assert result["timing"]["client_updates_per_second"] is None
+    for claim in result["claims"]:
+        assert DIAGNOSTICS not in claim["assumptions"]
+    first, rounds = progress.split("\n", 1)
+    assert "over 20 clients" in first
+    assert "round 4/4" in rounds
+    assert " clients" not in rounds
+    for word in ("signal/noise", "bounded", "updates/s"):
+        assert word not in rounds + screen
+    assert "longer than the bound" not in screen
+
+
+def test_diagnostics_that_were_asked_for_are_named_in_the_claim(cli, tmp_path):
+    out = tmp_path / "out"
+    code, screen, progress = cli(
+        "run", "central", *sets("central", "evaluate.diagnostics=true"), "--out", out
+    )
+    assert code == 0
+    for line in metrics_of(out)[1:]:
+        assert all(line[name] is not None for name in PRIVATE)
+    result = json.loads((out / "result.json").read_text())
+    assert result["timing"]["client_updates_per_second"] > 0
+    assert all(DIAGNOSTICS in claim["assumptions"] for claim in result["claims"])
+    assert "signal/noise" in progress
+    assert "outside this claim" in " ".join(screen.split())
+
+
+def test_clients_whose_reports_were_refused_are_not_named(start, monkeypatch):
+    """That a client diverged says something about its records."""
+    numbers = RoundResult.numbers
+    seen = []
+
+    def spy(self, **options):
+        object.__setattr__(self, "refused", (3, 5))
+        seen.append(self.refused)
+        return numbers(self, **options)
+
+    monkeypatch.setattr(RoundResult, "numbers", spy)
+    secret = start("central", SECRET, out="secret")
+    assert secret.execute()["refused"] == {}
+    shown = start("central", SECRET, "evaluate.diagnostics=true", out="shown").execute()
+    assert shown["refused"] == {"3": 4, "5": 4}
+    assert len(seen) == 8
+
+
+def test_a_seeded_run_shows_diagnostics_unless_told_not_to(start):
+    run = start("central", out="shown")
+    run.execute()
+    assert all(line["clients"] is not None for line in metrics_of(run.folder)[1:])
+    run = start("central", "evaluate.diagnostics=false", out="hidden")
+    run.execute()
+    assert all(line["clients"] is None for line in metrics_of(run.folder)[1:])
+
+
+@pytest.mark.parametrize("settings", [(), ("sample.kind=fixed", "sample.size=8")])
+def test_a_secret_cohort_is_stored_nowhere(start, monkeypatch, settings):
+    """Neither in a table of the ledger nor as anything that changes with it."""
+    cohorts, whole = [], LocalEngine.run
+
+    def spy(self, round, ids, state):
+        cohorts.append(ids.copy())
+        return whole(self, round, ids, state)
+
+    monkeypatch.setattr(LocalEngine, "run", spy)
+    run = start("central", *settings, SECRET)
+    run.execute()
+    with closing(sqlite3.connect(run.folder / "ledger.db")) as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE sql > ''")]
+        assert set(tables) == {"about", "runs", "charges", "cohorts"}
+        assert db.execute("SELECT COUNT(*) FROM cohorts").fetchone() == (0,)
+        charges = db.execute("SELECT covers, event FROM charges").fetchall()
+    assert len(set(charges)) == 1
+    assert len(cohorts) == 4
+    contents = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file()]
+    for ids in cohorts:
+        for stored in (ids.astype("<u4").tobytes(), ids.tobytes(), str(ids.tolist()).encode()):
+            assert not any(stored in content for content in contents)
+
+
+# --- repeating ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_secure_runs_of_one_seed_differ_and_two_seeded_ones_do_not(start, kind):
+    recipe, settings = KINDS[kind]
+    for source, alike in ((SECRET, False), ("noise.source=seeded", True)):
+        pair = [start(recipe, *settings, source, out=f"{alike} {k}") for k in range(2)]
+        for run in pair:
+            run.execute()
+        assert (model_of(pair[0].folder) == model_of(pair[1].folder)) is alike
+
+
+def test_the_seed_does_not_draw_a_secret_cohort(start):
+    plans = [start("central", SECRET, out=f"{k}").training for k in range(2)]
+    drawn = [
+        [plan.plan.sampler.cohort(20, n, plan.engine.streams).tolist() for n in range(1, 9)]
+        for plan in plans
+    ]
+    assert drawn[0] != drawn[1]
+
+
+# --- interruptions ---
+
+
+def test_an_interrupted_round_is_a_new_attempt_with_a_charge_of_its_own(start, monkeypatch):
+    settings = ("rounds=6", "budget.epsilon=9.0")
+    whole = start("central", SECRET, *settings, out="whole").training.plan
+    run = start("central", SECRET, *settings)
+    crash_in(monkeypatch, 3)
+    with pytest.raises(Crash):
+        run.execute()
+    assert [c.round for c in read_charges(run.folder / "ledger.db")] == [1, 2, 3]
+    resumed = Run.resume(run.folder, None)
+    result = resumed.execute()
+    charges = read_charges(run.folder / "ledger.db")
+    assert [(c.round, c.attempt) for c in charges] == [
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (3, 1),
+        (4, 0),
+        (5, 0),
+    ]
+    assert (result["rounds"], result["stopped"]) == (5, "budget")
+    assert result["claims"][0]["epsilon"] == whole.claims(6)[0].epsilon
+    assert result["claims"][0]["epsilon"] > whole.claims(5)[0].epsilon
+    (told,) = statements(run.folder / "ledger.db")
+    assert [claim.to_dict() for claim in told.claims] == result["claims"]
+    assert metrics_of(run.folder)[-1]["epsilon"] >= result["claims"][0]["epsilon"] - 1e-3
+
+
+def test_everyone_asked_is_charged_for_an_interrupted_round(start, monkeypatch):
+    run = start("ldp-sgd", SECRET, "sample.max_participations=8")
+    crash_in(monkeypatch, 2)
+    with pytest.raises(Crash):
+        run.execute()
+    before = read_participations(run.folder / "ledger.db")
+    assert before.sum() == 20
+    result = Run.resume(run.folder, None).execute()
+    counts = read_participations(run.folder / "ledger.db")
+    assert counts.sum() == 10 * len(read_charges(run.folder / "ledger.db"))
+    assert (counts >= before).all()
+    plan = run.training.plan
+    worst = plan.lines[0].claims(int(counts.max()))[0].epsilon
+    assert result["claims"][0]["epsilon"] == worst
+
+
+def test_a_lost_checkpoint_costs_its_round_again(start):
+    """Rounds 2 and 3 are done anew from round 1: each is a second release to those asked."""
+
+    def crash(line):
+        if line["round"] == 3:
+            raise Crash
+
+    run = start("ldp-sgd", SECRET, "rounds=6", "sample.max_participations=8")
+    with pytest.raises(Crash):
+        run.execute(crash)
+    (run.folder / "checkpoint" / "round-00000003.safetensors").write_bytes(b"")
+    result = Run.resume(run.folder, None).execute()
+    assert any("round-00000003" in note for note in result["notes"])
+    charges = [(c.round, c.attempt) for c in read_charges(run.folder / "ledger.db")]
+    assert charges[:5] == [(1, 0), (2, 0), (3, 0), (3, 1), (4, 0)]
+    with closing(sqlite3.connect(run.folder / "ledger.db")) as db:
+        stored = [ids for (ids,) in db.execute("SELECT ids FROM cohorts")]
+    counts = np.bincount(np.concatenate([np.frombuffer(i, "<u4") for i in stored]), minlength=20)
+    assert read_participations(run.folder / "ledger.db").tolist() == counts.tolist()
+    told = [c for c in result["claims"] if c["holds_for"] != "the median client"]
+    worst = run.training.plan.lines[0].claims(int(counts.max()))[0].epsilon
+    assert told[0]["epsilon"] == worst
+
+
+def test_a_run_cannot_change_its_noise_source(start):
+    run = start("central")
+    run.execute()
+    path = run.folder / "recipe.toml"
+    path.write_text(path.read_text().replace('"seeded"', '"secure"'))
+    with pytest.raises(BadInput, match="in the ledger and"):
+        Run.resume(run.folder, None).execute()
+
+
+# --- the noise itself ---
+
+
+def test_the_servers_sum_carries_the_noise_that_is_claimed(start, monkeypatch):
+    """The sum after noise less the sum before it, over all weights and rounds: chi-squared."""
+    sums, release = [], PrivacyPlan.release_
+
+    def spy(self, total, bound, round, streams):
+        before = total.clone()
+        release(self, total, bound, round, streams)
+        sums.append((total - before, self.multiplier * bound.sensitivity(self.relation)))
+
+    monkeypatch.setattr(PrivacyPlan, "release_", spy)
+    run = start("central", SECRET, "rounds=8")
+    run.execute()
+    scaled = torch.cat([noise / scale for noise, scale in sums])
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], len(scaled))
+    assert low < float((scaled**2).sum()) / (1 + 2**-12) < high
+    assert len(sums) == 8
+
+
+def test_reports_of_clients_carry_the_noise_that_is_claimed(start, monkeypatch):
+    reports, randomise = [], PrivacyPlan.randomise_
+
+    def spy(self, rows, start, ids, moving, round, streams):
+        before = rows.clone()
+        randomise(self, rows, start, ids, moving, round, streams)
+        scales = torch.from_numpy(self.scale(self.bound(moving, round), ids))[:, None]
+        reports.append((rows.double() - before.double()) / scales)
+
+    monkeypatch.setattr(PrivacyPlan, "randomise_", spy)
+    start("ldp-sgd", SECRET).execute()
+    rows = torch.cat(reports)
+    assert len(rows) == 40
+    low, high = chi2.ppf([FALSE_ALARM / 80, 1 - FALSE_ALARM / 80], rows.shape[1])
+    squares = (rows**2).sum(dim=1) / (1 + 2**-12)
+    assert bool(((squares > low) & (squares < high)).all())
