@@ -57,7 +57,8 @@ def stored(round="5", **changes):
     """A file like that of state(5), with tensors changed or, by None, left out."""
     tensors = {"params": LIKE.params, "moving": LIKE.moving, **changes}
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    about = {"round": round, "ledger": json.dumps(HEAD.to_dict())}
+    about = {"round": str(round), "ledger": json.dumps(HEAD.to_dict())}
+    about["digest"] = checkpoint._digest(kept, about)
     return safetensors.torch.save(kept, None if round is None else about)
 
 

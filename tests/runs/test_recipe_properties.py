@@ -17,11 +17,6 @@ from fedveil.runs.recipe import Recipe, load_recipe, shipped
 NAMES = [recipe["name"] for recipe in shipped()]
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-names = (
-    st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=30)
-    .filter(str.isprintable)
-    .map(lambda text: "r" + text.replace("/", "_"))
-)
 SCALARS = {
     int: st.integers(-(2**63), 2**63 - 1),
     float: st.floats(allow_nan=False),
@@ -60,11 +55,10 @@ def sections(model):
 
 documents = st.fixed_dictionaries(
     {
-        "name": names,
         **{
             key: values(field.annotation)
             for key, field in Recipe.model_fields.items()
-            if key not in ("name", "rounds", "iterations")
+            if key not in ("rounds", "iterations")
         },
         "rounds": st.integers(-5, 10**6),
     }

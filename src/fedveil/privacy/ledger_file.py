@@ -69,7 +69,7 @@ def read_about(path: Path) -> dict[str, str]:
         if len(runs) == 1:
             about |= {str(k): str(v) for k, v in json.loads(runs[0][1]).items()}
         return about
-    except (sqlite3.DatabaseError, ValueError, AttributeError) as e:
+    except (sqlite3.DatabaseError, ValueError, AttributeError, TypeError) as e:
         if isinstance(e, BadInput):
             raise
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e

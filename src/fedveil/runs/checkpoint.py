@@ -86,7 +86,7 @@ def _load(path: Path, like: ServerState) -> Checkpoint:
             round, head = int(json.loads(f.metadata()["round"])), _head(f.metadata())
             tensors = {name: f.get_tensor(name) for name in list(f.keys())}
             about = {name: f.metadata()[name] for name in ("round", "ledger")}
-            if f.metadata().get("digest") not in (None, _digest(tensors, about)):
+            if f.metadata()["digest"] != _digest(tensors, about):
                 raise ValueError("it was changed after it was written")
         params, moving = tensors.pop("params"), tensors.pop("moving")
     except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:

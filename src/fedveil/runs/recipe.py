@@ -29,7 +29,6 @@ from fedveil.runs.sections import (
 DEFAULT = "central"
 
 _BY_KIND = ("sample", "local", "bound", "noise")
-_LONGEST_NAME = 100
 _LARGEST, _DEEPEST = 1 << 18, 100  # bytes of a file, parts of a key
 
 _SHOWN = reprlib.Repr()
@@ -91,20 +90,9 @@ def load_recipe(source: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
     _apply(raw, overrides)
     _check_numbers(raw)
     try:
-        recipe = Recipe.model_validate(raw)
+        return _with_rounds(Recipe.model_validate(raw))
     except ValidationError as e:
         raise BadInput(f"recipe {source}: {_explain(e)}") from e
-    _check_name(recipe.name)
-    return _with_rounds(recipe)
-
-
-def _check_name(name: str) -> None:
-    """Refuse a name that cannot be part of a run directory's, or would lead out of `runs`."""
-    if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()) or "/" in name or name[0] == ".":
-        raise BadInput(
-            f"name is {_SHOWN.repr(name)}: it names the run directory, so 1 to {_LONGEST_NAME} "
-            "printable characters are needed, without '/' and not beginning with '.'"
-        )
 
 
 def _check_numbers(raw: dict[str, Any]) -> None:

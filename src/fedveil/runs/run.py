@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import reprlib
 import secrets
 import sqlite3
 import time
@@ -41,6 +42,7 @@ from fedveil.training.training import Training
 Stopped = Literal["rounds", "budget", "interrupted"]
 OnRound = Callable[[dict[str, Any]], None]
 
+_LONGEST_NAME = 100
 _PACKAGES = ("fedveil", "torch", "numpy", "dp-accounting")
 
 
@@ -107,6 +109,8 @@ class Run:
         """Check everything, then claim the directory: a refused recipe leaves nothing behind."""
         if out is not None:
             _check_free(out)
+        else:
+            _check_name(recipe.name)
         training = build(recipe, data_root)
         if shared is not None:
             shared.check(training)
@@ -457,6 +461,15 @@ def _plain(value: Any) -> Any:
 def _unmade(path: Path) -> bool:
     """Whether a ledger has no tables: a crash came before it was made, and nothing was charged."""
     return not query(path, "SELECT 1 FROM sqlite_master LIMIT 1")
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that cannot be part of a run directory's, or would lead out of `runs`."""
+    if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()) or "/" in name or name[0] == ".":
+        raise BadInput(
+            f"name is {reprlib.repr(name)}: it names the run directory, so 1 to {_LONGEST_NAME} "
+            "printable characters are needed, without '/' and not beginning with '.'; or use --out"
+        )
 
 
 def _check_free(out: Path) -> None:
