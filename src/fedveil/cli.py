@@ -18,6 +18,13 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress line.")]
+Workers = Annotated[int, typer.Option(help="Processes; 0: one per core.")]
+Data = Annotated[Path | None, typer.Option(help="Folder with data sets; default: FEDVEIL_DATA.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
+]
 
 
 _CTRL_C = 130
@@ -54,14 +61,9 @@ def run(
     recipe: Annotated[
         str | None, typer.Argument(help="A shipped recipe or a .toml file; default: central.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
-    ] = None,
+    set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="Run directory (new or empty).")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder with data sets; default: FEDVEIL_DATA.")
-    ] = None,
+    data: Data = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.")] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="A ledger that runs on the same data share.")
@@ -69,7 +71,7 @@ def run(
     ledger_epsilon: Annotated[
         float | None, typer.Option(help="Its common budget, when it is new; default: the run's.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
     """Train a model over many clients, as a recipe says."""
@@ -86,7 +88,8 @@ def run(
     from rich.console import Console
 
     from fedveil.console import Progress, print_result
-    from fedveil.runs.run import Run, Shared
+    from fedveil.runs.ledgers import Shared
+    from fedveil.runs.run import Run
 
     shared = None if ledger is None else Shared(ledger, ledger_epsilon)
     if chosen:
@@ -122,10 +125,7 @@ def plan(
     recipe: Annotated[
         str | None, typer.Argument(help="A recipe to plan on its data; none: formulas only.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
-    ] = None,
+    set_: Set = None,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Rank by training, not by the bound.")
     ] = False,
@@ -153,11 +153,9 @@ def plan(
     out: Annotated[
         Path | None, typer.Option(help="The recipe to write; a heat map goes beside it.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder with data sets; default: FEDVEIL_DATA.")
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    data: Data = None,
+    workers: Workers = 0,
+    quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
     """Which E and T for a claim: by formulas, by theory on a recipe's data, or by simulation."""
@@ -207,18 +205,13 @@ def sweep(
     ],
     out: Annotated[Path, typer.Option(help="Directory; a sweep found there is gone on with.")],
     repeat: Annotated[int, typer.Option(help="Repetitions of every cell.")] = 1,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
-    ] = None,
+    set_: Set = None,
     curves: Annotated[
         bool, typer.Option("--curves", help="Measure along the way, as evaluate.every says.")
     ] = False,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder with data sets; default: FEDVEIL_DATA.")
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    data: Data = None,
+    workers: Workers = 0,
+    quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
     """Train every recipe of a grid, repeatedly, over all cores; go on after an interruption."""
@@ -270,11 +263,9 @@ def reproduce(
     out: Annotated[
         Path | None, typer.Option(help="Directory; what is found there is gone on with.")
     ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder with data sets; default: FEDVEIL_DATA.")
-    ] = None,
-    workers: Annotated[int, typer.Option(help="Processes; 0: one per core.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress line.")] = False,
+    data: Data = None,
+    workers: Workers = 0,
+    quiet: Quiet = False,
 ) -> int:
     """Run a paper's experiments: the published number, ours with its interval, what was open."""
     if scale not in ("quick", "paper"):
@@ -369,6 +360,8 @@ def ledger(
 
     if head is not None and not verify:
         raise BadInput("--head is for --verify: add it")
+    if verify + json_ + (export is not None) > 1:
+        raise BadInput("--verify, --export and --json are three ways to look: give one")
     if verify:
         print(verify_ledger(path, head))
         return

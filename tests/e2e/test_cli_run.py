@@ -94,7 +94,7 @@ def test_quiet_says_nothing_on_the_way(cli, settings):
     assert (told.code, told.err) == (0, "")
 
 
-@pytest.mark.parametrize("name", ["a[b]", "a[bold]b", "[red]"])
+@pytest.mark.parametrize("name", ["a[b]", "a[/b]", "a[bold]b", "[red]"])
 def test_brackets_in_names_are_just_names(cli, settings, name):
     told = cli("run", "fedavg", *settings("fedavg", f'name="{name}"'), "--out", name)
     assert told.code == 0

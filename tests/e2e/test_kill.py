@@ -96,7 +96,7 @@ def _hook(target, name, done, number, folder):
 
 def half_a_line(number, folder):
     """Die with half of a round's metrics on disk; the first call is for the line of round 0."""
-    original, calls = run._line, itertools.count(0)
+    original, calls = run.json_text, itertools.count(0)
 
     def hooked(value, indent=None):
         text = original(value, indent)
@@ -106,7 +106,7 @@ def half_a_line(number, folder):
             die()
         return text
 
-    run._line = hooked
+    run.json_text = hooked
 
 
 def half(prefix):

@@ -317,7 +317,10 @@ def test_another_sweep_in_the_same_place_is_refused(made, tmp_path, options, mes
 
 def test_the_name_of_a_recipe_does_not_matter(made, tmp_path):
     run(tmp_path / "sweep", laboratory=made)
+    before = (tmp_path / "sweep" / "trials.jsonl").read_bytes()
     run(tmp_path / "sweep", laboratory=made, settings=(*SMALL, "name=other"))
+    assert before
+    assert (tmp_path / "sweep" / "trials.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(

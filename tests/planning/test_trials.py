@@ -137,6 +137,11 @@ def test_a_budget_that_asks_for_infinite_noise():
         prepared(Laboratory(), "budget.epsilon=1e-300")
 
 
+def test_noise_that_cannot_be_repeated():
+    with pytest.raises(BadInput, match=r"noise\.source is 'secure', .* use 'seeded' here"):
+        prepared(Laboratory(), "noise.source=secure")
+
+
 def test_noise_is_that_of_a_rounds_mean():
     (central,) = prepared(
         Laboratory(),

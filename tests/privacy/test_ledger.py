@@ -107,6 +107,20 @@ def test_secure_noise_is_never_replayed_for_free(path, make_terms):
     ]
 
 
+def test_a_line_that_is_due_now_and_then_has_a_budget_of_its_own(path, make_terms):
+    """Histograms in rounds 1 and 3 of 4, calibrated for two: a third would exceed their budget."""
+    lines = (
+        make_terms(noise=NoiseSource.SECURE),
+        make_terms(noise=NoiseSource.SECURE, covers="norms", every=2),
+    )
+    ledger = Ledger.create(path, ABOUT, lines, 4)
+    assert [ledger.charge(1), ledger.charge(1), ledger.charge(2)] == [0, 1, 0]
+    with pytest.raises(BudgetExhausted, match="budget of norms, which permits 2 releases"):
+        ledger.charge(3)
+    ledger.close()
+    assert [c.covers for c in read_charges(path)].count("norms") == 2
+
+
 def test_rounds_cannot_be_skipped(path, make_terms):
     """With shares, skipped rounds could all be one client's: count x share would be too low."""
     ledger = Ledger.create(path, ABOUT, (make_terms(share=Fraction(1, 4)),), 5)

@@ -1,7 +1,10 @@
 """Short runs on the embedded digits."""
 
+import sys
+
 import pytest
 
+from fedveil import cli as commands
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
@@ -18,6 +21,20 @@ BASE = {
     "dp-fedavg-gaussian": (*SMALL, *NOISY, "sample.size=10"),
     "ldp-fl": (*SHORT, "budget.delta=1e-4", "shuffle.minimum=18"),
 }
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    """The command line in this process: exit code, standard output, standard error."""
+
+    def called(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return called
 
 
 @pytest.fixture

@@ -10,13 +10,11 @@ import os
 import re
 import shutil
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from fedveil import cli as commands
 from fedveil.errors import BadInput
 from fedveil.privacy.ledger_file import query, read_charges
 from fedveil.runs import checkpoint, disk
@@ -82,18 +80,6 @@ def made(tmp_path_factory):
     shutil.rmtree(torn.folder)
     (root / "copy").rename(torn.folder)
     return root
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    def called(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            commands.main()
-        return ended.value.code, *capsys.readouterr()
-
-    return called
 
 
 @pytest.fixture

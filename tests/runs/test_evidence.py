@@ -4,21 +4,20 @@ import json
 import multiprocessing
 import shutil
 import sqlite3
-import sys
 from contextlib import closing
 
 import numpy as np
 import pytest
 
-from fedveil import cli as commands
 from fedveil.errors import BadInput, LedgerMismatch
 from fedveil.privacy.filters import curve_of
 from fedveil.privacy.ledger_file import read_charges, read_participations, read_runs
 from fedveil.privacy.shared import common_of, spent_in
 from fedveil.privacy.verification import verify
 from fedveil.runs import run as runs
+from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe import load_recipe
-from fedveil.runs.run import Run, Shared
+from fedveil.runs.run import Run
 
 from .conftest import BASE
 
@@ -28,18 +27,6 @@ SAME = "data.seed=1"
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    def called(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            commands.main()
-        return ended.value.code, *capsys.readouterr()
-
-    return called
 
 
 def error(outcome):

@@ -5,7 +5,6 @@ Statistical tests have a false-alarm rate of 1e-6 each.
 
 import json
 import sqlite3
-import sys
 from contextlib import closing
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from fedveil import cli as commands
 from fedveil.errors import BadInput
 from fedveil.privacy.ledger_file import read_charges, read_participations
 from fedveil.privacy.plan import PrivacyPlan
@@ -49,18 +47,6 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
     monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    def called(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedveil", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            commands.main()
-        return ended.value.code, *capsys.readouterr()
-
-    return called
 
 
 def metrics_of(folder):

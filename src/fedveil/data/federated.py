@@ -94,7 +94,10 @@ class FederatedData:
 
     @cached_property
     def derived(self) -> dict[str, Any]:
-        """What was computed from these records and is kept with them, by name."""
+        """What was computed from these records and is kept with them, by name.
+
+        Like the fingerprint it is never computed again: records are replaced, not changed in place.
+        """
         return {}
 
     @property

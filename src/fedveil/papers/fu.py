@@ -6,18 +6,16 @@ are worth strictly stands beside it: sensitivity counts two inputs, not one, so 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from matplotlib.figure import Figure
-
 from fedveil.papers.experiment import Experiment, Item, Scale
+from fedveil.papers.lines import curve_of, lines_of, lines_png, strictly
 from fedveil.papers.page import Finding, Page, Table
 from fedveil.planning.constants import constants_of
-from fedveil.planning.figures import COLOURS, draw_line, png
 from fedveil.planning.grid import Axis, cells
-from fedveil.planning.statistics import Mean, mean_of, worse
+from fedveil.planning.statistics import Mean, worse
 from fedveil.planning.sweep import Sweep
 from fedveil.planning.theory import Federation, LaplaceNoise, best_steps, decayed_bound
 from fedveil.planning.trials import Laboratory
@@ -97,18 +95,13 @@ def fig1(experiment: Experiment) -> Page:
         repeat,
         curves=True,
     )
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    at, rows = figure.subplots(), []
+    rows, lines, rounds = [], [], list[int]()
     for c, epsilon in enumerate(EPSILONS):
-        curves = [outcome.curve for outcome in sweep.outcomes(c)]
-        rounds = [round for round, _ in curves[0]]
-        means = [mean_of([curve[i][1]["loss"] for curve in curves]) for i in range(len(rounds))]
-        draw_line(at, [str(r) for r in rounds], means, f"epsilon {epsilon}", COLOURS[c])
-        shown = {r: m for r, m in zip(rounds, means, strict=True) if r in (10, 30, 50, 100)}
-        rows.append((epsilon, *map(str, shown.values())))
-    at.set(xlabel="iteration", ylabel="test loss", yscale="log")
-    at.legend(fontsize=8)
-    page.figures["fu-fig1.png"] = png(figure)
+        rounds, means = curve_of(sweep, c, "loss")
+        lines.append(means)
+        shown = [m for r, m in zip(rounds, means, strict=True) if r in (10, 30, 50, 100)]
+        rows.append((epsilon, *map(str, shown)))
+    page.figures["fu-fig1.png"] = _drawn([str(r) for r in rounds], lines, "iteration")
     headers = ("epsilon (as published)", "T = 10", "T = 30", "T = 50", "T = 100")
     page.tables.append(Table(headers, tuple(rows)))
     page.notes.append("The paper shows this as a figure without numbers.")
@@ -126,8 +119,8 @@ def table2(experiment: Experiment) -> Page:
         [Axis("budget.epsilon", EPSILONS), Axis("rounds", times)],
         repeat,
     )
-    lines = _lines(sweep, len(times))
-    page.figures["fu-fig3.png"] = _lines_png(times, lines, "T", "epsilon")
+    lines = lines_of(sweep, len(times), "loss")
+    page.figures["fu-fig3.png"] = _drawn(times, lines, "T")
     rows, best = [], {}
     for c, epsilon in enumerate(EPSILONS):
         values = [mean.value for mean in lines[c]]
@@ -137,7 +130,7 @@ def table2(experiment: Experiment) -> Page:
         rows.append(
             (
                 epsilon,
-                _strict(sweep, c * len(times)),
+                strictly(sweep, c * len(times)),
                 str(star),
                 times[at],
                 f"{loss:.2f}",
@@ -193,14 +186,14 @@ def fig5(experiment: Experiment) -> Page:
         [Axis("budget.epsilon", EPSILONS), Axis("local.steps", steps)],
         repeat,
     )
-    lines = _lines(sweep, len(steps))
-    page.figures["fu-fig5.png"] = _lines_png(steps, lines, "E", "epsilon")
+    lines = lines_of(sweep, len(steps), "loss")
+    page.figures["fu-fig5.png"] = _drawn(steps, lines, "E")
     rows, stars = [], []
     for c, epsilon in enumerate(EPSILONS):
         values = [mean.value for mean in lines[c]]
         at = min(range(len(values)), key=values.__getitem__)
         stars.append(STEPS[at])
-        strict = _strict(sweep, c * len(steps))
+        strict = strictly(sweep, c * len(steps))
         rows.append((epsilon, strict, "(empty)", steps[at], str(lines[c][at]), _worst(lines[c])))
     headers = ("epsilon (as published)", "strictly", "paper", "E*", "loss at E*", "worst loss")
     page.tables.append(Table(headers, tuple(rows), "Table III, which the paper leaves empty:"))
@@ -252,7 +245,14 @@ def fig7(experiment: Experiment) -> Page:
 
     lines = {name: [sweep.mean(at(name, i), "loss") for i in range(len(times))] for name in rules}
     places = tuple(map(str, times))
-    page.figures["fu-fig7.png"] = _lines_png(places, list(lines.values()), "T", "E =", list(lines))
+    page.figures["fu-fig7.png"] = lines_png(
+        places,
+        list(lines.values()),
+        [f"E = {name}" for name in lines],
+        across="T",
+        up="test loss",
+        log=True,
+    )
     shown = [i for i, t in enumerate(times) if t in (1, 11, 31, 61, 91, 111)]
     page.tables.append(
         Table(
@@ -352,26 +352,9 @@ def _minimisers(
     return found, why
 
 
-def _lines(sweep: Sweep, length: int) -> list[list[Mean]]:
-    means = [sweep.mean(c, "loss") for c in range(len(sweep.cells))]
-    return [means[i : i + length] for i in range(0, len(means), length)]
-
-
-def _lines_png(
-    places: tuple[str, ...],
-    lines: list[list[Mean]],
-    label: str,
-    what: str,
-    names: list[str] | None = None,
-) -> bytes:
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    at = figure.subplots()
-    for i, (line, name) in enumerate(zip(lines, names or EPSILONS, strict=True)):
-        draw_line(at, places, line, f"{what} {name}", COLOURS[i])
-    at.set(xlabel=label, ylabel="test loss", yscale="log")
-    at.legend(fontsize=8)
-    at.grid(alpha=0.3)
-    return png(figure)
+def _drawn(places: Sequence[str], lines: list[list[Mean]], across: str) -> bytes:
+    names = [f"epsilon {epsilon}" for epsilon in EPSILONS]
+    return lines_png(places, lines, names, across=across, up="test loss", log=True)
 
 
 def _all_means(lines: list[list[Mean]], places: tuple[str, ...], label: str) -> Table:
@@ -381,13 +364,6 @@ def _all_means(lines: list[list[Mean]], places: tuple[str, ...], label: str) -> 
 
 def _worst(line: list[Mean]) -> str:
     return str(max(line, key=lambda mean: mean.value))
-
-
-def _strict(sweep: Sweep, cell: int) -> str:
-    """What the cell's reports are worth strictly."""
-    plan = sweep.prepared[cell].plan
-    readings = [claim for claim in plan.claims(plan.permitted) if not claim.as_published]
-    return f"{readings[0].epsilon:.4g} per {readings[0].unit}" if readings else "nothing claimed"
 
 
 def _versus_one(lines: dict[str, list[Mean]], late: list[int], times: tuple[int, ...]) -> str:

@@ -6,15 +6,14 @@ are then worth strictly is printed.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from matplotlib.figure import Figure
-
 from fedveil.papers.experiment import Experiment, Item, Scale
+from fedveil.papers.lines import curve_of, lines_of, lines_png, strictly
 from fedveil.papers.page import Finding, Page, Table
-from fedveil.planning.figures import COLOURS, draw_line, png
 from fedveil.planning.grid import Axis
-from fedveil.planning.statistics import Mean, mean_of
+from fedveil.planning.statistics import Mean
 from fedveil.planning.sweep import Sweep
 
 EPSILONS = ("10", "20", "30", "inf")
@@ -133,19 +132,13 @@ def fig2(experiment: Experiment) -> Page:
         repeat,
         curves=True,
     )
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    at, rows = figure.subplots(), []
+    rows, lines, rounds = [], [], list[int]()
     for c, epsilon in enumerate(EPSILONS):
-        curves = [outcome.curve for outcome in sweep.outcomes(c)]
-        rounds = [round for round, _ in curves[0]]
-        means = [mean_of([k[i][1]["accuracy"] for k in curves]) for i in range(len(rounds))]
-        draw_line(at, [str(5 * r) for r in rounds], means, f"epsilon {epsilon}", COLOURS[c])
-        shown = {r: m for r, m in zip(rounds, means, strict=True) if r in (10, 20, 50)}
-        rows.append((epsilon, _worth(sweep, c), *map(str, shown.values())))
-    at.set(xlabel="iteration", ylabel="test accuracy")
-    at.legend(fontsize=8)
-    at.grid(alpha=0.3)
-    page.figures["fu-fig2.png"] = png(figure)
+        rounds, means = curve_of(sweep, c, "accuracy")
+        lines.append(means)
+        shown = [m for r, m in zip(rounds, means, strict=True) if r in (10, 20, 50)]
+        rows.append((epsilon, strictly(sweep, c), *map(str, shown)))
+    page.figures["fu-fig2.png"] = _drawn([str(5 * r) for r in rounds], lines, "iteration")
     headers = ("epsilon, paper's level", "here, strictly", "T = 50", "T = 100", "T = 250")
     page.tables.append(Table(headers, tuple(rows)))
     page.notes.append(
@@ -168,8 +161,8 @@ def fig4(experiment: Experiment) -> Page:
         repeat,
     )
     places = tuple(map(str, times))
-    lines = _lines(sweep, len(times))
-    page.figures["fu-fig4.png"] = _lines_png(places, lines, "T")
+    lines = lines_of(sweep, len(times), "accuracy")
+    page.figures["fu-fig4.png"] = _drawn(places, lines, "T")
     rows = tuple((e, *map(str, line)) for e, line in zip(EPSILONS, lines, strict=True))
     headers = ("epsilon, paper's level", *(f"T = {t}" for t in times))
     page.tables.append(Table(headers, rows, "Final accuracy:"))
@@ -197,8 +190,8 @@ def table4(experiment: Experiment) -> Page:
         [_epsilons(experiment), Axis("local.steps", steps)],
         repeat,
     )
-    lines = _lines(sweep, len(steps))
-    page.figures["fu-fig6.png"] = _lines_png(steps, lines, "E")
+    lines = lines_of(sweep, len(steps), "accuracy")
+    page.figures["fu-fig6.png"] = _drawn(steps, lines, "E")
     rows, stars = [], []
     for c, epsilon in enumerate(EPSILONS):
         values = [mean.value for mean in lines[c]]
@@ -208,7 +201,7 @@ def table4(experiment: Experiment) -> Page:
         rows.append(
             (
                 epsilon,
-                _worth(sweep, c * len(steps) + best),
+                strictly(sweep, c * len(steps) + best),
                 str(star),
                 steps[best],
                 f"{accuracy:.4f}",
@@ -285,27 +278,6 @@ def _accuracy(sweep: Sweep, cell: int) -> Mean:
     return sweep.mean(cell, "accuracy")
 
 
-def _lines(sweep: Sweep, length: int) -> list[list[Mean]]:
-    means = [_accuracy(sweep, c) for c in range(len(sweep.cells))]
-    return [means[i : i + length] for i in range(0, len(means), length)]
-
-
-def _lines_png(places: tuple[str, ...], lines: list[list[Mean]], label: str) -> bytes:
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    at = figure.subplots()
-    for i, (line, name) in enumerate(zip(lines, EPSILONS, strict=True)):
-        draw_line(at, places, line, f"epsilon {name}", COLOURS[i])
-    at.set(xlabel=label, ylabel="test accuracy")
-    at.legend(fontsize=8)
-    at.grid(alpha=0.3)
-    return png(figure)
-
-
-def _worth(sweep: Sweep, cell: int) -> str:
-    """What the cell's reports are worth strictly."""
-    plan = sweep.prepared[cell].plan
-    readings = [claim for claim in plan.claims(plan.permitted) if not claim.as_published]
-    if not readings:
-        return "nothing claimed"
-    claim = readings[0]
-    return f"{claim.epsilon:,.4g} per {claim.unit} at delta {claim.delta:g}"
+def _drawn(places: Sequence[str], lines: list[list[Mean]], across: str) -> bytes:
+    names = [f"epsilon {epsilon}" for epsilon in EPSILONS]
+    return lines_png(places, lines, names, across=across, up="test accuracy")

@@ -23,7 +23,7 @@ from fedveil.planning.theory import (
     error_bound,
     verdict,
 )
-from fedveil.planning.trials import Laboratory, Prepared
+from fedveil.planning.trials import Laboratory, Prepared, seeded
 from fedveil.privacy.central import least_noise
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.events import Gaussian
@@ -206,7 +206,7 @@ def simulate(
     why, quiet = _why(laboratory, found)
     return Report(
         title=f"{base.cell.recipe.name}: ranked by training, {found.trials} trials of "
-        f"{len(prepared)} recipes",
+        f"{len(prepared)} recipes in {found.seconds:.1f} s",
         measure="loss",
         rows=[
             _row(arm.prepared, arm.mean.value, arm.mean.half, str(arm.mean), _remark(found, arm))
@@ -214,7 +214,10 @@ def simulate(
         ],
         why=why,
         warnings=[*skipped, _tuning_cost(found, quiet)],
-        recipe=_recipe_text(found.winner.prepared.cell.recipe, "simulated rounds"),
+        recipe=_recipe_text(
+            seeded(found.winner.prepared.cell.recipe, repeat),
+            "simulated rounds; its seed is one that no trial had",
+        ),
     )
 
 

@@ -117,6 +117,11 @@ class Laboratory:
         try:
             training = build(recipe, data=self.data(recipe))
             noise = _noise(training.plan, training)
+            if training.secret:
+                raise BadInput(
+                    "noise.source is 'secure', and trials are repeated and compared: use 'seeded' "
+                    "here and 'secure' for the run that is published"
+                )
             found = mode or training.mode or self._measured(recipe, training)
         except BadInput as e:
             raise BadInput(f"cell {cell.name}: {e}" if cell.choice else str(e)) from e

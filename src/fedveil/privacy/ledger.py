@@ -171,22 +171,29 @@ class Ledger:
                     )
                 return int(before)
             attempt = 0 if before is None else int(before) + 1
-            self._check(round, attempt, ids)
+            self._check(round, ids)
             self._insert(round, attempt, cohort, ids is not None)
         return attempt
 
-    def _check(self, round: int, attempt: int, ids: Ids | None) -> None:
+    def _check(self, round: int, ids: Ids | None) -> None:
         """Refuse what the run's own budget, or the common one, does not permit."""
-        last = self.charged()
+        last, again = self.charged(), self.again
         if round > last + 1 or round < 1:
             raise AssertionError(f"round {round} charged after {last} rounds")
-        again = self.again
-        if last + again + 1 > self._permitted and (attempt or round > last):
+        if last + again + 1 > self._permitted:
             wasted = f", {again} of them for rounds that had to be done again" if again else ""
             raise BudgetExhausted(
                 f"round {round} would exceed the budget, which permits "
                 f"{self._permitted} rounds{wasted}; nothing was released"
             )
+        for line in self._lines if again or round <= last else ():
+            most = -(-self._permitted // line.every)
+            if line.due(round) and not line.reading and self._charges_for(line) + 1 > most:
+                raise BudgetExhausted(
+                    f"round {round} would exceed the budget of {line.covers}, which permits {most} "
+                    "releases, one of them for a round that had to be done again; nothing was "
+                    "released"
+                )
         if not self._replays and ids is not None:
             most = max(line.participations(self._permitted) for line in self._lines)
             if int(self.turns(last)[ids].max(initial=0)) + 1 > most:
@@ -221,6 +228,11 @@ class Ledger:
         if counted:
             taken = (self._run, round, attempt, cohort)
             self._db.execute("INSERT INTO cohorts VALUES (?, ?, ?, ?)", taken)
+
+    def _charges_for(self, line: Terms) -> int:
+        """How many releases of a line were paid for."""
+        query = "SELECT COUNT(*) FROM charges WHERE run = ? AND covers = ?"
+        return int(self._db.execute(query, (self._run, line.covers)).fetchone()[0])
 
     def head(self) -> Head:
         """The end of the chain: to be kept elsewhere as well."""

@@ -2,12 +2,9 @@
 
 import hashlib
 import importlib.metadata
-import json
 import math
-import os
 import platform
 import reprlib
-import secrets
 import sqlite3
 import time
 from collections import Counter
@@ -21,17 +18,16 @@ import safetensors.torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.chain import Head
-from fedveil.privacy.filters import curve_of
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.ledger_file import query, read_runs
-from fedveil.privacy.shared import Common, check_common, check_company, common_of
-from fedveil.privacy.terms import Terms
+from fedveil.privacy.shared import common_of
 from fedveil.privacy.verification import verify
-from fedveil.runs import checkpoint, toml
+from fedveil.runs import checkpoint, metrics, toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.diagnosis import diagnose
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.runs.evidence import file_of, head_of_result
+from fedveil.runs.ledgers import Shared, open_ledger
+from fedveil.runs.metrics import json_text, last_round
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.training.evaluate import evaluate
@@ -44,47 +40,6 @@ OnRound = Callable[[dict[str, Any]], None]
 
 _LONGEST_NAME = 100
 _PACKAGES = ("fedveil", "torch", "numpy", "dp-accounting")
-
-
-@dataclass(frozen=True)
-class Shared:
-    """A ledger that several runs share, and the epsilon they share (None: as it is, or the run's).
-
-    A new one is made by the first run, for the promise that this run makes.
-    """
-
-    path: Path
-    epsilon: float | None = None
-
-    def check(self, training: Training) -> None:
-        """Refuse, before anything is written, a run that the ledger cannot take."""
-        plan, data = training.plan, training.data.fingerprint
-        if not self.path.exists():
-            _ = self.common(plan.lines, data, None).filter
-            if not self.path.resolve().parent.is_dir():
-                raise BadInput(f"--ledger {self.path}: its directory does not exist; make it")
-        else:
-            stored = common_of(self.path)
-            if stored is None:
-                raise BadInput(f"--ledger {self.path} is a run's own ledger: name another file")
-            check_common(self.path, self.common(plan.lines, data, stored))
-            seed = "" if training.secret else str(training.seed)
-            check_company(self.path, read_runs(self.path), seed, plan.counted_clients)
-            verify(self.path)
-        curve_of(plan.lines[0].event, plan.lines[0].relation)
-
-    def common(self, lines: tuple[Terms, ...], data: str, stored: Common | None) -> Common:
-        """What a run of these lines would have in common with others on the ledger."""
-        epsilon = self.epsilon
-        if epsilon is None:
-            epsilon = stored.epsilon if stored else lines[0].budget.epsilon if lines else math.inf
-        return Common.of(lines, data, epsilon)
-
-    def point(self, folder: Path) -> None:
-        """Note in the run directory where its ledger is, and what it calls the run."""
-        name = f"{folder.resolve().name}-{secrets.token_hex(4)}"
-        text = json.dumps({"path": str(self.path.resolve()), "run": name}, indent=2) + "\n"
-        write_atomic(folder / "ledger.json", text.encode())
 
 
 @dataclass
@@ -162,7 +117,7 @@ class Run:
             write_atomic(self.folder / "recipe.toml", self._recipe_text().encode())
         else:
             self._compare_versions()
-        ledger = self._ledger()
+        ledger = open_ledger(self.folder, self._about(), self.training, self.shared)
         try:
             on_start()
             return self._train(ledger, on_round)
@@ -175,14 +130,14 @@ class Run:
         done: list[RoundResult] = []
         refused: Counter[str] = Counter()
         stopped: Stopped = "rounds"
-        with (self.folder / "metrics.jsonl").open("a") as metrics:
+        with (self.folder / "metrics.jsonl").open("a") as file:
             try:
                 for result in self.training.rounds(state, ledger):
                     line = result.numbers(diagnostics=self._diagnostics)
                     if not self._diagnostics:
                         line["seconds"] = None  # grows with the cohort, which is secret
-                    metrics.write(_line(line))
-                    metrics.flush()
+                    file.write(json_text(line))
+                    file.flush()
                     if result.round % self.recipe.engine.checkpoint == 0:
                         checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
                     state = result.state
@@ -211,7 +166,7 @@ class Run:
         seconds: float,
     ) -> dict[str, Any]:
         task, plan = self.training.task, self.training.plan
-        metrics = evaluate(task, state.params, self.training.data)
+        measured = evaluate(task, state.params, self.training.data)
         rounds = max(state.round, ledger.charged())
         again = ledger.again
         claims = [claim.to_dict() for claim in plan.claims(rounds, ledger.counts(), again)]
@@ -221,7 +176,7 @@ class Run:
             "recipe": self.recipe.name,
             "rounds": state.round,
             "stopped": stopped,
-            "metrics": metrics,
+            "metrics": measured,
             "claims": claims,
             "ledger": ledger.head().to_dict(),
             "budget": _budget(self.training, claims),
@@ -237,7 +192,7 @@ class Run:
         write_atomic(self.folder / "model.safetensors", safetensors.torch.save(tensors))
         metric = next(iter(task.metrics), "loss")
         write_atomic(self.folder / "progress.png", progress_png(history, metric, plan.limit))
-        write_atomic(self.folder / "result.json", _line(result, indent=2).encode())
+        write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
         return result
 
     def _shared_note(self, ledger: Ledger) -> list[str]:
@@ -257,9 +212,10 @@ class Run:
         found, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
         self.remarks += remarks
         state = self.training.start() if found is None else found.state
-        history = self._history()
+        history, remarks_on_metrics = metrics.read(self.folder / "metrics.jsonl")
+        self.remarks += remarks_on_metrics
         if self.training.plan.private and not self.fresh:
-            for what, rounds in (("checkpoint", state.round), ("metrics", _last(history))):
+            for what, rounds in (("checkpoint", state.round), ("metrics", last_round(history))):
                 if ledger.charged() < rounds:
                     raise BadInput(
                         f"{self._ledger_path} has {ledger.charged()} charged rounds and the {what} "
@@ -268,10 +224,10 @@ class Run:
                     )
             for head in self._known(found):
                 verify(self._ledger_path, head)
-        if remarks or (found is None and max(ledger.charged(), _last(history))):
+        if remarks or (found is None and max(ledger.charged(), last_round(history))):
             self.remarks.append(f"the run went on from round {state.round}")
-        if _last(history) < state.round:
-            lost = f"rounds {_last(history) + 1} to {state.round}"
+        if last_round(history) < state.round:
+            lost = f"rounds {last_round(history) + 1} to {state.round}"
             self.remarks.append(f"metrics.jsonl lacks {lost}")
         history = [line for line in history if line["round"] <= state.round]
         if not history or history[0]["round"] > 0:
@@ -279,7 +235,7 @@ class Run:
             first = evaluate(self.training.task, params, self.training.data)
             spent = 0.0 if self.training.plan.private else None
             history.insert(0, {"round": 0, "epsilon": spent, **first})
-        text = "".join(_line(line) for line in history)
+        text = "".join(json_text(line) for line in history)
         write_atomic(self.folder / "metrics.jsonl", text.encode())
         return state, history
 
@@ -295,21 +251,6 @@ class Run:
         except BadInput as e:
             self.remarks.append(f"{e}; it is written anew")
         return [*heads] or [None]
-
-    def _history(self) -> list[dict[str, Any]]:
-        """The lines of the metrics file, up to the first that is damaged."""
-        path, lines = self.folder / "metrics.jsonl", list[dict[str, Any]]()
-        if not path.exists():
-            return []
-        for text in path.read_text(errors="replace").splitlines():
-            line = _metrics_line(text)
-            if line is None or (lines and line["round"] <= lines[-1]["round"]):
-                self.remarks.append(
-                    f"metrics.jsonl was damaged after {len(lines)} lines: the rest was left out"
-                )
-                break
-            lines.append(line)
-        return lines
 
     def _compare_versions(self) -> None:
         """Say so where the run goes on with other versions or on another kind of machine."""
@@ -335,71 +276,14 @@ class Run:
     def _ledger_path(self) -> Path:
         return file_of(self.folder)
 
-    def _ledger(self) -> Ledger:
-        about = {
-            "run": self._name,
+    def _about(self) -> dict[str, str]:
+        """What the ledger has to know of the run, but for its name."""
+        return {
             "recipe": hashlib.sha256(toml.dumps(self.recipe.model_dump()).encode()).hexdigest(),
             "data": self.training.data.fingerprint,
             "noise": "secure" if self.training.secret else "seeded",
             "seed": "" if self.training.secret else str(self.training.seed),
         }
-        path, plan = self._ledger_path, self.training.plan
-        rest = (about, plan.lines, plan.permitted, plan.counted_clients)
-        if self._begun and not path.exists():
-            raise BadInput(f"{path} is missing: what this run has spent is unknown; start anew")
-        if self.shared is None and not (self.folder / "ledger.json").exists():
-            found = path.exists() and (self._begun or not _unmade(path))
-            return Ledger.reopen(path, *rest) if found else Ledger.create(path, *rest)
-        return self._shared_ledger(path, *rest)
-
-    def _shared_ledger(
-        self,
-        path: Path,
-        about: dict[str, str],
-        lines: tuple[Terms, ...],
-        permitted: int,
-        clients: int,
-    ) -> Ledger:
-        """Create, join or reopen a ledger that other runs share."""
-        shared = self.shared or Shared(path)
-        if not path.exists():
-            if self.shared is None:
-                raise BadInput(f"{path} is missing, which this run shares with others: restore it")
-            common = shared.common(lines, about["data"], None)
-            new = path.with_name(f".{path.name}.{about['run']}.tmp")
-            Ledger.create(new, about, lines, permitted, clients, common).close()
-            try:
-                os.link(new, path)  # whole, or not at all; unless somebody else was faster
-            except FileExistsError:
-                pass
-            finally:
-                new.unlink()
-        common = shared.common(lines, about["data"], common_of(path))
-        rest = (about, lines, permitted, clients, common)
-        if about["run"] in read_runs(path):
-            return Ledger.reopen(path, *rest)
-        if self._begun:
-            raise BadInput(
-                f"{path} does not know the run {about['run']!r}: what it has spent is unknown; "
-                "restore the ledger it was started with, or start anew"
-            )
-        return Ledger.join(path, *rest)
-
-    @property
-    def _begun(self) -> bool:
-        """Whether a round may have been charged: metrics are written before the first."""
-        return any((self.folder / name).exists() for name in ("checkpoint", "metrics.jsonl"))
-
-    @property
-    def _name(self) -> str:
-        """What the ledger calls this run: the directory's name, with a token if it is shared."""
-        pointer = self.folder / "ledger.json"
-        if not pointer.exists():
-            return self.folder.resolve().name
-        try:
-            return str(json.loads(pointer.read_text())["run"])
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise BadInput(f"{pointer} cannot be read: {e}") from e
 
     def _recipe_text(self) -> str:
         return f"{_resolved_by()}\n" + toml.dumps(self.recipe.model_dump())
@@ -409,26 +293,6 @@ def _resolved_by() -> str:
     """The versions, and the kind of machine, that results depend on in their last bits."""
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)
     return f"# resolved by {versions} on {platform.system()} {platform.machine()}"
-
-
-def _last(history: list[dict[str, Any]]) -> int:
-    """The last round that was measured."""
-    return int(history[-1]["round"]) if history else 0
-
-
-def _metrics_line(text: str) -> dict[str, Any] | None:
-    """A line of the metrics file; None if it is not what a run writes."""
-    try:
-        line = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(line, dict) or type(line.get("round")) is not int or "epsilon" not in line:
-        return None
-    wanted = ("clients", "clipped", "snr", "refused", "bound") if line["round"] else ()
-    good = all(name in line for name in wanted) and all(
-        value is None or isinstance(value, int | float) for value in line.values()
-    )
-    return line if good else None
 
 
 def _budget(training: Training, claims: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -441,26 +305,6 @@ def _budget(training: Training, claims: list[dict[str, Any]]) -> dict[str, Any] 
         "left": "inf" if limit is None else max(0.0, limit - spent),
         "rounds_permitted": plan.permitted,
     }
-
-
-def _line(value: dict[str, Any], indent: int | None = None) -> str:
-    """One JSON document; a number JSON cannot hold becomes null."""
-    return json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _unmade(path: Path) -> bool:
-    """Whether a ledger has no tables: a crash came before it was made, and nothing was charged."""
-    return not query(path, "SELECT 1 FROM sqlite_master LIMIT 1")
 
 
 def _check_name(name: str) -> None:

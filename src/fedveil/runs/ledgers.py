@@ -1,0 +1,131 @@
+"""Which ledger a run charges: its own, in its directory, or one that it shares with others."""
+
+import json
+import math
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedveil.errors import BadInput
+from fedveil.privacy.filters import curve_of
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_file import query, read_runs
+from fedveil.privacy.shared import Common, check_common, check_company, common_of
+from fedveil.privacy.terms import Terms
+from fedveil.privacy.verification import verify
+from fedveil.runs.disk import write_atomic
+from fedveil.runs.evidence import file_of
+from fedveil.training.training import Training
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A ledger that several runs share, and the epsilon they share (None: as it is, or the run's).
+
+    A new one is made by the first run, for the promise that this run makes.
+    """
+
+    path: Path
+    epsilon: float | None = None
+
+    def check(self, training: Training) -> None:
+        """Refuse, before anything is written, a run that the ledger cannot take."""
+        plan, data = training.plan, training.data.fingerprint
+        if not self.path.exists():
+            _ = self.common(plan.lines, data, None).filter
+            if not self.path.resolve().parent.is_dir():
+                raise BadInput(f"--ledger {self.path}: its directory does not exist; make it")
+        else:
+            stored = common_of(self.path)
+            if stored is None:
+                raise BadInput(f"--ledger {self.path} is a run's own ledger: name another file")
+            check_common(self.path, self.common(plan.lines, data, stored))
+            seed = "" if training.secret else str(training.seed)
+            check_company(self.path, read_runs(self.path), seed, plan.counted_clients)
+            verify(self.path)
+        curve_of(plan.lines[0].event, plan.lines[0].relation)
+
+    def common(self, lines: tuple[Terms, ...], data: str, stored: Common | None) -> Common:
+        """What a run of these lines would have in common with others on the ledger."""
+        epsilon = self.epsilon
+        if epsilon is None:
+            epsilon = stored.epsilon if stored else lines[0].budget.epsilon if lines else math.inf
+        return Common.of(lines, data, epsilon)
+
+    def point(self, folder: Path) -> None:
+        """Note in the run directory where its ledger is, and what it calls the run."""
+        name = f"{folder.resolve().name}-{secrets.token_hex(4)}"
+        text = json.dumps({"path": str(self.path.resolve()), "run": name}, indent=2) + "\n"
+        write_atomic(folder / "ledger.json", text.encode())
+
+
+def open_ledger(
+    folder: Path, about: dict[str, str], training: Training, shared: Shared | None
+) -> Ledger:
+    """The ledger of the run in `folder`, new or gone on with; one that was lost is not made anew.
+
+    `about` is what it has to know of the run, but for its name; `shared` is for new runs.
+    """
+    path, plan = file_of(folder), training.plan
+    if _begun(folder) and not path.exists():
+        raise BadInput(f"{path} is missing: what this run has spent is unknown; start anew")
+    about = {"run": _name(folder), **about}
+    rest = (about, plan.lines, plan.permitted, plan.counted_clients)
+    if shared is None and not (folder / "ledger.json").exists():
+        found = path.exists() and (_begun(folder) or not _unmade(path))
+        return Ledger.reopen(path, *rest) if found else Ledger.create(path, *rest)
+    if not path.exists():
+        if shared is None:
+            raise BadInput(f"{path} is missing, which this run shares with others: restore it")
+        _make_shared(path, shared, *rest)
+    common = (shared or Shared(path)).common(plan.lines, about["data"], common_of(path))
+    if about["run"] in read_runs(path):
+        return Ledger.reopen(path, *rest, common)
+    if _begun(folder):
+        raise BadInput(
+            f"{path} does not know the run {about['run']!r}: what it has spent is unknown; "
+            "restore the ledger it was started with, or start anew"
+        )
+    return Ledger.join(path, *rest, common)
+
+
+def _make_shared(
+    path: Path,
+    shared: Shared,
+    about: dict[str, str],
+    lines: tuple[Terms, ...],
+    permitted: int,
+    clients: int,
+) -> None:
+    """A new ledger with this run on it: whole, or not at all; unless somebody else was faster."""
+    common = shared.common(lines, about["data"], None)
+    new = path.with_name(f".{path.name}.{about['run']}.tmp")
+    Ledger.create(new, about, lines, permitted, clients, common).close()
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        pass
+    finally:
+        new.unlink()
+
+
+def _begun(folder: Path) -> bool:
+    """Whether a round may have been charged: metrics are written before the first."""
+    return any((folder / name).exists() for name in ("checkpoint", "metrics.jsonl"))
+
+
+def _name(folder: Path) -> str:
+    """What the ledger calls the run: the directory's name, with a token if it is shared."""
+    pointer = folder / "ledger.json"
+    if not pointer.exists():
+        return folder.resolve().name
+    try:
+        return str(json.loads(pointer.read_text())["run"])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise BadInput(f"{pointer} cannot be read: {e}") from e
+
+
+def _unmade(path: Path) -> bool:
+    """Whether a ledger has no tables: a crash came before it was made, and nothing was charged."""
+    return not query(path, "SELECT 1 FROM sqlite_master LIMIT 1")

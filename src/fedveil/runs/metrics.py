@@ -1,0 +1,57 @@
+"""The metrics file of a run: one JSON document per round, read back as far as it is whole."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+History = list[dict[str, Any]]
+
+
+def read(path: Path) -> tuple[History, list[str]]:
+    """The lines up to the first that is damaged, and a remark if there is one."""
+    lines: History = []
+    if not path.exists():
+        return lines, []
+    for text in path.read_text(errors="replace").splitlines():
+        line = _parsed(text)
+        if line is None or (lines and line["round"] <= lines[-1]["round"]):
+            damage = f"metrics.jsonl was damaged after {len(lines)} lines: the rest was left out"
+            return lines, [damage]
+        lines.append(line)
+    return lines, []
+
+
+def last_round(history: History) -> int:
+    """The last round that was measured."""
+    return int(history[-1]["round"]) if history else 0
+
+
+def json_text(value: dict[str, Any], indent: int | None = None) -> str:
+    """One JSON document; a number JSON cannot hold becomes null."""
+    return json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _parsed(text: str) -> dict[str, Any] | None:
+    """A line of the metrics file; None if it is not what a run writes."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(line, dict) or type(line.get("round")) is not int or "epsilon" not in line:
+        return None
+    wanted = ("clients", "clipped", "snr", "refused", "bound") if line["round"] else ()
+    good = all(name in line for name in wanted) and all(
+        value is None or isinstance(value, int | float) for value in line.values()
+    )
+    return line if good else None
