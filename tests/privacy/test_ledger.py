@@ -1,6 +1,7 @@
 """Charge, then release; a crash over-counts and never under-counts."""
 
 import json
+import math
 import os
 import sqlite3
 import subprocess
@@ -16,7 +17,7 @@ from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.events import Gaussian, to_dict
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.ledger_file import read_about, read_charges, read_participations
+from fedveil.privacy.ledger_file import read_about, read_charges, read_participations, read_runs
 from fedveil.privacy.terms import Budget
 
 ABOUT = {"run": "one", "recipe": "abc", "data": "def"}
@@ -88,14 +89,23 @@ def test_replay_is_free_even_at_the_end_of_the_budget(ledger, path):
     assert read_charges(path) == before
 
 
+def within(make_terms, releases, **changes):
+    """Secure terms whose budget is what so many releases cost."""
+    plain = make_terms(noise=NoiseSource.SECURE, **changes)
+    budget = Budget(plain.claims(releases)[0].epsilon * (1 + 1e-6), 1e-5)
+    line = make_terms(noise=NoiseSource.SECURE, budget=budget, **changes)
+    assert line.affordable == releases
+    return line
+
+
 def test_secure_noise_is_never_replayed_for_free(path, make_terms):
     """New randomness on the same data is a second release."""
-    ledger = Ledger.create(path, ABOUT, (make_terms(noise=NoiseSource.SECURE),), 5)
+    ledger = Ledger.create(path, ABOUT, (within(make_terms, 5),), 5)
     assert [ledger.charge(1), ledger.charge(2), ledger.charge(2), ledger.charge(2)] == [0, 0, 1, 2]
     assert (ledger.charged(), ledger.again) == (2, 2)
     assert ledger.charge(3) == 0
-    for round in (3, 4):
-        with pytest.raises(BudgetExhausted, match="2 of them for rounds that had to be done again"):
+    for round, again in ((3, 3), (4, 2)):
+        with pytest.raises(BudgetExhausted, match=f"permits 5 releases, {again} of them for round"):
             ledger.charge(round)
     ledger.close()
     assert [(c.round, c.attempt) for c in read_charges(path)] == [
@@ -107,12 +117,44 @@ def test_secure_noise_is_never_replayed_for_free(path, make_terms):
     ]
 
 
+def test_what_the_budget_has_beyond_the_plan_pays_for_attempts(path, make_terms):
+    ledger = Ledger.create(path, ABOUT, (within(make_terms, 4),), 3)
+    charges = [ledger.charge(1), ledger.charge(2), ledger.charge(2), ledger.charge(3)]
+    assert charges == [0, 0, 1, 0]
+    with pytest.raises(BudgetExhausted, match="permits 4 releases, 2 of them"):
+        ledger.charge(3)
+    with pytest.raises(BudgetExhausted, match="permits 3 rounds"):
+        ledger.charge(4)
+    ledger.close()
+
+
+def test_without_a_limit_as_many_attempts_as_rounds(path, make_terms):
+    """So many does the sampler's share of delta pay for."""
+    line = make_terms(noise=NoiseSource.SECURE, budget=Budget(math.inf, 1e-5))
+    ledger = Ledger.create(path, ABOUT, (line,), 2)
+    assert [ledger.charge(1), ledger.charge(1), ledger.charge(1)] == [0, 1, 2]
+    with pytest.raises(BudgetExhausted, match="3 rounds were done again"):
+        ledger.charge(1)
+    assert ledger.charge(2) == 0
+    ledger.close()
+
+
+def test_what_cannot_be_vouched_for_is_not_charged(path, make_terms):
+    plain = make_terms(noise=NoiseSource.SECURE)
+    vouched = plain.claims(3)[0].epsilon * (1 + 1e-6)
+    line = make_terms(
+        noise=NoiseSource.SECURE, budget=Budget(math.inf, 1e-5), slip=0.0, vouched=vouched
+    )
+    ledger = Ledger.create(path, ABOUT, (line,), 3)
+    assert [ledger.charge(1), ledger.charge(1), ledger.charge(2)] == [0, 1, 0]
+    with pytest.raises(BudgetExhausted, match="permits 3 releases"):
+        ledger.charge(3)
+    ledger.close()
+
+
 def test_a_line_that_is_due_now_and_then_has_a_budget_of_its_own(path, make_terms):
     """Histograms in rounds 1 and 3 of 4, calibrated for two: a third would exceed their budget."""
-    lines = (
-        make_terms(noise=NoiseSource.SECURE),
-        make_terms(noise=NoiseSource.SECURE, covers="norms", every=2),
-    )
+    lines = (within(make_terms, 5), within(make_terms, 2, covers="norms", every=2))
     ledger = Ledger.create(path, ABOUT, lines, 4)
     assert [ledger.charge(1), ledger.charge(1), ledger.charge(2)] == [0, 1, 0]
     with pytest.raises(BudgetExhausted, match="budget of norms, which permits 2 releases"):
@@ -258,9 +300,9 @@ def test_new_ledger_never_overwrites_an_old_one(ledger, path, make_terms):
 
 
 def test_about_is_what_was_written(ledger, path):
-    about = read_about(path)
-    assert {key: about[key] for key in ABOUT} == ABOUT
-    assert about["format"] == "3"
+    assert read_about(path) == {"format": "3"}
+    (run,) = read_runs(path).values()
+    assert {key: run[key] for key in ABOUT} == ABOUT
 
 
 # --- two at once ---

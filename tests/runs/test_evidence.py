@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput, LedgerMismatch
+from fedveil.privacy.chain import Entry, broken_at, first_hash
 from fedveil.privacy.filters import curve_of
 from fedveil.privacy.ledger_file import read_charges, read_participations, read_runs
 from fedveil.privacy.shared import common_of, spent_in
@@ -143,8 +144,11 @@ def test_an_export_is_json_and_overwrites_nothing(start, cli, tmp_path):
     target = tmp_path / "charges.json"
     assert cli("ledger", run.folder, "--export", target)[0] == 0
     found = json.loads(target.read_text())
-    assert [charge["round"] for charge in found["charges"]] == [1, 2, 3, 4]
-    assert found["head"] == verify(run.folder / "ledger.db").hash
+    entries = [Entry(**{k: v for k, v in link.items() if k != "hash"}) for link in found["chain"]]
+    links = zip(entries, [link["hash"] for link in found["chain"]], strict=True)
+    assert [entry.round for entry in entries] == [1, 2, 3, 4]
+    assert broken_at(first_hash(found["about"]), links) is None
+    assert found["chain"][-1]["hash"] == found["head"] == verify(run.folder / "ledger.db").hash
     assert found["length"] == 4
     assert (
         found["statements"]["claims"]

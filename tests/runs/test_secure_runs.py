@@ -240,7 +240,7 @@ def test_the_seed_does_not_draw_a_secret_cohort(start):
 
 
 def test_an_interrupted_round_is_a_new_attempt_with_a_charge_of_its_own(start, monkeypatch):
-    settings = ("rounds=6", "budget.epsilon=9.0")
+    settings = ("rounds=6", "noise.multiplier=none", "budget.epsilon=9.0")
     whole = start("central", SECRET, *settings, out="whole").training.plan
     run = start("central", SECRET, *settings)
     crash_in(monkeypatch, 3)
@@ -263,6 +263,18 @@ def test_an_interrupted_round_is_a_new_attempt_with_a_charge_of_its_own(start, m
     assert result["claims"][0]["epsilon"] > whole.claims(5)[0].epsilon
     (told,) = statements(run.folder / "ledger.db")
     assert [claim.to_dict() for claim in told.claims] == result["claims"]
+    assert metrics_of(run.folder)[-1]["epsilon"] >= result["claims"][0]["epsilon"] - 1e-3
+
+
+@pytest.mark.parametrize("epsilon", ["500.0", "inf"])
+def test_an_attempt_that_the_budget_has_room_for_costs_no_round(start, monkeypatch, epsilon):
+    run = start("central", SECRET, f"budget.epsilon={epsilon}")
+    crash_in(monkeypatch, 3)
+    with pytest.raises(Crash):
+        run.execute()
+    result = Run.resume(run.folder, None).execute()
+    assert (result["rounds"], result["stopped"]) == (4, "rounds")
+    assert result["claims"][0]["epsilon"] == run.training.plan.lines[0].claims(5)[0].epsilon
     assert metrics_of(run.folder)[-1]["epsilon"] >= result["claims"][0]["epsilon"] - 1e-3
 
 

@@ -177,33 +177,40 @@ class Ledger:
 
     def _check(self, round: int, ids: Ids | None) -> None:
         """Refuse what the run's own budget, or the common one, does not permit."""
-        last, again = self.charged(), self.again
+        last = self.charged()
         if round > last + 1 or round < 1:
             raise AssertionError(f"round {round} charged after {last} rounds")
-        if last + again + 1 > self._permitted:
-            wasted = f", {again} of them for rounds that had to be done again" if again else ""
+        if round > self._permitted:
             raise BudgetExhausted(
-                f"round {round} would exceed the budget, which permits "
-                f"{self._permitted} rounds{wasted}; nothing was released"
+                f"round {round} would exceed the budget, which permits {self._permitted} rounds; "
+                "nothing was released"
             )
-        for line in self._lines if again or round <= last else ():
-            most = -(-self._permitted // line.every)
-            if line.due(round) and not line.reading and self._charges_for(line) + 1 > most:
-                raise BudgetExhausted(
-                    f"round {round} would exceed the budget of {line.covers}, which permits {most} "
-                    "releases, one of them for a round that had to be done again; nothing was "
-                    "released"
-                )
-        if not self._replays and ids is not None:
-            most = max(line.participations(self._permitted) for line in self._lines)
-            if int(self.turns(last)[ids].max(initial=0)) + 1 > most:
-                raise BudgetExhausted(
-                    f"round {round} would exceed the budget of a client, which permits {most} "
-                    "reports, one of them for a round that had to be done again; nothing was "
-                    "released"
-                )
+        again = self.again + (round <= last)
+        if again:
+            self._check_again(max(round, last), again, ids)
         if self._shared is not None:
             self._shared.check(self._db, self._run, ids)
+
+    def _check_again(self, rounds: int, again: int, ids: Ids | None) -> None:
+        """Refuse a charge after `again` attempts beyond each round's first if that is too much.
+
+        Each of them is one more release, and may be anybody's unless turns are counted.
+        """
+        if again > self._permitted:
+            raise BudgetExhausted(
+                f"{again} rounds were done again, as many as there are: nothing more was released; "
+                "start anew"
+            )
+        turns = None if ids is None else int(self.turns(rounds)[ids].max(initial=0)) + 1
+        for line in self._lines:
+            most = line.participations(rounds) + again
+            most = most if turns is None else min(most, turns)
+            if not line.reading and most > line.affordable:
+                raise BudgetExhausted(
+                    f"round {rounds} would exceed the budget of {line.covers}, which permits "
+                    f"{line.affordable} releases, {again} of them for rounds that had to be done "
+                    "again; nothing was released"
+                )
 
     def _insert(self, round: int, attempt: int, cohort: bytes, counted: bool) -> None:
         now, before = datetime.now(UTC).isoformat(), self.head().hash
@@ -228,11 +235,6 @@ class Ledger:
         if counted:
             taken = (self._run, round, attempt, cohort)
             self._db.execute("INSERT INTO cohorts VALUES (?, ?, ?, ?)", taken)
-
-    def _charges_for(self, line: Terms) -> int:
-        """How many releases of a line were paid for."""
-        query = "SELECT COUNT(*) FROM charges WHERE run = ? AND covers = ?"
-        return int(self._db.execute(query, (self._run, line.covers)).fetchone()[0])
 
     def head(self) -> Head:
         """The end of the chain: to be kept elsewhere as well."""

@@ -17,6 +17,9 @@ FORMAT = "3"
 
 _DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter from a damaged schema
 
+_MOST_CLIENTS = 1 << 27
+"""What a ledger may say of its clients: counts of more would not fit into memory."""
+
 Counts = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int64]
 
@@ -57,24 +60,16 @@ class Charge:
 
 
 def read_about(path: Path) -> dict[str, str]:
-    """What a ledger says of itself and, if it has but one run, of that run."""
-    db = connect_existing(path)
+    """What a ledger says of itself; one of another format is refused."""
     try:
-        about = {str(k): str(v) for k, v in db.execute("SELECT key, value FROM about")}
-        if about.get("format") != FORMAT:
-            raise BadInput(
-                f"{path}: ledger format {about.get('format')!r}, this fedveil reads {FORMAT!r}"
-            )
-        runs = db.execute("SELECT run, about FROM runs ORDER BY rowid").fetchall()
-        if len(runs) == 1:
-            about |= {str(k): str(v) for k, v in json.loads(runs[0][1]).items()}
-        return about
-    except (sqlite3.DatabaseError, ValueError, AttributeError, TypeError) as e:
-        if isinstance(e, BadInput):
-            raise
+        about = {_text(k): _text(v) for k, v in query(path, "SELECT key, value FROM about")}
+    except TypeError as e:
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
-    finally:
-        db.close()
+    if about.get("format") != FORMAT:
+        raise BadInput(
+            f"{path}: ledger format {about.get('format')!r}, this fedveil reads {FORMAT!r}"
+        )
+    return about
 
 
 def read_runs(path: Path) -> dict[str, dict[str, str]]:
@@ -82,7 +77,7 @@ def read_runs(path: Path) -> dict[str, dict[str, str]]:
     read_about(path)
     rows = query(path, "SELECT run, about FROM runs ORDER BY rowid")
     try:
-        return {str(run): dict(json.loads(about)) for run, about in rows}
+        return {_text(run): _texts(json.loads(_text(about))) for run, about in rows}
     except (ValueError, TypeError) as e:
         raise BadInput(f"{path}: a run cannot be read: {e}") from e
 
@@ -96,7 +91,15 @@ def read_charges(path: Path, run: str | None = None) -> list[Charge]:
     )
     try:
         found = [
-            Charge(r, a, covers, json.loads(event), at, of) for r, a, covers, event, at, of in rows
+            Charge(
+                _count(round),
+                _count(attempt),
+                _text(covers),
+                dict(json.loads(_text(event))),
+                _text(at),
+                _text(of),
+            )
+            for round, attempt, covers, event, at, of in rows
         ]
     except (ValueError, TypeError) as e:
         raise BadInput(f"{path}: a charge cannot be read: {e}") from e
@@ -107,10 +110,9 @@ def read_participations(path: Path, run: str | None = None) -> Counts | None:
     """How often each client took part in a run (the only one, if it is left out)."""
     runs = read_runs(path)
     name = run if run is not None else next(iter(runs), "")
-    clients = runs.get(name, {}).get("clients", "0")
     rows = [ids for of, ids in query(path, "SELECT run, ids FROM cohorts") if of == name]
     try:
-        counts = np.zeros(int(clients), dtype=np.int64)
+        counts = np.zeros(counted_clients(runs.get(name, {})), dtype=np.int64)
         for ids in rows:
             counts[clients_of(ids)] += 1
     except (ValueError, TypeError, IndexError) as e:
@@ -118,10 +120,12 @@ def read_participations(path: Path, run: str | None = None) -> Counts | None:
     return counts if len(counts) else None
 
 
-def about_rows(path: Path) -> dict[str, str]:
-    """What a ledger says of itself, and nothing else."""
-    read_about(path)
-    return {str(k): str(v) for k, v in query(path, "SELECT key, value FROM about")}
+def counted_clients(about: dict[str, str]) -> int:
+    """How many clients' turns a run counts; raises ValueError if that cannot be."""
+    clients = int(about.get("clients", "0"))
+    if not 0 <= clients <= _MOST_CLIENTS:
+        raise ValueError(f"it speaks of {clients} clients")
+    return clients
 
 
 def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
@@ -133,6 +137,26 @@ def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
     finally:
         db.close()
+
+
+def _text(value: object) -> str:
+    """A column of text; SQLite holds whatever was put there."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text should be")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{type(value).__name__} where a count should be")
+    return value
+
+
+def _texts(about: object) -> dict[str, str]:
+    """What a run registered with."""
+    if not isinstance(about, dict):
+        raise TypeError(f"{type(about).__name__} where names and texts should be")
+    return {name: _text(value) for name, value in about.items()}
 
 
 def clients_of(ids: bytes) -> Ids:

@@ -128,15 +128,17 @@ class PrivacyPlan:
         """How many of the planned rounds fit the budgets; found once: a round compares integers."""
         return min((line.permitted(self.rounds) for line in self.lines), default=self.rounds)
 
-    def spent(self, rounds: int, turns: int | None = None) -> float | None:
+    def spent(self, rounds: int, turns: int | None = None, again: int = 0) -> float | None:
         """An upper bound on epsilon after `rounds` rounds, for display; None if nothing is claimed.
 
-        With `turns`, how often the most frequent client took part, it is that client's.
+        With `turns`, how often the most frequent client took part, it is that client's; otherwise
+        `again` attempts were charged beyond each round's first.
         """
         if not self.lines:
             return None
-        most = self.lines[0].participations(rounds) if turns is None else turns
-        return self._curve[min(most, len(self._curve) - 1)]
+        line = self.lines[0]
+        most = line.participations(rounds) + again if turns is None else turns
+        return self._curve[most] if most < len(self._curve) else line.claims(most)[0].epsilon
 
     @cached_property
     def _curve(self) -> tuple[float, ...]:

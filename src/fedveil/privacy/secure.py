@@ -58,7 +58,8 @@ def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: boo
     whole = line.budget.delta / (1 - SLIP)
     draws = parameters * line.per + plan.population
     slip = whole - line.budget.delta
-    vouched = math.log(slip / delta_of_sampler(draws, plan.rounds, 0.0))
+    attempts = 2 * plan.rounds  # the ledger permits no more
+    vouched = math.log(slip / delta_of_sampler(draws, attempts, 0.0))
     if _most(line, plan) > vouched and not line.reading:
         raise BadInput(
             f"noise.source is 'secure' and epsilon {_most(line, plan):.4g}: at that size the "

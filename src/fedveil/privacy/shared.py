@@ -12,7 +12,13 @@ from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.filters import Curve, RenyiFilter, curve_of
 from fedveil.privacy.grid_noise import delta_of_sampler
-from fedveil.privacy.ledger_file import about_rows, clients_of, connect_existing, read_runs
+from fedveil.privacy.ledger_file import (
+    clients_of,
+    connect_existing,
+    counted_clients,
+    read_about,
+    read_runs,
+)
 from fedveil.privacy.terms import Terms
 
 Ids = npt.NDArray[np.int64]
@@ -121,7 +127,7 @@ class SharedBudget:
 
 def check_common(path: Path, common: Common | None) -> None:
     """Refuse a ledger whose runs promise something else than this one."""
-    about = about_rows(path)
+    about = read_about(path)
     stored = {key: value for key, value in about.items() if key.startswith("common ")}
     wanted = {} if common is None else common.to_rows()
     for key in sorted(stored.keys() | wanted.keys()):
@@ -158,7 +164,7 @@ def common_of(path: Path) -> Common | None:
     """What the runs of a ledger have in common; None if it is not a shared one."""
     rows = {
         key.removeprefix("common "): value
-        for key, value in about_rows(path).items()
+        for key, value in read_about(path).items()
         if key.startswith("common ")
     }
     if not rows:
@@ -180,11 +186,15 @@ def common_of(path: Path) -> Common | None:
 
 def spent_in(path: Path, common: Common) -> float:
     """The epsilon of all runs of a shared ledger together, as its filter counts."""
-    runs = read_runs(path)
-    clients = max((int(about.get("clients", 0)) for about in runs.values()), default=0)
-    lines = [Terms.from_dict(json.loads(about["lines"])[0]) for about in runs.values()]
     db = connect_existing(path)
     try:
-        return SharedBudget(common, clients, tuple(lines[:1])).spent(db)
+        runs = read_runs(path).values()
+        clients = max(map(counted_clients, runs))
+        lines = [Terms.from_dict(json.loads(about["lines"])[0]) for about in runs]
+        return SharedBudget(common, clients, tuple(lines)).spent(db)
+    except (sqlite3.DatabaseError, LookupError, ValueError, TypeError) as e:
+        if isinstance(e, BadInput):
+            raise
+        raise BadInput(f"{path}: what its runs have spent cannot be read: {e}") from e
     finally:
         db.close()

@@ -123,15 +123,24 @@ class Terms:
             return planned
         if self._epsilon(self.participations(planned), accountant, FINE) <= budget.epsilon:
             return planned
-        affordable = rounds_within(
-            self.event, budget.epsilon, budget.delta - self.slip, self.relation, accountant
-        )
         low, high = 0, planned
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self.per * self.participations(middle) <= affordable
+            fits = self.participations(middle) <= self.affordable
             low, high = (middle, high) if fits else (low, middle)
         return low
+
+    @cached_property
+    def affordable(self) -> float:
+        """How often a unit may be concerned within the budget, and what the noise is vouched for.
+
+        Infinite if both are.
+        """
+        most = min(self.budget.epsilon, self.vouched)
+        if math.isinf(most):
+            return math.inf
+        delta, accountant = self.budget.delta - self.slip, self.accountants[0]
+        return rounds_within(self.event, most, delta, self.relation, accountant) // self.per
 
     def curve(self, most: int) -> tuple[float, ...]:
         """An upper bound on epsilon after each of 0..most participations, cheap enough to display.

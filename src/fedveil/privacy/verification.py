@@ -6,7 +6,7 @@ from pathlib import Path
 from fedveil.errors import BadInput
 from fedveil.privacy import chain
 from fedveil.privacy.chain import Entry, Head
-from fedveil.privacy.ledger_file import about_rows, query
+from fedveil.privacy.ledger_file import query, read_about
 
 
 def verify(path: Path, known: Head | None = None) -> Head:
@@ -16,33 +16,12 @@ def verify(path: Path, known: Head | None = None) -> Head:
     with its place, and so is, where `known` says what the end was, a tail that was cut off. A run
     that registered after the last charge has spent nothing and is not covered yet.
     """
-    about = about_rows(path)
+    about = read_about(path)
     (state,) = query(path, "PRAGMA integrity_check(1)")[0]
     if state != "ok":
         what = " ".join(str(state).split())
         raise BadInput(f"{path}: the file is damaged: {what}; restore it from a copy")
-    runs = _runs(path)
-    rows = query(
-        path,
-        "SELECT seq, charges.run, round, attempt, covers, event, charged_at, ids, hash "
-        "FROM charges LEFT JOIN cohorts USING (run, round, attempt) ORDER BY seq",
-    )
-    links: list[tuple[Entry, str]] = []
-    digests: dict[int, str] = {}
-    for number, (seq, run, round, attempt, covers, event, at, ids, found) in enumerate(rows, 1):
-        if seq != number:
-            raise BadInput(f"{path}: charge {number} is missing: the ledger was changed")
-        if not isinstance(ids, bytes | None):
-            raise BadInput(f"{path}: the cohort of charge {number} cannot be read")
-        texts = (run, covers, event, at, found)
-        if not all(isinstance(text, str) for text in texts):
-            raise BadInput(f"{path}: charge {number} cannot be read: the ledger was changed")
-        taken = "" if ids is None else chain.digest(ids)
-        there = [text for after, text in runs if after < number]
-        if len(there) not in digests:  # runs are only ever added
-            digests[len(there)] = chain.digest_of(there)
-        entry = Entry(run, round, attempt, covers, event, at, taken, digests[len(there)])
-        links.append((entry, found))
+    links = read_links(path)
     place = chain.broken_at(chain.first_hash(about), links)
     if place is not None:
         entry = links[place - 1][0]
@@ -68,6 +47,35 @@ def verify(path: Path, known: Head | None = None) -> Head:
     return head
 
 
+def read_links(path: Path) -> list[tuple[Entry, str]]:
+    """The charges as the chain sees them, and the hash noted with each."""
+    runs = _runs(path)
+    rows = query(
+        path,
+        "SELECT seq, charges.run, round, attempt, covers, event, charged_at, ids, hash "
+        "FROM charges LEFT JOIN cohorts USING (run, round, attempt) ORDER BY seq",
+    )
+    links: list[tuple[Entry, str]] = []
+    digests: dict[int, str] = {}
+    for number, (seq, run, round, attempt, covers, event, at, ids, found) in enumerate(rows, 1):
+        if seq != number:
+            raise BadInput(f"{path}: charge {number} is missing: the ledger was changed")
+        if not isinstance(ids, bytes | None):
+            raise BadInput(f"{path}: the cohort of charge {number} cannot be read")
+        if not (
+            all(isinstance(text, str) for text in (run, covers, event, at, found))
+            and all(isinstance(count, int) for count in (round, attempt))
+        ):
+            raise BadInput(f"{path}: charge {number} cannot be read: the ledger was changed")
+        taken = "" if ids is None else chain.digest(ids)
+        there = [text for after, text in runs if after < number]
+        if len(there) not in digests:  # runs are only ever added
+            digests[len(there)] = chain.digest_of(there)
+        entry = Entry(run, round, attempt, covers, event, at, taken, digests[len(there)])
+        links.append((entry, found))
+    return links
+
+
 def _runs(path: Path) -> list[tuple[int, str]]:
     """What each run registered with, in order, and how many charges there were before it."""
     found = []
@@ -77,6 +85,6 @@ def _runs(path: Path) -> list[tuple[int, str]]:
             if about["run"] != run:
                 raise ValueError(f"it calls itself {about['run']!r}")
             found.append((int(about["after"]), str(text)))
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, LookupError, TypeError, OverflowError) as e:
             raise BadInput(f"{path}: the run {run!r} cannot be read: {e}") from e
     return found

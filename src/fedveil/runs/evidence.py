@@ -7,10 +7,10 @@ from typing import Any
 
 from fedveil.errors import BadInput
 from fedveil.privacy.chain import Head
-from fedveil.privacy.ledger_file import about_rows, read_charges, read_runs
+from fedveil.privacy.ledger_file import read_about, read_runs
 from fedveil.privacy.shared import common_of, spent_in
 from fedveil.privacy.statement import Statement, statements
-from fedveil.privacy.verification import verify
+from fedveil.privacy.verification import read_links, verify
 from fedveil.runs import checkpoint
 from fedveil.runs.disk import write_atomic
 
@@ -63,14 +63,18 @@ def verify_ledger(path: Path, head: str | None) -> str:
 
 
 def export_ledger(path: Path, target: Path) -> None:
-    """Write what the ledger holds as JSON."""
+    """Write what the ledger holds as JSON.
+
+    `chain` holds the charges as their hashes cover them, cohorts by their digest: whoever has the
+    file can compute every hash again (`privacy.chain`), and learns nobody's turns from it.
+    """
     file = file_of(path)
     if target.exists():
         raise BadInput(f"--export {target} exists: name another file")
     found = {
-        "about": about_rows(file),
+        "about": read_about(file),
         "runs": read_runs(file),
-        "charges": [vars(charge) for charge in read_charges(file)],
+        "chain": [{**vars(entry), "hash": noted} for entry, noted in read_links(file)],
         "statements": statements_of(path).to_dict(),
         **verify(file).to_dict(),
     }

@@ -110,7 +110,7 @@ def rounds(
             bound=_on_updates(plan, bound),
             snr=strength / noise if noise else None,
             refused=cohort.refused,
-            epsilon=plan.spent(number + ledger.again, most if plan.counted else None),
+            epsilon=plan.spent(number, most if plan.counted else None, ledger.again),
             metrics=measure(state),
             seconds=time.perf_counter() - began,
         )
