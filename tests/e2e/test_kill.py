@@ -37,6 +37,7 @@ from fedveil.training.training import Training
 
 ROUNDS, KILLED = 4, 3  # rounds of a run, and those in which it is killed
 SEED = 99
+COHORT = 4
 
 SHARED = (
     f"rounds={ROUNDS}",
@@ -44,7 +45,7 @@ SHARED = (
     "data.clients=6",
     "model.name=linear",
     "sample.kind=fixed",
-    "sample.size=4",
+    f"sample.size={COHORT}",
     "local.kind=sgd",
     "local.steps=2",
     "local.lr=0.1",
@@ -53,13 +54,14 @@ SHARED = (
     "budget.delta=1e-4",
     "noise.multiplier=2.0",
     "engine.workers=1",
-    "engine.mode=vectorised",
 )
+MODES = {"seeded": "vectorised", "secure": "looped"}
 RECIPES = {"server": (*SHARED, "noise.where=server"), "client": (*SHARED, "noise.where=client")}
 
 
 def recipe_of(where, source):
-    return load_recipe("central", (*RECIPES[where], f"noise.source={source}"))
+    settings = (*RECIPES[where], f"noise.source={source}", f"engine.mode={MODES[source]}")
+    return load_recipe("central", settings)
 
 
 def die():
@@ -176,6 +178,7 @@ IN_ROUNDS = {  # what kills a run in each of its rounds, and whether the round's
     "after the checkpoint's rename": (renamed("round-"), False),
     "after the checkpoint": (after(checkpoint, "save"), False),
 }
+BY_CLIENT = ("in training", "in noise at the clients")  # once per client where noise is secure
 ONCE = {  # and what kills it before the first round or after the last; no charge is lost
     "writing the recipe": half("recipe.toml"),
     "after the recipe": renamed("recipe.toml"),
@@ -329,7 +332,8 @@ def killed(stage, number, where, source, folder, usual):
 
     def work():
         install = ONCE[stage] if stage in ONCE else IN_ROUNDS[stage][0]
-        install(number, folder)
+        one_by_one = source == "secure" and stage in BY_CLIENT
+        install(COHORT * (number - 1) + 2 if one_by_one else number, folder)
         started(where, source, folder)
 
     return ended(forked(work))

@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from datetime import datetime
+from datetime import date, datetime
 from fractions import Fraction
 
 import numpy as np
@@ -19,6 +19,7 @@ from fedveil.privacy.events import Gaussian, to_dict
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_about, read_charges, read_participations, read_runs
 from fedveil.privacy.terms import Budget
+from fedveil.privacy.verification import read_links
 
 ABOUT = {"run": "one", "recipe": "abc", "data": "def"}
 
@@ -61,6 +62,29 @@ def test_charge_says_what_was_released_and_when(ledger, path, make_terms):
     assert (charge.round, charge.attempt, charge.covers) == (1, 0, "updates")
     assert charge.event == to_dict(make_terms().event)
     assert datetime.fromisoformat(charge.charged_at).utcoffset() is not None
+
+
+def test_the_time_of_a_secure_charge_is_not_told(path, make_terms):
+    """How long a round took would tell how many clients it had."""
+    ledger = Ledger.create(path, ABOUT, (make_terms(noise=NoiseSource.SECURE),), 5)
+    ledger.charge(1)
+    ledger.close()
+    (charge,) = read_charges(path)
+    assert date.fromisoformat(charge.charged_at)
+
+
+def test_what_is_said_of_data_and_cohorts_confirms_no_guess(tmp_path, make_terms):
+    """The same run on the same data twice: nothing that a digest of them would make equal."""
+    told = []
+    for name in ("a.db", "b.db"):
+        ledger = Ledger.create(tmp_path / name, ABOUT, (make_terms(),), 5, clients=3)
+        ledger.charge(1, np.array([0, 2]))
+        ledger.close()
+        salt = read_about(tmp_path / name)["salt"]
+        ((entry, _),) = read_links(tmp_path / name, salt)
+        told.append((read_runs(tmp_path / name)["one"]["data"], entry.ids))
+    assert not set(told[0]) & set(told[1])
+    assert all(len(seal) == 64 for seal in (*told[0], *told[1]))
 
 
 def test_round_that_would_exceed_the_budget_is_refused_and_not_written(ledger, path):
@@ -300,9 +324,14 @@ def test_new_ledger_never_overwrites_an_old_one(ledger, path, make_terms):
 
 
 def test_about_is_what_was_written(ledger, path):
-    assert read_about(path) == {"format": "3"}
+    about = read_about(path)
+    assert about.pop("format") == "4"
+    assert len(bytes.fromhex(about.pop("salt"))) == 32
+    assert not about
     (run,) = read_runs(path).values()
-    assert {key: run[key] for key in ABOUT} == ABOUT
+    plain = {key: value for key, value in ABOUT.items() if key != "data"}
+    assert {key: run[key] for key in plain} == plain
+    assert len(run["data"]) == 64
 
 
 # --- two at once ---

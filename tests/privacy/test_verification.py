@@ -123,7 +123,14 @@ CHANGES = {
     "a row of about inserted": ["INSERT INTO about VALUES ('note', 'mine')"],
     "the format": ["UPDATE about SET value = '99' WHERE key = 'format'"],
     # the file
+    "the salt": ["UPDATE about SET value = 'x' WHERE key = 'salt'"],
+    "the salt removed": ["DELETE FROM about WHERE key = 'salt'"],
     "a table removed": ["DROP TABLE cohorts"],
+    "a table added": ["CREATE TABLE more (x)"],
+    "a trigger that takes charges back": [
+        "CREATE TRIGGER t AFTER INSERT ON charges BEGIN DELETE FROM charges WHERE seq > 6; END"
+    ],
+    "a view": ["CREATE VIEW v AS SELECT 1"],
     "an index emptied": [
         "PRAGMA writable_schema = ON",
         "UPDATE sqlite_master SET rootpage = (SELECT rootpage FROM sqlite_master "

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput, LedgerMismatch
-from fedveil.privacy.chain import Entry, broken_at, first_hash
+from fedveil.privacy.chain import Entry, broken_at
 from fedveil.privacy.filters import curve_of
-from fedveil.privacy.ledger_file import read_charges, read_participations, read_runs
+from fedveil.privacy.ledger_file import read_about, read_charges, read_participations, read_runs
 from fedveil.privacy.shared import common_of, spent_in
 from fedveil.privacy.verification import verify
 from fedveil.runs import run as runs
@@ -147,9 +147,11 @@ def test_an_export_is_json_and_overwrites_nothing(start, cli, tmp_path):
     entries = [Entry(**{k: v for k, v in link.items() if k != "hash"}) for link in found["chain"]]
     links = zip(entries, [link["hash"] for link in found["chain"]], strict=True)
     assert [entry.round for entry in entries] == [1, 2, 3, 4]
-    assert broken_at(first_hash(found["about"]), links) is None
+    assert broken_at(found["first"], links) is None
     assert found["chain"][-1]["hash"] == found["head"] == verify(run.folder / "ledger.db").hash
     assert found["length"] == 4
+    assert run.training.data.fingerprint not in target.read_text()
+    assert read_about(run.folder / "ledger.db")["salt"] not in target.read_text()
     assert (
         found["statements"]["claims"]
         == json.loads((run.folder / "result.json").read_text())["claims"]

@@ -8,6 +8,7 @@ writes the whole file anew, and has the copies of the last hash too, is not stop
 """
 
 import hashlib
+import hmac
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ class Head:
 class Entry:
     """A charge as the chain sees it.
 
-    `ids`, who took part (empty where that is not noted), and `runs`, all that had registered, are
-    digests.
+    `ids`, who took part (empty where that is not noted), is sealed; `runs`, all that had
+    registered, is a digest.
     """
 
     run: str
@@ -51,6 +52,12 @@ def digest(content: bytes | str) -> str:
 def digest_of(texts: Iterable[str]) -> str:
     """Of several texts in their order."""
     return digest(json.dumps(list(texts)))
+
+
+def seal(salt: str, content: bytes | str) -> str:
+    """A digest that confirms no guess to somebody who has not got the ledger's secret salt."""
+    content = content.encode() if isinstance(content, str) else content
+    return hmac.new(salt.encode(), content, hashlib.sha256).hexdigest()
 
 
 def first_hash(about: dict[str, str]) -> str:

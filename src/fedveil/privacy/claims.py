@@ -84,7 +84,7 @@ class PrivacyClaim:
         what = "" if self.covers == "updates" else f"{self.covers}: "
         who = "" if self.holds_for == "everyone" else f", {self.holds_for}"
         label = ", as published, not a guarantee" if self.as_published else ""
-        value = f"{_rounded_up(self.epsilon):.4g} at delta {self.delta:g}"
+        value = f"{rounded_up(self.epsilon):.4g} at delta {self.delta:g}"
         return (
             f"{what}epsilon {value} per {self.unit}{who} "
             f"({self.neighbours}, {self.trust} trust, {self.accountant.upper()}, "
@@ -101,6 +101,6 @@ class PrivacyClaim:
         return out
 
 
-def _rounded_up(epsilon: float) -> float:
+def rounded_up(epsilon: float) -> float:
     """Four digits, never below the claim."""
     return float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon))

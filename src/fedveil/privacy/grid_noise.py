@@ -26,8 +26,9 @@ Floats = npt.NDArray[np.float64]
 LARGEST_SCALE = 2.0**32
 """Noise of more steps than this is refused: too many draws would need exact arithmetic."""
 
-_LIMIT = 2.0**40
-_TOTAL_LIMIT = 2.0**62
+LARGEST_SUM = 2.0**53
+"""Sums of multiples of a step are exact in float64 up to as many steps."""
+
 _PIECE = 1 << 16
 _MARGIN = 2.0**-44
 _FAR = np.uint64(1 << 47)
@@ -40,17 +41,17 @@ _GUARD_BITS = 64
 class Grid:
     """The multiples of `step`, a power of two.
 
-    Guarantee: `quantise` never makes a coordinate larger, so a row of norm at most S still has
-    norm at most S, in L1 and L2, as a real number. A sum of quantised rows therefore has the
-    sensitivity that `Bound.sensitivity` says. `nearest`, for totals that were summed as floats,
-    moves two totals apart by at most `growth`.
+    Guarantee: `cut_` never makes a coordinate larger, so a row of norm at most S still has norm at
+    most S, in L1 and L2, as a real number; and cut rows add up exactly in float64, in any order,
+    while the sum is below 2^53 steps. A sum of cut rows therefore has the sensitivity that
+    `Bound.sensitivity` says.
 
     | edge | behaviour |
     |---|---|
     | step not a power of two, or outside 2^-500 .. 2^500 | BadInput |
 
-    >>> Grid(0.25).quantise(torch.tensor([[0.9, -0.9, 0.2]])).tolist()
-    [[3, -3, 0]]
+    >>> Grid(0.25).cut_(torch.tensor([[0.9, -0.9, 0.2]])).tolist()
+    [[0.75, -0.75, 0.0]]
     """
 
     step: float
@@ -60,37 +61,45 @@ class Grid:
         if not (fine and 2.0**-500 <= self.step <= 2.0**500):
             raise BadInput(f"the grid's step is {self.step}: a power of two is needed")
 
-    def quantise(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows in steps, rounded towards zero: int64.
+    def cut_(self, rows: torch.Tensor) -> torch.Tensor:
+        """Round rows towards zero to multiples of the step, in place, as the floats they are.
 
-        Dividing by a power of two and cutting off the fraction are exact.
+        Scaling by a power of two and cutting off the fraction are exact; what is left has no more
+        digits than the row had.
 
         | edge | behaviour |
         |---|---|
-        | a coordinate beyond 2^40 steps | 2^40 steps: 2^22 rows fit into a sum |
-        | NaN or infinity | ValueError: `training.server.accept` zeroes and names it first |
-        | rows of half precision or integers | ValueError |
         | a coordinate smaller than a step | 0 |
+        | NaN or infinity | stays: `training.server.accept` zeroes and names it first |
+        | rows of half precision or integers | ValueError |
         """
-        return _integers(rows, self.step, _LIMIT, torch.trunc)
+        _check_type(rows)
+        return rows.mul_(1 / self.step).trunc_().mul_(self.step)
 
-    def nearest(self, total: torch.Tensor) -> torch.Tensor:
-        """A float total in steps, rounded to the nearest: int64. See `growth` for what it costs.
+    def holds(self, total: torch.Tensor) -> bool:
+        """Whether every coordinate is a multiple of the step, of at most 2^53 of them."""
+        steps = total.to(torch.float64) * (1 / self.step)
+        return bool(((steps == steps.trunc()) & (steps.abs() <= LARGEST_SUM)).all())
+
+    def quantise(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows in steps, rounded towards zero: int64, never holding all rows in float64.
 
         | edge | behaviour |
         |---|---|
-        | a coordinate beyond 2^62 steps | 2^62 steps |
-        | NaN or infinity, half precision, integers | ValueError |
+        | a coordinate beyond 2^53 steps | 2^53 steps |
+        | NaN or infinity | ValueError |
+        | rows of half precision or integers | ValueError |
         """
-        return _integers(total, self.step, _TOTAL_LIMIT, torch.round)
-
-    def growth(self, norm: Norm, coordinates: int) -> float:
-        """What `nearest` may add to the distance of two totals: a step in each coordinate.
-
-        >>> Grid(2.0**-20).growth(Norm.L2, 2**20) == 2.0**-10
-        True
-        """
-        return self.step * (coordinates if norm is Norm.L1 else math.sqrt(coordinates))
+        _check_type(rows)
+        out = torch.empty(rows.shape, dtype=torch.int64)
+        for piece, place in zip(
+            torch.split(rows.reshape(-1), BLOCK), torch.split(out.view(-1), BLOCK), strict=True
+        ):
+            if not bool(torch.isfinite(piece).all()):
+                raise ValueError("a row is not finite: reject it before quantising")
+            steps = (piece.double() * (1 / self.step)).trunc_()
+            place.copy_(steps.clamp_(-LARGEST_SUM, LARGEST_SUM))
+        return out
 
     def dequantise(self, steps: torch.Tensor) -> torch.Tensor:
         """Integers as numbers: float64, exact below 2^53 steps."""
@@ -101,7 +110,7 @@ def grid_for(sensitivity: float, scale: float, coordinates: int, norm: Norm = No
     """The grid for rows of a sensitivity and noise of a scale (standard deviation or Laplace's b).
 
     Guarantee: any grid is safe; this one costs little. A quantised row is off by at most 2^-13
-    of `sensitivity` in `norm`, and `growth` is as small; the step is at most 2^-20 of `scale`.
+    of `sensitivity` in `norm`; the step is at most 2^-20 of `scale`.
     Where these would need noise of more than 2^30 steps, or a row of more than 2^40, the grid is
     as fine as that allows. It depends on public numbers only.
 
@@ -236,20 +245,9 @@ def _cell(law: "_Law", scale: Fraction, place: int, bits: int, guess: int) -> in
     return None if above is None else k
 
 
-def _integers(
-    rows: torch.Tensor, step: float, limit: float, rounding: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor:
-    """rounding(rows / step) within +-limit as int64, never holding all rows in float64."""
+def _check_type(rows: torch.Tensor) -> None:
     if rows.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"rows are {rows.dtype}: float32 or float64 is needed")
-    out = torch.empty(rows.shape, dtype=torch.int64)
-    for piece, place in zip(
-        torch.split(rows.reshape(-1), BLOCK), torch.split(out.view(-1), BLOCK), strict=True
-    ):
-        if not bool(torch.isfinite(piece).all()):
-            raise ValueError("a row is not finite: reject it before quantising")
-        place.copy_(rounding(piece.double() * (1 / step)).clamp_(-limit, limit))
-    return out
 
 
 # --- tails to any number of bits, in integers ---

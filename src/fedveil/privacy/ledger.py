@@ -7,6 +7,7 @@ ledger until it is closed. Charges are chained by their hashes (`chain.py`).
 """
 
 import json
+import secrets
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +45,9 @@ class Ledger:
     nothing. With secure noise it is a new release, hence a new attempt with a new charge. Where
     clients are charged for their own turns, the ledger also notes who took part, in the same
     transaction, and knows how often each of them did. On a shared ledger, every charge must also
-    pass the filter over all runs, in that same transaction. A round costs time and space in
+    pass the filter over all runs, in that same transaction. What it says of data and cohorts is
+    sealed, and with secure noise charges have a date and no time, which would tell how many clients
+    a round had. A round costs time and space in
     proportion to its cohort, not to the number of clients.
 
     | edge | behaviour |
@@ -95,7 +98,8 @@ class Ledger:
         with transaction(db):
             for statement in filter(str.strip, SCHEMA.split(";")):
                 db.execute(statement)
-            rows = {"format": FORMAT, **(common.to_rows() if common else {})}
+            salt = secrets.token_hex(32)
+            rows = {"format": FORMAT, "salt": salt, **(common.to_rows(salt) if common else {})}
             db.executemany("INSERT INTO about VALUES (?, ?)", rows.items())
             _register(db, about, lines, clients)
         return cls(db, about, lines, permitted, clients, common)
@@ -112,7 +116,8 @@ class Ledger:
     ) -> "Ledger":
         """Go on with a run's ledger; refuse one that belongs to something else."""
         stored = _read_run(path, about["run"])
-        for key, value in _run_rows(about, lines, clients).items():
+        salt = read_about(path)["salt"]
+        for key, value in _run_rows(about, lines, clients, salt).items():
             if stored.get(key) != value:
                 raise LedgerMismatch(
                     f"{path}: {key} is {stored.get(key)!r} in the ledger and {value!r} now: "
@@ -213,7 +218,8 @@ class Ledger:
                 )
 
     def _insert(self, round: int, attempt: int, cohort: bytes, counted: bool) -> None:
-        now, before = datetime.now(UTC).isoformat(), self.head().hash
+        now, before = datetime.now(UTC), self.head().hash
+        when = (now if self._replays else now.date()).isoformat()
         runs = [text for (text,) in self._db.execute("SELECT about FROM runs ORDER BY rowid")]
         for line in self._lines:
             if not line.due(round) or line.reading:
@@ -225,12 +231,12 @@ class Ledger:
                 attempt,
                 line.covers,
                 event,
-                now,
-                chain.digest(cohort) if counted else "",
+                when,
+                chain.seal(_salt(self._db), cohort) if counted else "",
                 chain.digest_of(runs),
             )
             before = chain.next_hash(before, entry)
-            row = (self._run, round, attempt, line.covers, event, now, before)
+            row = (self._run, round, attempt, line.covers, event, when, before)
             self._db.execute("INSERT INTO charges VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
         if counted:
             taken = (self._run, round, attempt, cohort)
@@ -313,12 +319,18 @@ def _read_run(path: Path, run: str) -> dict[str, str]:
 def _register(db: sqlite3.Connection, about: dict[str, str], lines: Lines, clients: int) -> None:
     """`after` is the number of charges there were: from the next on, the chain covers the run."""
     after = db.execute("SELECT COALESCE(MAX(seq), 0) FROM charges").fetchone()[0]
-    text = json.dumps({**_run_rows(about, lines, clients), "after": str(after)})
+    text = json.dumps({**_run_rows(about, lines, clients, _salt(db)), "after": str(after)})
     db.execute("INSERT INTO runs VALUES (?, ?)", (about["run"], text))
 
 
-def _run_rows(about: dict[str, str], lines: Lines, clients: int) -> dict[str, str]:
-    return {**about, "lines": _text(lines), "clients": str(clients)}
+def _run_rows(about: dict[str, str], lines: Lines, clients: int, salt: str) -> dict[str, str]:
+    """What a run is known by; what it says of its data is sealed."""
+    data = {"data": chain.seal(salt, about["data"])} if "data" in about else {}
+    return {**about, **data, "lines": _text(lines), "clients": str(clients)}
+
+
+def _salt(db: sqlite3.Connection) -> str:
+    return str(db.execute("SELECT value FROM about WHERE key = 'salt'").fetchone()[0])
 
 
 def _text(lines: Lines) -> str:

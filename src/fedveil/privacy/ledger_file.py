@@ -3,8 +3,9 @@
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from fedveil.errors import BadInput
 
-FORMAT = "3"
+FORMAT = "4"
 
 _DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter from a damaged schema
 
@@ -47,6 +48,9 @@ CREATE TABLE cohorts (
 """
 
 
+_TABLES = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+
+
 @dataclass(frozen=True)
 class Charge:
     """One row of the ledger; `round` counts from 1, `covers` is the line it belongs to."""
@@ -60,7 +64,10 @@ class Charge:
 
 
 def read_about(path: Path) -> dict[str, str]:
-    """What a ledger says of itself; one of another format is refused."""
+    """What a ledger says of itself; one of another format, or with other tables, is refused.
+
+    `salt` is the key of its seals: it stays in the file.
+    """
     try:
         about = {_text(k): _text(v) for k, v in query(path, "SELECT key, value FROM about")}
     except TypeError as e:
@@ -69,7 +76,20 @@ def read_about(path: Path) -> dict[str, str]:
         raise BadInput(
             f"{path}: ledger format {about.get('format')!r}, this fedveil reads {FORMAT!r}"
         )
+    if set(query(path, _TABLES)) != _own_tables() or "salt" not in about:
+        raise BadInput(
+            f"{path}: its tables are not as fedveil makes them: the file was changed; restore it "
+            "from a copy"
+        )
     return about
+
+
+@lru_cache(1)
+def _own_tables() -> frozenset[tuple[str, ...]]:
+    """Tables and indices of a new ledger: one more trigger, and charges could vanish."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMA)
+        return frozenset(db.execute(_TABLES).fetchall())
 
 
 def read_runs(path: Path) -> dict[str, dict[str, str]]:

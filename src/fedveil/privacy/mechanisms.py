@@ -15,7 +15,7 @@ import torch
 from fedveil.errors import BadInput
 from fedveil.privacy import events
 from fedveil.privacy.entropy import Entropy
-from fedveil.privacy.grid_noise import gaussian_int, grid_for, laplace_int
+from fedveil.privacy.grid_noise import Grid, gaussian_int, grid_for, laplace_int
 from fedveil.privacy.randomness import Keys, Secret, laplace_, normal_, uniform_
 from fedveil.privacy.rows import Norm
 
@@ -50,10 +50,14 @@ class GaussianMechanism:
         """What one application releases."""
         return events.Gaussian(self.multiplier)
 
+    def grid(self, scale: float, size: int) -> Grid:
+        """The grid of secret noise of this scale on rows of `size` coordinates."""
+        return grid_for(scale / self.multiplier, scale, size, self.norm)
+
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
         """rows[k] += scales[k] x standard normals; scales[k] = multiplier x sensitivity."""
         if isinstance(keys, Secret):
-            _add_on_grid_(rows, scales, self.multiplier, Norm.L2, gaussian_int)
+            _add_on_grid_(rows, scales, self.grid, gaussian_int)
             return
         for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
             block.addcmul_(normal_(scratch, block_keys), scale)
@@ -83,10 +87,14 @@ class LaplaceMechanism:
         """What one application releases."""
         return events.Laplace(self.multiplier)
 
+    def grid(self, scale: float, size: int) -> Grid:
+        """The grid of secret noise of this scale on rows of `size` coordinates."""
+        return grid_for(scale / self.multiplier, scale, size, self.norm)
+
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
         """rows[k] += scales[k] x standard Laplace; scales[k] = multiplier x sensitivity."""
         if isinstance(keys, Secret):
-            _add_on_grid_(rows, scales, self.multiplier, Norm.L1, laplace_int)
+            _add_on_grid_(rows, scales, self.grid, laplace_int)
             return
         for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
             block.addcmul_(laplace_(scratch, block_keys), scale)
@@ -145,32 +153,42 @@ class TwoPointMechanism:
             block.add_(centre)
 
 
+def add_to_sum_(
+    mechanism: GaussianMechanism | LaplaceMechanism, total: torch.Tensor, scale: float, keys: Keys
+) -> None:
+    """total [P], a sum of clients' rows, += noise of that scale.
+
+    Guarantee: with secret noise, a sum of rows that were not cut to the grid is an AssertionError:
+    float sums round, and that would move one client's influence.
+    """
+    if isinstance(keys, Secret) and not mechanism.grid(scale, len(total)).holds(total):
+        raise AssertionError("a sum that is not on the grid has no sensitivity to rely on")
+    mechanism.add_(total[None, :], np.array([scale]), keys)
+
+
 def _add_on_grid_(
     rows: torch.Tensor,
     scales: Scales,
-    multiplier: float,
-    norm: Norm,
+    grid_of: Callable[[float, int], Grid],
     draw: Callable[[Entropy, float, int], npt.NDArray[np.int64]],
 ) -> None:
-    """rows[k] becomes a multiple of a public step: rounded, plus rounded secret noise.
+    """rows[k] becomes a multiple of a public step: cut to it, plus rounded secret noise.
 
-    Guarantee: docs/proofs/secure.md. Rounding moves two rows apart by at most the grid's `growth`,
-    and the noise is for that much more sensitivity (2^-13 of it). The integers are the release;
-    writing them into float32 rows comes after it.
+    Guarantee: docs/proofs/secure.md. Cutting lengthens no row. A sum of rows must consist of cut
+    ones (`Grid.cut_`), which cutting leaves alone. The integers are the release; writing them into
+    float32 rows comes after it.
     """
     entropy, size = Entropy(), rows.shape[1]
     for scale in np.unique(scales[scales > 0]).tolist():
-        sensitivity = scale / multiplier
-        grid = grid_for(sensitivity, scale, size, norm)
-        more = 1 + grid.growth(norm, size) / sensitivity
+        grid = grid_of(scale, size)
         alike = np.flatnonzero(scales == scale)
         together = max(1, _BLOCK // max(1, size))
         for a in range(0, len(alike), together):
             some = torch.from_numpy(alike[a : a + together])
             block = rows[some]
             for piece in torch.split(block, _BLOCK, dim=1):
-                noise = torch.from_numpy(draw(entropy, scale * more / grid.step, piece.numel()))
-                piece.copy_(grid.dequantise(grid.nearest(piece) + noise.view_as(piece)))
+                noise = torch.from_numpy(draw(entropy, scale / grid.step, piece.numel()))
+                piece.copy_(grid.dequantise(grid.quantise(piece) + noise.view_as(piece)))
             rows[some] = block
 
 

@@ -14,9 +14,14 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.calibration import MOST_ROUNDS
-from fedveil.privacy.claims import PrivacyClaim, Relation
+from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Relation
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
+from fedveil.privacy.mechanisms import (
+    GaussianMechanism,
+    LaplaceMechanism,
+    TwoPointMechanism,
+    add_to_sum_,
+)
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import add_weighted_
@@ -24,6 +29,8 @@ from fedveil.privacy.rules import Rule
 from fedveil.privacy.sampling import Counts, Sampler
 from fedveil.privacy.shuffling import multisets
 from fedveil.privacy.terms import Terms, claims_of
+
+_NOBODY = np.zeros(1, dtype=np.int64)
 
 Mechanism = GaussianMechanism | LaplaceMechanism | TwoPointMechanism
 
@@ -107,6 +114,11 @@ class PrivacyPlan:
         )
 
     @property
+    def secret(self) -> bool:
+        """Whether randomness is the operating system's: whether the claims say so."""
+        return any(line.noise is NoiseSource.SECURE for line in self.lines)
+
+    @property
     def counted(self) -> bool:
         """Whether each client is charged for the rounds in which it took part, and no others."""
         return self.where in (Where.CLIENT, Where.TRAINING)
@@ -119,9 +131,13 @@ class PrivacyPlan:
     @property
     def multiplier(self) -> float:
         """Noise over sensitivity, the same for everyone unless `multipliers` says otherwise."""
+        return self._adding.multiplier
+
+    @property
+    def _adding(self) -> GaussianMechanism | LaplaceMechanism:
         if not isinstance(self.mechanism, GaussianMechanism | LaplaceMechanism):
-            raise AssertionError("only additive noise has a multiplier")
-        return self.mechanism.multiplier
+            raise AssertionError("only additive noise has a scale")
+        return self.mechanism
 
     @cached_property
     def permitted(self) -> int:
@@ -173,6 +189,10 @@ class PrivacyPlan:
             each = self.multipliers[ids]
         return each * bound.sensitivity(self.relation)
 
+    def _of_sum(self, bound: Bound) -> float:
+        """The scale of the server's noise."""
+        return float(self.scale(bound, _NOBODY)[0])
+
     def noise_length(
         self, ids: npt.NDArray[np.int64], moving: torch.Tensor, round: int, size: int
     ) -> float:
@@ -186,8 +206,7 @@ class PrivacyPlan:
         bound = self.bound(moving, round)
         if bound is None or self.where not in (Where.SERVER, Where.CLIENT):
             return 0.0
-        once = np.zeros(1, dtype=np.int64)
-        scales = self.scale(bound, ids if self.where is Where.CLIENT else once)
+        scales = self.scale(bound, ids if self.where is Where.CLIENT else _NOBODY)
         spread = 2.0 if isinstance(self.mechanism, LaplaceMechanism) else 1.0
         return math.sqrt(spread * size * float((scales**2).sum()))
 
@@ -277,17 +296,22 @@ class PrivacyPlan:
         reach = radius * self.mechanism.kappa
         return ((rows != centre + reach) & (rows != centre - reach)).any(dim=1)
 
+    def align_(self, rows: torch.Tensor, bound: Bound | None) -> None:
+        """Cut bounded rows [K, P] to the grid on which the server's secret noise is, in place.
+
+        Their float64 sum is then exact, whatever the order (docs/proofs/secure.md).
+        """
+        if self.secret and self.where is Where.SERVER and bound is not None:
+            self._adding.grid(self._of_sum(bound), rows.shape[1]).cut_(rows)
+
     def release_(
         self, total: torch.Tensor, bound: Bound | None, round: int, streams: Streams
     ) -> None:
         """What the server does to the sum of one round's rows (float64 [P]), in place."""
         if self.where is not Where.SERVER or bound is None:
             return
-        if not isinstance(self.mechanism, GaussianMechanism | LaplaceMechanism):
-            raise AssertionError("the server adds noise to a sum")
-        nobody = np.zeros(1, dtype=np.int64)
-        keys = streams.keys("noise", round, nobody)
-        self.mechanism.add_(total[None, :], self.scale(bound, nobody), keys)
+        keys = streams.keys("noise", round, _NOBODY)
+        add_to_sum_(self._adding, total, self._of_sum(bound), keys)
 
     def divisor(self, weight: float) -> float:
         """What the sum is divided by: public and fixed in advance when the server adds the noise.

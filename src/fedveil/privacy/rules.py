@@ -15,7 +15,7 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.mechanisms import GaussianMechanism
+from fedveil.privacy.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.randomness import Keys, Streams, uniform_
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.terms import Budget
@@ -321,6 +321,6 @@ class Median:
 
 def _noisy(counts: torch.Tensor, noise: float, keys: Keys) -> torch.Tensor:
     """Counts [W], multiples of 1/2, with Gaussian noise of that standard deviation on each."""
-    row = counts.clone()[None]
-    GaussianMechanism(1.0).add_(row, np.array([noise]), keys)
-    return row[0]
+    noisy = counts.clone()
+    add_to_sum_(GaussianMechanism(noise), noisy, noise, keys)  # a sensitivity of 1 at most
+    return noisy

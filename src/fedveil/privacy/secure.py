@@ -6,9 +6,9 @@ from dataclasses import replace
 from fedveil.errors import BadInput
 from fedveil.privacy.central import SEEDED
 from fedveil.privacy.claims import NoiseSource
-from fedveil.privacy.grid_noise import delta_of_sampler
-from fedveil.privacy.mechanisms import TwoPointMechanism
-from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.grid_noise import LARGEST_SUM, delta_of_sampler
+from fedveil.privacy.mechanisms import GaussianMechanism
+from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.terms import Budget, Terms
 
 SLIP = 2.0**-20
@@ -39,15 +39,13 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
     |---|---|
     | nothing is claimed | the plan as it is |
     | an epsilon so large that the sampler's share of delta is not enough | BadInput |
+    | sums of so many clients that float64 would round them on the grid | BadInput |
     | another account of the same release with such an epsilon | not claimed |
     """
-    mechanism = plan.mechanism
-    if plan.multipliers is not None and not isinstance(mechanism, TwoPointMechanism | None):
-        # the grid takes sensitivity to be scale / multiplier: with the largest, never too much
-        mechanism = replace(mechanism, multiplier=float(plan.multipliers.max()))
+    if plan.where is Where.SERVER and isinstance(plan.mechanism, GaussianMechanism):
+        _check_sums(plan.mechanism, plan.population, parameters)
     return replace(
         plan,
-        mechanism=mechanism,
         lines=tuple(
             _secure(line, plan, parameters, diagnostics=diagnostics) for line in plan.lines
         ),
@@ -74,6 +72,16 @@ def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: boo
         vouched=vouched,
         assumptions=(*assumptions, DIAGNOSTICS) if diagnostics else tuple(assumptions),
     )
+
+
+def _check_sums(mechanism: GaussianMechanism, clients: int, parameters: int) -> None:
+    """Rows as long as the bound, all of them in one coordinate; a bound's size changes nothing."""
+    step = mechanism.grid(mechanism.multiplier, parameters).step
+    if clients * 2.0 / step > LARGEST_SUM:  # a bound that is no power of two: up to twice as many
+        raise BadInput(
+            f"noise.source is 'secure', noise.multiplier {mechanism.multiplier:.4g} and "
+            f"{clients:,} clients: their sum is too long for the grid; raise the multiplier"
+        )
 
 
 def _most(line: Terms, plan: PrivacyPlan) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.privacy.chain import seal
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.filters import Curve, RenyiFilter, curve_of
 from fedveil.privacy.grid_noise import delta_of_sampler
@@ -73,9 +74,10 @@ class Common:
             )
         return RenyiFilter(self.epsilon, self.delta - kept)
 
-    def to_rows(self) -> dict[str, str]:
-        """Rows of the ledger's `about`."""
-        return {f"common {name}": json.dumps(value) for name, value in vars(self).items()}
+    def to_rows(self, salt: str) -> dict[str, str]:
+        """Rows of the ledger's `about`, the data sealed."""
+        told = {**vars(self), "data": seal(salt, self.data)}
+        return {f"common {name}": json.dumps(value) for name, value in told.items()}
 
 
 class SharedBudget:
@@ -129,7 +131,7 @@ def check_common(path: Path, common: Common | None) -> None:
     """Refuse a ledger whose runs promise something else than this one."""
     about = read_about(path)
     stored = {key: value for key, value in about.items() if key.startswith("common ")}
-    wanted = {} if common is None else common.to_rows()
+    wanted = {} if common is None else common.to_rows(about["salt"])
     for key in sorted(stored.keys() | wanted.keys()):
         if stored.get(key) != wanted.get(key):
             raise LedgerMismatch(
@@ -161,7 +163,7 @@ def check_company(path: Path, runs: dict[str, dict[str, str]], seed: str, client
 
 
 def common_of(path: Path) -> Common | None:
-    """What the runs of a ledger have in common; None if it is not a shared one."""
+    """What the runs of a ledger have in common, `data` sealed; None if it is not a shared one."""
     rows = {
         key.removeprefix("common "): value
         for key, value in read_about(path).items()

@@ -13,15 +13,16 @@ def verify(path: Path, known: Head | None = None) -> Head:
     """Check the chain of a ledger; returns its head.
 
     Guarantee: a charge, a cohort or a run that was changed, removed, inserted or moved is refused
-    with its place, and so is, where `known` says what the end was, a tail that was cut off. A run
-    that registered after the last charge has spent nothing and is not covered yet.
+    with its place, and so is a table, index or trigger that is not fedveil's, and, where `known`
+    says what the end was, a tail that was cut off. A run that registered after the last charge has
+    spent nothing and is not covered yet.
     """
     about = read_about(path)
     (state,) = query(path, "PRAGMA integrity_check(1)")[0]
     if state != "ok":
         what = " ".join(str(state).split())
         raise BadInput(f"{path}: the file is damaged: {what}; restore it from a copy")
-    links = read_links(path)
+    links = read_links(path, about["salt"])
     place = chain.broken_at(chain.first_hash(about), links)
     if place is not None:
         entry = links[place - 1][0]
@@ -47,7 +48,7 @@ def verify(path: Path, known: Head | None = None) -> Head:
     return head
 
 
-def read_links(path: Path) -> list[tuple[Entry, str]]:
+def read_links(path: Path, salt: str) -> list[tuple[Entry, str]]:
     """The charges as the chain sees them, and the hash noted with each."""
     runs = _runs(path)
     rows = query(
@@ -67,7 +68,7 @@ def read_links(path: Path) -> list[tuple[Entry, str]]:
             and all(isinstance(count, int) for count in (round, attempt))
         ):
             raise BadInput(f"{path}: charge {number} cannot be read: the ledger was changed")
-        taken = "" if ids is None else chain.digest(ids)
+        taken = "" if ids is None else chain.seal(salt, ids)
         there = [text for after, text in runs if after < number]
         if len(there) not in digests:  # runs are only ever added
             digests[len(there)] = chain.digest_of(there)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.privacy.chain import Head
+from fedveil.privacy.chain import Head, first_hash
+from fedveil.privacy.claims import rounded_up
 from fedveil.privacy.ledger_file import read_about, read_runs
 from fedveil.privacy.shared import common_of, spent_in
 from fedveil.privacy.statement import Statement, statements
@@ -37,7 +38,7 @@ def statements_of(path: Path) -> Told:
         return Told(statements(file), None)
     spent = spent_in(file, common)
     text = (
-        f"all runs together: epsilon {spent:.4g} of {common.epsilon:g} at delta "
+        f"all runs together: epsilon {rounded_up(spent):.4g} of {common.epsilon:g} at delta "
         f"{common.delta:g} per {common.unit} ({common.neighbours}, {common.trust} trust, "
         f"{common.noise} noise, Renyi filter)"
     )
@@ -65,16 +66,19 @@ def verify_ledger(path: Path, head: str | None) -> str:
 def export_ledger(path: Path, target: Path) -> None:
     """Write what the ledger holds as JSON.
 
-    `chain` holds the charges as their hashes cover them, cohorts by their digest: whoever has the
-    file can compute every hash again (`privacy.chain`), and learns nobody's turns from it.
+    `chain` holds the charges as their hashes cover them, from `first` on: whoever has the file can
+    compute every hash again (`privacy.chain`). What it says of data and cohorts is sealed with a
+    salt that is left out, so that it confirms no guess.
     """
     file = file_of(path)
     if target.exists():
         raise BadInput(f"--export {target} exists: name another file")
+    about = read_about(file)
     found = {
-        "about": read_about(file),
+        "about": {key: value for key, value in about.items() if key != "salt"},
         "runs": read_runs(file),
-        "chain": [{**vars(entry), "hash": noted} for entry, noted in read_links(file)],
+        "first": first_hash(about),
+        "chain": [{**vars(e), "hash": noted} for e, noted in read_links(file, about["salt"])],
         "statements": statements_of(path).to_dict(),
         **verify(file).to_dict(),
     }

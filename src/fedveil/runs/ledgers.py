@@ -41,7 +41,7 @@ class Shared:
             if stored is None:
                 raise BadInput(f"--ledger {self.path} is a run's own ledger: name another file")
             check_common(self.path, self.common(plan.lines, data, stored))
-            seed = "" if training.secret else str(training.seed)
+            seed = "" if training.plan.secret else str(training.seed)
             check_company(self.path, read_runs(self.path), seed, plan.counted_clients)
             verify(self.path)
         curve_of(plan.lines[0].event, plan.lines[0].relation)

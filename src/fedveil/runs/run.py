@@ -270,7 +270,7 @@ class Run:
     def _diagnostics(self) -> bool:
         """Whether what is computed from private data is shown and kept."""
         asked = self.recipe.evaluate.diagnostics
-        return not self.training.secret if asked is None else asked
+        return not self.training.plan.secret if asked is None else asked
 
     @property
     def _ledger_path(self) -> Path:
@@ -281,8 +281,8 @@ class Run:
         return {
             "recipe": hashlib.sha256(toml.dumps(self.recipe.model_dump()).encode()).hexdigest(),
             "data": self.training.data.fingerprint,
-            "noise": "secure" if self.training.secret else "seeded",
-            "seed": "" if self.training.secret else str(self.training.seed),
+            "noise": "secure" if self.training.plan.secret else "seeded",
+            "seed": "" if self.training.plan.secret else str(self.training.seed),
         }
 
     def _recipe_text(self) -> str:

@@ -20,7 +20,6 @@ from fedveil.training.layers import without_subnormals
 from fedveil.training.vmapped import VmappedWalk
 
 _SMALL = 4096
-_CANCELLED = 1e-12  # more than float64 rounds sums over records and features by
 
 
 class StackedWalk:
@@ -184,7 +183,8 @@ class DualWalk(StackedWalk):
         a = self._coordinates(moved).double()
         inside = (a * torch.bmm(self._wide_gram, a)).sum(dim=(1, 2)).clamp_min_(0)
         largest = a.square().sum(dim=(1, 2)) * self._wide_gram.diagonal(dim1=1, dim2=2).sum(dim=1)
-        return (inside + _CANCELLED * largest + row_norms(moved[:, self._span :]) ** 2).sqrt()
+        cancelled = (sum(self._wide.shape[1:]) + 2) * 2.0**-51  # twice what float64 may round by
+        return (inside + cancelled * largest + row_norms(moved[:, self._span :]) ** 2).sqrt()
 
     def rows(self, moved: torch.Tensor) -> torch.Tensor:
         first = self._layers[0]

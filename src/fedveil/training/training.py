@@ -9,7 +9,7 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
-from fedveil.privacy.claims import NoiseSource, Unit
+from fedveil.privacy.claims import Unit
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
@@ -30,9 +30,11 @@ from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Wei
 class Training:
     """What is learnt, from whom, how it is protected, and how a round is computed.
 
-    `mode` None is the faster one, which is measured; `chunk` 0 is as many clients as fit `memory`
-    MiB per worker; both change rounding only. `workers` 0 is one process per core; their number
-    changes nothing. `every` is the number of rounds between measurements on the test split.
+    `mode` None is the faster one, which is measured, but looped where noise is secure: a client's
+    update must not depend on who else is computed (docs/proofs/secure.md). `chunk` 0 is as many
+    clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one process
+    per core; their number changes nothing. `every` is the number of rounds between measurements on
+    the test split.
     """
 
     task: Task
@@ -69,6 +71,8 @@ class Training:
                 "bound.kind 'median' needs the norms of unbounded gradients: use local.kind = "
                 "'gradient'"
             )
+        if self.plan.secret:
+            self._be_looped()
         if (self.plan.where is Where.TRAINING) != isinstance(self.work, LocalDpSgd):
             raise BadInput("local.kind 'dp-sgd' and noise.where 'training' go together")
         for name, value, least in (
@@ -98,10 +102,13 @@ class Training:
                 "which the weights would tell: use 'uniform'"
             )
 
-    @property
-    def secret(self) -> bool:
-        """Whether randomness is the operating system's: whether the plan's claims say so."""
-        return any(line.noise is NoiseSource.SECURE for line in self.plan.lines)
+    def _be_looped(self) -> None:
+        if self.mode is Mode.VECTORISED:
+            raise BadInput(
+                "engine.mode is 'vectorised' and noise.source 'secure': computed side by side, "
+                "clients' updates depend on each other in their last digits; use 'looped'"
+            )
+        object.__setattr__(self, "mode", Mode.LOOPED)
 
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""
@@ -111,7 +118,7 @@ class Training:
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
         keep_memory(self.task.size)
-        streams = Streams(self.seed, self.secret)
+        streams = Streams(self.seed, self.plan.secret)
         every = rounds(state, self.plan, self.engine, self.server, ledger, streams, self._measure)
         try:
             while True:
@@ -139,7 +146,7 @@ class Training:
             data=self.data,
             work=self.work,
             plan=self.plan,
-            streams=Streams(self.seed, self.secret),
+            streams=Streams(self.seed, self.plan.secret),
             weights=self.weights,
             mode=mode,
             chunk=self.chunk or fitting,

@@ -175,6 +175,7 @@ class LocalEngine:
             reports = self.adversary(round, ids, rows.clone())
         again = bound if plan.where in (Where.SERVER, Where.NOWHERE) else None
         accepted = accept(reports, self.task.size, again)
+        plan.align_(accepted.rows, bound)
         refused = accepted.refused | plan.unreadable(accepted.rows, moving)
         weights = torch.where(refused, 0.0, weights)
         plan.add_sum_(total.total, accepted.rows, weights, params, moving)

@@ -1,0 +1,74 @@
+"""What a client adds to a secure sum does not depend on who else is there, to the last bit."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.models.zoo import build_task
+from fedveil.privacy.central import central
+from fedveil.privacy.rules import Fixed
+from fedveil.privacy.sampling import Poisson
+from fedveil.privacy.secure import planned_for, secured
+from fedveil.privacy.terms import Budget
+from fedveil.training.batches import Batches
+from fedveil.training.client import LocalSgd
+from fedveil.training.gradients import Mode
+from fedveil.training.training import Training
+
+CLIENTS, FEATURES, LENGTH = 24, 16, 20.0
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Clients of different sizes: padded side by side, one would change the others' shapes."""
+    random = np.random.default_rng(3)
+    truth = random.normal(size=(FEATURES, 4))
+    clients = []
+    for k in range(CLIENTS):
+        x = random.normal(size=(40 if k == 0 else random.integers(5, 30), FEATURES))
+        y = (x @ truth + 2 * random.normal(size=(len(x), 4))).argmax(axis=1)
+        clients.append((f"{k}", x.astype(np.float32), y))
+    return FederatedData.from_clients(clients, test=clients[1][1:], classes=4)
+
+
+def training(data, mode=None, workers=1):
+    """Long steps that make small differences large."""
+    task = build_task("mlp", (FEATURES,), 4, seed=1, hidden=(16,))
+    budget = planned_for(Budget(1.0, 1e-5))
+    plan = central(Poisson(0.5), CLIENTS, Fixed(LENGTH), rounds=1, budget=budget)
+    plan = secured(plan, task.size, diagnostics=False)
+    work = LocalSgd(Batches(0, steps=40), 5.0)
+    return Training(task, data, plan, work, mode=mode, workers=workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_client_moves_the_sum_by_its_own_row_exactly(data, workers):
+    train = training(data, workers=workers)
+    engine, state = train.engine, train.start()
+    everyone = np.arange(CLIENTS)
+    try:
+        total = engine.run(1, everyone, state).total.clone()
+        for k in (0, 7):
+            own = engine.run(1, everyone[[k]], state).total.clone()
+            rest = engine.run(1, np.delete(everyone, k), state).total.clone()
+            assert torch.equal(total - rest, own)
+            assert 0 < float(own.norm()) <= LENGTH
+    finally:
+        engine.close()
+
+
+def test_the_number_of_workers_changes_nothing(data):
+    totals = []
+    for workers in (1, 2):
+        train = training(data, workers=workers)
+        totals.append(train.engine.run(1, np.arange(CLIENTS), train.start()).total.clone())
+        train.engine.close()
+    assert torch.equal(*totals)
+
+
+def test_clients_are_computed_one_by_one(data):
+    assert training(data).engine.mode is Mode.LOOPED
+    with pytest.raises(BadInput, match="depend on each other in their last digits"):
+        training(data, Mode.VECTORISED)
