@@ -23,10 +23,10 @@ class Made(Laboratory):
         super().__init__(workers=1)
         self.loss, self.asked = loss, []
 
-    def trial(self, prepared, repetition):
+    def trial(self, prepared, repetitions):
         recipe = prepared.cell.recipe
-        self.asked.append((recipe, repetition))
-        return Outcome(recipe.rounds, {"loss": self.loss(recipe, repetition)})
+        self.asked += [(recipe, repetition) for repetition in repetitions]
+        return [Outcome(recipe.rounds, {"loss": self.loss(recipe, r)}) for r in repetitions]
 
 
 def far_from(steps, rounds):

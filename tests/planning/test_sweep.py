@@ -57,7 +57,10 @@ class Made(Laboratory):
             self.built[key] = super().prepare(cell, mode)
         return self.built[key]
 
-    def trial(self, prepared, repetition):
+    def trial(self, prepared, repetitions):
+        return [self.made_up(prepared, repetition) for repetition in repetitions]
+
+    def made_up(self, prepared, repetition):
         if self.seconds:
             time.sleep(self.seconds)
         recipe = prepared.cell.recipe
@@ -98,7 +101,7 @@ def test_the_results_are_one_row_per_trial_in_the_grids_order(real):
     ]  # fmt: skip
     assert [r["seed_used"] for r in found] == ["1", "2", "3"] * 6
     assert {r["rounds_done"] for r in found} == {"2"}
-    trained = real.laboratory.trial(real.prepared[4], 1)
+    (trained,) = real.laboratory.trial(real.prepared[4], [1])
     assert float(found[13]["loss"]) == trained.metrics["loss"]
 
 
@@ -125,6 +128,37 @@ def test_an_infinite_epsilon_runs_without_noise_and_claims_nothing(real):
     assert [row["epsilon"] for row in real.table()] == ["5 per client"] * 3 + [
         "nothing claimed"
     ] * 3
+
+
+TOGETHER = (*SMALL, "data.seed=1")
+
+
+@pytest.fixture(scope="module")
+def in_step(tmp_path_factory):
+    """A sweep whose repetitions are computed together."""
+    sweep = run(tmp_path_factory.mktemp("step") / "sweep", settings=TOGETHER)
+    assert all(prepared.together >= 3 for prepared in sweep.prepared)
+    return sweep
+
+
+def test_two_workers_end_with_the_same_tables_also_in_step(in_step, tmp_path):
+    run(tmp_path / "sweep", settings=TOGETHER, laboratory=Laboratory(workers=2))
+    assert tables(tmp_path / "sweep") == tables(in_step.folder)
+
+
+@pytest.mark.parametrize("kept", [1, 2, 4, 17])
+def test_repetitions_in_step_that_a_crash_tore_apart_come_to_the_same(in_step, tmp_path, kept):
+    folder = tmp_path / "sweep"
+    shutil.copytree(in_step.folder, folder)
+    lines = (folder / "trials.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 18
+    (folder / "trials.jsonl").write_text("".join(lines[:kept]) + lines[kept][:9])
+    told = []
+    opened(folder, settings=TOGETHER).run(lambda done, total, name: told.append(done))
+    assert told[-1] == 18
+    assert len(told) == 6 - kept // 3
+    assert tables(folder) == tables(in_step.folder)
+    assert (folder / "trials.jsonl").read_text().startswith("".join(lines[:kept]))
 
 
 def test_two_workers_end_with_the_same_tables(real, tmp_path):

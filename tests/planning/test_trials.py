@@ -33,7 +33,7 @@ def test_a_trial_is_the_run_of_its_recipe_and_seed(tmp_path, recipe, settings):
     settings = [*settings, "engine.mode=looped", "engine.workers=1"]
     laboratory = Laboratory()
     (cell,) = prepared(laboratory, recipe=recipe, settings=settings)
-    outcome = laboratory.trial(cell, 2)
+    (outcome,) = laboratory.trial(cell, [2])
     run = Run.start(load_recipe(recipe, [*settings, "seed=3"]), tmp_path / "run", None)
     result = run.execute(lambda line: None)
     assert outcome.metrics == result["metrics"]
@@ -43,7 +43,7 @@ def test_a_trial_is_the_run_of_its_recipe_and_seed(tmp_path, recipe, settings):
 def test_repetitions_differ_and_cells_share_their_clients():
     laboratory = Laboratory()
     low, high = prepared(laboratory, "budget.epsilon=5,50")
-    first, again, second = (laboratory.trial(low, r) for r in (0, 0, 1))
+    first, again, second = (laboratory.trial(low, [r])[0] for r in (0, 0, 1))
     assert first == again
     assert first.metrics != second.metrics
     shares = [laboratory.data(seeded(cell.cell.recipe, 1)).fingerprint for cell in (low, high)]
@@ -60,26 +60,79 @@ def test_data_with_a_seed_of_their_own_stay():
 def test_curves_measure_along_the_way():
     laboratory = Laboratory(curves=True)
     (cell,) = prepared(laboratory, settings=[*SMALL, "evaluate.every=2", "rounds=5"])
-    outcome = laboratory.trial(cell, 0)
+    outcome = laboratory.trial(cell, [0])[0]
     assert [round for round, _ in outcome.curve] == [2, 4, 5]
     assert outcome.curve[-1][1] == outcome.metrics
-    assert Laboratory().trial(cell, 0).metrics == outcome.metrics
+    assert Laboratory().trial(cell, [0])[0].metrics == outcome.metrics
 
 
 def test_a_loss_that_is_not_finite_is_nan():
     laboratory = Laboratory()
     (cell,) = prepared(laboratory, settings=[*SMALL, "budget.epsilon=1e-25", "rounds=2"])
-    outcome = laboratory.trial(cell, 0)
+    outcome = laboratory.trial(cell, [0])[0]
     assert math.isnan(outcome.metrics["loss"])
 
 
 def test_many_workers_give_what_one_gives():
     laboratory, spread = Laboratory(workers=1), Laboratory(workers=2)
     several = prepared(laboratory, "local.steps=1,2", "budget.epsilon=5,inf")
-    jobs = [(cell, repetition) for repetition in (0, 1) for cell in several]
+    jobs = [(cell, [repetition]) for repetition in (0, 1) for cell in several]
     one, two = dict(laboratory.trials(jobs)), dict(spread.trials(jobs))
     assert list(one) == list(range(8))
     assert one == two
+
+
+FEW = ("data.clients=20", "sample.size=5")
+ALIKE = {
+    "least squares": ("dp-fedavg", [*FEW, "data.name=diabetes", "model.name=linear"]),
+    "softmax in the span": ("central", ["data.clients=30", "local.epochs=1"]),
+    "softmax": ("fedavg", [*FEW, "local.epochs=2", "local.batch=8"]),
+    "mlp": ("central", ["data.clients=20", "model.name=mlp", "local.epochs=1"]),
+    "one gradient": ("ldp-sgd", [*FEW, "bound.kind=fixed", "bound.value=0.5"]),
+    "dp-sgd": ("local", [*FEW]),
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_repetitions_in_step_are_those_one_by_one(kind):
+    """Their draws are the same, and so are their results, up to rounding."""
+    recipe, settings = ALIKE[kind]
+    settings = [*settings, "rounds=2", "data.seed=1", "engine.mode=vectorised"]
+    laboratory = Laboratory()
+    (cell,) = prepared(laboratory, recipe=recipe, settings=settings)
+    assert cell.together >= 3
+    assert cell.blocks(0, cell.together + 1)[0] == tuple(range(cell.together))
+    together = laboratory.trial(cell, [0, 1, 2])
+    alone = [laboratory.trial(cell, [r])[0] for r in range(3)]
+    assert len({outcome.metrics["loss"] for outcome in alone}) == 3
+    for one, other in zip(together, alone, strict=True):
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-4, abs=1e-3)
+        assert one.rounds == other.rounds
+
+
+ALONE = {
+    "clients dealt anew": ("dp-fedavg", []),
+    "looped": ("dp-fedavg", ["data.seed=1", "engine.mode=looped"]),
+    "budgets dealt anew": (
+        "dp-fedavg",
+        ["data.seed=1", "budget.epsilon=none", "budget.epsilons=[5.0, 50.0]"],
+    ),
+    "a bound that moves": (
+        "central",
+        ["data.seed=1", "bound.kind=quantile", "bound.quantile=0.5", "bound.value=1.0"],
+    ),
+    "ranges": ("ldp-fl", ["data.seed=1"]),
+}
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_what_cannot_be_computed_together_is_not(kind):
+    recipe, settings = ALONE[kind]
+    (cell,) = prepared(
+        Laboratory(), recipe=recipe, settings=["rounds=2", "engine.mode=vectorised", *settings]
+    )
+    assert cell.together == 1
+    assert cell.blocks(1, 3) == [(1,), (2,)]
 
 
 def test_no_jobs_are_no_trials():
@@ -87,7 +140,7 @@ def test_no_jobs_are_no_trials():
 
 
 class Dying(Laboratory):
-    def trial(self, prepared, repetition):
+    def trial(self, prepared, repetitions):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -95,19 +148,19 @@ def test_a_worker_that_is_killed():
     laboratory = Dying(workers=2)
     (cell,) = prepared(laboratory)
     with pytest.raises(WorkerLost, match="use fewer workers"):
-        list(laboratory.trials([(cell, 0), (cell, 1)]))
+        list(laboratory.trials([(cell, [0]), (cell, [1])]))
 
 
 class Refusing(Laboratory):
-    def trial(self, prepared, repetition):
-        raise BadInput(f"no {repetition}")
+    def trial(self, prepared, repetitions):
+        raise BadInput(f"no {repetitions[0]}")
 
 
 def test_what_a_worker_refuses_is_refused():
     laboratory = Refusing(workers=2)
     (cell,) = prepared(laboratory)
     with pytest.raises(BadInput, match=r"no [01]"):
-        list(laboratory.trials([(cell, 0), (cell, 1)]))
+        list(laboratory.trials([(cell, [0]), (cell, [1])]))
 
 
 @pytest.mark.parametrize("workers", [-1, 1025])

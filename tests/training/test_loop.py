@@ -17,7 +17,7 @@ from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.terms import Budget
-from fedveil.training.loop import rounds
+from fedveil.training.loop import Course, rounds
 from fedveil.training.server import ServerState, SgdServer
 from fedveil.training.sums import CohortSum
 
@@ -65,7 +65,7 @@ def start(plan):
 
 
 def loop(plan, engine, ledger, measure=lambda state: {}, state=None):
-    return rounds(state or start(plan), plan, engine, SgdServer(), ledger, STREAMS, measure)
+    return rounds(Course(state or start(plan), plan, SgdServer(), ledger, STREAMS, measure), engine)
 
 
 def test_a_round_is_sum_plus_noise_over_the_expected_cohort(open_ledger):

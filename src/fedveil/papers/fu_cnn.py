@@ -18,10 +18,9 @@ from fedveil.planning.sweep import Sweep
 
 EPSILONS = ("10", "20", "30", "inf")
 RATES = ("3", "10", "30", "100")
-CONSTANTS = ("1", "0.1", "0.01", "0.001")
+CONSTANTS = ("1", "0.1", "0.01", "0.003", "0.001")
 STEPS = (1, 2, 3, 4, 6, 8, 12, 24)
 FEW_STEPS = (1, 4, 12, 24)
-CHANCE = 0.05
 BOUND = 3.0
 DELTA = 1e-4
 COHORT = 350
@@ -98,27 +97,28 @@ def learning_rate(experiment: Experiment) -> tuple[str, Sweep]:
 
 
 def noise_constant(experiment: Experiment, rate: str) -> tuple[str, Sweep]:
-    """The largest c_2 with which epsilon 30 and E = 12 learn anything: twice what guessing gives.
+    """The c_2 with which one published number, epsilon 10 at its best E, is met most nearly.
 
     The paper leaves it open. With c_2 = 1 the noise of a round is thousands of times longer than
     the updates, and nothing is learnt at any epsilon of the paper.
     """
-    here = setting(experiment)
+    here, (steps, accuracy, _) = setting(experiment), TABLE_IV["10"]
     sweep = experiment.sweep(
         "fu-cnn-constant",
         "dp-fedavg-gaussian",
         [
             *here.overrides,
             f"local.lr={rate}",
-            "local.steps=12",
-            "rounds=10",
-            f"budget.epsilon={here.epsilon('30')}",
+            f"local.steps={steps}",
+            "rounds=none",
+            "iterations=240",
+            f"budget.epsilon={here.epsilon('10')}",
         ],
         [Axis("noise.c2", CONSTANTS)],
         1,
     )
-    learnt = [c for i, c in enumerate(CONSTANTS) if _accuracy(sweep, i).value > 2 * CHANCE]
-    return (learnt or CONSTANTS[-1:])[0], sweep
+    off = [abs(_accuracy(sweep, i).value - accuracy) for i in range(len(CONSTANTS))]
+    return CONSTANTS[off.index(min(off))], sweep
 
 
 def fig2(experiment: Experiment) -> Page:
@@ -257,7 +257,8 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[str], int]:
         ("learning rate", f"{rate}, most accurate after 100 noise-free iterations ({ends})"),
         (
             "c_2 of the noise formula",
-            f"{constant}, the largest with which epsilon 30, E = 12, T = 120 learns ({seen})",
+            f"{constant}, with which epsilon 10, E = 24, T = 240 comes nearest to the published "
+            f"0.4663 ({seen}); so that number is fitted, the others are not",
         ),
         ("local batch", "all of a client's records, as in the theory"),
     ]

@@ -378,13 +378,14 @@ def _why(laboratory: Laboratory, found: Found) -> tuple[list[str], int]:
     jobs, owners = [], []
     for name, prepared in plain.items():
         if prepared is not None:
-            repetitions = range(min(_QUIET, len(told[name].losses)))
-            jobs += [(prepared, r) for r in repetitions]
-            owners += [name for _ in repetitions]
+            blocks = prepared.blocks(0, min(_QUIET, len(told[name].losses)))
+            jobs += [(prepared, block) for block in blocks]
+            owners += [name for _ in blocks]
     quiet: dict[str, list[float]] = {name: [] for name in told}
-    for number, outcome in laboratory.trials(jobs):
-        quiet[owners[number]].append(outcome.metrics["loss"])
-    return [_told(name, arm, quiet[name]) for name, arm in told.items()], len(jobs)
+    for number, outcomes in laboratory.trials(jobs):
+        quiet[owners[number]] += [outcome.metrics["loss"] for outcome in outcomes]
+    trainings = sum(map(len, quiet.values()))
+    return [_told(name, arm, quiet[name]) for name, arm in told.items()], trainings
 
 
 def _told(name: str, arm: Arm, quiet: Sequence[float]) -> str:

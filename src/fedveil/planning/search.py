@@ -105,15 +105,17 @@ def search(
         afforded = int(left / (len(sizes) - i) / each) if i or len(sizes) == 1 else 1
         after = min(repeat, before + max(1, afforded))
         left -= (after - before) * each
-        jobs = [(arm.prepared, r) for r in range(before, after) for arm in alive]
-        results: dict[int, float] = {}
-        total = done + len(jobs)
-        for number, outcome in laboratory.trials(jobs):
-            results[number] = outcome.metrics["loss"]
-            done += 1
-            on_trial(done, total, jobs[number][0].cell.name)
-        for number in range(len(jobs)):
-            alive[number % len(alive)].losses.append(results[number])
+        jobs = [(arm, block) for arm in alive for block in arm.prepared.blocks(before, after)]
+        results: dict[tuple[int, int], float] = {}
+        total = done + len(alive) * (after - before)
+        for number, outcomes in laboratory.trials([(arm.prepared, block) for arm, block in jobs]):
+            arm, block = jobs[number]
+            for repetition, outcome in zip(block, outcomes, strict=True):
+                results[id(arm), repetition] = outcome.metrics["loss"]
+            done += len(block)
+            on_trial(done, total, arm.prepared.cell.name)
+        for arm in alive:
+            arm.losses += [results[id(arm), r] for r in range(before, after)]
         before = after
     alive.sort(key=lambda arm: arm.score(before))
     ranked = [arm for group in (alive, *reversed(places)) for arm in group]

@@ -15,7 +15,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +82,18 @@ class Sweep:
         return self._prepared
 
     @property
-    def left(self) -> list[tuple[int, int]]:
-        """(repetition, cell) of the trials not done yet, all cells of a repetition together."""
-        everything = [(r, c) for r in range(self.repeat) for c in range(len(self.cells))]
-        return [(r, c) for r, c in everything if (r, c) not in self._done]
+    def left(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(cell, repetitions) not done yet, those together that are one computation.
+
+        One that a crash has torn apart is computed whole again, so that it comes to the same.
+        """
+        everything = [
+            (block, c)
+            for c, prepared in enumerate(self._prepared)
+            for block in prepared.blocks(0, self.repeat)
+        ]
+        missing = [(b, c) for b, c in everything if any((r, c) not in self._done for r in b)]
+        return [(c, block) for block, c in sorted(missing, key=lambda one: (one[0][0], one[1]))]
 
     def run(self, on_trial: OnTrial = lambda done, total, name: None) -> None:
         """Train what is left, and write the tables and the figure."""
@@ -97,12 +105,14 @@ class Sweep:
             self._catch_up()
             left, total = self.left, self.repeat * len(self.cells)
             self._rewrite_trials()
-            jobs = [(self._prepared[c], r) for r, c in left]
+            jobs = [(self._prepared[c], block) for c, block in left]
             with (self.folder / "trials.jsonl").open("a") as file:
-                for number, outcome in self.laboratory.trials(jobs):
-                    repetition, cell = left[number]
-                    self._done[repetition, cell] = outcome
-                    file.write(_line(repetition, cell, outcome))
+                for number, outcomes in self.laboratory.trials(jobs):
+                    cell, block = left[number]
+                    done = {(r, cell): o for r, o in zip(block, outcomes, strict=True)}
+                    new = {key: done[key] for key in done.keys() - self._done.keys()}
+                    self._done |= new
+                    file.write("".join(_line(r, c, new[r, c]) for r, c in sorted(new)))
                     file.flush()
                     os.fsync(file.fileno())
                     on_trial(len(self._done), total, self.cells[cell].name)
@@ -228,7 +238,10 @@ class Sweep:
             write_atomic(self.folder / "sweep.json", self._about().encode())
         else:
             pairs = zip(self._prepared, modes, strict=True)
-            self._prepared = [replace(prepared, mode=mode) for prepared, mode in pairs]
+            self._prepared = [
+                prepared if prepared.mode is mode else self.laboratory.prepare(prepared.cell, mode)
+                for prepared, mode in pairs
+            ]
         self._done = self._read_trials()
 
     def _stored_modes(self) -> list[Mode] | None:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,11 +27,17 @@ from fedveil.training.client import LocalWork
 from fedveil.training.engines.process import die_with_parent
 from fedveil.training.engines.workers import WorkerLost, available
 from fedveil.training.gradients import Mode
+from fedveil.training.in_step import fitting_together, train_in_step
+from fedveil.training.loop import RoundResult
 from fedveil.training.training import Training, train
 
 _NEVER = 1 << 60
 _KEPT = 2
 _MOST_WORKERS = 1024
+
+
+Track = list[tuple[int, dict[str, float]]]
+"""The rounds of a training and what was measured then, often nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ class Prepared:
     """A cell that was built once: its plan and execution mode serve every repetition.
 
     `noise` is the standard deviation of the noise on one coordinate of the first round's mean
-    update, 0 without noise and NaN where it is part of training.
+    update, 0 without noise and NaN where it is part of training. `together` is how many repetitions
+    are one computation.
     """
 
     cell: Cell
@@ -59,6 +66,13 @@ class Prepared:
     mode: Mode
     work: LocalWork
     noise: float
+    together: int = 1
+
+    def blocks(self, first: int, last: int) -> list[tuple[int, ...]]:
+        """Repetitions first .. last - 1, those together that are one computation."""
+        return [
+            tuple(range(r, min(r + self.together, last))) for r in range(first, last, self.together)
+        ]
 
     @property
     def told_noise(self) -> str:
@@ -125,35 +139,45 @@ class Laboratory:
             found = mode or training.mode or self._measured(recipe, training)
         except BadInput as e:
             raise BadInput(f"cell {cell.name}: {e}" if cell.choice else str(e)) from e
-        return Prepared(cell, training.plan, found, training.work, noise)
+        together = 1
+        if recipe.data.seed is not None and not _dealt(recipe):  # the same clients in all of them
+            together = fitting_together(replace(training, mode=found, workers=1))
+        return Prepared(cell, training.plan, found, training.work, noise, together)
 
-    def trial(self, prepared: Prepared, repetition: int) -> Outcome:
-        """Train the cell with the seed of a repetition: cells share their random numbers."""
-        recipe = seeded(prepared.cell.recipe, repetition)
-        engine = recipe.engine.model_copy(update={"workers": 1, "mode": str(prepared.mode)})
-        every = recipe.evaluate.every if self.curves else _NEVER
-        evaluate = recipe.evaluate.model_copy(update={"every": every})
-        recipe = recipe.model_copy(update={"engine": engine, "evaluate": evaluate})
-        dealt = recipe.budget is not None and recipe.budget.epsilons is not None
-        plan = None if dealt else prepared.plan
-        training = build(recipe, data=self.data(recipe), plan=plan)
-        curve, rounds = [], 0
-        for result in train(training):
-            rounds = result.round
-            if result.metrics:
-                curve.append((result.round, _finite(result.metrics)))
-        if not curve:
-            raise BadInput("the budget permits no round: raise budget.epsilon")
-        return Outcome(rounds, curve[-1][1], tuple(curve) if self.curves else ())
+    def trial(self, prepared: Prepared, repetitions: Sequence[int]) -> list[Outcome]:
+        """Train the cell with the seed of each repetition: cells share their random numbers."""
+        trainings = [self._training(prepared, repetition) for repetition in repetitions]
+        tracks: list[Track] = [[] for _ in trainings]
+        for results in _results(trainings):
+            for number, result in results:
+                tracks[number].append((result.round, _finite(result.metrics)))
+        return [self._outcome(track) for track in tracks]
 
-    def trials(self, jobs: Sequence[tuple[Prepared, int]]) -> Iterator[tuple[int, Outcome]]:
-        """(number of the job, outcome) as they finish, over all cores; in order on one."""
+    def trials(
+        self, jobs: Sequence[tuple[Prepared, Sequence[int]]]
+    ) -> Iterator[tuple[int, list[Outcome]]]:
+        """(number of the job, its outcomes) as they finish, over all cores; in order on one."""
         count = min(len(jobs), self.workers or available())
         if count <= 1:
             for number, job in enumerate(jobs):
                 yield number, self.trial(*job)
             return
         yield from _spread(jobs, self.trial, count)
+
+    def _training(self, prepared: Prepared, repetition: int) -> Training:
+        recipe = seeded(prepared.cell.recipe, repetition)
+        engine = recipe.engine.model_copy(update={"workers": 1, "mode": str(prepared.mode)})
+        every = recipe.evaluate.every if self.curves else _NEVER
+        evaluate = recipe.evaluate.model_copy(update={"every": every})
+        recipe = recipe.model_copy(update={"engine": engine, "evaluate": evaluate})
+        plan = None if _dealt(recipe) else prepared.plan
+        return build(recipe, data=self.data(recipe), plan=plan)
+
+    def _outcome(self, track: Track) -> Outcome:
+        curve = [(round, metrics) for round, metrics in track if metrics]
+        if not curve:
+            raise BadInput("the budget permits no round: raise budget.epsilon")
+        return Outcome(track[-1][0], curve[-1][1], tuple(curve) if self.curves else ())
 
     def data(self, recipe: Recipe) -> FederatedData:
         """The recipe's clients; those of the last two repetitions are kept."""
@@ -182,6 +206,19 @@ def seeded(recipe: Recipe, repetition: int) -> Recipe:
     return recipe.model_copy(update={"seed": recipe.seed + repetition})
 
 
+def _results(trainings: Sequence[Training]) -> Iterator[list[tuple[int, RoundResult]]]:
+    """(number of the training, result), a round at a time."""
+    if len(trainings) > 1:
+        yield from train_in_step(trainings)
+    else:
+        yield from ([(0, result)] for result in train(trainings[0]))
+
+
+def _dealt(recipe: Recipe) -> bool:
+    """Whether a repetition deals out budgets of its own: then its plan is its own as well."""
+    return recipe.budget is not None and recipe.budget.epsilons is not None
+
+
 def _finite(metrics: dict[str, float]) -> dict[str, float]:
     return {name: v if math.isfinite(v) else math.nan for name, v in metrics.items()}
 
@@ -202,13 +239,13 @@ def _noise(plan: PrivacyPlan, training: Training) -> float:
 
 
 def _spread(
-    jobs: Sequence[tuple[Prepared, int]],
-    trial: Callable[[Prepared, int], Outcome],
+    jobs: Sequence[tuple[Prepared, Sequence[int]]],
+    trial: Callable[[Prepared, Sequence[int]], list[Outcome]],
     count: int,
-) -> Iterator[tuple[int, Outcome]]:
+) -> Iterator[tuple[int, list[Outcome]]]:
     """Run the jobs on `count` forked processes, each with one thread."""
 
-    def run(number: int) -> Outcome:
+    def run(number: int) -> list[Outcome]:
         return trial(*jobs[number])
 
     pool = ProcessPoolExecutor(
@@ -217,7 +254,7 @@ def _spread(
         initializer=_begin,
         initargs=(run, os.getpid()),
     )
-    waiting: dict[Future[Outcome], int] = {}
+    waiting: dict[Future[list[Outcome]], int] = {}
     left = iter(range(len(jobs)))
     try:
         while True:
@@ -242,15 +279,15 @@ def _spread(
 class _Here:
     """What a forked process runs: set once, when it begins."""
 
-    run: Callable[[int], Outcome]
+    run: Callable[[int], list[Outcome]]
 
 
-def _begin(run: Callable[[int], Outcome], parent: int) -> None:
+def _begin(run: Callable[[int], list[Outcome]], parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
     torch.set_num_threads(1)
     _Here.run = run
 
 
-def _run(number: int) -> Outcome:
+def _run(number: int) -> list[Outcome]:
     return _Here.run(number)

@@ -22,7 +22,7 @@ from fedveil.privacy.mechanisms import (
     TwoPointMechanism,
     add_to_sum_,
 )
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.randomness import KeySource, Streams
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import add_weighted_
 from fedveil.privacy.rules import Rule
@@ -237,7 +237,7 @@ class PrivacyPlan:
         ids: npt.NDArray[np.int64],
         moving: torch.Tensor,
         round: int,
-        streams: Streams,
+        streams: KeySource,
     ) -> None:
         """What clients do to their bounded updates [K, P] before they send them, in place.
 

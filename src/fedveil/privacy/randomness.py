@@ -11,7 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,30 @@ class Streams:
         low, high = np.uint64(base & (2**64 - 1)), np.uint64(base >> 64)
         ids = np.asarray(clients, dtype=np.uint64)
         return _mix(_mix(ids * _GOLDEN + low) ^ high)
+
+
+@dataclass(frozen=True)
+class JointStreams:
+    """The streams of several seeds side by side: the first `counts[0]` clients have the first."""
+
+    each: tuple[Streams, ...]
+    counts: tuple[int, ...]
+
+    def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
+        """One key per client, that of its own seed."""
+        places = np.cumsum(self.counts)[:-1]
+        pieces = np.split(np.asarray(clients), places)
+        found = [
+            streams.keys(purpose, round, piece, *parts)
+            for streams, piece in zip(self.each, pieces, strict=True)
+        ]
+        return np.concatenate([keys for keys in found if not isinstance(keys, Secret)])
+
+
+class KeySource(Protocol):
+    """Whatever gives each client of a cohort its key."""
+
+    def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys: ...
 
 
 def bits(keys: Keys, count: int) -> npt.NDArray[np.uint64]:

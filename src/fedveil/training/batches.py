@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.randomness import Streams, bits
+from fedveil.privacy.randomness import KeySource, bits
 from fedveil.training.cohort import CohortData
 
 
@@ -112,7 +112,11 @@ class Batches:
             raise BadInput(f"local.batch is {self.size}: a size, or 0 for all records, is needed")
 
     def of(
-        self, ids: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], round: int, streams: Streams
+        self,
+        ids: npt.NDArray[np.int64],
+        sizes: npt.NDArray[np.int64],
+        round: int,
+        streams: KeySource,
     ) -> "BatchPlan":
         """The batches of a cohort in `round`."""
         return BatchPlan(self, ids, sizes, round, streams)
@@ -127,7 +131,7 @@ class BatchPlan:
         ids: npt.NDArray[np.int64],
         sizes: npt.NDArray[np.int64],
         round: int,
-        streams: Streams,
+        streams: KeySource,
     ) -> None:
         self._ids, self._sizes, self._round, self._streams = ids, sizes, round, streams
         self._longest = int(sizes.max(initial=1))

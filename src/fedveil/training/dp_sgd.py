@@ -10,7 +10,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.mechanisms import GaussianMechanism
-from fedveil.privacy.randomness import Streams, bits
+from fedveil.privacy.randomness import KeySource, bits
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 from fedveil.training.turn import Turn, bounded_
@@ -79,7 +79,7 @@ class LocalDpSgd:
             raise AssertionError("DP-SGD takes at least one step")
         return bounded_(moved, None)
 
-    def batch(self, cohort: CohortData, round: int, step: int, streams: Streams) -> Batch:
+    def batch(self, cohort: CohortData, round: int, step: int, streams: KeySource) -> Batch:
         """Poisson batches, moved to the front and padded to the longest of the cohort.
 
         A record joins with `rate`, or up to 2^-53 less where `rate` has more digits.

@@ -72,7 +72,10 @@ class Gradients(Protocol):
     """Starts the walks of one execution mode."""
 
     def walk(self, start: torch.Tensor, cohort: CohortData, *, spanned: bool) -> Walk:
-        """A walk from `start` [P]. `spanned`: only L2 norms and sums of gradients are asked for."""
+        """A walk from `start`, [P] or, vectorised, [K, P].
+
+        `spanned`: only L2 norms and sums of gradients are asked for.
+        """
         ...
 
 

@@ -64,45 +64,60 @@ class RoundResult:
         }
 
 
-def rounds(
-    state: ServerState,
-    plan: PrivacyPlan,
-    engine: Engine,
-    server: ServerOptimizer,
-    ledger: Ledger,
-    streams: Streams,
-    measure: Callable[[ServerState], dict[str, float]],
-) -> Generator[RoundResult, None, None]:
-    """Train from `state` to the end of the plan, one result per round; stops at the budget.
+class Course:
+    """A training on its way: `ask` begins a round, `take` ends it with what the cohort came to.
 
     Guarantee: a round is charged, durably, before any client works on it. An empty cohort is
     charged and noised like any other; refused reports change neither charge, noise nor divisor.
     """
-    plan.spent(0)  # found once, before the first round: accounting stays off the hot path
-    most = int(ledger.turns(state.round).max()) if plan.counted else 0
-    while state.round < plan.rounds:
-        began = time.perf_counter()
-        number = state.round + 1
-        turns = ledger.turns(state.round) if plan.counted else None
-        ids = plan.sampler.cohort(plan.population, number, streams, turns)
-        most = 0 if turns is None else max(most, int(turns[ids].max(initial=-1)) + 1)
+
+    def __init__(
+        self,
+        state: ServerState,
+        plan: PrivacyPlan,
+        server: ServerOptimizer,
+        ledger: Ledger,
+        streams: Streams,
+        measure: Callable[[ServerState], dict[str, float]],
+    ) -> None:
+        self.state, self.streams = state, streams
+        self._plan, self._server, self._ledger, self._measure = plan, server, ledger, measure
+        plan.spent(0)  # found once, before the first round: accounting stays off the hot path
+        self._most = int(ledger.turns(state.round).max()) if plan.counted else 0
+
+    def ask(self) -> npt.NDArray[np.int64] | None:
+        """Who works in the next round, which is charged; None at the end of plan or budget."""
+        plan, ledger, before = self._plan, self._ledger, self.state.round
+        if before >= plan.rounds:
+            return None
+        self._began = time.perf_counter()
+        turns = ledger.turns(before) if plan.counted else None
+        self._ids = plan.sampler.cohort(plan.population, before + 1, self.streams, turns)
+        if turns is not None:
+            self._most = max(self._most, int(turns[self._ids].max(initial=-1)) + 1)
         try:
-            ledger.charge(number, ids if plan.counted else None)
+            ledger.charge(before + 1, self._ids if plan.counted else None)
         except BudgetExhausted:
-            return
-        cohort = engine.run(number, ids, state)
-        bound, strength = plan.bound(state.moving, number), cohort.strength
-        plan.release_(cohort.total, bound, number, streams)
+            return None
+        return self._ids
+
+    def take(self, cohort: CohortSum) -> RoundResult:
+        """Noise, step and measure."""
+        plan, before, ids = self._plan, self.state, self._ids
+        number = before.round + 1
+        bound, strength = plan.bound(before.moving, number), cohort.strength
+        plan.release_(cohort.total, bound, number, self.streams)
         mean = cohort.total.div_(plan.divisor(cohort.weight))
         if cohort.weight < plan.least_reports:
             mean = torch.zeros_like(mean)
-        before, state = state, server.step(state, mean)
+        state = self._server.step(before, mean)
         moving = plan.move(
-            before.moving, cohort.watched, before.params, state.params, number, streams
+            before.moving, cohort.watched, before.params, state.params, number, self.streams
         )
-        state = replace(state, moving=moving)
+        self.state = state = replace(state, moving=moving)
         noise = plan.noise_length(ids, before.moving, number, len(mean))
-        yield RoundResult(
+        turns = self._most if plan.counted else None
+        return RoundResult(
             round=number,
             state=state,
             clients=cohort.clients,
@@ -110,10 +125,16 @@ def rounds(
             bound=_on_updates(plan, bound),
             snr=strength / noise if noise else None,
             refused=cohort.refused,
-            epsilon=plan.spent(number, most if plan.counted else None, ledger.again),
-            metrics=measure(state),
-            seconds=time.perf_counter() - began,
+            epsilon=plan.spent(number, turns, self._ledger.again),
+            metrics=self._measure(state),
+            seconds=time.perf_counter() - self._began,
         )
+
+
+def rounds(course: Course, engine: Engine) -> Generator[RoundResult, None, None]:
+    """Train to the end of the plan, one result per round; stops at the budget."""
+    while (ids := course.ask()) is not None:
+        yield course.take(engine.run(course.state.round + 1, ids, course.state))
 
 
 def _on_updates(plan: PrivacyPlan, bound: Bound | None) -> float | None:

@@ -118,11 +118,11 @@ class QuadraticWalk(StackedWalk):
         if not isinstance(batch, Whole):
             return super().mean(moved, batch)
         start = self._start.double()
-        if moved is None:
+        if moved is None and start.ndim == 1:
             curvature, slope = self._own
             gradient = torch.mv(curvature.flatten(0, 1), start).view_as(slope).sub_(slope)
         else:
             curvature, slope = self._columns
-            here = (start + moved).T.contiguous()
+            here = (start if moved is None else start + moved).T.contiguous()
             gradient = (curvature * here).sum(dim=1).sub_(slope).T
         return batch.without_idle_(gradient.to(torch.float32, memory_format=_ROWS))

@@ -133,14 +133,14 @@ class StackedWalk:
             torch.bmm(error.mT, h, out=place)
 
     def _weight(self, i: int, moved: torch.Tensor | None) -> torch.Tensor:
-        """[o, i] at the start, [K, o, i] on the way."""
+        """[o, i] where all are at one start, [K, o, i] otherwise."""
         layer = self._layers[i]
         w = self._part(layer.weight, layer.inputs * layer.outputs, moved)
         return w.view(*w.shape[:-1], layer.outputs, layer.inputs)
 
     def _part(self, place: int, size: int, moved: torch.Tensor | None) -> torch.Tensor:
-        """Parameters place : place + size, [size] at the start and [K, size] on the way."""
-        part = self._start[place : place + size]
+        """Parameters place : place + size, [size] where all are at one start, or [K, size]."""
+        part = self._start[..., place : place + size]
         return part if moved is None else part + moved[:, self._at(place) : self._at(place) + size]
 
     def _at(self, place: int) -> int:
@@ -162,7 +162,7 @@ class DualWalk(StackedWalk):
         super().__init__(task, layers, start, cohort)
         first = layers[0]
         self._span = self._x.shape[1] * first.outputs
-        self._first = torch.matmul(self._x, self._weight(0, None).T)
+        self._first = torch.matmul(self._x, self._weight(0, None).mT)
         self.width, self.spanned = self._span + task.size - first.inputs * first.outputs, True
 
     @cached_property

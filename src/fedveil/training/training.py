@@ -22,7 +22,7 @@ from fedveil.training.engines.local import Adversary, LocalEngine
 from fedveil.training.engines.process import keep_memory, one_thread
 from fedveil.training.engines.workers import available
 from fedveil.training.gradients import Mode
-from fedveil.training.loop import RoundResult, rounds
+from fedveil.training.loop import Course, RoundResult, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
 
 
@@ -115,11 +115,15 @@ class Training:
         params = self._initial.clone()
         return ServerState(0, params, {}, self.plan.start(params))
 
+    def course(self, state: ServerState, ledger: Ledger) -> Course:
+        """The way from `state` on, charging `ledger` before each round."""
+        streams = Streams(self.seed, self.plan.secret)
+        return Course(state, self.plan, self.server, ledger, streams, self._measure)
+
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
         keep_memory(self.task.size)
-        streams = Streams(self.seed, self.plan.secret)
-        every = rounds(state, self.plan, self.engine, self.server, ledger, streams, self._measure)
+        every = rounds(self.course(state, ledger), self.engine)
         try:
             while True:
                 with one_thread():
@@ -165,10 +169,13 @@ def train(training: Training) -> Iterator[RoundResult]:
 
     The budget is enforced as in a run; nothing is written to disk, so nothing survives a crash.
     """
-    plan = training.plan
-    ledger = Ledger.create(
-        None, {"run": "training"}, plan.lines, plan.permitted, plan.counted_clients
-    )
-    for result in training.rounds(training.start(), ledger):
+    for result in training.rounds(training.start(), new_ledger(training.plan)):
         training.task.parameters.copy_(result.state.params)
         yield result
+
+
+def new_ledger(plan: PrivacyPlan) -> Ledger:
+    """A ledger in memory, for a training that leaves no run behind."""
+    return Ledger.create(
+        None, {"run": "training"}, plan.lines, plan.permitted, plan.counted_clients
+    )

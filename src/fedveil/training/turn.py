@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from fedveil.privacy.clipping import ROUNDING, Bound, Bounded
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.randomness import KeySource
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients import Gradients, Walk
@@ -15,6 +15,8 @@ from fedveil.training.gradients import Gradients, Walk
 @dataclass(frozen=True, eq=False)
 class Turn:
     """The round's model, the clients whose turn it is, and how they compute.
+
+    `start` is one model [P], or [K, P] where clients of several trainings are computed in step.
 
     Local work turns it into one update per client, as rows [K, P]; or, if `summed` says that their
     weighted sum is all that will be asked for, into updates left in the span of the records.
@@ -25,7 +27,7 @@ class Turn:
     cohort: CohortData
     bound: Bound | None
     gradients: Gradients
-    streams: Streams
+    streams: KeySource
     summed: bool = False
 
 

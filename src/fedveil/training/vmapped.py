@@ -32,11 +32,12 @@ class VmappedWalk:
             return (self._task.losses(params, x, y) * weights).sum()
 
         x, y = batch.of(self._cohort)
-        if moved is None:
+        if moved is None and self._start.ndim == 1:
             at_start: Vmapped = vmap(grad(loss), in_dims=(None, 0, 0, 0))
             return batch.without_idle_(at_start(self._start, x, y, batch.weights))
         out: Vmapped = vmap(grad(loss))
-        return batch.without_idle_(out(self._start + moved, x, y, batch.weights))
+        here = self._start if moved is None else self._start + moved
+        return batch.without_idle_(out(here, x, y, batch.weights))
 
     def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
         gradient = self.mean(moved, batch)
@@ -45,7 +46,7 @@ class VmappedWalk:
     def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
         """Every example's gradient is materialised, a few clients at a time."""
         x, y = batch.of(self._cohort)
-        params = self._start.expand(len(x), -1) if moved is None else self._start + moved
+        params = (self._start if moved is None else self._start + moved).expand(len(x), -1)
         out = torch.zeros(len(x), self.width)
         examples: Vmapped = vmap(example_gradients(self._task))
         step = max(1, _EXAMPLES // (self.width * max(1, x.shape[1])))

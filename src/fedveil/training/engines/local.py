@@ -13,7 +13,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.plan import PrivacyPlan, Where
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.randomness import JointStreams, KeySource, Streams
 from fedveil.privacy.rows import add_weighted_
 from fedveil.training.client import LocalWork
 from fedveil.training.cohort import CohortData
@@ -25,6 +25,10 @@ from fedveil.training.gradients import Gradients, Mode, gradients_of
 from fedveil.training.server import ServerState, Weights, accept
 from fedveil.training.sums import CohortSum
 from fedveil.training.turn import Spanned, Turn
+
+Ids = npt.NDArray[np.int64]
+Asked = tuple[Ids, ServerState, Streams]
+"""A cohort, where it starts, and its streams."""
 
 
 class Adversary(Protocol):
@@ -77,6 +81,31 @@ class LocalEngine:
                 total = self._zero()
                 self._add_chunk_(total, round, chunk, state.params, state.moving)
                 yield total
+
+    def run_in_step(self, round: int, asked: Sequence[Asked]) -> list[CohortSum]:
+        """The sums over several cohorts of `round`, each with its start and streams, as one block.
+
+        Only for plans whose bound does not move: all of them have the same.
+        """
+        cohorts = [self._largest_first(ids) for ids, _, _ in asked]
+        lengths = [len(ids) for ids in cohorts]
+        totals = [self._zero() for _ in asked]
+        if not any(lengths):
+            return totals
+        starts = torch.stack([state.params for _, state, _ in asked])
+        starts = starts.repeat_interleave(torch.tensor(lengths), dim=0)
+        streams = JointStreams(tuple(streams for _, _, streams in asked), tuple(lengths))
+        ends = np.cumsum(lengths).tolist()
+        parts = [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
+        moving = asked[0][1].moving
+        turn = self._turn(round, np.concatenate(cohorts), starts, moving, streams, summed=False)
+        self._add_block_(list(zip(totals, parts, strict=True)), turn, moving)
+        return totals
+
+    def _largest_first(self, ids: Ids) -> Ids:
+        """A cohort as one chunk."""
+        sizes = self.data.offsets[ids + 1] - self.data.offsets[ids]
+        return cut(ids, sizes, len(ids))[0] if len(ids) else ids
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
         """Mean loss and metrics over the test split."""
@@ -145,71 +174,80 @@ class LocalEngine:
         """Add the chunk `ids`: at once when vectorised, client by client when looped."""
         step = 1 if self.mode is Mode.LOOPED else len(ids)
         for a in range(0, len(ids), step):
-            self._add_block_(total, round, ids[a : a + step], params, moving)
+            here = ids[a : a + step]
+            turn = self._turn(round, here, params, moving, self.streams, summed=self._summed)
+            self._add_block_([(total, slice(None))], turn, moving)
+
+    def _turn(
+        self,
+        round: int,
+        ids: Ids,
+        start: torch.Tensor,
+        moving: torch.Tensor,
+        streams: KeySource,
+        *,
+        summed: bool,
+    ) -> Turn:
+        cohort, bound = CohortData(self.data, ids), self.plan.bound(moving, round)
+        return Turn(round, start, cohort, bound, self._gradients, streams, summed)
 
     def _add_block_(
-        self,
-        total: CohortSum,
-        round: int,
-        ids: npt.NDArray[np.int64],
-        params: torch.Tensor,
-        moving: torch.Tensor,
+        self, parts: Sequence[tuple[CohortSum, slice]], turn: Turn, moving: torch.Tensor
     ) -> None:
-        plan, streams = self.plan, self.streams
-        cohort, bound = CohortData(self.data, ids), plan.bound(moving, round)
-        done = self.work.updates(
-            Turn(round, params, cohort, bound, self._gradients, streams, self._summed)
-        )
+        """Compute a block of clients, and add each part of it to its sum."""
+        plan, ids, round, start = self.plan, turn.cohort.ids, turn.round, turn.start
+        done = self.work.updates(turn)
         by_examples = self.weights is Weights.EXAMPLES
-        weights = cohort.weights if by_examples else torch.ones(len(ids), dtype=torch.float64)
+        weights = turn.cohort.weights if by_examples else torch.ones(len(ids), dtype=torch.float64)
         if isinstance(done, Spanned):
-            self._add_spanned_(total, round, ids, done, weights)
+            ((total, _),) = parts
+            self._add_spanned_(total, turn, done, weights)
             return
         rows, diverged = done.rows, np.zeros(len(ids), dtype=bool)
-        if total.signal is not None:
+        if self._noisy:
             diverged = _zero_diverged_(done)
-            add_weighted_(total.signal, rows, weights)
-        plan.randomise_(rows, params, ids, moving, round, streams)
+            for total, part in parts:
+                if total.signal is not None:
+                    add_weighted_(total.signal, rows[part], weights[part])
+        plan.randomise_(rows, start, ids, moving, round, turn.streams)
         reports: torch.Tensor | Sequence[torch.Tensor] = rows
         if self.adversary is not None:
             reports = self.adversary(round, ids, rows.clone())
-        again = bound if plan.where in (Where.SERVER, Where.NOWHERE) else None
+        again = turn.bound if plan.where in (Where.SERVER, Where.NOWHERE) else None
         accepted = accept(reports, self.task.size, again)
-        plan.align_(accepted.rows, bound)
+        plan.align_(accepted.rows, turn.bound)
         refused = accepted.refused | plan.unreadable(accepted.rows, moving)
         weights = torch.where(refused, 0.0, weights)
-        plan.add_sum_(total.total, accepted.rows, weights, params, moving)
-        total.watched += self._watch(done, round, ids)
-        total.weight += float(weights.sum())
-        total.clients += len(ids)
-        total.clipped += int((done.clipped | accepted.clipped).sum())
-        total.refused += tuple(int(c) for c in ids[refused.numpy() | diverged])
+        clipped, watched = done.clipped | accepted.clipped, self._watch(done, turn)
+        unusable = refused.numpy() | diverged
+        for total, part in parts:
+            plan.add_sum_(total.total, accepted.rows[part], weights[part], start, moving)
+            total.watched += watched[part].sum(dim=0)
+            total.weight += float(weights[part].sum())
+            total.clients += len(ids[part])
+            total.clipped += int(clipped[part].sum())
+            total.refused += tuple(int(c) for c in ids[part][unusable[part]])
 
     def _add_spanned_(
-        self,
-        total: CohortSum,
-        round: int,
-        ids: npt.NDArray[np.int64],
-        done: Spanned,
-        weights: torch.Tensor,
+        self, total: CohortSum, turn: Turn, done: Spanned, weights: torch.Tensor
     ) -> None:
         """Add updates whose rows nobody looks at: the server has nothing to bound again."""
+        ids = turn.cohort.ids
         refused = ~torch.isfinite(done.norms)
         weights = torch.where(refused, 0.0, weights)
         done.walk.add_weighted_(total.total, done.moved, weights * done.scales)
-        total.watched += self._watch(done, round, ids)
+        total.watched += self._watch(done, turn).sum(dim=0)
         total.weight += float(weights.sum())
         total.clients += len(ids)
         total.clipped += int(done.clipped.sum())
         total.refused += tuple(int(c) for c in ids[refused.numpy()])
 
-    def _watch(
-        self, done: Bounded | Spanned, round: int, ids: npt.NDArray[np.int64]
-    ) -> torch.Tensor:
-        if self.plan.rule is None or self.plan.rule.width == 0:
-            return torch.zeros(0, dtype=torch.float64)
-        keys = self.streams.keys("client-bits", round, ids)
-        return self.plan.rule.watch(done, round, keys).sum(dim=0)
+    def _watch(self, done: Bounded | Spanned, turn: Turn) -> torch.Tensor:
+        """What an adaptive bound collects from each client, [K, width]."""
+        if self._width == 0 or self.plan.rule is None:
+            return torch.zeros(len(turn.cohort), 0, dtype=torch.float64)
+        keys = turn.streams.keys("client-bits", turn.round, turn.cohort.ids)
+        return self.plan.rule.watch(done, turn.round, keys)
 
 
 def _zero_diverged_(done: Bounded) -> npt.NDArray[np.bool_]:

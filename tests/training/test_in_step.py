@@ -1,0 +1,151 @@
+"""Several trainings in step: each client has its own training's model and keys."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.data.federated import FederatedData
+from fedveil.models.task import Task, cross_entropy, squared_error
+from fedveil.privacy.central import central
+from fedveil.privacy.clipping import Bound
+from fedveil.privacy.plan import unprotected
+from fedveil.privacy.randomness import JointStreams, Streams
+from fedveil.privacy.rules import Fixed
+from fedveil.privacy.sampling import Everyone, Poisson
+from fedveil.privacy.terms import Budget
+from fedveil.training.batches import Batches
+from fedveil.training.client import LocalSgd
+from fedveil.training.cohort import CohortData
+from fedveil.training.gradients import Mode, gradients_of
+from fedveil.training.in_step import fitting_together, train_in_step
+from fedveil.training.quadratic import QuadraticWalk
+from fedveil.training.stacked import DualWalk, StackedWalk
+from fedveil.training.training import Training, train
+from fedveil.training.vmapped import VmappedWalk
+
+CLIENTS = 8
+
+
+def federation(features, *, classes=3, records=6, seed=1):
+    random = np.random.default_rng(seed)
+    clients = []
+    for k in range(CLIENTS):
+        size = records + k % 3
+        x = random.normal(size=(size, features)).astype(np.float32)
+        y = random.integers(classes, size=size) if classes else random.normal(size=size)
+        clients.append((f"{k}", x, y if classes else y.astype(np.float32)))
+    return FederatedData.from_clients(clients, test=clients[0][1:], classes=classes)
+
+
+class Squashed(nn.Module):
+    """No chain of linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.inner(x).sin()
+
+
+WALKS = {
+    StackedWalk: (lambda: Task(nn.Linear(5, 3), cross_entropy), federation(5)),
+    DualWalk: (lambda: Task(nn.Linear(40, 3), cross_entropy), federation(40)),
+    QuadraticWalk: (
+        lambda: Task(nn.Linear(3, 1), squared_error),
+        federation(3, classes=0, records=40),
+    ),
+    VmappedWalk: (lambda: Task(Squashed(), cross_entropy), federation(5)),
+}
+
+
+@pytest.mark.parametrize("kind", WALKS, ids=lambda kind: kind.__name__)
+def test_a_walk_from_several_starts_is_the_walks_from_each(kind):
+    make, data = WALKS[kind]
+    torch.manual_seed(2)
+    task, ids = make(), np.arange(CLIENTS)
+    starts = torch.randn(CLIENTS, task.size)
+    gradients = gradients_of(task, Mode.VECTORISED, data, whole=True)
+    bound = Bound(0.7)
+
+    def steps(start, ids):
+        cohort = CohortData(data, ids)
+        batch = Batches(0, steps=1).of(ids, cohort.sizes, 1, Streams(1)).at(0)
+        walk = gradients.walk(start, cohort, spanned=True)
+        assert type(walk) is kind
+        moved = walk.descend_(None, batch, 0.1)
+        rows = [walk.rows(moved.clone())]
+        rows.append(walk.rows(walk.descend_(moved, batch, 0.1)))
+        if not walk.spanned:
+            rows.append(walk.bounded_sum(None, batch, bound))
+            rows.append(walk.bounded_sum(moved, batch, bound))
+        return torch.stack(rows)
+
+    together = steps(starts, ids)
+    alone = torch.cat([steps(starts[k], ids[k : k + 1]) for k in range(CLIENTS)], dim=1)
+    assert torch.allclose(together, alone, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(together[0], steps(starts[0], ids)[0], rtol=1e-2)
+
+
+def test_joint_streams_are_the_streams_side_by_side():
+    each = (Streams(1), Streams(7), Streams(9))
+    ids = np.array([4, 2, 4, 4, 3])
+    joint = JointStreams(each, (2, 0, 3)).keys("noise", 5, ids, 1)
+    assert joint[:2].tolist() == each[0].keys("noise", 5, ids[:2], 1).tolist()
+    assert joint[2:].tolist() == each[2].keys("noise", 5, ids[2:], 1).tolist()
+    assert joint[0] != joint[2]
+
+
+def several(plan, data, seeds):
+    trainings = []
+    for seed in seeds:
+        torch.manual_seed(seed)
+        task = Task(nn.Linear(5, 3), cross_entropy)
+        work = LocalSgd(Batches(2, epochs=1), 0.1)
+        trainings.append(
+            Training(task, data, plan, work, seed=seed, mode=Mode.VECTORISED, workers=1)
+        )
+    return trainings
+
+
+PLANS = {
+    "central": lambda: central(
+        Poisson(0.3), CLIENTS, Fixed(1.0), rounds=6, budget=Budget(9.0, 1e-2), multiplier=2.0
+    ),
+    "nothing": lambda: unprotected(Everyone(), CLIENTS, rounds=3),
+}
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_rounds_are_those_of_separate_trainings(kind):
+    """Cohorts, empty ones too, are the same; models agree up to rounding, and so do counts."""
+    plan, data = PLANS[kind](), federation(5)
+    found = [[] for _ in range(3)]
+    for results in train_in_step(several(plan, data, (1, 2, 3))):
+        for number, result in results:
+            found[number].append(result)
+    for training, mine in zip(several(plan, data, (1, 2, 3)), found, strict=True):
+        theirs = list(train(training))
+        assert len(mine) == len(theirs) == plan.permitted
+        for a, b in zip(mine, theirs, strict=True):
+            assert (a.round, a.clients, a.clipped, a.epsilon) == (
+                b.round,
+                b.clients,
+                b.clipped,
+                b.epsilon,
+            )
+            assert torch.allclose(a.state.params, b.state.params, rtol=1e-4, atol=1e-5)
+
+
+def test_what_fits_into_a_chunk_is_computed_together():
+    data = federation(5)
+    (training,) = several(PLANS["nothing"](), data, [1])
+    assert fitting_together(training) == training.engine.chunk // CLIENTS > 1
+
+
+def test_only_repetitions_go_in_step():
+    data = federation(5)
+    first, second = (several(PLANS["nothing"](), data, [seed])[0] for seed in (1, 2))
+    with pytest.raises(AssertionError, match="one plan on the same data"):
+        next(train_in_step([first, second]))
