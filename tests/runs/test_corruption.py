@@ -208,7 +208,7 @@ REFUSED = {
     ),
     "ledger without a format": ("cut", sql("DELETE FROM about"), "ledger format None"),
     "ledger without a table": ("cut", sql("DROP TABLE charges"), "ledger"),
-    "ledger without its run": ("cut", sql("DELETE FROM runs"), "there is no run 'run'"),
+    "ledger without its run": ("cut", sql("DELETE FROM runs"), "there is no run ''"),
     "run of the ledger unreadable": ("cut", sql("UPDATE runs SET about = '{'"), "ledger"),
     "charge removed": ("cut", sql("DELETE FROM charges WHERE round = 2"), "charge 2 is missing"),
     "charge changed": (

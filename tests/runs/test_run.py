@@ -363,6 +363,18 @@ def test_a_run_can_be_resumed_from_inside_its_folder(start, monkeypatch):
     assert Run.resume(Path("."), None).execute()["rounds"] == 4
 
 
+def test_a_run_directory_may_be_renamed(start, tmp_path):
+    run, same = start("central"), start("central", out="same")
+    run.execute(stop_after(2))
+    moved = run.folder.rename(tmp_path / "elsewhere")
+    Run.resume(moved, None).execute()
+    same.execute()
+    assert (moved / "model.safetensors").read_bytes() == (
+        same.folder / "model.safetensors"
+    ).read_bytes()
+    assert [c.round for c in read_charges(moved / "ledger.db")] == [1, 2, 3, 4]
+
+
 def test_a_second_process_is_told_that_the_run_is_in_use(start):
     run = start("central")
 

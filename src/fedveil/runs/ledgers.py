@@ -70,14 +70,20 @@ def open_ledger(
     path, plan = file_of(folder), training.plan
     if _begun(folder) and not path.exists():
         raise BadInput(f"{path} is missing: what this run has spent is unknown; start anew")
-    about = {"run": _name(folder), **about}
-    rest = (about, plan.lines, plan.permitted, plan.counted_clients)
+    terms = (plan.lines, plan.permitted, plan.counted_clients)
     if shared is None and not (folder / "ledger.json").exists():
-        found = path.exists() and (_begun(folder) or not _unmade(path))
-        return Ledger.reopen(path, *rest) if found else Ledger.create(path, *rest)
+        if not path.exists() or (_unmade(path) and not _begun(folder)):
+            return Ledger.create(path, {"run": folder.resolve().name, **about}, *terms)
+        name = next(iter(read_runs(path)), "")  # the directory may have been renamed since
+        return Ledger.reopen(path, {"run": name, **about}, *terms)
+    about = {"run": _name(folder), **about}
+    rest = (about, *terms)
     if not path.exists():
         if shared is None:
-            raise BadInput(f"{path} is missing, which this run shares with others: restore it")
+            raise BadInput(
+                f"{path} is missing, which this run shares with others: restore it; if it was "
+                "never made, start this run anew"
+            )
         _make_shared(path, shared, *rest)
     common = (shared or Shared(path)).common(plan.lines, about["data"], common_of(path))
     if about["run"] in read_runs(path):
@@ -116,10 +122,8 @@ def _begun(folder: Path) -> bool:
 
 
 def _name(folder: Path) -> str:
-    """What the ledger calls the run: the directory's name, with a token if it is shared."""
+    """What a shared ledger calls the run: its directory's name at the start, with a token."""
     pointer = folder / "ledger.json"
-    if not pointer.exists():
-        return folder.resolve().name
     try:
         return str(json.loads(pointer.read_text())["run"])
     except (OSError, ValueError, KeyError, TypeError) as e:
