@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+import weakref
 from contextlib import closing
 from pathlib import Path
 
@@ -361,6 +362,20 @@ def test_a_run_can_be_resumed_from_inside_its_folder(start, monkeypatch):
     run.execute(stop_after(2))
     monkeypatch.chdir(run.folder)
     assert Run.resume(Path("."), None).execute()["rounds"] == 4
+
+
+def test_a_run_does_not_keep_the_models_of_its_rounds(start, monkeypatch):
+    """Thousands of rounds of a large model would not fit into memory."""
+    models, save = [], checkpoint.save
+
+    def watched(folder, state, head):
+        save(folder, state, head)
+        models.append(weakref.ref(state.params))
+        assert sum(model() is not None for model in models) <= 2
+
+    monkeypatch.setattr(checkpoint, "save", watched)
+    start("central").execute()
+    assert len(models) == 5
 
 
 def test_a_run_directory_may_be_renamed(start, tmp_path):

@@ -31,7 +31,6 @@ from fedveil.runs.metrics import json_text, last_round
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.training.evaluate import evaluate
-from fedveil.training.loop import RoundResult
 from fedveil.training.server import ServerState
 from fedveil.training.training import Training
 
@@ -126,8 +125,9 @@ class Run:
 
     def _train(self, ledger: Ledger, on_round: OnRound) -> dict[str, Any]:
         state, history = self._restore(ledger)
+        self.training.plan.spent(0)  # found once, before the first round is timed
         began = time.perf_counter()
-        done: list[RoundResult] = []
+        cohorts: list[int] = []
         refused: Counter[str] = Counter()
         stopped: Stopped = "rounds"
         with (self.folder / "metrics.jsonl").open("a") as file:
@@ -142,7 +142,7 @@ class Run:
                         checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
                     state = result.state
                     history.append(line)
-                    done.append(result)
+                    cohorts.append(result.clients)
                     if self._diagnostics:
                         names = (self.training.data.client_name(c) for c in result.refused)
                         refused.update(names)
@@ -153,14 +153,14 @@ class Run:
                 stopped = "interrupted"
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         seconds = time.perf_counter() - began
-        return self._finish(state, ledger, history, done, refused, stopped, seconds)
+        return self._finish(state, ledger, history, cohorts, refused, stopped, seconds)
 
     def _finish(
         self,
         state: ServerState,
         ledger: Ledger,
         history: list[dict[str, Any]],
-        done: list[RoundResult],
+        cohorts: list[int],
         refused: Counter[str],
         stopped: Stopped,
         seconds: float,
@@ -170,7 +170,7 @@ class Run:
         rounds = max(state.round, ledger.charged())
         again = ledger.again
         claims = [claim.to_dict() for claim in plan.claims(rounds, ledger.counts(), again)]
-        updates = sum(result.clients for result in done) / seconds if done else 0.0
+        updates = sum(cohorts) / seconds if cohorts else 0.0
         result = {
             "run_dir": str(self.folder),
             "recipe": self.recipe.name,
@@ -182,7 +182,7 @@ class Run:
             "budget": _budget(self.training, claims),
             "noise": plan.describe(),
             "timing": {
-                "seconds_per_round": seconds / max(len(done), 1),
+                "seconds_per_round": seconds / max(len(cohorts), 1),
                 "client_updates_per_second": updates if self._diagnostics else None,
             },
             "refused": dict(refused.most_common()),

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,9 +43,14 @@ class RoundResult:
     bound: float | None
     snr: float | None
     refused: tuple[int, ...]
-    epsilon: float | None
     metrics: dict[str, float]
     seconds: float
+    spent: Callable[[], float | None]
+
+    @property
+    def epsilon(self) -> float | None:
+        """What all rounds up to this one have cost, from above; found when somebody asks."""
+        return self.spent()
 
     def numbers(self, *, diagnostics: bool = True) -> dict[str, Any]:
         """For the metrics file; without `diagnostics` nothing that clients' data tell."""
@@ -82,7 +88,6 @@ class Course:
     ) -> None:
         self.state, self.streams = state, streams
         self._plan, self._server, self._ledger, self._measure = plan, server, ledger, measure
-        plan.spent(0)  # found once, before the first round: accounting stays off the hot path
         self._most = int(ledger.turns(state.round).max()) if plan.counted else 0
 
     def ask(self) -> npt.NDArray[np.int64] | None:
@@ -125,9 +130,9 @@ class Course:
             bound=_on_updates(plan, bound),
             snr=strength / noise if noise else None,
             refused=cohort.refused,
-            epsilon=plan.spent(number, turns, self._ledger.again),
             metrics=self._measure(state),
             seconds=time.perf_counter() - self._began,
+            spent=partial(plan.spent, number, turns, self._ledger.again),
         )
 
 
