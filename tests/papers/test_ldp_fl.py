@@ -1,21 +1,17 @@
 import dataclasses
-from pathlib import Path
 
 import pytest
 
 from fedveil.papers import ldp_fl
-from fedveil.papers.experiment import Experiment, Scale
-from fedveil.papers.ldp_fl import PAPER, Study
+from fedveil.papers.experiment import Experiment
+from fedveil.papers.ldp_fl_readings import READINGS
+from fedveil.papers.ldp_fl_settings import PAPER, Study
 from fedveil.papers.page import Page
-from fedveil.planning.grid import cells
-from fedveil.planning.trials import Laboratory
-
-MNIST = PAPER["mnist"]
 
 
 def small() -> Study:
     """The MNIST study on the embedded digits, with few clients and rounds."""
-    paper = dataclasses.replace(MNIST, data="digits", title="Digits", clients=40, rounds=2)
+    paper = dataclasses.replace(PAPER["mnist"], data="digits", title="Digits", clients=40, rounds=2)
     return Study(
         paper,
         "softmax",
@@ -94,7 +90,7 @@ def test_what_a_client_spends_is_composed_over_weights_and_rounds(pages: dict[st
 
 
 def test_fewer_reports_hide_less(pages: dict[str, Page]) -> None:
-    spent = [float(x) for x in column(pages["fraction"], 0, ldp_fl._READINGS[0])]
+    spent = [float(x) for x in column(pages["fraction"], 0, READINGS[0])]
 
     assert spent == sorted(spent, reverse=True)
     assert spent[0] > spent[-1]
@@ -106,87 +102,3 @@ def test_pages_have_figures_and_what_was_left_open(pages: dict[str, Page]) -> No
         assert all(png.startswith(b"\x89PNG") for png in page.figures.values())
         assert page.left_open
         assert "Quick scale" in page.markdown()
-
-
-def test_readings_are_those_of_the_plan() -> None:
-    cell = cells("ldp-fl", ["data.clients=100", "shuffle.minimum=100", "rounds=1"], [])[0]
-    shuffled, alone, added = ldp_fl.readings(Laboratory().prepare(cell).plan, 1)
-
-    assert shuffled < alone < added == 650
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "expected"),
-    [
-        ({"0.1": 20.0, "0.5": 86.1, "1": 90.0}, True),
-        ({"0.1": 20.0, "0.5": 85.9, "1": 90.0}, False),
-        ({"0.5": 80.0, "1": 80.0}, False),  # flat, and low
-        ({"0.3": 20.0, "1": 90.0}, True),  # at the threshold nothing is said
-    ],
-)
-def test_accuracy_stays_high(accuracies: dict[str, float], expected: bool) -> None:
-    assert ldp_fl.stays_high(MNIST, 91.0, accuracies).seen is expected
-
-
-@pytest.mark.parametrize(
-    ("accuracies", "expected"),
-    [
-        ({"0.1": 79.9, "1": 90.0}, True),
-        ({"0.1": 80.1, "1": 90.0}, False),
-        ({"0.5": 20.0, "1": 90.0}, False),  # nothing below the threshold was tried
-    ],
-)
-def test_accuracy_collapses(accuracies: dict[str, float], expected: bool) -> None:
-    assert ldp_fl.collapses(MNIST, accuracies).seen is expected
-
-
-@pytest.mark.parametrize(("composed", "expected"), [(0.9, True), (1.0, True), (1.1, False)])
-def test_one_budget(composed: float, expected: bool) -> None:
-    assert ldp_fl.one_budget("MNIST", 1.0, composed).seen is expected
-
-
-@pytest.mark.parametrize(
-    ("most", "expected"),
-    [
-        ([90.0, 91.0, 90.5], True),
-        ([70.0, 71.0, 70.5], False),
-        ([80.0, 82.0, 80.5], False),  # higher, and not significantly
-    ],
-)
-def test_more_reports_help(most: list[float], expected: bool) -> None:
-    found = ldp_fl.reports_help("MNIST", ("10 clients", "100"), [80.0, 81.1, 80.6], most)
-
-    assert found.seen is expected
-
-
-@pytest.mark.parametrize(("published", "expected"), [((90.0, 80.0), True), ((80.0, 90.0), False)])
-def test_the_order_of_the_ranges(published: tuple[float, float], expected: bool) -> None:
-    found = ldp_fl.same_order("MNIST", "5", published, [70.0, 70.5, 70.2], [60.0, 60.1, 60.3])
-
-    assert found.seen is expected
-
-
-def test_one_repetition_shows_no_order() -> None:
-    assert not ldp_fl.same_order("MNIST", "5", (90.0, 80.0), [70.0], [60.0]).seen
-
-
-@pytest.mark.parametrize("scale", list(Scale))
-def test_headline_runs_are_among_those_compared(scale: Scale, tmp_path: Path) -> None:
-    for study in ldp_fl.studies(Experiment(tmp_path, scale)):
-        assert study.paper.epsilon in study.epsilons
-        assert study.rounds <= study.paper.rounds
-
-
-def test_paper_scale_has_the_papers_clients(tmp_path: Path) -> None:
-    found = ldp_fl.studies(Experiment(tmp_path, Scale.PAPER))
-
-    assert [s.clients for s in found] == [100, 200, 500]
-    assert [s.model for s in found] == ["small-cnn", "small-cnn", "vgg"]
-    assert [s.rounds for s in found] == [10, 15, 15]
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "shown"), [(7850.0000001, "7,850"), (580.2, "581"), (15.351, "15.36"), (1, "1.00")]
-)
-def test_epsilons_are_rounded_up(epsilon: float, shown: str) -> None:
-    assert ldp_fl._rounded_up(epsilon) == shown

@@ -110,8 +110,12 @@ def test_an_option_that_diverges_does_not_win():
 
     report = planned(Made(loss))
     assert report.rows[0].steps == 2
-    assert report.rows[-1].told == "diverged (1 of 1)"
-    assert report.heat[4, 8] == math.inf
+    diverged, untried = report.rows[-2:]
+    assert (diverged.steps, diverged.told, diverged.rounds) == (4, "diverged (1 of 1)", 1)
+    assert (untried.steps, untried.told, untried.rounds) == (4, "not tried", 2)
+    assert untried.remark == "with fewer rounds the loss had risen already"
+    assert report.heat[4, 4] == math.inf
+    assert (4, 8) not in report.heat
 
 
 def test_when_every_option_diverges_the_way_out_is_told():

@@ -41,7 +41,8 @@ from fedveil.training.training import Training
 class Row:
     """One option of a report, best first: `value` is its loss or bound, `told` the same for people.
 
-    `half` is half the width of the loss's 95 % interval, NaN where there is none.
+    `value` is NaN for an option that was not tried; `half` is half the width of the loss's 95 %
+    interval, NaN where there is none.
     """
 
     steps: int
@@ -80,7 +81,8 @@ class Report:
         found: dict[tuple[int, int], float] = {}
         for row in self.rows:
             at = (row.steps, row.iterations)
-            found[at] = min(found.get(at, math.inf), row.value)
+            if not math.isnan(row.value):
+                found[at] = min(found.get(at, math.inf), row.value)
         return found
 
 
@@ -208,10 +210,7 @@ def simulate(
         title=f"{base.cell.recipe.name}: ranked by training, {found.trials} trials of "
         f"{len(prepared)} recipes in {found.seconds:.1f} s",
         measure="loss",
-        rows=[
-            _row(arm.prepared, arm.mean.value, arm.mean.half, str(arm.mean), _remark(found, arm))
-            for arm in found.arms
-        ],
+        rows=[_tried(found, arm) for arm in found.arms],
         why=why,
         warnings=[*skipped, _tuning_cost(found, quiet)],
         recipe=_recipe_text(
@@ -219,6 +218,11 @@ def simulate(
             "simulated rounds; its seed is one that no trial had",
         ),
     )
+
+
+def _tried(found: Found, arm: Arm) -> Row:
+    value = arm.mean.value if arm.losses else math.nan
+    return _row(arm.prepared, value, arm.mean.half, str(arm.mean), _remark(found, arm))
 
 
 class _LeftOut(Exception):
@@ -355,6 +359,8 @@ def _promise(prepared: Prepared) -> str:
 
 def _remark(found: Found, arm: Arm) -> str:
     count = len(arm.losses)
+    if count == 0:
+        return "with fewer rounds the loss had risen already"
     if count == 1:
         return "tried once"
     if arm is found.winner or arm.mean.diverged:
@@ -370,7 +376,8 @@ def _why(laboratory: Laboratory, found: Found) -> tuple[list[str], int]:
     told = {"the first": found.winner}
     for arm in found.arms[1:]:
         theirs = _at(arm.prepared.cell)[1]
-        if _pair(arm.prepared.cell)[1] == rounds or arm.mean.diverged or theirs == length:
+        tried = math.isfinite(arm.mean.value)
+        if not tried or _pair(arm.prepared.cell)[1] == rounds or theirs == length:
             continue
         more = "more" if theirs > length else "fewer"
         told.setdefault(f"the best with {more} iterations", arm)

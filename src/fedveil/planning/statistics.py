@@ -14,7 +14,8 @@ CONFIDENCE = 0.95
 class Mean:
     """A mean over repetitions and half the width of its 95 % interval (Student's t).
 
-    `diverged` counts repetitions that ended without a finite number; the mean is then infinite.
+    `diverged` counts repetitions that ended without a finite number; the mean is then infinite, as
+    it is without any repetition.
     With one repetition nothing is known of the spread: `half` is NaN.
     """
 
@@ -24,6 +25,8 @@ class Mean:
     diverged: int = 0
 
     def __str__(self) -> str:
+        if not self.count:
+            return "not tried"
         if self.diverged:
             return f"diverged ({self.diverged} of {self.count})"
         if math.isnan(self.half):

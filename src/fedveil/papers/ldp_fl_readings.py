@@ -1,0 +1,134 @@
+"""LDP-FL: how its runs are read.
+
+Accuracies in percent; what a client's reports are worth together, in three readings: behind an
+ideal shuffler, without one, and by adding epsilons; and whether what the paper says is seen.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fedveil.papers.ldp_fl_settings import Published
+from fedveil.papers.page import Finding
+from fedveil.planning.statistics import Mean, mean_of, worse
+from fedveil.planning.sweep import Sweep
+from fedveil.privacy.claims import Accountant, Trust
+from fedveil.privacy.plan import PrivacyPlan
+
+READINGS = (
+    "epsilon for a client behind an ideal shuffler",
+    "without a shuffler",
+    "epsilons added up",
+)
+
+HIGH, COLLAPSED = 5.0, 10.0
+"""At most so many points below noise-free is high; more below the largest epsilon, collapsed."""
+SIGNIFICANT = 0.05
+
+
+def percents(sweep: Sweep, cell: int) -> list[float]:
+    """The accuracy of each repetition of a cell."""
+    return [100 * outcome.metrics["accuracy"] for outcome in sweep.outcomes(cell)]
+
+
+def percent(sweep: Sweep, cell: int) -> Mean:
+    """The mean accuracy of a cell."""
+    return mean_of(percents(sweep, cell))
+
+
+def after_rounds(sweep: Sweep) -> dict[int, Mean]:
+    """The mean accuracy after each round of the sweep's only cell."""
+    curves = [outcome.curve for outcome in sweep.outcomes(0)]
+    return {
+        done: mean_of([100 * curve[i][1]["accuracy"] for curve in curves])
+        for i, (done, _) in enumerate(curves[0])
+    }
+
+
+def readings(plan: PrivacyPlan, rounds: int) -> tuple[float, float, float]:
+    """A client's epsilon after `rounds`: behind the shuffler, without one, and by addition."""
+    told = [claim for claim in plan.claims(rounds) if not claim.as_published]
+    shuffled = next(c.epsilon for c in told if c.trust is Trust.SHUFFLED)
+    exact = next(c.epsilon for c in told if c.accountant is Accountant.BINOMIAL)
+    added = next(c.epsilon for c in told if c.accountant is Accountant.PURE)
+    return shuffled, exact, added
+
+
+def worth(sweep: Sweep, cell: int, rounds: int | None = None) -> tuple[str, ...]:
+    """The readings as text after `rounds`, None all of them."""
+    plan = sweep.prepared[cell].plan
+    return tuple(map(rounded_up, readings(plan, plan.permitted if rounds is None else rounds)))
+
+
+def rounded_up(epsilon: float) -> str:
+    """Whole from 100 on, two decimals below; what lies within rounding of a number is that."""
+    digits = 0 if epsilon >= 100 else 2
+    return f"{math.ceil(round(epsilon * 10**digits, 6)) / 10**digits:,.{digits}f}"
+
+
+def stays_high(paper: Published, free: float, accuracies: Mapping[str, float]) -> Finding:
+    """Whether every epsilon above the paper's threshold is within `HIGH` points of noise-free."""
+    above = {e: a for e, a in accuracies.items() if float(e) > paper.high}
+    return Finding(
+        f"{paper.title}: accuracy stays high for epsilon > {paper.high:g}.",
+        all(free - a <= HIGH for a in above.values()),
+        f"Rule: within {HIGH:g} points of the noise-free run, {free:.2f}. Here {_listed(above)}.",
+    )
+
+
+def collapses(paper: Published, accuracies: Mapping[str, float]) -> Finding:
+    """Whether every epsilon below the threshold is `COLLAPSED` points below the largest."""
+    best = accuracies[max(accuracies, key=float)]
+    under = {e: a for e, a in accuracies.items() if float(e) < paper.low}
+    return Finding(
+        f"{paper.title}: accuracy collapses for epsilon < {paper.low:g}.",
+        bool(under) and all(best - a > COLLAPSED for a in under.values()),
+        f"Rule: more than {COLLAPSED:g} points below the largest epsilon, {best:.2f}. Here "
+        f"{_listed(under)}.",
+    )
+
+
+def one_budget(title: str, published: float, composed: float) -> Finding:
+    """Whether a client's reports behind the shuffler are worth no more than one of them."""
+    return Finding(
+        f"{title}: with parameter shuffling a client's budget is epsilon, whatever the number of "
+        "weights and rounds.",
+        composed <= published,
+        f"Published {published:g}; composed behind an ideal shuffler {rounded_up(composed)}.",
+    )
+
+
+def reports_help(
+    title: str, what: tuple[str, str], fewest: Sequence[float], most: Sequence[float]
+) -> Finding:
+    """Whether accuracy is higher with most reports than with fewest, paired by repetition."""
+    p, low, high = worse(most, fewest), mean_of(fewest), mean_of(most)
+    return Finding(
+        f"{title}: the variance of a mean of n reports falls as 1/n (lemma 3), so accuracy rises "
+        "with n.",
+        high.value > low.value and p < SIGNIFICANT,
+        f"Here {low} with {what[0]}, {high} with {what[1]} (paired, one-sided p = {p:.2g}).",
+    )
+
+
+def same_order(
+    title: str,
+    epsilon: str,
+    published: tuple[float, float],
+    fixed: Sequence[float],
+    adaptive: Sequence[float],
+) -> Finding:
+    """Whether the range that does better in the paper does so here, paired by repetition."""
+    lower, higher = (adaptive, fixed) if published[0] > published[1] else (fixed, adaptive)
+    name = "fixed" if published[0] > published[1] else "adaptive"
+    p = worse(higher, lower)
+    return Finding(
+        f"{title}, epsilon {epsilon}: the {name} range does better (by "
+        f"{abs(published[0] - published[1]):.2f} points).",
+        mean_of(higher).value > mean_of(lower).value and p < SIGNIFICANT,
+        f"Here by {mean_of(higher).value - mean_of(lower).value:.2f} points (paired, one-sided "
+        f"p = {p:.2g}).",
+    )
+
+
+def _listed(accuracies: Mapping[str, float]) -> str:
+    return ", ".join(f"{a:.2f} at epsilon {e}" for e, a in accuracies.items()) or "nothing"

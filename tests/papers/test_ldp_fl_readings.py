@@ -1,0 +1,79 @@
+import pytest
+
+from fedveil.papers import ldp_fl_readings
+from fedveil.papers.ldp_fl_settings import PAPER
+from fedveil.planning.grid import cells
+from fedveil.planning.trials import Laboratory
+
+MNIST = PAPER["mnist"]
+
+
+def test_readings_are_those_of_the_plan() -> None:
+    cell = cells("ldp-fl", ["data.clients=100", "shuffle.minimum=100", "rounds=1"], [])[0]
+    shuffled, alone, added = ldp_fl_readings.readings(Laboratory().prepare(cell).plan, 1)
+
+    assert shuffled < alone < added == 650
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"), [(7850.0000001, "7,850"), (580.2, "581"), (15.351, "15.36"), (1, "1.00")]
+)
+def test_epsilons_are_rounded_up(epsilon: float, shown: str) -> None:
+    assert ldp_fl_readings.rounded_up(epsilon) == shown
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ({"0.1": 20.0, "0.5": 86.1, "1": 90.0}, True),
+        ({"0.1": 20.0, "0.5": 85.9, "1": 90.0}, False),
+        ({"0.5": 80.0, "1": 80.0}, False),  # flat, and low
+        ({"0.3": 20.0, "1": 90.0}, True),  # at the threshold nothing is said
+    ],
+)
+def test_accuracy_stays_high(accuracies: dict[str, float], expected: bool) -> None:
+    assert ldp_fl_readings.stays_high(MNIST, 91.0, accuracies).seen is expected
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ({"0.1": 79.9, "1": 90.0}, True),
+        ({"0.1": 80.1, "1": 90.0}, False),
+        ({"0.5": 20.0, "1": 90.0}, False),  # nothing below the threshold was tried
+    ],
+)
+def test_accuracy_collapses(accuracies: dict[str, float], expected: bool) -> None:
+    assert ldp_fl_readings.collapses(MNIST, accuracies).seen is expected
+
+
+@pytest.mark.parametrize(("composed", "expected"), [(0.9, True), (1.0, True), (1.1, False)])
+def test_one_budget(composed: float, expected: bool) -> None:
+    assert ldp_fl_readings.one_budget("MNIST", 1.0, composed).seen is expected
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        ([90.0, 91.0, 90.5], True),
+        ([70.0, 71.0, 70.5], False),
+        ([80.0, 82.0, 80.5], False),  # higher, and not significantly
+    ],
+)
+def test_more_reports_help(most: list[float], expected: bool) -> None:
+    found = ldp_fl_readings.reports_help("MNIST", ("10 clients", "100"), [80.0, 81.1, 80.6], most)
+
+    assert found.seen is expected
+
+
+@pytest.mark.parametrize(("published", "expected"), [((90.0, 80.0), True), ((80.0, 90.0), False)])
+def test_the_order_of_the_ranges(published: tuple[float, float], expected: bool) -> None:
+    found = ldp_fl_readings.same_order(
+        "MNIST", "5", published, [70.0, 70.5, 70.2], [60.0, 60.1, 60.3]
+    )
+
+    assert found.seen is expected
+
+
+def test_one_repetition_shows_no_order() -> None:
+    assert not ldp_fl_readings.same_order("MNIST", "5", (90.0, 80.0), [70.0], [60.0]).seen
