@@ -7,9 +7,10 @@ import pytest
 
 from fedveil.errors import BadInput
 from fedveil.planning.candidates import Space
+from fedveil.planning.cells import Outcome
 from fedveil.planning.grid import recipe_of
 from fedveil.planning.planner import simulate, theorise
-from fedveil.planning.trials import Laboratory, Outcome
+from fedveil.planning.trials import Laboratory
 from fedveil.runs import toml
 
 SMALL = ("data.clients=20", "sample.size=5", "engine.mode=vectorised")

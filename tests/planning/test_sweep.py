@@ -15,9 +15,10 @@ import pytest
 
 from fedveil.errors import BadInput
 from fedveil.planning import figures
+from fedveil.planning.cells import Outcome
 from fedveil.planning.grid import axis
 from fedveil.planning.sweep import Sweep
-from fedveil.planning.trials import Laboratory, Outcome
+from fedveil.planning.trials import Laboratory
 from fedveil.training.gradients import Mode
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=2", "engine.mode=vectorised")

@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.page import Finding, Page, Table
+from fedveil.planning.cells import Outcome
 from fedveil.planning.figures import COLOURS, png
 from fedveil.planning.grid import Axis
 from fedveil.planning.statistics import mean_of
 from fedveil.planning.sweep import Sweep
-from fedveil.planning.trials import Outcome
 
 RATES = ("0.03", "0.1", "0.3", "1")
 BOUNDS = ("0.01", "0.05")

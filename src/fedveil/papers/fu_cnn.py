@@ -175,6 +175,10 @@ def fig4(experiment: Experiment) -> Page:
             f"{', '.join(f'{g:+.3f}' for g in gains)} for epsilon {', '.join(EPSILONS[:-1])}.",
         )
     )
+    page.notes.append(
+        "How soon it levels off depends on c_2: the more noise, the sooner; with much more, "
+        "accuracy falls with T."
+    )
     return page
 
 
@@ -231,6 +235,12 @@ def table4(experiment: Experiment) -> Page:
             stars == sorted(stars, reverse=True) and stars[0] > stars[-1],
             f"Here E* is {', '.join(map(str, stars))} for epsilon {', '.join(EPSILONS)}.",
         )
+    )
+    page.notes.append(
+        "For Gaussian noise (z = 1) fewer, longer rounds bring as much noise in all: an update may "
+        "be E times as long, a client sends T / E of them, and the sum of all noise stays. So "
+        "theory has no reason to prefer a large E at a small epsilon; constants decide, which the "
+        "paper does not give."
     )
     return page
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedveil.errors import BadInput
 from fedveil.planning.candidates import Space, alike, candidates
+from fedveil.planning.cells import Prepared
 from fedveil.planning.constants import constants_of
 from fedveil.planning.grid import Cell, recipe_of
 from fedveil.planning.search import Arm, Found, OnTrial, search
@@ -23,7 +24,7 @@ from fedveil.planning.theory import (
     error_bound,
     verdict,
 )
-from fedveil.planning.trials import Laboratory, Prepared, seeded
+from fedveil.planning.trials import Laboratory, seeded
 from fedveil.privacy.central import least_noise
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.events import Gaussian

@@ -1,8 +1,8 @@
 """Successive halving: which of many recipes ends lowest, for a tenth of what trying all costs.
 
 Every cell is tried once, but for those with more rounds than one that was already much worse than
-with fewer; the best third more often; the best of those still more often, until two are left.
-Cells share their random numbers repetition by repetition, so that what is compared is the
+with fewer; the best third more often; the best four of those still more often, four times at
+least. Cells share their random numbers repetition by repetition, so that what is compared is the
 recipe. A rung gets its share of the budget whatever its cells cost, so that cheap ones, few rounds
 of few steps, are repeated more often.
 """
@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from fedveil.planning.cells import Prepared
 from fedveil.planning.statistics import Mean, mean_of, worse
-from fedveil.planning.trials import Laboratory, Prepared
+from fedveil.planning.trials import Laboratory
 
 OnTrial = Callable[[int, int, str], None]
 
@@ -27,7 +28,8 @@ A round less trains less and a round more adds noise: over rounds the loss falls
 """
 
 _KEPT = 3
-_FINALISTS = 2
+_FINALISTS = 4
+_LEAST = 4
 
 
 @dataclass
@@ -79,7 +81,7 @@ def rungs(arms: int) -> list[int]:
     """How many arms are left on every rung.
 
     >>> rungs(30), rungs(2), rungs(1)
-    ([30, 10, 4, 2], [2], [1])
+    ([30, 10, 4], [2], [1])
     """
     found = [arms]
     while found[-1] > _FINALISTS:
@@ -98,7 +100,8 @@ def search(
     `on_trial` is told the trials planned so far: how often the next rung tries its arms depends on
     which ones they are.
     """
-    return _Search(laboratory, [Arm(prepared) for prepared in cells], repeat, on_trial).found()
+    with laboratory.held(cells):
+        return _Search(laboratory, [Arm(prepared) for prepared in cells], repeat, on_trial).found()
 
 
 class _Search:
@@ -118,7 +121,8 @@ class _Search:
             alive = alive[:size]
             each = sum(arm.cost for arm in alive)
             afforded = int((budget - self._spent) / max(1, len(sizes) - i) / each)
-            after = min(self._repeat, before + max(1, afforded))
+            least = _LEAST - before if i + 1 >= len(sizes) else 1
+            after = min(self._repeat, before + max(1, least, afforded))
             self._try(alive, before, after)
             before = after
         alive.sort(key=lambda arm: arm.score(before))

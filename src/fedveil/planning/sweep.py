@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
+from fedveil.planning.cells import Outcome, Prepared
 from fedveil.planning.grid import Axis, Cell, cells
 from fedveil.planning.statistics import Mean, mean_of
-from fedveil.planning.trials import Laboratory, Outcome, Prepared
+from fedveil.planning.trials import Laboratory
 from fedveil.privacy.claims import PrivacyClaim
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.training.gradients import Mode

@@ -1,31 +1,24 @@
 """Trials: one training of one cell, many of them over all cores."""
 
 import math
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.data.records import Records
 from fedveil.errors import BadInput
+from fedveil.planning.bench import Bench
+from fedveil.planning.cells import Outcome, Prepared
 from fedveil.planning.grid import Cell
-from fedveil.privacy.claims import PrivacyClaim
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import Streams
 from fedveil.runs.build import build, divided, records_of
 from fedveil.runs.recipe import Recipe
-from fedveil.training.client import LocalWork
-from fedveil.training.engines.process import die_with_parent
-from fedveil.training.engines.workers import WorkerLost, available
+from fedveil.training.engines.workers import available
 from fedveil.training.gradients import Mode
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.loop import RoundResult
@@ -38,66 +31,6 @@ _MOST_WORKERS = 1024
 
 Track = list[tuple[int, dict[str, float]]]
 """The rounds of a training and what was measured then, often nothing."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Where one training ended: the test metrics, and those along the way as (round, metrics).
-
-    A metric that is not finite is NaN: the training diverged.
-    """
-
-    rounds: int
-    metrics: dict[str, float]
-    curve: tuple[tuple[int, dict[str, float]], ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A cell that was built once: its plan and execution mode serve every repetition.
-
-    `noise` is the standard deviation of the noise on one coordinate of the first round's mean
-    update, 0 without noise and NaN where it is part of training. `together` is how many repetitions
-    are one computation.
-    """
-
-    cell: Cell
-    plan: PrivacyPlan
-    mode: Mode
-    work: LocalWork
-    noise: float
-    together: int = 1
-
-    def blocks(self, first: int, last: int) -> list[tuple[int, ...]]:
-        """Repetitions first .. last - 1, those together that are one computation."""
-        return [
-            tuple(range(r, min(r + self.together, last))) for r in range(first, last, self.together)
-        ]
-
-    @property
-    def told_noise(self) -> str:
-        """The noise for people."""
-        return "in training" if math.isnan(self.noise) else f"{self.noise:.3g}"
-
-    @property
-    def claim(self) -> PrivacyClaim | None:
-        """What the cell's rounds guarantee, if anything."""
-        return self.claims[0] if self.claims else None
-
-    @cached_property
-    def claims(self) -> list[PrivacyClaim]:
-        """The claims that have to be told: the tightest for each thing that is released.
-
-        The strict reading comes after one as published.
-        """
-        every = self.plan.claims(self.plan.permitted)
-        told = list(every[:1])
-        for claim in every[1:]:
-            if not claim.as_published and all(
-                claim.covers != other.covers or other.as_published for other in told
-            ):
-                told.append(claim)
-        return told
 
 
 @dataclass
@@ -113,6 +46,7 @@ class Laboratory:
     _modes: dict[str, Mode] = field(default_factory=dict)
     _records: dict[str, Records | FederatedData] = field(default_factory=dict)
     _divided: dict[str, FederatedData] = field(default_factory=dict)
+    _bench: Bench | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.workers <= _MOST_WORKERS:
@@ -141,7 +75,9 @@ class Laboratory:
             raise BadInput(f"cell {cell.name}: {e}" if cell.choice else str(e)) from e
         together = 1
         if recipe.data.seed is not None and not _dealt(recipe):  # the same clients in all of them
-            together = fitting_together(replace(training, mode=found, workers=1))
+            training = replace(training, mode=found, workers=1)
+            training.engine.make_ready()
+            together = fitting_together(training)
         return Prepared(cell, training.plan, found, training.work, noise, together)
 
     def trial(self, prepared: Prepared, repetitions: Sequence[int]) -> list[Outcome]:
@@ -161,8 +97,20 @@ class Laboratory:
         if count <= 1:
             for number, job in enumerate(jobs):
                 yield number, self.trial(*job)
-            return
-        yield from _spread(jobs, self.trial, count)
+        elif self._bench is not None and self._bench.knows(jobs):
+            yield from self._bench.spread(jobs)
+        else:
+            with Bench([prepared for prepared, _ in jobs], self.trial, count) as bench:
+                yield from bench.spread(jobs)
+
+    @contextmanager
+    def held(self, cells: Sequence[Prepared]) -> Iterator[None]:
+        """Keep the processes from one call of `trials` on these cells to the next."""
+        with Bench(cells, self.trial, self.workers or available()) as self._bench:
+            try:
+                yield
+            finally:
+                self._bench = None
 
     def _training(self, prepared: Prepared, repetition: int) -> Training:
         recipe = seeded(prepared.cell.recipe, repetition)
@@ -236,58 +184,3 @@ def _noise(plan: PrivacyPlan, training: Training) -> float:
     if not math.isfinite(length):
         raise BadInput("the noise that the budget asks for is infinite: raise budget.epsilon")
     return length / math.sqrt(size) / plan.divisor(max(1, len(ids)))
-
-
-def _spread(
-    jobs: Sequence[tuple[Prepared, Sequence[int]]],
-    trial: Callable[[Prepared, Sequence[int]], list[Outcome]],
-    count: int,
-) -> Iterator[tuple[int, list[Outcome]]]:
-    """Run the jobs on `count` forked processes, each with one thread."""
-
-    def run(number: int) -> list[Outcome]:
-        return trial(*jobs[number])
-
-    pool = ProcessPoolExecutor(
-        count,
-        mp_context=multiprocessing.get_context("fork"),
-        initializer=_begin,
-        initargs=(run, os.getpid()),
-    )
-    waiting: dict[Future[list[Outcome]], int] = {}
-    left = iter(range(len(jobs)))
-    try:
-        while True:
-            for number in left:
-                waiting[pool.submit(_run, number)] = number
-                if len(waiting) >= 2 * count:
-                    break
-            if not waiting:
-                return
-            for done in wait(waiting, return_when=FIRST_COMPLETED).done:
-                yield waiting.pop(done), done.result()
-    except BrokenProcessPool as e:
-        raise WorkerLost(
-            "a process that trained was killed, as happens when memory runs out: use fewer workers"
-        ) from e
-    finally:
-        for process in list((pool._processes or {}).values()):
-            process.kill()
-        pool.shutdown(cancel_futures=True)
-
-
-class _Here:
-    """What a forked process runs: set once, when it begins."""
-
-    run: Callable[[int], list[Outcome]]
-
-
-def _begin(run: Callable[[int], list[Outcome]], parent: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(parent)
-    torch.set_num_threads(1)
-    _Here.run = run
-
-
-def _run(number: int) -> list[Outcome]:
-    return _Here.run(number)

@@ -129,9 +129,13 @@ class LocalEngine:
     def _started(self) -> bool:
         return "_pool" in self.__dict__
 
+    def make_ready(self) -> None:
+        """Compute what every round needs, before a fork: processes then share it."""
+        _ = self._gradients
+
     @cached_property
     def _pool(self) -> Workers:
-        _ = self._gradients  # made before the fork: workers share what it holds
+        self.make_ready()
         return Workers(
             self.workers,
             add_chunk_=self._add_chunk_,
