@@ -3,6 +3,7 @@
 Statistical tests have a false-alarm rate of 1e-6 each, by exact or normal laws of their statistic.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -160,26 +161,30 @@ def test_nothing_secret_is_drawn_twice():
 # --- plans ---
 
 
-def plans(budget=BUDGET):
-    rule = Fixed(1.0)
-    few = {"rounds": 5, "budget": budget}
-    yield "poisson", central(Poisson(0.5), 100, rule, **few)
-    yield "fixed", central(FixedSize(10), 100, rule, **few)
-    yield "everyone", central(Everyone(), 100, rule, **few)
+NAMES = ("poisson", "fixed", "everyone", "local, Gaussian", "local, Laplace")
+
+
+@functools.cache
+def plan_of(name, budget=BUDGET):
+    rule, few = Fixed(1.0), {"rounds": 5, "budget": budget}
+    match name:
+        case "poisson":
+            return central(Poisson(0.5), 100, rule, **few)
+        case "fixed":
+            return central(FixedSize(10), 100, rule, **few)
+        case "everyone":
+            return central(Everyone(), 100, rule, **few)
+    laplace = name == "local, Laplace"
+    bound = Fixed(1.0, Norm.L1 if laplace else Norm.L2)
     sampler = FixedSize(10, 5)
-    for laplace in (False, True):
-        bound = Fixed(1.0, Norm.L1 if laplace else Norm.L2)
-        yield (
-            f"local, {'Laplace' if laplace else 'Gaussian'}",
-            local_updates(sampler, 100, bound, laplace=laplace, rounds=5, budgets=(budget,)),
-        )
+    return local_updates(sampler, 100, bound, laplace=laplace, rounds=5, budgets=(budget,))
 
 
-@pytest.mark.parametrize("name", [name for name, _ in plans()])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_secure_plan_keeps_epsilon_and_delta(name):
     """The claim is at the delta that was asked for; noise was planned with a little less."""
-    seeded = dict(plans())[name]
-    plan = secured(dict(plans(planned_for(BUDGET)))[name], 650, diagnostics=False)
+    seeded = plan_of(name)
+    plan = secured(plan_of(name, planned_for(BUDGET)), 650, diagnostics=False)
     for claim in plan.claims(5):
         assert claim.noise is NoiseSource.SECURE
         assert claim.epsilon <= BUDGET.epsilon or claim.accountant is not Accountant.PLD
@@ -204,7 +209,7 @@ def test_the_share_of_delta_pays_for_the_sampler():
 
 
 def test_diagnostics_are_in_the_assumptions_of_every_claim():
-    plan = secured(dict(plans())["poisson"], 650, diagnostics=True)
+    plan = secured(plan_of("poisson"), 650, diagnostics=True)
     assert all(DIAGNOSTICS in claim.assumptions for claim in plan.claims(5))
 
 
@@ -232,7 +237,7 @@ def test_an_account_the_sampler_cannot_vouch_for_is_not_claimed():
 
 
 def test_terms_keep_what_is_vouched_for():
-    (line,) = secured(dict(plans())["poisson"], 650, diagnostics=False).lines
+    (line,) = secured(plan_of("poisson"), 650, diagnostics=False).lines
     assert Terms.from_dict(line.to_dict()) == line
     assert 0 < line.vouched < math.inf
 
@@ -250,7 +255,7 @@ def test_sums_that_float64_would_round_are_refused():
 
 @pytest.mark.parametrize("name", ["poisson", "fixed", "everyone"])
 def test_the_servers_sum_gets_its_noise(name):
-    plan = secured(dict(plans(planned_for(BUDGET)))[name], 5000, diagnostics=False)
+    plan = secured(plan_of(name, planned_for(BUDGET)), 5000, diagnostics=False)
     bound = plan.bound(plan.start(torch.zeros(1)), 1)
     total = torch.linspace(-1, 1, 5000, dtype=torch.float64)
     plan.align_(total[None], bound)
@@ -261,7 +266,7 @@ def test_the_servers_sum_gets_its_noise(name):
 
 
 def test_clients_rows_get_their_noise():
-    plan = secured(dict(plans(planned_for(BUDGET)))["local, Gaussian"], 5000, diagnostics=False)
+    plan = secured(plan_of("local, Gaussian", planned_for(BUDGET)), 5000, diagnostics=False)
     moving = plan.start(torch.zeros(1))
     rows = torch.zeros(6, 5000)
     plan.randomise_(rows, torch.zeros(5000), np.arange(6), moving, 1, Streams(1, secret=True))

@@ -17,7 +17,7 @@ from fedveil.training.client import LocalSgd
 from fedveil.training.gradients import Mode
 from fedveil.training.training import Training
 
-CLIENTS, FEATURES, LENGTH = 24, 16, 20.0
+CLIENTS, FEATURES, LENGTH = 12, 16, 20.0
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def training(data, mode=None, workers=1):
     budget = planned_for(Budget(1.0, 1e-5))
     plan = central(Poisson(0.5), CLIENTS, Fixed(LENGTH), rounds=1, budget=budget)
     plan = secured(plan, task.size, diagnostics=False)
-    work = LocalSgd(Batches(0, steps=40), 5.0)
+    work = LocalSgd(Batches(0, steps=15), 5.0)
     return Training(task, data, plan, work, mode=mode, workers=workers)
 
 
@@ -50,7 +50,7 @@ def test_a_client_moves_the_sum_by_its_own_row_exactly(data, workers):
     everyone = np.arange(CLIENTS)
     try:
         total = engine.run(1, everyone, state).total.clone()
-        for k in (0, 7):
+        for k in (0, 5):
             own = engine.run(1, everyone[[k]], state).total.clone()
             rest = engine.run(1, np.delete(everyone, k), state).total.clone()
             assert torch.equal(total - rest, own)

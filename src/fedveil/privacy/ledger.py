@@ -75,6 +75,7 @@ class Ledger:
         self._lines, self._permitted = lines, permitted
         self._replays = all(line.noise is NoiseSource.SEEDED for line in lines)
         self._turns, self._counted = np.zeros(clients, dtype=np.int64), 0
+        self._lasting: dict[tuple[str, int], bool] = {}
         self._shared = None if common is None else SharedBudget(common, clients, lines)
 
     @classmethod
@@ -208,14 +209,22 @@ class Ledger:
             )
         turns = None if ids is None else int(self.turns(rounds)[ids].max(initial=0)) + 1
         for line in self._lines:
+            if line.reading or self._lasts(line, again):
+                continue
             most = line.participations(rounds) + again
-            most = most if turns is None else min(most, turns)
-            if not line.reading and most > line.affordable:
+            if not line.affords(most if turns is None else min(most, turns)):
                 raise BudgetExhausted(
-                    f"round {rounds} would exceed the budget of {line.covers}, which permits "
-                    f"{line.affordable} releases, {again} of them for rounds that had to be done "
-                    "again; nothing was released"
+                    f"round {rounds} would exceed the budget of {line.covers}, which also paid for "
+                    f"rounds that had to be done again ({again}); nothing was released"
                 )
+
+    def _lasts(self, line: Terms, again: int) -> bool:
+        """Whether the budget lasts to the end of the plan, so that rounds need no look at it."""
+        key = (line.covers, again)
+        if key not in self._lasting:
+            end = line.participations(self._permitted) + again
+            self._lasting[key] = line.affords(end)
+        return self._lasting[key]
 
     def _insert(self, round: int, attempt: int, cohort: bytes, counted: bool) -> None:
         now, before = datetime.now(UTC), self.head().hash

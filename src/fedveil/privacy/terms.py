@@ -123,24 +123,22 @@ class Terms:
             return planned
         if self._epsilon(self.participations(planned), accountant, FINE) <= budget.epsilon:
             return planned
+        affordable = rounds_within(
+            self.event, budget.epsilon, budget.delta - self.slip, self.relation, accountant
+        )
         low, high = 0, planned
         while high - low > 1:
             middle = (low + high) // 2
-            fits = self.participations(middle) <= self.affordable
+            fits = self.per * self.participations(middle) <= affordable
             low, high = (middle, high) if fits else (low, middle)
         return low
 
-    @cached_property
-    def affordable(self) -> float:
-        """How often a unit may be concerned within the budget, and what the noise is vouched for.
-
-        Infinite if both are.
-        """
+    def affords(self, participations: int) -> bool:
+        """Whether a unit may be concerned so often: within the budget, and what is vouched for."""
         most = min(self.budget.epsilon, self.vouched)
-        if math.isinf(most):
-            return math.inf
-        delta, accountant = self.budget.delta - self.slip, self.accountants[0]
-        return rounds_within(self.event, most, delta, self.relation, accountant) // self.per
+        return math.isinf(most) or (
+            self._epsilon(participations, self.accountants[0], FINE) <= most
+        )
 
     def curve(self, most: int) -> tuple[float, ...]:
         """An upper bound on epsilon after each of 0..most participations, cheap enough to display.
