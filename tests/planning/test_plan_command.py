@@ -6,7 +6,7 @@ import pytest
 
 from fedveil.errors import BadInput
 from fedveil.planning.command import Sizes, by_recipe, space_of, tell
-from fedveil.planning.planner import Report, Row
+from fedveil.planning.report import Report, Row
 from fedveil.planning.trials import Laboratory
 
 DEFAULT = ("1,2,3,4,6,12", "12,24,36,60,120")

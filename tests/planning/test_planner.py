@@ -9,7 +9,8 @@ from fedveil.errors import BadInput
 from fedveil.planning.candidates import Space
 from fedveil.planning.cells import Outcome
 from fedveil.planning.grid import recipe_of
-from fedveil.planning.planner import simulate, theorise
+from fedveil.planning.simulate import simulate
+from fedveil.planning.theorise import theorise
 from fedveil.planning.trials import Laboratory
 from fedveil.runs import toml
 

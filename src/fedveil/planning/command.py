@@ -15,8 +15,10 @@ from fedveil.errors import BadInput
 from fedveil.planning.candidates import STEPS, Space
 from fedveil.planning.formula import Choice, Question, choices, thumb
 from fedveil.planning.grid import Axis
-from fedveil.planning.planner import Report, simulate, theorise
+from fedveil.planning.report import Report
 from fedveil.planning.search import OnTrial
+from fedveil.planning.simulate import simulate
+from fedveil.planning.theorise import theorise
 from fedveil.planning.theory import Federation
 from fedveil.planning.trials import Laboratory
 from fedveil.runs.disk import write_atomic
