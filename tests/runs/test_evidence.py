@@ -15,7 +15,6 @@ from fedveil.privacy.filters import curve_of
 from fedveil.privacy.ledger_file import read_about, read_charges, read_participations, read_runs
 from fedveil.privacy.shared import common_of, spent_in
 from fedveil.privacy.verification import verify
-from fedveil.runs import run as runs
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -23,11 +22,6 @@ from fedveil.runs.run import Run
 from .conftest import BASE
 
 SAME = "data.seed=1"
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
 
 
 def error(outcome):

@@ -68,7 +68,7 @@ def crash_after(rounds):
     return on_round
 
 
-def test_what_a_run_leaves(start):
+def test_what_a_run_leaves(start, pictures):
     run = start("central")
     result = run.execute()
     assert {path.name for path in run.folder.iterdir()} == FILES

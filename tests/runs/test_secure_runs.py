@@ -17,7 +17,6 @@ from fedveil.privacy.ledger_file import read_charges, read_participations
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import DIAGNOSTICS, SECURE
 from fedveil.privacy.statement import statements
-from fedveil.runs import run as runs
 from fedveil.runs.run import Run
 from fedveil.training.engines.local import LocalEngine
 from fedveil.training.loop import RoundResult
@@ -42,11 +41,6 @@ KINDS = {
     "ldp-fl": ("ldp-fl", ("noise.epsilon=0.01",)),
     "ldp-fl, unshuffled": ("ldp-fl", ("noise.epsilon=0.01", "shuffle=none")),
 }
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
 
 
 def metrics_of(folder):
