@@ -71,7 +71,7 @@ class Ledger:
         clients: int,
         common: Common | None,
     ) -> None:
-        self._db, self._run = connection, about["run"]
+        self._db, self._run, self._salt = connection, about["run"], _salt(connection)
         self._lines, self._permitted = lines, permitted
         self._replays = all(line.noise is NoiseSource.SEEDED for line in lines)
         self._turns, self._counted = np.zeros(clients, dtype=np.int64), 0
@@ -241,7 +241,7 @@ class Ledger:
                 line.covers,
                 event,
                 when,
-                chain.seal(_salt(self._db), cohort) if counted else "",
+                chain.seal(self._salt, cohort) if counted else "",
                 chain.digest_of(runs),
             )
             before = chain.next_hash(before, entry)
