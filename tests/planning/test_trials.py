@@ -139,6 +139,26 @@ def test_no_jobs_are_no_trials():
     assert list(Laboratory(workers=2).trials([])) == []
 
 
+class Numbered(Laboratory):
+    def trial(self, prepared, repetitions):
+        return [os.getpid()] * len(repetitions)
+
+
+def test_processes_are_held_from_one_call_to_the_next():
+    laboratory = Numbered(workers=2)
+    cells = prepared(laboratory, "local.steps=1,2")
+    jobs = [(cell, [repetition]) for cell in cells for repetition in range(4)]
+    processes = [set(), set(), set()]
+    with laboratory.held(cells):
+        for found in processes[:2]:
+            for _ in range(5):  # each job may go to either of the two
+                found.update(pid for _, pids in laboratory.trials(jobs) for pid in pids)
+    processes[2].update(pid for _, pids in laboratory.trials(jobs) for pid in pids)
+    assert os.getpid() not in set.union(*processes)
+    assert len(processes[0] | processes[1]) <= 2
+    assert not processes[2] & processes[0]
+
+
 class Dying(Laboratory):
     def trial(self, prepared, repetitions):
         os.kill(os.getpid(), signal.SIGKILL)

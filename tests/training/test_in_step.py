@@ -1,5 +1,7 @@
 """Several trainings in step: each client has its own training's model and keys."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from fedveil.privacy.central import central
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.plan import unprotected
 from fedveil.privacy.randomness import JointStreams, Streams
-from fedveil.privacy.rules import Fixed
+from fedveil.privacy.rules import Fixed, Quantile
 from fedveil.privacy.sampling import Everyone, Poisson
 from fedveil.privacy.terms import Budget
 from fedveil.training.batches import Batches
@@ -149,3 +151,15 @@ def test_only_repetitions_go_in_step():
     first, second = (several(PLANS["nothing"](), data, [seed])[0] for seed in (1, 2))
     with pytest.raises(AssertionError, match="one plan on the same data"):
         next(train_in_step([first, second]))
+
+
+def test_what_cannot_be_one_block_does_not_go_in_step():
+    """Clients one by one, or a bound that is another one in each repetition."""
+    data, plan = federation(5), PLANS["nothing"]()
+    looped = [replace(training, mode=Mode.LOOPED) for training in several(plan, data, (1, 2))]
+    rule = Quantile(1.0, 0.5, noise=5.0)
+    moving = central(Poisson(0.3), CLIENTS, rule, rounds=2, budget=Budget(9.0, 1e-2))
+    for trainings in (looped, several(moving, data, (1, 2))):
+        assert fitting_together(trainings[0]) == 1
+        with pytest.raises(AssertionError, match="as one block"):
+            next(train_in_step(trainings))

@@ -47,8 +47,8 @@ class Ledger:
     transaction, and knows how often each of them did. On a shared ledger, every charge must also
     pass the filter over all runs, in that same transaction. What it says of data and cohorts is
     sealed, and with secure noise charges have a date and no time, which would tell how many clients
-    a round had. A round costs time and space in
-    proportion to its cohort, not to the number of clients.
+    a round had. A round costs time and space in proportion to its cohort, not to the number of
+    clients.
 
     | edge | behaviour |
     |---|---|

@@ -7,7 +7,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.central import SEEDED
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.grid_noise import LARGEST_SUM, delta_of_sampler
-from fedveil.privacy.mechanisms import GaussianMechanism
+from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.terms import Budget, Terms
 
@@ -42,7 +42,9 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
     | sums of so many clients that float64 would round them on the grid | BadInput |
     | another account of the same release with such an epsilon | not claimed |
     """
-    if plan.where is Where.SERVER and isinstance(plan.mechanism, GaussianMechanism):
+    if plan.where is Where.SERVER and isinstance(
+        plan.mechanism, GaussianMechanism | LaplaceMechanism
+    ):
         _check_sums(plan.mechanism, plan.population, parameters)
     return replace(
         plan,
@@ -74,7 +76,9 @@ def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: boo
     )
 
 
-def _check_sums(mechanism: GaussianMechanism, clients: int, parameters: int) -> None:
+def _check_sums(
+    mechanism: GaussianMechanism | LaplaceMechanism, clients: int, parameters: int
+) -> None:
     """Rows as long as the bound, all of them in one coordinate; a bound's size changes nothing."""
     step = mechanism.grid(mechanism.multiplier, parameters).step
     if clients * 2.0 / step > LARGEST_SUM:  # a bound that is no power of two: up to twice as many

@@ -15,15 +15,21 @@ from fedveil.training.training import Training, new_ledger
 
 
 def fitting_together(training: Training) -> int:
-    """How many repetitions of a training make up a chunk; 1 if they cannot be computed together.
-
-    A bound or range that moves with what clients send would be a different one for each.
-    """
-    plan, engine = training.plan, training.engine
-    moves = plan.ranges is not None or (plan.rule is not None and plan.rule.width > 0)
-    if engine.mode is Mode.LOOPED or moves or training.adversary is not None:
+    """How many repetitions of a training make up a chunk; 1 if they cannot be computed together."""
+    if not _can(training):
         return 1
-    return max(1, engine.chunk // max(1, math.ceil(plan.sampler.expected(plan.population))))
+    expected = training.plan.sampler.expected(training.plan.population)
+    return max(1, training.engine.chunk // max(1, math.ceil(expected)))
+
+
+def _can(training: Training) -> bool:
+    """Not client by client, which secret noise always is, nor where a bound or range moves.
+
+    What moves with what clients send would be a different one for each repetition.
+    """
+    plan = training.plan
+    moves = plan.ranges is not None or (plan.rule is not None and plan.rule.width > 0)
+    return not (training.engine.mode is Mode.LOOPED or moves or training.adversary is not None)
 
 
 def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, RoundResult]]]:
@@ -34,6 +40,8 @@ def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, Rou
     first = trainings[0]
     if any(t.plan is not first.plan or t.data is not first.data for t in trainings):
         raise AssertionError("in step are repetitions of one plan on the same data")
+    if any(t.work != first.work or not _can(t) for t in trainings):
+        raise AssertionError("in step is only what can be computed as one block")
     keep_memory(first.task.size)
     courses = [t.course(t.start(), new_ledger(t.plan)) for t in trainings]
     going: list[tuple[int, Course]] = list(enumerate(courses))
