@@ -138,8 +138,6 @@ def frozen():
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "layer '1' is a BatchNorm1d.*Group"),
         (nn.BatchNorm1d(3), "layer 'model' is a BatchNorm1d"),
         (nn.Sequential(nn.Conv2d(1, 1, 1), nn.SyncBatchNorm(1)), "layer '1' is a SyncBatchNorm"),
-        (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), "layer '1' is a Dropout.*p = 0"),
-        (nn.Sequential(nn.Linear(3, 3), nn.RReLU()), "layer '1' is a RReLU"),
         (WithBuffer(), "buffer 'mean'"),
         (nn.Sequential(nn.InstanceNorm1d(3, track_running_stats=True)), "buffer '0.running_mean'"),
         (frozen(), "parameter '0.bias' is frozen"),
@@ -185,6 +183,85 @@ def test_records_that_fit():
     Task(nn.Linear(3, 1), squared_error).check_fits(X, Y.float(), classes=0)
 
 
-def test_sparse_embeddings_are_refused():
-    with pytest.raises(BadInput, match=r"layer '0' is a Embedding with sparse gradients"):
-        Task(nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Flatten()), cross_entropy)
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused(kind):
+    with pytest.raises(BadInput, match=rf"layer '0' is a {kind.__name__} with sparse gradients"):
+        Task(nn.Sequential(kind(5, 2, sparse=True), nn.Flatten()), cross_entropy)
+
+
+def test_a_lazy_module_is_refused():
+    with pytest.raises(BadInput, match="parameter 'weight' has no shape yet"):
+        Task(nn.LazyLinear(2), cross_entropy)
+
+
+def test_a_module_that_cannot_be_copied_is_refused():
+    module = nn.Linear(3, 2)
+    module.norm = module.weight * 2  # part of a graph: torch copies leaves only
+    with pytest.raises(BadInput, match="cannot be copied"):
+        Task(module, cross_entropy)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.layer(x), x
+
+
+def test_outputs_that_are_no_tensor_are_refused():
+    with pytest.raises(BadInput, match="returned a tuple: return one tensor"):
+        classifier(Pair()).check_fits(X, Y, classes=2)
+
+
+class Spoils(nn.Module):
+    """Writes to its own weight in every pass, as max_norm does."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.mul_(2.0)
+        return x @ self.weight.T
+
+
+def test_no_check_or_measurement_reaches_the_parameters():
+    task = classifier(Spoils())
+    task.check_fits(X, Y, classes=2)
+    task.measured(task.parameters, X, Y)
+    assert task.parameters.tolist() == [1.0] * 6
+    assert task.module.weight.tolist() == [[1.0] * 3] * 2
+
+
+def test_measured_in_eval_mode_and_learnt_in_the_module_s_own():
+    task = classifier(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)))
+    params = torch.randn(task.size)
+    first, second = (task.measured(params, X, Y)["loss"] for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(task.outputs(params, X), task.outputs(params, X))
+    assert task.module.training
+    still = classifier(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)).eval())
+    assert torch.equal(still.outputs(params, X), still.outputs(params, X))
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.mean = torch.zeros(2)
+
+    def forward(self, x):
+        h = self.layer(x)
+        self.mean = 0.9 * self.mean + 0.1 * h.mean(0).detach()
+        return h - self.mean
+
+
+def test_a_module_that_keeps_something_is_noticed():
+    task = classifier(Remembers())
+    task.check_unchanged()
+    task.outputs(task.parameters.clone(), X)
+    with pytest.raises(BadInput, match="'mean' of the model changes"):
+        task.check_unchanged()

@@ -1,6 +1,7 @@
 """Chains of linear layers as batched algebra: the same rows as vmap, in either form."""
 
 import math
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -16,8 +17,9 @@ from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.batches import Batch, Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.cohort import CohortData
+from fedveil.training.reports import Spanned, accept
 from fedveil.training.stacked import DualWalk, StackedWalk
-from fedveil.training.turn import Turn, spanned_
+from fedveil.training.turn import Turn
 from fedveil.training.vectorised import Vectorised
 from fedveil.training.vmapped import VmappedWalk
 
@@ -154,8 +156,7 @@ def twice(module, *seen):
 
 
 def replace_forward(module):
-    forward = module.forward
-    module.forward = lambda x: 2 * forward(x)
+    module.forward = types.MethodType(lambda self, x: 2 * type(self).forward(self, x), module)
 
 
 CHANGES = {
@@ -528,14 +529,16 @@ def test_updates_left_in_the_span_are_bounded(make_walks, apart, size):
     moved[:, walk._span :] = 0
     coordinates = walk._coordinates(moved)
     coordinates -= coordinates.mean(dim=1, keepdim=True)
-    done = spanned_(walk, moved, bound)
+    done = Spanned(walk, moved, torch.zeros(len(moved), dtype=torch.bool))
+    lengths = done.lengths.clone()
+    accepted = accept(done, bound)
     for k in range(len(moved)):
         total = torch.zeros(walk._task.size, dtype=torch.float64)
         walk.add_weighted_(
             total, moved, torch.eye(len(moved), dtype=torch.float64)[k] * done.scales
         )
         assert float(total.norm()) <= bound.value
-        assert bool(done.clipped[k]) == (float(done.norms[k]) > bound.value * (1 - 1e-6))
+        assert bool(accepted.clipped[k]) == (float(lengths[k]) > bound.value * (1 - 1e-6))
 
 
 def test_a_client_that_diverged_in_the_span_is_left_out(make_walks):
@@ -543,8 +546,9 @@ def test_a_client_that_diverged_in_the_span_is_left_out(make_walks):
     moved = away(walk)
     kept = moved[[0, 2, 4]].clone()
     moved[1, 0], moved[3, -1] = math.inf, math.nan
-    done = spanned_(walk, moved, Bound(0.1))
-    assert torch.isfinite(done.norms).tolist() == [True, False, True, False, True]
+    done = Spanned(walk, moved, torch.zeros(len(moved), dtype=torch.bool))
+    accepted = accept(done, Bound(0.1))
+    assert accepted.refused.tolist() == [False, True, False, True, False]
     assert not done.moved[[1, 3]].any()
     assert not done.scales[[1, 3]].any()
     assert torch.equal(done.moved[[0, 2, 4]], kept)

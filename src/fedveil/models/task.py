@@ -1,5 +1,6 @@
 """`Task`: a module with its loss and metric, seen through one flat parameter vector."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -8,12 +9,14 @@ from torch import nn
 from torch.func import functional_call
 
 from fedveil.errors import BadInput
+from fedveil.models.state import Snapshot, difference, snapshot
 
 PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(outputs [B, ...], targets [B, ...]) -> one number per example [B]."""
 
-_MIXES_EXAMPLES = (nn.modules.batchnorm._BatchNorm,)
-_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+_KEEPS_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
+_NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyError)
+"""What a module raises that was made for other records."""
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -36,9 +39,11 @@ class Task:
     """What is learnt: a module, its per-example loss, and metrics that are means over examples.
 
     The module's parameters become views into one contiguous vector, in the order of
-    `named_parameters`; nothing is copied afterwards in either direction. Modules that mix
-    examples (batch norm), draw their own randomness (dropout) or carry state other than
-    parameters are refused.
+    `named_parameters`; nothing is copied afterwards in either direction. The module itself is
+    never run: everything is computed in copies of it, which have no parameters of their own and
+    get those they are to run with. One keeps the module's mode (train, unless it was set
+    otherwise), the other is in eval mode, for measuring. Modules that keep statistics or other
+    buffers are refused here; what a module does is tried by `models.trial`.
 
     >>> task = Task(nn.Linear(10, 1), squared_error)
     >>> task.size
@@ -50,6 +55,9 @@ class Task:
     metrics: dict[str, PerExample] = field(default_factory=dict)
     _flat: torch.Tensor = field(init=False, repr=False)
     _slots: tuple[tuple[str, int, int, torch.Size], ...] = field(init=False, repr=False)
+    _learning: nn.Module = field(init=False, repr=False)
+    _measuring: nn.Module = field(init=False, repr=False)
+    _before: Snapshot = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_module(self.module)
@@ -63,6 +71,10 @@ class Task:
             start = stop
         object.__setattr__(self, "_flat", flat)
         object.__setattr__(self, "_slots", tuple(slots))
+        learning = _without_parameters(self.module)
+        object.__setattr__(self, "_learning", learning)
+        object.__setattr__(self, "_measuring", _without_parameters(self.module).eval())
+        object.__setattr__(self, "_before", snapshot(learning))
 
     @property
     def size(self) -> int:
@@ -84,69 +96,124 @@ class Task:
         """The module's parameters as one vector [P]: the module itself, not a copy of it."""
         return self._flat
 
+    @property
+    def layers(self) -> dict[str, nn.Module]:
+        """The layers that `call` runs, by name."""
+        return dict(self._learning.named_modules())
+
     def named(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views into a vector [P] under the module's parameter names."""
         return {name: flat[a:b].view(shape) for name, a, b, shape in self._slots}
 
-    def outputs(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The module's outputs on x [B, ...] with the parameters `flat` [P]."""
-        out: torch.Tensor = functional_call(self.module, self.named(flat), (x,))
+    def call(self, named: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        """The module's outputs on x [B, ...] with these parameters, as clients learn."""
+        out: torch.Tensor = functional_call(self._learning, named, (x,))
         return out
+
+    def outputs(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The same with the parameters `flat` [P]: the caller's copy, never a model in use."""
+        return self.call(self.named(flat), x)
 
     def losses(self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The loss of each example [B]."""
         return self.loss(self.outputs(flat, x), y)
 
+    def measured(
+        self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Loss and metrics of each example [B], in eval mode, on a copy of `flat`."""
+        outputs = functional_call(self._measuring, self.named(flat.clone()), (x,))
+        return {name: f(outputs, y) for name, f in {"loss": self.loss, **self.metrics}.items()}
+
+    def check_unchanged(self) -> None:
+        """Refuse a module that has kept something of what it computed: it would tell the next one.
+
+        What is released after this was computed by a module that had no memory of anybody.
+        """
+        name = difference(self._before, snapshot(self._learning))
+        if name is not None:
+            raise BadInput(
+                f"{name!r} of the model changes when records pass through it: what one client's "
+                "records leave there would reach others outside the clip; compute it anew in every "
+                "pass, or leave it out"
+            )
+
     def check_fits(self, x: torch.Tensor, y: torch.Tensor, classes: int) -> None:
-        """Refuse records this module, loss or these metrics cannot take. One example is tried."""
+        """Refuse records this module, loss or these metrics cannot take. Two are tried."""
+        x, y = x[:2], y[:2]
         try:
             with torch.no_grad():
-                outputs = self.outputs(self._flat, x[:2])
+                outputs = self.outputs(self._flat.clone(), x)
+                if not isinstance(outputs, torch.Tensor):
+                    raise BadInput(
+                        f"the model returned a {type(outputs).__name__}: return one tensor of "
+                        "outputs, one row per example"
+                    )
                 if classes and outputs.shape[-1] < classes:
                     raise BadInput(
                         f"the model has {outputs.shape[-1]} outputs and the data {classes} labels: "
                         "give it one output per label"
                     )
-                values = [f(outputs, y[:2]) for f in (self.loss, *self.metrics.values())]
+                values = [self.losses(self._flat.clone(), x, y)]
+                values += self.measured(self._flat, x, y).values()
         except BadInput:
             raise
-        except (AttributeError, RuntimeError, ValueError, IndexError, TypeError) as e:
-            reason = str(e).splitlines()[0]
+        except _NO_FIT as e:
             raise BadInput(
-                f"the model does not fit records of shape {tuple(x.shape[1:])}: {reason}"
+                f"the model does not fit records of shape {tuple(x.shape[1:])}: {first_line(e)}"
             ) from e
         for value in values:
-            if value.shape != (len(x[:2]),):
+            if not isinstance(value, torch.Tensor) or value.shape != (len(x),):
+                what = getattr(value, "shape", None)
+                what = f"a {type(value).__name__}" if what is None else f"shape {tuple(what)}"
                 raise BadInput(
-                    f"a loss or metric returned shape {tuple(value.shape)} for {len(x[:2])} "
-                    "examples: return one number per example (reduction='none')"
+                    f"a loss or metric returned {what} for {len(x)} examples: return one number "
+                    "per example (reduction='none')"
                 )
+
+
+def first_line(error: Exception) -> str:
+    """What an exception of torch says, on one line."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _without_parameters(module: nn.Module) -> nn.Module:
+    """A copy whose parameters have a shape and no values: it runs only with those it is given.
+
+    One that uses a parameter in another way than by its name then fails, instead of learning
+    nothing.
+    """
+    empty: dict[int, object] = {
+        id(p): nn.Parameter(torch.empty(p.shape, device="meta")) for p in module.parameters()
+    }
+    try:
+        return copy.deepcopy(module, empty)
+    except (RuntimeError, TypeError, AttributeError) as e:
+        raise BadInput(f"the model cannot be copied, and is run as a copy: {first_line(e)}") from e
 
 
 def _check_module(module: nn.Module) -> None:
     for name, layer in module.named_modules():
-        kind = type(layer).__name__
-        where = f"layer {name or 'model'!r} is a {kind}"
-        if isinstance(layer, _MIXES_EXAMPLES):
+        where = f"layer {name or 'model'!r} is a {type(layer).__name__}"
+        if isinstance(layer, _KEEPS_STATISTICS) and layer.running_mean is not None:
             raise BadInput(
                 f"{where}, which mixes examples and keeps statistics of clients' data outside "
-                "the bound: use GroupNorm or LayerNorm"
+                "the clip: use GroupNorm or LayerNorm"
             )
-        if isinstance(layer, nn.Embedding) and layer.sparse:
-            raise BadInput(f"{where} with sparse gradients, which no bound takes: set sparse=False")
-        if isinstance(layer, _RANDOM) and getattr(layer, "p", 1) != 0:
-            raise BadInput(
-                f"{where}, whose draws are outside the keyed streams, so no round could be "
-                "repeated: remove it or set p = 0"
-            )
+        if getattr(layer, "sparse", False) is True:
+            raise BadInput(f"{where} with sparse gradients, which cannot be clipped: sparse=False")
     for name, _ in module.named_buffers():
         raise BadInput(
             f"buffer {name!r} is state that no client sends: make it a parameter or a constant"
         )
-    parameters = list(module.parameters())
+    parameters = dict(module.named_parameters())
     if not parameters:
         raise BadInput("the model has no parameters: there is nothing to learn")
-    for name, parameter in module.named_parameters():
+    for name, parameter in parameters.items():
+        if nn.parameter.is_lazy(parameter):
+            raise BadInput(
+                f"parameter {name!r} has no shape yet: pass one batch through the model first"
+            )
         if not parameter.dtype.is_floating_point:
             raise BadInput(f"parameter {name!r} is {parameter.dtype}: floating point is needed")
         if not parameter.requires_grad:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from fedveil.models.task import Task
 from fedveil.privacy.clipping import ROUNDING, Bound
@@ -40,7 +40,7 @@ class ExampleBounds:
 
     def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
         self._task, self._sample = task, (x, y)
-        self._layers = {name: m for name, m in task.module.named_modules() if known(m)}
+        self._layers = {name: layer for name, layer in task.layers.items() if known(layer)}
         owned = [
             (f"{name}.{p}" if name else p, value.numel())
             for name, layer in self._layers.items()
@@ -54,10 +54,11 @@ class ExampleBounds:
     @cached_property
     def layout(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """Channels last if the module can take them: one that asks for a `view` cannot."""
-        named = {n: channels_last(v) for n, v in self._task.named(self._task.parameters).items()}
+        flat = self._task.parameters.clone()
+        named = {n: channels_last(v) for n, v in self._task.named(flat).items()}
         try:
             with torch.no_grad():
-                functional_call(self._task.module, named, (channels_last(self._sample[0]),))
+                self._task.call(named, channels_last(self._sample[0]))
         except RuntimeError:
             return lambda values: values
         return channels_last
@@ -146,24 +147,24 @@ class ExampleBounds:
     ) -> torch.Tensor:
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
-            outputs: torch.Tensor = functional_call(self._task.module, named, (x,))
+            return self._task.call(named, x)
         finally:
             for handle in handles:
                 handle.remove()
-        return outputs
 
     @cached_property
     def _shapes(self) -> dict[str, list[torch.Size]]:
         """What each layer gives for one example, once per use."""
         seen = {name: _Seen(None) for name in self._layers}
         with torch.no_grad():
-            self._watched(self._task.named(self._task.parameters), self._sample[0][:1], seen)
+            flat = self._task.parameters.clone()
+            self._watched(self._task.named(flat), self._sample[0][:1], seen)
         return {name: s.shapes for name, s in seen.items() if s.shapes}
 
     @cached_property
     def _by_layers(self) -> bool:
         """Whether the layers' formulas give the gradients that autograd gives, on the sample."""
-        flat = self._task.parameters
+        flat = self._task.parameters.clone()
         away = torch.randn(len(flat), generator=torch.Generator().manual_seed(0))
         return self._complete and all(map(self._agrees, (flat, flat + _AWAY * away)))
 
@@ -194,7 +195,7 @@ class ExampleBounds:
         """One gradient per example: by vmap, or by autograd where a layer has no rule for vmap."""
         by_vmap = example_gradients(self._task)
         try:
-            by_vmap(self._task.parameters, *self._sample)
+            by_vmap(self._task.parameters.clone(), *self._sample)
         except RuntimeError:
             return lambda flat, x, y: _one_by_one(self._task, flat, x, y)
         return by_vmap

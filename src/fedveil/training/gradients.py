@@ -79,9 +79,15 @@ class Gradients(Protocol):
         ...
 
 
-def gradients_of(task: Task, mode: Mode, data: FederatedData, *, whole: bool = False) -> Gradients:
-    """The gradients of `task` over `data` in the given mode; `whole`: of full batches only."""
+def gradients_of(
+    task: Task, mode: Mode, data: FederatedData, *, whole: bool = False, mixes: bool = False
+) -> Gradients:
+    """The gradients of `task` over `data` in the given mode.
+
+    `whole`: of full batches only; `mixes`: the records of a batch see each other.
+    """
     if mode is Mode.VECTORISED:
         return Vectorised(task, data, whole=whole)
-    few = np.arange(_FEW) % len(data.x)
-    return Looped(task, torch.from_numpy(data.x[few]), torch.from_numpy(data.y[few]))
+    few = np.arange(_FEW) % len(data.test_x)
+    x, y = torch.from_numpy(data.test_x[few]), torch.from_numpy(data.test_y[few])
+    return Looped(task, x, y, mixes=mixes)

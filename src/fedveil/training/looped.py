@@ -4,9 +4,10 @@ Convolutions run channels-last where the module can, and a batch is computed in 
 the cache: the gradient of a mean is a sum, so this changes rounding and nothing else.
 """
 
+import sys
+
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from fedveil.models.task import Task
 from fedveil.privacy.clipping import Bound
@@ -22,12 +23,17 @@ _RECORDS = 1024
 class Looped:
     """One client after the other."""
 
-    def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
-        """`x`, `y` are a few records, for a look at how the module treats them."""
+    def __init__(
+        self, task: Task, x: torch.Tensor, y: torch.Tensor, *, mixes: bool = False
+    ) -> None:
+        """`x`, `y` are a few records, for a look at how the module treats them.
+
+        Where the records of a batch see each other (`mixes`), it is never cut into pieces.
+        """
         self._task = task
         self._examples = ExampleBounds(task, x, y)
-        images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.module.modules())
-        self._piece = _IMAGES if images else _RECORDS
+        images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.layers.values())
+        self._piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
 
     def walk(self, start: torch.Tensor, cohort: CohortData, *, spanned: bool) -> "LoopedWalk":
         """A walk in the parameters themselves."""
@@ -83,7 +89,10 @@ class LoopedWalk:
         add_weighted_(total, moved, weights)
 
     def _parameters(self, moved: torch.Tensor | None, k: int) -> torch.Tensor:
-        return self._start if moved is None else torch.add(self._start, moved[k], out=self._here)
+        """Client k's parameters: always a copy, which a module may spoil for that client alone."""
+        if moved is None:
+            return self._here.copy_(self._start)
+        return torch.add(self._start, moved[k], out=self._here)
 
     def _add_gradients_(
         self, rows: torch.Tensor, moved: torch.Tensor | None, batch: Batch, factor: float
@@ -98,7 +107,7 @@ class LoopedWalk:
                 piece = slice(a, a + self._piece)
                 with torch.enable_grad():
                     records = self._examples.layout(x[piece])
-                    outputs = functional_call(self._task.module, named, (records,))
+                    outputs = self._task.call(named, records)
                     loss = self._task.loss(outputs, y[piece]).sum() * (factor / len(x))
                 torch.autograd.backward(loss)
             for place, gradient in beside:

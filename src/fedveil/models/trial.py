@@ -1,0 +1,196 @@
+"""The module contract, found by trying: each record alone, no state, nothing written or drawn.
+
+A claim about clients rests on their gradients being functions of their own records. A module can
+break that in ways that no list of classes covers: it may draw random numbers, write to its
+parameters, remember earlier records, or let records of one batch see each other. So it is tried,
+on copies, on records that are nobody's, before anything is charged.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedveil.errors import BadInput
+from fedveil.models.task import Task, first_line
+
+_RECORDS = 4
+_AWAY = 0.1
+_STRETCH = 30.0
+_AGREEMENT = 1e-3
+
+
+def mixes_records(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Try a task on a few public records; whether its records see each other in a batch.
+
+    It is tried at the task's parameters and away from them, where a gate that begins with zero
+    hides nothing; and on the records as they are and, if they are real numbers, stretched.
+
+    | what the module or loss does | what happens |
+    |---|---|
+    | draws random numbers, from torch, NumPy or Python | BadInput that names the layer |
+    | writes to a parameter, a buffer or an attribute | BadInput that names it |
+    | gives a record another gradient after a pass over other records | BadInput |
+    | gives two gradients for the same record | BadInput |
+    | cannot take a record alone | BadInput |
+    | uses parameters that are not listed, so that no client would move them | BadInput |
+    | gives a record another gradient beside other records | True: never compute clients together |
+    """
+    x, y = _enough(x, y)
+    away = torch.randn(task.size, generator=torch.Generator().manual_seed(0))
+    stretched = [x * _STRETCH] if x.is_floating_point() else []
+    mixes = False
+    with _same_randomness_afterwards():
+        for flat in (task.parameters.clone(), task.parameters + _AWAY * away):
+            for records in (x, *stretched):
+                mixes |= _tried(task, flat, records, y)
+    return mixes
+
+
+def _tried(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> bool:
+    try:
+        alone = [_gradient(task, flat, x[k : k + 1], y[k : k + 1], 0) for k in range(2)]
+        _check_own(task, flat, x, y)
+        _check_draws(task, flat, x, y)
+        again = _gradient(task, flat, x[:1], y[:1], 0)
+        beside = [_gradient(task, flat, x, y, k) for k in range(2)]
+        after = _gradient(task, flat, x[:1], y[:1], 0)
+    except (AttributeError, RuntimeError, ValueError, IndexError, TypeError) as e:
+        if isinstance(e, BadInput):
+            raise
+        raise BadInput(f"the model does not take one record at a time: {first_line(e)}") from e
+    task.check_unchanged()
+    finite = [g for g in (*alone, again, *beside, after) if bool(torch.isfinite(g).all())]
+    if len(finite) < 6:
+        return False  # nothing can be told from a gradient that overflows: it counts as zero
+    room = _AGREEMENT * max(float(g.norm()) for g in finite)
+    if not _near(alone[0], again, room) or not _near(alone[0], after, room):
+        raise BadInput(
+            f"the model {type(task.module).__name__} gives one record two gradients: it draws "
+            "random numbers, or remembers other records, which would reach others outside the "
+            "clip; make its outputs a function of parameters and record alone"
+        )
+    return not all(_near(a, b, room) for a, b in zip(alone, beside, strict=True))
+
+
+def _gradient(
+    task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, record: int
+) -> torch.Tensor:
+    """The gradient of one record's loss in a batch, on a copy of the parameters."""
+    here = flat.clone()
+    leaf = here.detach().requires_grad_()
+    written = leaf._version
+    with torch.enable_grad():
+        loss = task.losses(leaf, x, y)[record]
+    (found,) = torch.autograd.grad(loss, leaf, allow_unused=True)
+    if leaf._version != written or not torch.equal(leaf.detach(), flat):
+        raise BadInput(
+            f"{_written(task, flat, x)!r} of the model is written to in its forward pass, as by "
+            "max_norm: what records leave there is outside clip and noise; leave it out"
+        )
+    return torch.zeros_like(flat) if found is None else found
+
+
+def _check_own(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Refuse outputs that depend on other parameters than those the module is given."""
+    with torch.enable_grad():
+        foreign = task.losses(flat.detach().clone(), x, y).requires_grad
+    if foreign:
+        raise BadInput(
+            f"the model {type(task.module).__name__} computes with parameters that it does not "
+            "list, such as those of a module that its forward or its loss holds on to: register "
+            "them as its own"
+        )
+
+
+def _written(task: Task, flat: torch.Tensor, x: torch.Tensor) -> str:
+    """Which parameter the forward pass writes to."""
+    named = {name: value.clone() for name, value in task.named(flat).items()}
+    before = {name: value._version for name, value in named.items()}
+    with torch.no_grad():
+        task.call(named, x)
+    given = task.named(flat)
+    changed = [
+        name
+        for name, value in named.items()
+        if value._version != before[name] or not torch.equal(value, given[name])
+    ]
+    return changed[0] if changed else "a parameter"
+
+
+def _check_draws(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Refuse a module or loss that moves one of the common generators."""
+    before = _states()
+    with torch.no_grad():
+        outputs = task.outputs(flat.clone(), x)
+    if _differ(before, _states()):
+        name, kind = _drawing_layer(task, flat, x)
+        raise BadInput(
+            f"layer {name!r} is a {kind} that draws random numbers outside the keyed streams, so "
+            "no round could be repeated: remove it, set its p = 0, or put it into eval mode"
+        )
+    task.loss(outputs, y)
+    if _differ(before, _states()):
+        raise BadInput("the loss draws random numbers, so no round could be repeated: remove them")
+
+
+def _drawing_layer(task: Task, flat: torch.Tensor, x: torch.Tensor) -> tuple[str, str]:
+    """The innermost layer that drew: the first to end with other generators than it began with."""
+    begun: dict[str, list[Any]] = {}
+    drew: list[str] = []
+
+    def begin(name: str) -> Callable[..., None]:
+        return lambda *_: begun.__setitem__(name, _states())
+
+    def end(name: str) -> Callable[..., None]:
+        return lambda *_: drew.append(name) if _differ(begun[name], _states()) else None
+
+    layers = task.layers
+    handles = [layer.register_forward_pre_hook(begin(n)) for n, layer in layers.items()]
+    handles += [layer.register_forward_hook(end(n)) for n, layer in layers.items()]
+    try:
+        with torch.no_grad():
+            task.outputs(flat.clone(), x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    name = drew[0] if drew else ""
+    return name or "model", type(layers[name]).__name__
+
+
+def _enough(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A few records that differ where they can."""
+    rows = torch.arange(_RECORDS) % len(x)
+    x, y = x[rows].clone(), y[rows].clone()
+    if x.is_floating_point():
+        x += 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+    return x, y
+
+
+def _near(a: torch.Tensor, b: torch.Tensor, room: float) -> bool:
+    return float((a - b).norm()) <= room
+
+
+def _states() -> list[Any]:
+    """Of the generators that code uses without saying so."""
+    legacy = np.random.get_state(legacy=False)
+    return [torch.get_rng_state(), repr(legacy), random.getstate()]
+
+
+def _differ(before: list[Any], after: list[Any]) -> bool:
+    return not torch.equal(before[0], after[0]) or before[1:] != after[1:]
+
+
+@contextmanager
+def _same_randomness_afterwards() -> Iterator[None]:
+    """Leave the common generators as they were."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
