@@ -29,7 +29,7 @@ from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.training.client import LocalWork
 from fedveil.training.cohort import CohortData
-from fedveil.training.server import accept
+from fedveil.training.reports import Rows, accept
 
 FREE = fv.Budget(math.inf, 1e-6)
 PARAMETERS, UPDATES = 10_000_000, 10
@@ -57,12 +57,11 @@ def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, LocalWork]:
             1.0,
             rate=rate,
             steps=work.steps,
-            nominal=False,
             rounds=rounds,
             budget=FREE,
             multiplier=1.0,
         )
-        return plan, fv.LocalDpSgd(rate, work.steps, work.lr, 1.0)
+        return plan, fv.LocalDpSgd(plan.steps, work.lr)
     steps = fv.LocalSgd(fv.Batches(0, steps=work.steps), lr=work.lr)
     if work.model == "linear":
         plan = fv.local_updates(
@@ -131,10 +130,11 @@ def server_rounds(rounds: int) -> list[float]:
         reports = sent.clone()
         began = time.perf_counter()
         bound = plan.bound(moving, r)
-        accepted = accept(reports, PARAMETERS, bound)
+        rows = Rows.of(reports, PARAMETERS)
+        accept(rows, bound)
         total = torch.zeros(PARAMETERS, dtype=torch.float64)
         weights = torch.ones(UPDATES, dtype=torch.float64)
-        plan.add_sum_(total, accepted.rows, weights, start, moving)
+        plan.add_sum_(total, rows.rows, weights, start, moving)
         plan.release_(total, bound, r, Streams(1))
         total /= plan.divisor(UPDATES)
         seconds.append(time.perf_counter() - began)

@@ -367,7 +367,7 @@ def steps_plan(sampler=None, **changes):
     settings = {
         "rate": 0.1,
         "steps": 5,
-        "nominal": False,
+        "nominal": None,
         "rounds": 4,
         "budget": BUDGET,
         "multiplier": 2.0,
@@ -387,8 +387,8 @@ def test_every_step_of_every_participation_is_counted(rounds, turns):
 @pytest.mark.parametrize(
     ("nominal", "relation", "words"),
     [
-        (False, Relation.ZERO_OUT, "numbers of records are public"),
-        (True, Relation.ADD_REMOVE, "nominal number"),
+        (None, Relation.ZERO_OUT, "numbers of records are public"),
+        (5, Relation.ADD_REMOVE, "nominal number"),
     ],
 )
 def test_sizes_are_public_or_nominal(nominal, relation, words):

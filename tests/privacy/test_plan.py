@@ -19,6 +19,7 @@ from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
+from fedveil.privacy.steps import NoisySteps
 from fedveil.privacy.terms import Budget
 
 RULE = Fixed(0.5)
@@ -95,8 +96,13 @@ def test_tightest_line_ends_the_run(make_terms):
     [(Where.SERVER, False), (Where.CLIENT, True), (Where.TRAINING, True)],
 )
 def test_only_clients_that_protect_themselves_are_counted(where, counted):
+    steps = NoisySteps(0.5, 1, 1.0) if where is Where.TRAINING else None
     noisy = PrivacyPlan(
-        Everyone(), 10, 1, where=where, rule=Fixed(1.0), mechanism=GaussianMechanism(1.0)
+        *(Everyone(), 10, 1),
+        where=where,
+        rule=Fixed(1.0),
+        mechanism=GaussianMechanism(1.0),
+        steps=steps,
     )
     assert noisy.counted is counted
     assert not PrivacyPlan(Everyone(), 10, 1).counted

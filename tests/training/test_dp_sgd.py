@@ -13,6 +13,7 @@ from fedveil.privacy.mechanisms import GaussianMechanism
 from fedveil.privacy.plan import unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.sampling import Everyone
+from fedveil.privacy.steps import NoisySteps
 from fedveil.privacy.terms import Budget
 from fedveil.training.batches import Batch
 from fedveil.training.client import OneGradient
@@ -106,7 +107,7 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_zero(make_family, mode)
 
 
 def work(rate=0.5, steps=1, lr=1.0, multiplier=0.0, nominal=None):
-    return LocalDpSgd(rate, steps, lr, multiplier, nominal)
+    return LocalDpSgd(NoisySteps(rate, steps, multiplier, nominal), lr)
 
 
 def updates(task, data, made, ids=None, mode=Mode.VECTORISED, bound=1.0, start=None, round=ROUND):
@@ -167,15 +168,17 @@ def by_hand(task, data, made, client, bound=1.0):
     params, n = start.clone(), int(data.sizes[client])
     rows = slice(data.offsets[client], data.offsets[client + 1])
     x, y = torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows])
-    for step in range(made.steps):
+    for step in range(made.noisy.steps):
         (records,) = joined(made, data, [client], step=step)
         mask = torch.zeros(n)
         mask[records] = 1
         total = bounded_by_hand(task, params.float(), x, y, mask, Bound(bound))
         noise = torch.zeros(1, task.size)
         keys = STREAMS.keys("step-noise", ROUND, [client], step)
-        GaussianMechanism(1.0).add_(noise, np.array([made.multiplier * bound]), keys)
-        params = params - made.lr * (total + noise[0].double()) / (made.rate * (made.nominal or n))
+        GaussianMechanism(1.0).add_(noise, np.array([made.noisy.multiplier * bound]), keys)
+        params = params - made.lr * (total + noise[0].double()) / (
+            made.noisy.rate * (made.noisy.nominal or n)
+        )
     return params - start
 
 
@@ -253,7 +256,7 @@ def test_refusals(arguments, message):
         work(**arguments)
 
 
-def plan_for(data, nominal=False, rounds=2):
+def plan_for(data, nominal=None, rounds=2):
     return local_steps(
         Everyone(),
         data.clients,
@@ -284,8 +287,8 @@ def test_a_nominal_size_and_weights_by_examples_contradict_each_other(task, data
     """Neighbours differ in a record, and the weights would tell how many there are."""
     made = work(steps=2, multiplier=1.0, nominal=5)
     with pytest.raises(BadInput, match=r"server.weights is 'examples'"):
-        Training(task, data, plan_for(data, nominal=True), made, weights=Weights.EXAMPLES)
-    Training(task, data, plan_for(data, nominal=True), made)
+        Training(task, data, plan_for(data, nominal=5), made, weights=Weights.EXAMPLES)
+    Training(task, data, plan_for(data, nominal=5), made)
 
 
 def test_dp_sgd_and_its_plan_go_together(task, data):
@@ -313,10 +316,9 @@ def test_delta_is_measured_against_the_number_of_records(task, data):
         1.0,
         rate=0.5,
         steps=1,
-        nominal=False,
         rounds=1,
         budget=Budget(math.inf, 1 / (data.clients + 0.5)),
         multiplier=1.0,
     )
     with pytest.raises(BadInput, match="records"):
-        Training(task, data, plan, LocalDpSgd(0.5, 1, 0.1, 1.0))
+        Training(task, data, plan, LocalDpSgd(plan.steps, 0.1))

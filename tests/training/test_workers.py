@@ -61,7 +61,6 @@ def in_steps():
         0.5,
         rate=0.6,
         steps=3,
-        nominal=False,
         rounds=3,
         budget=FREE,
         multiplier=0.1,
@@ -80,7 +79,7 @@ RECIPES = {
     "fedsgd": lambda task: (unbounded(Everyone()), OneGradient()),
     "central": lambda task: (centrally(Fixed(0.05)), SGD),
     "central-quantile": lambda task: (centrally(Quantile(0.1, 0.5, noise=2.0)), SGD),
-    "local": lambda task: (in_steps(), LocalDpSgd(0.6, 3, 0.2, 0.1)),
+    "local": lambda task: (in_steps(), LocalDpSgd(in_steps().steps, 0.2)),
     "ldp-sgd": lambda task: (locally(Median(0.1, -6, 2, 1, Budget(2.0, 1e-4))), OneGradient()),
     "dp-fedavg": lambda task: (
         locally(PerGradient(Fixed(0.3, Norm.L1), STEPS.reach), laplace=True),

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, logsumexp
 
-from fedveil.errors import BadInput
+from fedveil.errors import BadInput, UnsupportedEvent
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.events import (
     Event,
@@ -102,7 +102,7 @@ def curve_of(event: Event, relation: Relation, orders: tuple[int, ...] = ORDERS)
                 return np.array([_sampled(order, rate, gaussian.multiplier) for order in orders])
         case PoissonSampled(_, gaussian) | FixedSampled(_, _, gaussian):
             return curve_of(gaussian, relation, orders)
-    raise BadInput(
+    raise UnsupportedEvent(
         f"a shared ledger cannot count {kind_of(event)}: it has no Renyi curve; use a ledger of "
         "the run's own"
     )

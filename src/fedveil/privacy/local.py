@@ -28,6 +28,7 @@ from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.ranges import Ranges
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Quantile, Rule
 from fedveil.privacy.sampling import FixedSize, Sampler
+from fedveil.privacy.steps import NoisySteps
 from fedveil.privacy.terms import Budget, Terms
 
 _TURNS = "who takes part, and how often, is public"
@@ -119,7 +120,7 @@ def local_steps(
     *,
     rate: float,
     steps: int,
-    nominal: bool,
+    nominal: int | None = None,
     rounds: int,
     budget: Budget,
     multiplier: float | None = None,
@@ -133,16 +134,13 @@ def local_steps(
     | edge | behaviour |
     |---|---|
     | rate outside (0, 1], steps < 1 | BadInput |
-    | sizes public (`nominal` false) | zero-out neighbours |
+    | sizes public (`nominal` left out) | zero-out neighbours |
     | one public nominal size for all | add-remove neighbours |
     """
-    if not 0 < rate <= 1:
-        raise BadInput(f"local.rate is {rate}: a probability in (0, 1] is needed")
-    if steps < 1:
-        raise BadInput(f"local.steps is {steps}: at least 1 is needed")
+    unnoised = NoisySteps(rate, steps, 0.0, nominal)
     _check_sampler(sampler, population, rounds)
     _check_multiplier(multiplier)
-    relation = Relation.ADD_REMOVE if nominal else Relation.ZERO_OUT
+    relation = Relation.ZERO_OUT if nominal is None else Relation.ADD_REMOVE
 
     def event(m: float) -> Event:
         return Gaussian(m) if rate == 1 else PoissonSampled(rate, Gaussian(m))
@@ -154,9 +152,9 @@ def local_steps(
         per=steps,
         assumptions=(
             "the server is not trusted; each client runs DP-SGD honestly on its own records",
-            "a nominal number of records is used for every client"
-            if nominal
-            else "clients' numbers of records are public",
+            "clients' numbers of records are public"
+            if nominal is None
+            else "a nominal number of records is used for every client",
             _TURNS,
             "one record per person and client",
             SEEDED,
@@ -171,6 +169,7 @@ def local_steps(
         where=Where.TRAINING,
         rule=Fixed(bound),
         mechanism=GaussianMechanism(multiplier),
+        steps=replace(unnoised, multiplier=multiplier),
         relation=relation,
         lines=(replace(base, event=event(multiplier)),),
     )
@@ -250,6 +249,7 @@ def two_point(
         mechanism=mechanism,
         lines=(*lines, weight),
         least_reports=shuffled,
+        parameters=sum(ranges.sizes),
     )
     if plan.permitted < 1:
         raise BadInput(

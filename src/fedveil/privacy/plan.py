@@ -28,6 +28,7 @@ from fedveil.privacy.rows import add_weighted_
 from fedveil.privacy.rules import Rule
 from fedveil.privacy.sampling import Counts, Sampler
 from fedveil.privacy.shuffling import multisets
+from fedveil.privacy.steps import NoisySteps
 from fedveil.privacy.terms import Terms, claims_of
 
 _NOBODY = np.zeros(1, dtype=np.int64)
@@ -49,13 +50,16 @@ class PrivacyPlan:
     """How one run protects its clients.
 
     Guarantee: when a round's cohort comes from `sampler`, rows are bounded by `bound` (clamped to
-    `ranges`), clients' reports go through `randomise_` and the sum through `release`, then what a
-    client that took part n times may expect is in `claims`, and `permitted` rounds, of the
-    `rounds` that are planned, stay within every line's budget.
+    `ranges`), clients' reports go through `randomise_`, their sum through `add_sum_` and
+    `release_`, and local steps are `steps`, then what a client that took part n times may expect is
+    in `claims`, and `permitted` rounds, of the `rounds` that are planned, stay within every line's
+    budget. `Training` compares what it was given with `steps`, `parameters` and the rule.
 
     `mechanism` holds the noise of everyone; where clients have budgets of their own,
     `multipliers` [N] holds each one's. `relation` is the one whose sensitivity scales the noise.
-    A shuffled round with fewer than `least_reports` reports hands nothing on.
+    `steps` is what DP-SGD inside clients must be. `parameters` is the number of coordinates that
+    are accounted, None where it does not matter. A shuffled round with fewer than `least_reports`
+    reports hands nothing on.
     """
 
     sampler: Sampler
@@ -66,9 +70,11 @@ class PrivacyPlan:
     ranges: Ranges | None = None
     mechanism: Mechanism | None = None
     multipliers: npt.NDArray[np.float64] | None = None
+    steps: NoisySteps | None = None
     relation: Relation = Relation.REPLACE
     lines: tuple[Terms, ...] = ()
     least_reports: int = 0
+    parameters: int | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -79,6 +85,8 @@ class PrivacyPlan:
         bounded = self.rule is not None or self.ranges is not None
         if self.where is not Where.NOWHERE and (self.mechanism is None or not bounded):
             raise BadInput("noise without a bound protects nobody: add a bound")
+        if (self.where is Where.TRAINING) != (self.steps is not None):
+            raise BadInput("noise in local steps and what these are go together: use local_steps")
         if getattr(self.sampler, "max_participations", None) is not None and not self.counted:
             raise BadInput(
                 "sample.max_participations is for local DP, where turns are counted; a capped "
@@ -241,7 +249,8 @@ class PrivacyPlan:
     ) -> None:
         """What clients do to their bounded updates [K, P] before they send them, in place.
 
-        Two-point reports of weights are weights, everything else is an update; `summed` knows.
+        Two-point reports of weights are weights, everything else is an update; `add_sum_` takes
+        the model off again.
         """
         if self.where is not Where.CLIENT or self.mechanism is None:
             return

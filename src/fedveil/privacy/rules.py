@@ -2,7 +2,8 @@
 
 A rule may watch the cohort (how many updates were short enough, how long they were). What it
 watches is private, so a rule that watches adds its own noise and has its own terms: `watch` says
-what is collected, `privacy/plan.py` what that costs. A bound moves for the next round only.
+what is collected, `privacy/central.py` and `privacy/local.py` what that costs. A bound moves for
+the next round only.
 """
 
 import math
@@ -172,7 +173,7 @@ class Quantile:
 
     Client k's bit is 1 when its update needed no bounding. With b the noisy share of ones,
     C <- C exp(-lr (b - target)). Three ways to keep the bits private, which differ in who adds
-    the noise and are accounted in `privacy/plan.py`:
+    the noise; `privacy/central.py` accounts for the first, `privacy/local.py` for the others:
 
     - central: bits centred to +-1/2 (sensitivity 1/2), summed, noised with std `noise` by the
       trusted server in one joint release with the updates;

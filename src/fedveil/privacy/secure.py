@@ -48,6 +48,7 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
         _check_sums(plan.mechanism, plan.population, parameters)
     return replace(
         plan,
+        parameters=parameters,
         lines=tuple(
             _secure(line, plan, parameters, diagnostics=diagnostics) for line in plan.lines
         ),

@@ -220,9 +220,9 @@ def _work(section: LocalSection) -> LocalWork | None:
 
 
 def _dp_sgd(section: LocalSection, plan: PrivacyPlan) -> LocalWork:
-    if not isinstance(section, DpSgdSection):
+    if not isinstance(section, DpSgdSection) or plan.steps is None:
         raise AssertionError("only DP-SGD is made from its plan")
-    return LocalDpSgd(section.rate, section.steps, section.lr, plan.multiplier, section.nominal)
+    return LocalDpSgd(plan.steps, section.lr)
 
 
 def _server(section: ServerSection) -> ServerOptimizer:

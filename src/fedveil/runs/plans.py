@@ -331,7 +331,7 @@ def _dp_sgd_plan(
         bound.value,
         rate=local.rate,
         steps=local.steps,
-        nominal=local.nominal is not None,
+        nominal=local.nominal,
         rounds=recipe.total_rounds,
         budget=_budget(recipe, budget.epsilon),
         multiplier=noise.multiplier,

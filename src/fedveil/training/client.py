@@ -1,7 +1,7 @@
 """Local work on a cohort: from the round's model to one update per client, as rows [K, P]."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -10,7 +10,8 @@ from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batches
 from fedveil.training.dp_sgd import LocalDpSgd
-from fedveil.training.turn import Spanned, Turn, bounded_, spanned_
+from fedveil.training.reports import Spanned
+from fedveil.training.turn import Turn, bounded_
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,7 @@ class LocalSgd:
         if moved is None:
             raise AssertionError("local SGD takes at least one step")
         if turn.summed and walk.spanned:
-            sums = spanned_(walk, moved, bound)
-            return replace(sums, clipped=clipped | sums.clipped)
+            return Spanned(walk, moved, clipped)
         final = bounded_(walk.rows(moved), bound)
         return Bounded(final.rows, final.norms, clipped | final.clipped)
 

@@ -10,6 +10,8 @@ import torch
 
 from fedveil.data.federated import FederatedData
 
+_ALIGNMENT = 64
+
 
 @dataclass(frozen=True, eq=False)
 class CohortData:
@@ -34,12 +36,12 @@ class CohortData:
     @cached_property
     def x(self) -> torch.Tensor:
         """Records, [K, longest, ...]."""
-        return torch.from_numpy(_padded(self.data.x, self._starts, self.sizes))
+        return _aligned(_padded(self.data.x, self._starts, self.sizes))
 
     @cached_property
     def y(self) -> torch.Tensor:
         """Targets, [K, longest]."""
-        return torch.from_numpy(_padded(self.data.y, self._starts, self.sizes))
+        return _aligned(_padded(self.data.y, self._starts, self.sizes))
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
@@ -49,6 +51,16 @@ class CohortData:
     def weights(self) -> torch.Tensor:
         """Weights by number of records, float64 [K]."""
         return torch.from_numpy(self.sizes.astype(np.float64))
+
+
+def _aligned(array: npt.NDArray[Any]) -> torch.Tensor:
+    """The array as a tensor that begins where torch's own do, on a line of the cache.
+
+    The last bits of a product may depend on where its factors lie; from here on that is the same
+    for a client's records wherever they were found.
+    """
+    found = torch.from_numpy(array)
+    return found if found.data_ptr() % _ALIGNMENT == 0 else found.clone()
 
 
 def _padded(

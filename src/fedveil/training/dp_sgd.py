@@ -11,6 +11,7 @@ from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.mechanisms import GaussianMechanism
 from fedveil.privacy.randomness import KeySource, bits
+from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 from fedveil.training.turn import Turn, bounded_
@@ -18,11 +19,11 @@ from fedveil.training.turn import Turn, bounded_
 
 @dataclass(frozen=True)
 class LocalDpSgd:
-    """`steps` steps of DP-SGD from the round's model (Abadi et al. 2016; Naseri, algorithm 2).
+    """DP-SGD from the round's model (Abadi et al. 2016; Naseri, algorithm 2).
 
-    One step: every record joins with probability `rate`; the sum of the joined records' bounded
-    gradients, plus N(0, (multiplier C)^2), is divided by rate x n, where n is the client's public
-    number of records, or `nominal` for everyone.
+    `noisy` comes from the plan: `LocalDpSgd(plan.steps, lr=0.1)`. One step: every record joins
+    with its rate; the sum of the joined records' bounded gradients, plus N(0, (multiplier C)^2),
+    is divided by rate x n, where n is the client's public number of records, or the nominal one.
 
     Guarantee: one step is `PoissonSampled(rate, Gaussian(multiplier))` about one record, under
     zero-out (n public) or add-remove (nominal). Nothing divides by the realised batch.
@@ -30,29 +31,29 @@ class LocalDpSgd:
     | edge | behaviour |
     |---|---|
     | empty batch | a step of noise alone |
-    | nominal < 1, lr not positive | BadInput |
+    | lr not positive | BadInput |
     | no bound | cannot be: a plan without one is refused |
     """
 
-    rate: float
-    steps: int
+    noisy: NoisySteps
     lr: float
-    multiplier: float
-    nominal: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.noisy, NoisySteps):
+            raise BadInput(
+                f"DP-SGD with steps {self.noisy!r}: its rate, steps and noise are the plan's; make "
+                "it as LocalDpSgd(plan.steps, lr=...)"
+            )
         if not (self.lr > 0 and math.isfinite(self.lr)):
             raise BadInput(f"local.lr is {self.lr}: a positive number is needed")
-        if self.nominal is not None and self.nominal < 1:
-            raise BadInput(f"local.nominal is {self.nominal}: at least 1 record is needed")
 
     def visits(self, records: int) -> int:
         """How many records a client with `records` of them looks at in a round, on average."""
-        return self.steps * self.at_once(records)
+        return self.noisy.steps * self.at_once(records)
 
     def at_once(self, records: int) -> int:
         """How many of them in one step."""
-        return max(1, math.ceil(self.rate * records))
+        return max(1, math.ceil(self.noisy.rate * records))
 
     def whole(self, records: int) -> bool:
         """Never: examples are bounded one by one."""
@@ -62,15 +63,15 @@ class LocalDpSgd:
         """Run every client's steps side by side; the rows are private already."""
         if turn.bound is None:
             raise AssertionError("DP-SGD needs a bound on each example's gradient")
-        cohort, round, streams = turn.cohort, turn.round, turn.streams
-        mechanism = GaussianMechanism(self.multiplier)
+        cohort, round, streams, noisy = turn.cohort, turn.round, turn.streams, self.noisy
+        mechanism = GaussianMechanism(noisy.multiplier)
         sensitivity = turn.bound.sensitivity(Relation.ADD_REMOVE)
-        scales = np.full(len(cohort), self.multiplier * sensitivity)
-        sizes = np.full(len(cohort), self.nominal) if self.nominal else cohort.sizes
-        divisor = torch.from_numpy(self.rate * sizes.astype(np.float64)).float()[:, None]
+        scales = np.full(len(cohort), noisy.multiplier * sensitivity)
+        sizes = np.full(len(cohort), noisy.nominal) if noisy.nominal else cohort.sizes
+        divisor = torch.from_numpy(noisy.rate * sizes.astype(np.float64)).float()[:, None]
         walk = turn.gradients.walk(turn.start, cohort, spanned=False)
         moved: torch.Tensor | None = None
-        for step in range(self.steps):
+        for step in range(noisy.steps):
             total = walk.bounded_sum(moved, self.batch(cohort, round, step, streams), turn.bound)
             mechanism.add_(total, scales, streams.keys("step-noise", round, cohort.ids, step))
             total.div_(divisor).mul_(-self.lr)
@@ -82,10 +83,10 @@ class LocalDpSgd:
     def batch(self, cohort: CohortData, round: int, step: int, streams: KeySource) -> Batch:
         """Poisson batches, moved to the front and padded to the longest of the cohort.
 
-        A record joins with `rate`, or up to 2^-53 less where `rate` has more digits.
+        A record joins with the rate, or up to 2^-53 less where that has more digits.
         """
         words = bits(streams.keys("records", round, cohort.ids, step), cohort.x.shape[1])
-        drawn = (words >> np.uint64(11)) < np.uint64(math.floor(self.rate * 2.0**53))
+        drawn = (words >> np.uint64(11)) < np.uint64(math.floor(self.noisy.rate * 2.0**53))
         joined = drawn & (np.arange(cohort.x.shape[1]) < cohort.sizes[:, None])
         width = max(1, int(joined.sum(axis=1).max(initial=0)))
         index = np.argsort(~joined, axis=1, kind="stable")[:, :width]

@@ -1,15 +1,12 @@
-"""The server: it accepts reports, bounds them again, and takes a step."""
+"""The server's state and how it takes a step."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.rows import row_norms
 
 
 class Weights(StrEnum):
@@ -17,61 +14,6 @@ class Weights(StrEnum):
 
     UNIFORM = "uniform"
     EXAMPLES = "examples"
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """Reports as the server takes them: bounded rows [K, P], and which ones it refused."""
-
-    rows: torch.Tensor
-    clipped: torch.Tensor
-    refused: torch.Tensor
-
-
-def accept(
-    reports: torch.Tensor | Sequence[torch.Tensor], size: int, bound: Bound | None
-) -> Accepted:
-    """Turn what clients sent into rows that are finite, of the right length, and bounded.
-
-    A matrix of reports is changed in place: from here on it is the server's.
-
-    Guarantee: whatever a client sends, its row has an L2 norm of at most the bound, so that it
-    moves the sum by at most the bound's sensitivity. Clients are not trusted to have bounded.
-
-    | edge | behaviour |
-    |---|---|
-    | NaN or infinity in a report | the row is zero, refused[k] is true |
-    | report of another length or shape | the row is zero, refused[k] is true |
-    | report 1000 times too long | scaled to the bound, clipped[k] is true |
-    | no bound | only refusals apply |
-    | no reports | no rows |
-    """
-    rows = _rows(reports, size)
-    norms = row_norms(rows) if bound is None else row_norms(rows, bound.norm)
-    refused = ~torch.isfinite(norms)
-    if bool(refused.any()):
-        rows[refused] = 0.0
-        norms = torch.where(refused, 0.0, norms)
-    if bound is None:
-        return Accepted(rows, torch.zeros_like(refused), refused)
-    return Accepted(rows, bound.apply_(rows, norms).clipped, refused)
-
-
-def _rows(reports: torch.Tensor | Sequence[torch.Tensor], size: int) -> torch.Tensor:
-    if isinstance(reports, torch.Tensor):
-        if reports.shape[1:] == (size,) and reports.is_floating_point():
-            return reports.to(torch.float32)
-        reports = list(reports)
-    return _stack(reports, size)
-
-
-def _stack(reports: Sequence[torch.Tensor], size: int) -> torch.Tensor:
-    """One row per report; a report of the wrong shape becomes a row of NaN, to be refused."""
-    rows = torch.full((len(reports), size), math.nan)
-    for row, report in zip(rows, reports, strict=True):
-        if report.shape == (size,) and report.dtype.is_floating_point:
-            row.copy_(report)
-    return rows
 
 
 @dataclass(frozen=True)

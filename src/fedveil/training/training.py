@@ -9,13 +9,12 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
-from fedveil.privacy.claims import Unit
+from fedveil.models.trial import mixes_records
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.randomness import Streams
-from fedveil.privacy.rules import Median
-from fedveil.training.client import LocalWork, OneGradient
-from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.agreement import check_agreement
+from fedveil.training.client import LocalWork
 from fedveil.training.engines.choice import timings
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
 from fedveil.training.engines.local import Adversary, LocalEngine
@@ -25,13 +24,16 @@ from fedveil.training.gradients import Mode
 from fedveil.training.loop import Course, RoundResult, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
 
+_TRIED = 4
+
 
 @dataclass(frozen=True, eq=False)
 class Training:
     """What is learnt, from whom, how it is protected, and how a round is computed.
 
-    `mode` None is the faster one, which is measured, but looped where noise is secure: a client's
-    update must not depend on who else is computed (docs/proofs/secure.md). `chunk` 0 is as many
+    `mode` None is the faster one, which is measured, but looped where noise is secure, or where the
+    module lets the records of a batch see each other: a client's update must not depend on who
+    else is computed (docs/proofs/secure.md). `chunk` 0 is as many
     clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one process
     per core; their number changes nothing. `every` is the number of rounds between measurements on
     the test split.
@@ -51,30 +53,9 @@ class Training:
     every: int = 1
     adversary: Adversary | None = None
     _initial: torch.Tensor = field(init=False, repr=False)
+    _mixes: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.plan.population != self.data.clients:
-            raise BadInput(
-                f"the plan is for {self.plan.population} clients and the data have "
-                f"{self.data.clients}"
-            )
-        if self.weights is Weights.EXAMPLES:
-            self._check_weights()
-        for line in self.plan.lines:
-            if line.unit is Unit.RECORD and line.budget.delta >= 1 / len(self.data.x):
-                raise BadInput(
-                    f"budget.delta is {line.budget.delta:g}, not below 1 / {len(self.data.x)} "
-                    "records: a delta that large would allow publishing one outright"
-                )
-        if isinstance(self.plan.rule, Median) and not isinstance(self.work, OneGradient):
-            raise BadInput(
-                "bound.kind 'median' needs the norms of unbounded gradients: use local.kind = "
-                "'gradient'"
-            )
-        if self.plan.secret:
-            self._be_looped()
-        if (self.plan.where is Where.TRAINING) != isinstance(self.work, LocalDpSgd):
-            raise BadInput("local.kind 'dp-sgd' and noise.where 'training' go together")
         for name, value, least in (
             ("evaluate.every", self.every, 1),
             ("engine.chunk", self.chunk, 0),
@@ -83,26 +64,27 @@ class Training:
         ):
             if value < least:
                 raise BadInput(f"{name} is {value}: at least {least} is needed")
+        check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         self.data.check()
         x, y = torch.tensor(self.data.x[:2]), torch.tensor(self.data.y[:2])
         self.task.check_fits(x, y, self.data.classes)
+        self._settle_mode()
         object.__setattr__(self, "_initial", self.task.parameters.clone())
 
-    def _check_weights(self) -> None:
-        """Refuse weights by examples where they would break a claim."""
-        if self.plan.where is Where.SERVER:
+    def _settle_mode(self) -> None:
+        """Compute clients one by one where their updates would depend on each other otherwise."""
+        few = slice(0, _TRIED)
+        x, y = torch.tensor(self.data.test_x[few]), torch.tensor(self.data.test_y[few])
+        with one_thread():
+            mixes = mixes_records(self.task, x, y) and self.plan.steps is None
+        object.__setattr__(self, "_mixes", mixes)
+        if not (mixes or self.plan.secret):
+            return
+        if self.mode is Mode.VECTORISED and mixes:
             raise BadInput(
-                "server.weights is 'examples' under central DP, where a client of many records "
-                "would exceed the bound: use 'uniform'"
+                "engine.mode is 'vectorised' and the model lets the records of a batch see each "
+                "other, padding included: use 'looped'"
             )
-        nominal = isinstance(self.work, LocalDpSgd) and self.work.nominal is not None
-        if self.plan.where is Where.CLIENT or nominal:
-            raise BadInput(
-                "server.weights is 'examples' and the claim covers how many records a client has, "
-                "which the weights would tell: use 'uniform'"
-            )
-
-    def _be_looped(self) -> None:
         if self.mode is Mode.VECTORISED:
             raise BadInput(
                 "engine.mode is 'vectorised' and noise.source 'secure': computed side by side, "
@@ -156,6 +138,7 @@ class Training:
             chunk=self.chunk or fitting,
             workers=self.workers or available(),
             adversary=self.adversary,
+            mixes=self._mixes,
         )
 
     def _measure(self, state: ServerState) -> dict[str, float]:

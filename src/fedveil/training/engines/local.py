@@ -11,7 +11,6 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
-from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import JointStreams, KeySource, Streams
 from fedveil.privacy.rows import add_weighted_
@@ -21,10 +20,12 @@ from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.process import one_thread
 from fedveil.training.engines.workers import Workers
 from fedveil.training.evaluate import batches_of, mean_of, measure
+from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients import Gradients, Mode, gradients_of
-from fedveil.training.server import ServerState, Weights, accept
+from fedveil.training.reports import Rows
+from fedveil.training.server import ServerState, Weights
 from fedveil.training.sums import CohortSum
-from fedveil.training.turn import Spanned, Turn
+from fedveil.training.turn import Turn
 
 Ids = npt.NDArray[np.int64]
 Asked = tuple[Ids, ServerState, Streams]
@@ -45,7 +46,8 @@ class LocalEngine:
 
     `mode` and `chunk`, the clients summed together, change rounding and nothing else; the number
     of workers changes nothing at all: every process computes with one thread, and a draw depends
-    on the client, not on who draws it. A cohort of one chunk is computed in this process, and so
+    on the client, not on who draws it. `mixes`: the module lets records of a batch see each other.
+    A cohort of one chunk is computed in this process, and so
     is everything when an adversary, who may remember what it saw, takes part.
     """
 
@@ -59,6 +61,7 @@ class LocalEngine:
     chunk: int
     workers: int = 1
     adversary: Adversary | None = None
+    mixes: bool = False
 
     def run(self, round: int, ids: npt.NDArray[np.int64], state: ServerState) -> CohortSum:
         """The sum over the cohort `ids` of `round`, starting from `state`."""
@@ -100,6 +103,7 @@ class LocalEngine:
         moving = asked[0][1].moving
         turn = self._turn(round, np.concatenate(cohorts), starts, moving, streams, summed=False)
         self._add_block_(list(zip(totals, parts, strict=True)), turn, moving)
+        self.task.check_unchanged()
         return totals
 
     def _largest_first(self, ids: Ids) -> Ids:
@@ -149,7 +153,7 @@ class LocalEngine:
     @cached_property
     def _gradients(self) -> Gradients:
         whole = self.work.whole(int(self.data.sizes.max()))
-        return gradients_of(self.task, self.mode, self.data, whole=whole)
+        return gradients_of(self.task, self.mode, self.data, whole=whole, mixes=self.mixes)
 
     @property
     def _noisy(self) -> bool:
@@ -181,6 +185,7 @@ class LocalEngine:
             here = ids[a : a + step]
             turn = self._turn(round, here, params, moving, self.streams, summed=self._summed)
             self._add_block_([(total, slice(None))], turn, moving)
+        self.task.check_unchanged()
 
     def _turn(
         self,
@@ -199,66 +204,17 @@ class LocalEngine:
         self, parts: Sequence[tuple[CohortSum, slice]], turn: Turn, moving: torch.Tensor
     ) -> None:
         """Compute a block of clients, and add each part of it to its sum."""
-        plan, ids, round, start = self.plan, turn.cohort.ids, turn.round, turn.start
-        done = self.work.updates(turn)
-        by_examples = self.weights is Weights.EXAMPLES
-        weights = turn.cohort.weights if by_examples else torch.ones(len(ids), dtype=torch.float64)
-        if isinstance(done, Spanned):
-            ((total, _),) = parts
-            self._add_spanned_(total, turn, done, weights)
-            return
-        rows, diverged = done.rows, np.zeros(len(ids), dtype=bool)
-        if self._noisy:
-            diverged = _zero_diverged_(done)
+        weights = torch.ones(len(turn.cohort), dtype=torch.float64)
+        if self.weights is Weights.EXAMPLES:
+            weights = turn.cohort.weights
+
+        def keep_signal(rows: Rows) -> None:
             for total, part in parts:
                 if total.signal is not None:
-                    add_weighted_(total.signal, rows[part], weights[part])
-        plan.randomise_(rows, start, ids, moving, round, turn.streams)
-        reports: torch.Tensor | Sequence[torch.Tensor] = rows
-        if self.adversary is not None:
-            reports = self.adversary(round, ids, rows.clone())
-        again = turn.bound if plan.where in (Where.SERVER, Where.NOWHERE) else None
-        accepted = accept(reports, self.task.size, again)
-        plan.align_(accepted.rows, turn.bound)
-        refused = accepted.refused | plan.unreadable(accepted.rows, moving)
-        weights = torch.where(refused, 0.0, weights)
-        clipped, watched = done.clipped | accepted.clipped, self._watch(done, turn)
-        unusable = refused.numpy() | diverged
-        for total, part in parts:
-            plan.add_sum_(total.total, accepted.rows[part], weights[part], start, moving)
-            total.watched += watched[part].sum(dim=0)
-            total.weight += float(weights[part].sum())
-            total.clients += len(ids[part])
-            total.clipped += int(clipped[part].sum())
-            total.refused += tuple(int(c) for c in ids[part][unusable[part]])
+                    add_weighted_(total.signal, rows.rows[part], weights[part])
 
-    def _add_spanned_(
-        self, total: CohortSum, turn: Turn, done: Spanned, weights: torch.Tensor
-    ) -> None:
-        """Add updates whose rows nobody looks at: the server has nothing to bound again."""
-        ids = turn.cohort.ids
-        refused = ~torch.isfinite(done.norms)
-        weights = torch.where(refused, 0.0, weights)
-        done.walk.add_weighted_(total.total, done.moved, weights * done.scales)
-        total.watched += self._watch(done, turn).sum(dim=0)
-        total.weight += float(weights.sum())
-        total.clients += len(ids)
-        total.clipped += int(done.clipped.sum())
-        total.refused += tuple(int(c) for c in ids[refused.numpy()])
-
-    def _watch(self, done: Bounded | Spanned, turn: Turn) -> torch.Tensor:
-        """What an adaptive bound collects from each client, [K, width]."""
-        if self._width == 0 or self.plan.rule is None:
-            return torch.zeros(len(turn.cohort), 0, dtype=torch.float64)
-        keys = turn.streams.keys("client-bits", turn.round, turn.cohort.ids)
-        return self.plan.rule.watch(done, turn.round, keys)
-
-
-def _zero_diverged_(done: Bounded) -> npt.NDArray[np.bool_]:
-    """A client that diverged sends a randomised zero: that it diverged is private as well."""
-    diverged = np.zeros(len(done.rows), dtype=bool)
-    for k in torch.nonzero(done.norms == 0)[:, 0].tolist():
-        if not bool(torch.isfinite(done.rows[k]).all()):
-            done.rows[k] = 0.0
-            diverged[k] = True
-    return diverged
+        sent = client_report(self.work, self.plan, turn, moving, keep_signal)
+        if self.adversary is not None and isinstance(sent.reports, Rows):
+            ids, rows = turn.cohort.ids, sent.reports.rows
+            sent = sent.changed(self.adversary(turn.round, ids, rows.clone()), self.task.size)
+        server_sum(parts, self.plan, turn, moving, sent, weights)

@@ -1,0 +1,109 @@
+"""Whether a plan and what is really run agree: compared before anything is charged.
+
+A claim is about numbers: rates, steps, learning rates, noise, coordinates. Each is written down
+once, in the plan; what a training is given besides is held to it here.
+"""
+
+from collections.abc import Iterator
+
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.models.task import Task
+from fedveil.privacy.claims import Unit
+from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.rules import Median, PerGradient
+from fedveil.training.client import LocalSgd, LocalWork, OneGradient
+from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.server import Weights
+
+_STEPS_LOOKED_AT = 1 << 16
+_ROUNDING = 1e-9
+
+
+def check_agreement(
+    plan: PrivacyPlan, work: LocalWork, task: Task, data: FederatedData, weights: Weights
+) -> None:
+    """Refuse what the plan's account is not about.
+
+    | given | refused unless |
+    |---|---|
+    | data | they have as many clients as the plan; delta is below 1 / records at record level |
+    | a plan for DP-SGD | the work is `LocalDpSgd` itself, with the plan's own steps |
+    | DP-SGD | the plan is for it |
+    | a clip per gradient | the work is `LocalSgd`, and its rates add up to what is accounted |
+    | a median of norms | the work is one gradient, whose norm is not clipped before |
+    | ranges, secure noise | the model has as many parameters as are accounted |
+    | weights by examples | nothing is claimed about how many records a client has |
+    """
+    if plan.population != data.clients:
+        raise BadInput(
+            f"the plan is for {plan.population} clients and the data have {data.clients}"
+        )
+    if plan.parameters is not None and plan.parameters != task.size:
+        raise BadInput(
+            f"the plan accounts for {plan.parameters:,} parameters and the model has "
+            f"{task.size:,}: make the plan for this model"
+        )
+    for line in plan.lines:
+        if line.unit is Unit.RECORD and line.budget.delta >= 1 / len(data.x):
+            raise BadInput(
+                f"budget.delta is {line.budget.delta:g}, not below 1 / {len(data.x)} "
+                "records: a delta that large would allow publishing one outright"
+            )
+    if weights is Weights.EXAMPLES:
+        _check_weights(plan)
+    _check_steps(plan, work)
+    if isinstance(plan.rule, Median) and not isinstance(work, OneGradient):
+        raise BadInput(
+            "bound.kind 'median' needs the norms of unbounded gradients: use local.kind = "
+            "'gradient'"
+        )
+    if isinstance(plan.rule, PerGradient):
+        _check_rates(plan.rule, plan.rounds, work)
+
+
+def _check_weights(plan: PrivacyPlan) -> None:
+    """Refuse weights by examples where they would break a claim."""
+    if plan.where is Where.SERVER:
+        raise BadInput(
+            "server.weights is 'examples' under central DP, where a client of many records "
+            "would exceed the bound: use 'uniform'"
+        )
+    nominal = plan.steps is not None and plan.steps.nominal is not None
+    if plan.where is Where.CLIENT or nominal:
+        raise BadInput(
+            "server.weights is 'examples' and the claim covers how many records a client has, "
+            "which the weights would tell: use 'uniform'"
+        )
+
+
+def _check_steps(plan: PrivacyPlan, work: LocalWork) -> None:
+    """DP-SGD protects inside the work, so that the work is ours and takes the plan's steps."""
+    if plan.steps is None and not isinstance(work, LocalDpSgd):
+        return
+    if plan.steps is None or type(work) is not LocalDpSgd:
+        raise BadInput("local.kind 'dp-sgd' and noise.where 'training' go together")
+    if work.noisy != plan.steps:
+        raise BadInput(
+            f"the plan accounts for {plan.steps} and the work takes {work.noisy}: make the work "
+            "as LocalDpSgd(plan.steps, lr=...)"
+        )
+
+
+def _check_rates(rule: PerGradient, rounds: int, work: LocalWork) -> None:
+    """The update is a sum of clipped gradients times rates: as long as the rates together."""
+    if not isinstance(work, LocalSgd):
+        raise BadInput("bound.each = 'gradient' needs local.kind = 'sgd'")
+    for round in _looked_at(rounds, work.batches.steps or 1):
+        taken, accounted = work.reach(round), rule.reach(round)
+        if taken > accounted * (1 + _ROUNDING):
+            raise BadInput(
+                f"the learning rates of round {round} add up to {taken:g} and the plan accounts "
+                f"for {accounted:g}: make the rule as PerGradient(clip, work.reach)"
+            )
+
+
+def _looked_at(rounds: int, steps: int) -> Iterator[int]:
+    """All rounds, or as many as can be looked at quickly, and the last; updates are clipped too."""
+    yield from range(1, min(rounds, max(1, _STEPS_LOOKED_AT // steps)) + 1)
+    yield rounds

@@ -1,0 +1,186 @@
+"""A plan and what is run cannot differ: every number that disagrees is refused before a charge."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedveil as fv
+from fedveil.errors import BadInput
+from fedveil.privacy.clipping import Bounded
+from fedveil.privacy.ranges import Perturb
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.secure import planned_for, secured
+from fedveil.privacy.steps import NoisySteps
+
+CLIENTS, FEATURES, RECORDS = 20, 3, 6
+BUDGET = fv.Budget(8.0, 1e-3)
+FREE = fv.Budget(math.inf, 1e-3)
+
+
+@pytest.fixture(scope="module")
+def data():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(CLIENTS + 1, RECORDS, FEATURES)).astype(np.float32)
+    y = random.integers(3, size=(CLIENTS + 1, RECORDS))
+    clients = [(str(k), x[k], y[k]) for k in range(CLIENTS)]
+    return fv.FederatedData.from_clients(clients, test=(x[-1], y[-1]), classes=3)
+
+
+def task():
+    return fv.Task(nn.Linear(FEATURES, 3), fv.cross_entropy)
+
+
+def in_steps(**changes):
+    settings = {"rate": 0.05, "steps": 1, "rounds": 2, "budget": BUDGET, **changes}
+    return fv.local_steps(fv.Everyone(), CLIENTS, 1.0, **settings)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rate": 0.9}, {"steps": 50}, {"multiplier": 0.01}, {"multiplier": 0.0}, {"nominal": 5}],
+)
+def test_dp_sgd_with_other_numbers_than_the_plan_s_is_refused(data, change):
+    plan = in_steps()
+    work = fv.LocalDpSgd(replace(plan.steps, **change), lr=0.1)
+    with pytest.raises(BadInput, match="the plan accounts for NoisySteps"):
+        fv.Training(task(), data, plan, work)
+
+
+def test_dp_sgd_with_the_plan_s_own_numbers_is_accepted(data):
+    plan = in_steps()
+    assert fv.Training(task(), data, plan, fv.LocalDpSgd(plan.steps, lr=0.1)).plan is plan
+
+
+def test_dp_sgd_without_a_plan_s_numbers_cannot_be_made():
+    with pytest.raises(BadInput, match=r"LocalDpSgd\(plan.steps, lr="):
+        fv.LocalDpSgd(0.9, 0.1)
+
+
+class Lenient(fv.LocalDpSgd):
+    """Takes the plan's numbers and does something else."""
+
+    def updates(self, turn):
+        return Bounded(torch.ones(len(turn.cohort), 12), torch.ones(1), torch.zeros(1).bool())
+
+
+def test_another_s_work_in_the_place_of_dp_sgd_is_refused(data):
+    plan = in_steps()
+    with pytest.raises(BadInput, match="go together"):
+        fv.Training(task(), data, plan, Lenient(plan.steps, lr=0.1))
+
+
+def test_dp_sgd_under_another_plan_is_refused(data):
+    plan = fv.central(fv.Everyone(), CLIENTS, fv.Fixed(1.0), rounds=2, budget=BUDGET)
+    with pytest.raises(BadInput, match="go together"):
+        fv.Training(task(), data, plan, fv.LocalDpSgd(NoisySteps(0.5, 1, 1.0), lr=0.1))
+
+
+@pytest.mark.parametrize("sizes", [(1,), (12, 1), (6,)])
+def test_ranges_for_another_number_of_parameters_are_refused(data, sizes):
+    ranges = fv.Ranges(0.0, 0.5, sizes, adaptive=False, perturb=Perturb.UPDATE)
+    plan = fv.two_point(fv.Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=FREE)
+    work = fv.LocalSgd(fv.Batches(0, steps=1), lr=0.1)
+    with pytest.raises(BadInput, match=rf"accounts for {sum(sizes)} parameters .* has 12"):
+        fv.Training(task(), data, plan, work)
+
+
+def test_secure_noise_for_another_number_of_parameters_is_refused(data):
+    plan = fv.central(fv.Everyone(), CLIENTS, fv.Fixed(1.0), rounds=2, budget=planned_for(BUDGET))
+    with pytest.raises(BadInput, match="accounts for 11 parameters and the model has 12"):
+        fv.Training(task(), data, secured(plan, 11, diagnostics=False), fv.OneGradient())
+
+
+def per_gradient(reach):
+    rule = fv.PerGradient(fv.Fixed(1.0, Norm.L1), reach)
+    return fv.local_updates(
+        fv.Everyone(), CLIENTS, rule, laplace=True, rounds=3, budgets=(FREE,), multiplier=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        fv.LocalSgd(fv.Batches(0, steps=3), lr=0.1),
+        fv.LocalSgd(fv.Batches(0, steps=2), lr=0.2),
+        fv.OneGradient(),
+    ],
+)
+def test_longer_local_training_than_accounted_is_refused(data, work):
+    accounted = fv.LocalSgd(fv.Batches(0, steps=2), lr=0.1)
+    with pytest.raises(BadInput, match=r"learning rates of round 1|needs local.kind = 'sgd'"):
+        fv.Training(task(), data, per_gradient(accounted.reach), work)
+
+
+def test_rates_that_exceed_the_account_in_a_later_round_only_are_refused(data):
+    work = fv.LocalSgd(fv.Batches(0, steps=2), lr=0.1)
+    plan = per_gradient(lambda round: 0.2 if round < 3 else 0.1)
+    with pytest.raises(BadInput, match=r"learning rates of round 3 add up to 0\.2"):
+        fv.Training(task(), data, plan, work)
+
+
+def test_plans_for_another_number_of_clients_are_refused(data):
+    plan = fv.central(fv.Everyone(), CLIENTS + 1, fv.Fixed(1.0), rounds=2, budget=BUDGET)
+    with pytest.raises(BadInput, match="the plan is for 21 clients and the data have 20"):
+        fv.Training(task(), data, plan, fv.OneGradient())
+
+
+class Unclipped:
+    """A user's own work, which forgets the clip."""
+
+    def __init__(self, row):
+        self.row = row
+
+    def visits(self, records):
+        return records
+
+    at_once = visits
+
+    def whole(self, records):
+        return True
+
+    def updates(self, turn):
+        rows = torch.full((len(turn.cohort), 12), self.row)
+        return Bounded(rows, torch.zeros(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
+
+
+PLANS = {
+    "gaussian": lambda: fv.local_updates(
+        fv.Everyone(),
+        CLIENTS,
+        fv.Fixed(0.5),
+        laplace=False,
+        rounds=1,
+        budgets=(FREE,),
+        multiplier=1e-6,
+    ),
+    "laplace": lambda: fv.local_updates(
+        fv.Everyone(),
+        CLIENTS,
+        fv.Fixed(0.5, Norm.L1),
+        laplace=True,
+        rounds=1,
+        budgets=(FREE,),
+        multiplier=1e-6,
+    ),
+    "central": lambda: fv.central(
+        fv.Everyone(), CLIENTS, fv.Fixed(0.5), rounds=1, budget=FREE, multiplier=1e-6
+    ),
+    "norm bound": lambda: fv.unprotected(fv.Everyone(), CLIENTS, rounds=1, rule=fv.Fixed(0.5)),
+}
+
+
+@pytest.mark.parametrize("row", [100.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", PLANS)
+def test_rows_of_a_work_that_forgets_the_clip_are_clipped(data, name, row):
+    """Noise is a millionth here, so that what is summed shows."""
+    plan = PLANS[name]()
+    training = fv.Training(task(), data, plan, Unclipped(row), workers=1)
+    total = training.engine.run(1, np.array([3]), training.start()).total
+    norm = plan.bound(plan.start(total), 1).norm
+    length = float(total.norm(p=1 if norm is Norm.L1 else 2))
+    assert length <= 0.5 * (1 + 1e-4)
+    assert (length > 0.49) == math.isfinite(row)

@@ -1,0 +1,78 @@
+"""The one acceptance: whatever is sent, in whatever form, ends finite and within the clip."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedveil.privacy.clipping import Bound
+from fedveil.training.reports import Rows, accept
+
+BOUND = Bound(2.0)
+
+
+def taken(reports, size, bound):
+    rows = Rows.of(reports, size)
+    return SimpleNamespace(rows=rows.rows, **vars(accept(rows, bound)))
+
+
+def test_good_reports_pass_unchanged():
+    reports = torch.tensor([[1.0, 0.5], [0.0, 0.0]])
+    accepted = taken(reports, 2, BOUND)
+    assert torch.equal(accepted.rows, reports)
+    assert not accepted.clipped.any()
+    assert not accepted.refused.any()
+
+
+def test_a_report_a_thousand_times_too_long_is_scaled_to_the_bound():
+    accepted = taken(torch.tensor([[1200.0, 1600.0]]), 2, BOUND)
+    assert accepted.clipped.tolist() == [True]
+    assert float(accepted.rows.double().norm()) <= BOUND.value
+    assert torch.allclose(accepted.rows, torch.tensor([[1.2, 1.6]]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bound", [None, BOUND])
+def test_reports_that_are_not_finite_count_as_zero(poison, bound):
+    accepted = taken(torch.tensor([[1.0, poison], [1.0, 1.0]]), 2, bound)
+    assert accepted.refused.tolist() == [True, False]
+    assert accepted.rows.tolist() == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.ones(3),
+        torch.ones(1),
+        torch.ones(0),
+        torch.ones(1, 2),
+        torch.ones(()),
+        torch.ones(2, dtype=torch.int64),
+        torch.full((2,), 1e300, dtype=torch.float64),
+    ],
+    ids=["long", "short", "empty", "matrix", "scalar", "integers", "beyond-float32"],
+)
+def test_reports_of_the_wrong_shape_count_as_zero(odd):
+    accepted = taken([torch.ones(2), odd], 2, BOUND)
+    assert accepted.refused.tolist() == [False, True]
+    assert accepted.rows.tolist() == [[1, 1], [0, 0]]
+
+
+def test_a_matrix_of_the_wrong_width_is_refused_row_by_row():
+    accepted = taken(torch.ones(2, 3), 2, BOUND)
+    assert accepted.refused.tolist() == [True, True]
+    assert accepted.rows.tolist() == [[0, 0], [0, 0]]
+
+
+def test_no_reports():
+    assert taken(torch.empty(0, 2), 2, BOUND).rows.shape == (0, 2)
+    assert taken([], 2, BOUND).rows.shape == (0, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_reports_of_another_precision_are_taken_as_float32(dtype):
+    accepted = taken(torch.tensor([[30.0, 40.0]], dtype=dtype), 2, BOUND)
+    assert accepted.rows.dtype is torch.float32
+    assert float(accepted.rows.double().norm()) <= BOUND.value
+    assert accepted.clipped.tolist() == [True]
