@@ -110,7 +110,7 @@ def whole_rounds(training: fv.Training, warm_up: int = 3) -> list[float]:
 
 def examples_of(training: fv.Training, rounds: range) -> list[int]:
     """How many examples DP-SGD really drew in each round."""
-    work, streams = training.work, Streams(training.seed)
+    work, streams = training.work, training.streams
     assert isinstance(work, fv.LocalDpSgd)
     everyone = CohortData(training.data, np.arange(training.data.clients))
     return [

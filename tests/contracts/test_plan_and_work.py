@@ -35,7 +35,7 @@ def task():
 
 
 def in_steps(**changes):
-    settings = {"rate": 0.05, "steps": 1, "rounds": 2, "budget": BUDGET, **changes}
+    settings = {"rate": 0.05, "steps": 1, "rounds": 2, "budget": FREE, "multiplier": 2.0, **changes}
     return fv.local_steps(fv.Everyone(), CLIENTS, 1.0, **settings)
 
 

@@ -276,7 +276,7 @@ def test_the_mean_is_weighted_by_examples(task, data):
     start = task.parameters.clone()
     first = next(iter(train(training)))
     cohort = CohortData(data, np.arange(data.clients))
-    gradients, streams = gradients_of(task, Mode.VECTORISED, data), Streams(training.seed)
+    gradients, streams = gradients_of(task, Mode.VECTORISED, data), training.streams
     rows = made.updates(Turn(1, start, cohort, Bound(0.5), gradients, streams)).rows
     sizes = torch.from_numpy(data.sizes).double()
     mean = (rows.double() * sizes[:, None]).sum(0) / sizes.sum()

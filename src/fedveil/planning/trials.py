@@ -15,7 +15,6 @@ from fedveil.planning.bench import Bench
 from fedveil.planning.cells import Outcome, Prepared
 from fedveil.planning.grid import Cell
 from fedveil.privacy.plan import PrivacyPlan, Where
-from fedveil.privacy.randomness import Streams
 from fedveil.runs.build import build, divided, records_of
 from fedveil.runs.recipe import Recipe
 from fedveil.training.engines.workers import available
@@ -177,7 +176,7 @@ def _noise(plan: PrivacyPlan, training: Training) -> float:
         return math.nan
     state = training.start()
     turns = np.zeros(plan.population, dtype=np.int64) if plan.counted else None
-    ids = plan.sampler.cohort(plan.population, 1, Streams(training.seed), turns)
+    ids = plan.sampler.cohort(plan.population, 1, training.streams, turns)
     size = training.task.size
     with np.errstate(over="ignore"):
         length = float(plan.noise_length(ids, state.moving, 1, size))

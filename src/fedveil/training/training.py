@@ -10,6 +10,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.models.trial import mixes_records
+from fedveil.privacy.identity import seed_of
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.randomness import Streams
@@ -36,7 +37,7 @@ class Training:
     else is computed (docs/proofs/secure.md). `chunk` 0 is as many
     clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one process
     per core; their number changes nothing. `every` is the number of rounds between measurements on
-    the test split.
+    the test split. `seed` tells repetitions of the same training apart.
     """
 
     task: Task
@@ -99,8 +100,7 @@ class Training:
 
     def course(self, state: ServerState, ledger: Ledger) -> Course:
         """The way from `state` on, charging `ledger` before each round."""
-        streams = Streams(self.seed, self.plan.secret)
-        return Course(state, self.plan, self.server, ledger, streams, self._measure)
+        return Course(state, self.plan, self.server, ledger, self.streams, self._measure)
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
@@ -118,6 +118,17 @@ class Training:
             self.engine.close()
 
     @cached_property
+    def streams(self) -> Streams:
+        """The streams of this training and of no other: `seed` and all that makes it what it is.
+
+        Two trainings that share their noise tell their difference without any. One that is the
+        same in everything draws the same, which is a replay and releases nothing new.
+        """
+        parts = (self.plan, self.work, self.server, self.weights, self._initial)
+        seed = seed_of(self.seed, *parts, self.data.fingerprint)
+        return Streams(seed, self.plan.secret)
+
+    @cached_property
     def timings(self) -> dict[Mode, float]:
         """Seconds per client and local step in each mode, as measured for this training."""
         return timings(self.task, self.data, self.work, self.memory)
@@ -132,7 +143,7 @@ class Training:
             data=self.data,
             work=self.work,
             plan=self.plan,
-            streams=Streams(self.seed, self.plan.secret),
+            streams=self.streams,
             weights=self.weights,
             mode=mode,
             chunk=self.chunk or fitting,

@@ -1,0 +1,187 @@
+"""Leave one unit out: what is summed before noise moves by no more than what is accounted.
+
+Over every release, both execution modes, both sources of noise, and modules that people bring.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import fedveil as fv
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.secure import planned_for, secured
+from fedveil.training.gradients import Mode
+from tests.contracts.zoo import MODULES, REFUSED, SIZES, contrasted, focal, records, task
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+FREE = fv.Budget(math.inf, 1e-3)
+CLIENTS = len(SIZES)
+SGD = fv.LocalSgd(fv.Batches(size=2, epochs=2), lr=0.5)
+MIXING = ("batch centred", "batch normed", "gate", "attention over clients")
+STEPS = fv.LocalSgd(fv.Batches(0, steps=3), lr=0.3)
+
+
+def locally(rule, laplace=False):
+    return fv.local_updates(
+        fv.Everyone(), CLIENTS, rule, laplace=laplace, rounds=3, budgets=(FREE,), multiplier=2.0
+    )
+
+
+def centrally(rule, sampler=None):
+    return fv.central(
+        sampler or fv.Poisson(0.5), CLIENTS, rule, rounds=3, budget=FREE, multiplier=2.0
+    )
+
+
+RELEASES = {
+    "central": lambda: (centrally(fv.Fixed(0.1)), SGD),
+    "central, decaying": lambda: (centrally(fv.Poly(0.1, 1.0, 3, 0.01)), SGD),
+    "central, quantile": lambda: (centrally(fv.Quantile(0.1, 0.5, noise=5.0)), SGD),
+    "central, fixed cohort": lambda: (centrally(fv.Fixed(0.1), fv.FixedSize(3)), STEPS),
+    "central, full batches": lambda: (centrally(fv.Fixed(0.1)), STEPS),
+    "central, one gradient": lambda: (centrally(fv.Fixed(0.1)), fv.OneGradient()),
+    "gaussian": lambda: (locally(fv.Fixed(0.1)), fv.OneGradient()),
+    "laplace": lambda: (locally(fv.Fixed(0.1, Norm.L1), laplace=True), SGD),
+    "laplace, per gradient": lambda: (
+        locally(fv.PerGradient(fv.Fixed(0.1, Norm.L1), STEPS.reach), laplace=True),
+        STEPS,
+    ),
+    "gaussian, per gradient": lambda: (
+        locally(fv.PerGradient(fv.Fixed(0.1), STEPS.reach)),
+        STEPS,
+    ),
+}
+
+
+def trained(release, module, loss=fv.cross_entropy, mode=None, secure=False):
+    make, tokens = MODULES[module]
+    made, (plan, work) = task(make, loss), RELEASES[release]()
+    if secure:
+        lines = tuple(replace(line, budget=planned_for(line.budget)) for line in plan.lines)
+        plan = secured(replace(plan, lines=lines), made.size, diagnostics=True)
+    return fv.Training(made, records(tokens), plan, work, mode=mode, workers=1)
+
+
+def summed(training, ids, round=2):
+    """The sum of a round before any noise, and what one client may move it by."""
+    state = training.start()
+    done = training.engine.run(round, np.array(ids), replace(state, round=round - 1))
+    bound = training.plan.bound(state.moving, round)
+    return (done.total if done.signal is None else done.signal).clone(), bound
+
+
+def assert_bounded(training):
+    everyone = list(range(CLIENTS))
+    total, bound = summed(training, everyone)
+    for k in everyone:
+        moved = total - summed(training, [c for c in everyone if c != k])[0]
+        length = float(moved.norm(p=1 if bound.norm is Norm.L1 else 2))
+        assert length <= bound.value * (1 + 1e-5), f"client {k} moves the sum by {length}"
+
+
+def whole_grid():
+    for release in RELEASES:
+        for module in MODULES:
+            for mode in (None, Mode.LOOPED):
+                yield release, module, mode
+
+
+def sampled():
+    """Every release and every module once, and what has been wrong before."""
+    names = list(MODULES)
+    for number, release in enumerate(RELEASES):
+        yield release, names[number % len(names)], None
+    for number, module in enumerate(names):
+        yield list(RELEASES)[number % len(RELEASES)], module, None
+
+
+@pytest.mark.parametrize(("release", "module", "mode"), dict.fromkeys(sampled()))
+def test_a_client_moves_the_sum_by_its_clip(release, module, mode):
+    assert_bounded(trained(release, module, mode=mode))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("release", "module", "mode"), whole_grid())
+def test_a_client_moves_every_sum_by_its_clip(release, module, mode):
+    assert_bounded(trained(release, module, mode=mode))
+
+
+@pytest.mark.parametrize("loss", [focal, contrasted])
+@pytest.mark.parametrize("module", ["linear", "mlp", "tied"])
+def test_own_losses(module, loss):
+    assert_bounded(trained("central", module, loss=loss))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_with_secure_noise_the_sum_moves_by_the_client_s_own_row_and_no_bit_more(module):
+    training = trained("central, full batches", module, secure=True)
+    assert training.engine.mode is Mode.LOOPED
+    total, bound = summed(training, range(CLIENTS))
+    own, _ = summed(training, [3])
+    rest, _ = summed(training, [0, 1, 2, 4])
+    assert torch.equal(total - rest, own)
+    assert float(own.norm()) <= bound.value
+
+
+@pytest.mark.parametrize(
+    "name", ["batch centred", "batch normed", "gate", "attention over clients"]
+)
+def test_modules_whose_records_see_each_other_are_looped_and_never_vectorised(name):
+    assert trained("central", name).engine.mode is Mode.LOOPED
+    with pytest.raises(BadInput, match="records of a batch see each other"):
+        trained("central", name, mode=Mode.VECTORISED)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_modules_that_no_claim_covers_are_refused_in_one_line(name):
+    make, tokens, words = REFUSED[name]
+    plan, work = RELEASES["central"]()
+    with pytest.raises(BadInput, match=words) as refusal:
+        fv.Training(task(make), records(tokens), plan, work)
+    assert "\n" not in str(refusal.value)
+
+
+def one_record_less(data, client, record):
+    """The data with one record of a client taken out."""
+    at = int(data.offsets[client]) + record
+    offsets = data.offsets - (np.arange(len(data.offsets)) > client)
+    rows = np.delete(np.arange(len(data.x)), at)
+    return FederatedData(data.x[rows], data.y[rows], offsets, data.test_x, data.test_y, 3)
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("module", MODULES)
+def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
+    """One step of all records, without noise, divided by a nominal number of records."""
+    make, tokens = MODULES[module]
+    clip, lr, nominal = 0.1, 0.5, 10
+    plan = fv.local_steps(
+        fv.Everyone(),
+        CLIENTS,
+        clip,
+        rate=1.0,
+        steps=1,
+        nominal=nominal,
+        rounds=1,
+        budget=FREE,
+        multiplier=1e-9,
+    )
+    work = fv.LocalDpSgd(plan.steps, lr=lr)
+    data = records(tokens)
+    sums = []
+    for given in (data, one_record_less(data, 3, 4)):
+        training = fv.Training(task(make), given, plan, work, mode=mode, workers=1)
+        try:
+            sums.append(training.engine.run(1, np.array([3]), training.start()).total.clone())
+        except RuntimeError:
+            assert mode is Mode.VECTORISED  # no rule for vmap: such modules are looped
+            pytest.skip("the module has no vectorised form")
+    length = float((sums[0] - sums[1]).norm())
+    assert length <= lr * clip / nominal * (1 + 1e-4)
+    assert (length > 0) == (module != "batch centred")  # alone, a record is its own mean

@@ -1,0 +1,224 @@
+"""Modules that people bring, some of which no claim could cover: each is trained or refused."""
+
+import random
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+import fedveil as fv
+
+WORDS, LENGTH, FEATURES, CLASSES = 12, 5, 6, 3
+SIZES = (5, 1, 3, 17, 2)
+"""Records per client: one far larger than the others, and one with a single record."""
+
+
+class Changed(nn.Module):
+    """A linear layer whose outputs pass through `function(module, outputs)`."""
+
+    def __init__(self, function, **attributes):
+        super().__init__()
+        self.layer, self.function = nn.Linear(FEATURES, CLASSES), function
+        vars(self).update(attributes)
+
+    def forward(self, x):
+        return self.function(self, self.layer(x))
+
+
+class Reader(nn.Module):
+    """Embeddings read by `read(layer, embedded)`, and a head."""
+
+    def __init__(self, layer, read, width, **options):
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(WORDS, 4, **options), layer
+        self.head, self.read = nn.Linear(width, CLASSES), read
+
+    def forward(self, tokens):
+        return self.head(self.read(self.layer, self.embed(tokens)))
+
+
+class Tied(nn.Module):
+    """A matrix that is embedding and head at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(WORDS, 4), nn.Linear(4, WORDS, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, tokens):
+        return self.out(self.embed(tokens).mean(1))
+
+
+class Residual(nn.Module):
+    """A convolution with group norm around a shortcut."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv1d(1, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.second, self.head = nn.Conv1d(4, 4, 3, padding=1), nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        h = torch.relu(self.norm(self.first(x[:, None])))
+        return self.head((h + self.second(h)).mean(2))
+
+
+class Used(nn.Module):
+    """One layer used twice, and a parameter of no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, CLASSES)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)))) * self.scale)
+
+
+def last(layer, e):
+    return layer(e)[0][:, -1]
+
+
+def attended(layer, e):
+    return layer(e, e, e)[0].mean(1)
+
+
+def running(module, h):
+    module.mean = 0.9 * module.mean + h.mean(0).detach()
+    return h - module.mean
+
+
+def encoder(dropout=0.0):
+    return nn.TransformerEncoderLayer(4, 2, 8, dropout=dropout, batch_first=True)
+
+
+def focal(outputs, targets):
+    """An own loss, per example."""
+    losses = fv.cross_entropy(outputs, targets)
+    return losses * (1 - torch.exp(-losses))
+
+
+def contrasted(outputs, targets):
+    """An own loss in which examples see each other."""
+    losses = fv.cross_entropy(outputs, targets)
+    return losses - 0.5 * losses.mean()
+
+
+MODULES = {
+    "linear": (lambda: nn.Linear(FEATURES, CLASSES), False),
+    "mlp": (lambda: nn.Sequential(nn.Linear(FEATURES, 4), nn.ReLU(), nn.Linear(4, CLASSES)), False),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.LayerNorm(3)), False),
+    "residual": (Residual, False),
+    "used twice": (Used, False),
+    "weight norm": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(FEATURES, CLASSES)),
+        False,
+    ),
+    "batch centred": (lambda: Changed(lambda m, h: h - h.mean(0)), False),
+    "batch normed": (lambda: Changed(lambda m, h: 3 * h / (1 + h.norm())), False),
+    "gate": (lambda: Changed(lambda m, h: h + m.layer.bias * h.flip(0)), False),
+    "tied": (Tied, True),
+    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 4), nn.Linear(4, CLASSES)), True),
+    "lstm": (lambda: Reader(nn.LSTM(4, 6, batch_first=True), last, 6), True),
+    "gru": (lambda: Reader(nn.GRU(4, 6, batch_first=True), last, 6), True),
+    "own lstm": (lambda: Reader(fv.Lstm(4, 6), lambda layer, e: layer(e)[:, -1], 6), True),
+    "attention": (
+        lambda: Reader(nn.MultiheadAttention(4, 2, batch_first=True), attended, 4),
+        True,
+    ),
+    "attention over clients": (lambda: Reader(nn.MultiheadAttention(4, 2), attended, 4), True),
+    "transformer": (lambda: Reader(encoder(), lambda layer, e: layer(e).mean(1), 4), True),
+}
+"""(how it is made, whether its records are tokens): these train, some of them one by one."""
+
+REFUSED = {
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.BatchNorm1d(CLASSES)),
+        False,
+        "GroupNorm",
+    ),
+    "batch norm without statistics": (
+        lambda: nn.Sequential(
+            nn.Linear(FEATURES, CLASSES), nn.BatchNorm1d(CLASSES, track_running_stats=False)
+        ),
+        False,
+        "one record at a time",
+    ),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.Dropout(0.5)),
+        False,
+        "Dropout",
+    ),
+    "functional dropout": (
+        lambda: Changed(lambda m, h: functional.dropout(h, 0.5)),
+        False,
+        "Changed",
+    ),
+    "lstm dropout": (
+        lambda: Reader(nn.LSTM(4, 6, 2, dropout=0.5, batch_first=True), last, 6),
+        True,
+        "LSTM",
+    ),
+    "attention dropout": (
+        lambda: Reader(nn.MultiheadAttention(4, 2, 0.5, batch_first=True), attended, 4),
+        True,
+        "MultiheadAttention",
+    ),
+    "transformer dropout": (
+        lambda: Reader(encoder(0.1), lambda layer, e: layer(e).mean(1), 4),
+        True,
+        "draws random numbers",
+    ),
+    "stochastic depth": (
+        lambda: Changed(lambda m, h: h if random.random() < 0.5 else 2 * h),
+        False,
+        "draws random numbers",
+    ),
+    "numpy noise": (
+        lambda: Changed(lambda m, h: h + float(np.random.normal())),
+        False,
+        "draws random numbers",
+    ),
+    "running mean": (lambda: Changed(running, mean=torch.zeros(CLASSES)), False, "'mean'"),
+    "max norm": (lambda: Reader(nn.Identity(), lambda _, e: e[:, 0], 4, max_norm=1.0), True, "max"),
+    "max norm bag": (
+        lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 4, max_norm=1.0), nn.Linear(4, CLASSES)),
+        True,
+        r"'0\.weight' .* is written to",
+    ),
+    "spectral norm": (
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, CLASSES)),
+        False,
+        "buffer",
+    ),
+    "lazy": (lambda: nn.LazyLinear(CLASSES), False, "no shape yet"),
+    "sparse": (
+        lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 4, sparse=True), nn.Linear(4, CLASSES)),
+        True,
+        "sparse",
+    ),
+    "tuple": (lambda: Changed(lambda m, h: (h, h)), False, "returned a tuple"),
+}
+"""(how it is made, whether its records are tokens, what the one line names)."""
+
+
+def records(tokens, sizes=SIZES, seed=0):
+    """Clients of very different sizes."""
+    generator = np.random.default_rng(seed)
+
+    def some(count):
+        y = generator.integers(CLASSES, size=count)
+        if tokens:
+            return generator.integers(WORDS, size=(count, LENGTH)), y
+        return generator.normal(size=(count, FEATURES)).astype(np.float32), y
+
+    parts = [some(n) for n in sizes]
+    test = some(6)
+    x, y = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    offsets = np.cumsum([0, *sizes])
+    return fv.FederatedData(x=x, y=y, offsets=offsets, test_x=test[0], test_y=test[1], classes=3)
+
+
+def task(make, loss=fv.cross_entropy):
+    torch.manual_seed(1)
+    return fv.Task(make(), loss)
