@@ -148,7 +148,7 @@ def damage_ledger(r, folder):
         return damage_file("run/ledger.db")(r, folder)
     with contextlib.closing(sqlite3.connect(folder / "run/ledger.db")) as db, db:
         db.execute("PRAGMA ignore_check_constraints = 1")
-        table = r.choice(["about", "runs", "charges", "cohorts"])
+        table = r.choice(["about", "runs", "charges", "cohorts", "closings"])
         columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
         column = r.choice(columns)
         (row, old) = r.choice(db.execute(f"SELECT rowid, {column} FROM {table}").fetchall())

@@ -347,7 +347,7 @@ def account(
 def ledger(
     path: Annotated[Path, typer.Argument(help="A run directory or a ledger.db.")],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check that no charge was changed or is missing.")
+        bool, typer.Option("--verify", help="Check charges, and the files of a run directory.")
     ] = False,
     head: Annotated[
         str | None, typer.Option(help="HASH:LENGTH as known from elsewhere, for --verify.")
@@ -370,6 +370,8 @@ def ledger(
         print(f"written: {export}")
         return
     told = statements_of(path)
+    for warning in told.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if json_:
         print(json.dumps(told.to_dict(), indent=2))
         return

@@ -124,6 +124,7 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     table.add_row("speed", speed)
     table.add_row("run directory", result["run_dir"])
     console.print(table)
+    console.print(f"{result['why']}.", highlight=False, soft_wrap=True)
     if result["claims"]:
         console.print("The claim holds if:", highlight=False)
         for assumption in result["claims"][0]["assumptions"]:

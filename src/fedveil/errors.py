@@ -19,3 +19,7 @@ class LedgerMismatch(BadInput):
 
 class BudgetExhausted(FedveilError):
     """The next round would exceed the budget; nothing was released."""
+
+
+class CommonBudgetExhausted(BudgetExhausted):
+    """It is the budget that all runs on a shared ledger have in common."""

@@ -7,7 +7,7 @@ import pytest
 from fedveil.privacy import chain
 from fedveil.privacy.chain import Entry, Head
 
-FIRST = chain.first_hash({"format": "4"})
+FIRST = chain.first_hash({"format": "5"})
 
 
 def entries(count=5):
@@ -55,7 +55,7 @@ def test_a_cut_tail_leaves_a_whole_chain():
 
 
 def test_another_beginning_breaks_it():
-    other = chain.first_hash({"format": "4", "common epsilon": "9"})
+    other = chain.first_hash({"format": "5", "common epsilon": "9"})
     assert chain.broken_at(other, linked(entries())) == 1
 
 

@@ -326,7 +326,7 @@ def test_new_ledger_never_overwrites_an_old_one(ledger, path, make_terms):
 
 def test_about_is_what_was_written(ledger, path):
     about = read_about(path)
-    assert about.pop("format") == "4"
+    assert about.pop("format") == "5"
     assert len(bytes.fromhex(about.pop("salt"))) == 32
     assert not about
     (run,) = read_runs(path).values()

@@ -150,7 +150,7 @@ def test_a_change_is_found(path, how):
 
 def test_the_place_of_a_change_is_told(path):
     alter(path, "UPDATE charges SET covers = 'bits' WHERE seq = 4")
-    with pytest.raises(BadInput, match=r"charge 4 \(round 2 of one\)"):
+    with pytest.raises(BadInput, match=r"entry 4 \(round 2 of one\)"):
         verify(path)
 
 
@@ -162,7 +162,7 @@ def test_a_cut_tail_is_found_by_who_knows_the_head(path):
         "DELETE FROM cohorts WHERE run = 'two' AND round = 2",
     )
     assert verify(path).length == 5
-    with pytest.raises(BadInput, match="5 charges, and there were 6: the end was cut off"):
+    with pytest.raises(BadInput, match="5 entries, and there were 6: the end was cut off"):
         verify(path, head)
 
 
@@ -193,7 +193,7 @@ def test_a_ledger_written_anew_is_found_by_who_knows_the_head(path, tmp_path, ma
         ledger.charge(round)
     ledger.close()
     assert verify(other).length == 7
-    with pytest.raises(BadInput, match="charge 6 is not the one that was seen"):
+    with pytest.raises(BadInput, match="entry 6 is not the one that was seen"):
         verify(other, head)
 
 
@@ -203,7 +203,7 @@ def test_a_ledger_without_charges_has_a_head_too(tmp_path, make_terms):
     head = verify(path)
     assert head.length == 0
     alter(path, "INSERT INTO about VALUES ('note', 'mine')")
-    with pytest.raises(BadInput, match="charge 0 is not the one"):
+    with pytest.raises(BadInput, match="entry 0 is not the one"):
         verify(path, head)
     with pytest.raises(BadInput, match="the end was cut off"):
         verify(path, Head(head.hash, 1))

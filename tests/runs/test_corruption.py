@@ -25,7 +25,7 @@ from fedveil.runs.run import Run
 
 from .conftest import BASE
 
-TABLES = ("about", "runs", "charges", "cohorts")
+TABLES = ("about", "runs", "charges", "cohorts", "closings")
 
 
 class Crash(Exception):
@@ -210,11 +210,11 @@ REFUSED = {
     "ledger without a table": ("cut", sql("DROP TABLE charges"), "ledger"),
     "ledger without its run": ("cut", sql("DELETE FROM runs"), "there is no run ''"),
     "run of the ledger unreadable": ("cut", sql("UPDATE runs SET about = '{'"), "ledger"),
-    "charge removed": ("cut", sql("DELETE FROM charges WHERE round = 2"), "charge 2 is missing"),
+    "charge removed": ("cut", sql("DELETE FROM charges WHERE round = 2"), "entry 2 is missing"),
     "charge changed": (
         "cut",
         sql("UPDATE charges SET charged_at = 'now' WHERE round = 2"),
-        "charge 2 .* does not follow",
+        "entry 2 .* does not follow",
     ),
     "last charge removed": (
         "cut",
@@ -235,13 +235,13 @@ REFUSED = {
             sql("DELETE FROM charges WHERE round = 3", "DELETE FROM cohorts WHERE round = 3"),
             remove("checkpoint", "metrics.jsonl"),
         ),
-        "2 charges, and there were 3: the end was cut off",
+        "entry 3 is missing",
     ),
-    "cohort removed": ("cut", sql("DELETE FROM cohorts WHERE round = 2"), "charge 2"),
+    "cohort removed": ("cut", sql("DELETE FROM cohorts WHERE round = 2"), "entry 2"),
     "cohort changed": (
         "cut",
         sql("UPDATE cohorts SET ids = x'00000000' WHERE round = 1"),
-        "charge 1",
+        "entry 1",
     ),
     "ledger removed, and checkpoints": (
         "cut",
@@ -405,7 +405,7 @@ class FullDisk(sqlite3.Connection):
     """A ledger's disk that is full from the third charge on."""
 
     def execute(self, statement, *rest):
-        if statement.startswith("INSERT INTO charges") and rest[0][1] == 3:
+        if statement.startswith("INSERT INTO charges") and rest[0][2] == 3:
             raise sqlite3.OperationalError("database or disk is full")
         return super().execute(statement, *rest)
 
@@ -414,7 +414,7 @@ class FullAtCommit(sqlite3.Connection):
     """The same, noticed at the end of the transaction only."""
 
     def execute(self, statement, *rest):
-        if statement.startswith("INSERT INTO charges") and rest[0][1] == 3:
+        if statement.startswith("INSERT INTO charges") and rest[0][2] == 3:
             self.third = True
         if statement == "COMMIT" and getattr(self, "third", False):
             raise sqlite3.OperationalError("database or disk is full")

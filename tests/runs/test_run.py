@@ -23,6 +23,7 @@ from fedveil.training.gradients import Mode
 
 FILES = {
     "checkpoint",
+    "head.json",
     "ledger.db",
     "lock",
     "metrics.jsonl",

@@ -197,7 +197,7 @@ def test_a_secret_cohort_is_stored_nowhere(start, monkeypatch, settings):
     run.execute()
     with closing(sqlite3.connect(run.folder / "ledger.db")) as db:
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE sql > ''")]
-        assert set(tables) == {"about", "runs", "charges", "cohorts"}
+        assert set(tables) == {"about", "runs", "charges", "cohorts", "closings"}
         assert db.execute("SELECT COUNT(*) FROM cohorts").fetchone() == (0,)
         charges = db.execute("SELECT covers, event FROM charges").fetchall()
     assert len(set(charges)) == 1

@@ -1,10 +1,11 @@
-"""A hash chain over the charges of a ledger: none can be changed, removed or moved unnoticed.
+"""A hash chain over a ledger's charges and closings: none is changed, removed or moved unnoticed.
 
 Each charge's hash covers everything it says, who took part, all runs that had registered by then,
-and the hash before it; the first covers what the ledger says of itself. Whoever keeps the last hash
-and the number of charges somewhere else, as checkpoints and results do, also notices a tail that
-was cut off. The chain is evidence against mistakes and quiet edits; it has no key, so somebody who
-writes the whole file anew, and has the copies of the last hash too, is not stopped.
+and the hash before it; the first covers what the ledger says of itself. A closing covers the files
+that a run left in the same way. Whoever keeps the last hash and the number of entries somewhere
+else, as run directories do, also notices a tail that was cut off. The chain is evidence against
+mistakes and quiet edits; it has no key, so somebody who writes the whole file anew, and has the
+copies of the last hash too, is not stopped.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Head:
-    """The last hash of a chain and how many charges it covers."""
+    """The last hash of a chain and how many entries it covers."""
 
     hash: str
     length: int
@@ -44,6 +45,20 @@ class Entry:
     runs: str
 
 
+@dataclass(frozen=True)
+class Closing:
+    """The end of a run as the chain sees it.
+
+    `files` is a JSON object with the digest of each file that the run left; empty, the run has gone
+    on and the end before is not one any more.
+    """
+
+    run: str
+    files: str
+    closed_at: str
+    runs: str
+
+
 def digest(content: bytes | str) -> str:
     """SHA-256, in hexadecimal."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
@@ -61,17 +76,17 @@ def seal(salt: str, content: bytes | str) -> str:
 
 
 def first_hash(about: dict[str, str]) -> str:
-    """The hash before the first charge: of what the ledger says of itself."""
+    """The hash before the first entry: of what the ledger says of itself."""
     return digest(json.dumps(about, sort_keys=True))
 
 
-def next_hash(before: str, entry: Entry) -> str:
-    """The hash of a charge after `before`."""
+def next_hash(before: str, entry: Entry | Closing) -> str:
+    """The hash of an entry after `before`; a charge and a closing never say the same."""
     return digest(json.dumps([before, *vars(entry).values()]))
 
 
-def broken_at(first: str, links: Iterable[tuple[Entry, str]]) -> int | None:
-    """The first charge, counting from 1, whose hash is not what it should be; None if all are.
+def broken_at(first: str, links: Iterable[tuple[Entry | Closing, str]]) -> int | None:
+    """The first entry, counting from 1, whose hash is not what it should be; None if all are.
 
     >>> a = Entry("r", 1, 0, "updates", "{}", "now", "", "")
     >>> b = Entry("r", 2, 0, "updates", "{}", "now", "", "")

@@ -3,7 +3,8 @@
 One SQLite file, a run's own or shared by several, with a write-ahead log that is synced at every
 commit (synchronous = FULL): a charge is on disk before the round begins, so a crash can count a
 round that was never released and never miss one that was. The log, `ledger.db-wal`, is part of the
-ledger until it is closed. Charges are chained by their hashes (`chain.py`).
+ledger until it is closed. Charges, and what a run left at its end, are chained by their hashes
+(`chain.py`).
 """
 
 import json
@@ -18,6 +19,7 @@ from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy import chain, events
 from fedveil.privacy.chain import Entry, Head
 from fedveil.privacy.claims import NoiseSource
+from fedveil.privacy.entries import add_charge, add_closing, head_of, last_closing, runs_digest
 from fedveil.privacy.ledger_file import (
     FORMAT,
     SCHEMA,
@@ -25,11 +27,11 @@ from fedveil.privacy.ledger_file import (
     Ids,
     clients_of,
     connect,
-    connect_existing,
     read_about,
     read_runs,
     transaction,
 )
+from fedveil.privacy.looking import begin_writing, end_writing
 from fedveil.privacy.shared import Common, SharedBudget, check_common, check_company
 from fedveil.privacy.terms import Terms
 
@@ -52,7 +54,7 @@ class Ledger:
 
     | edge | behaviour |
     |---|---|
-    | no lines: nothing is claimed | nothing is written, nothing is refused |
+    | no lines: nothing is claimed | no charge is written, none is refused |
     | round charged before, seeded | no second charge, no second count |
     | round charged before, secure | a new attempt, charged, or BudgetExhausted |
     | round charged before for another cohort, seeded | LedgerMismatch |
@@ -72,10 +74,14 @@ class Ledger:
         common: Common | None,
     ) -> None:
         self._db, self._run, self._salt = connection, about["run"], _salt(connection)
+        self._file = _file(connection)
+        if self._file is not None:
+            begin_writing(self._file)
         self._lines, self._permitted = lines, permitted
         self._replays = all(line.noise is NoiseSource.SEEDED for line in lines)
         self._turns, self._counted = np.zeros(clients, dtype=np.int64), 0
         self._lasting: dict[tuple[str, int], bool] = {}
+        self.refusal: BudgetExhausted | None = None
         self._shared = None if common is None else SharedBudget(common, clients, lines)
 
     @classmethod
@@ -125,7 +131,7 @@ class Ledger:
                     "resume with what the run was started with, or start a new run"
                 )
         check_common(path, common)
-        return cls(connect_existing(path), about, lines, permitted, clients, common)
+        return cls(connect(path), about, lines, permitted, clients, common)
 
     @classmethod
     def join(
@@ -140,7 +146,7 @@ class Ledger:
         """A new run on a shared ledger that exists; refused if it promises something else."""
         read_about(path)
         check_common(path, common)
-        db = connect_existing(path)
+        db = connect(path)
         try:
             with transaction(db):
                 if db.execute("SELECT 1 FROM runs WHERE run = ?", (about["run"],)).fetchone():
@@ -162,7 +168,8 @@ class Ledger:
         """Charge `round` (counting from 1), or raise `BudgetExhausted` and write nothing.
 
         `ids` are the clients that take part, where their turns are counted. Returns the attempt,
-        0 unless the round was charged before with noise that cannot be replayed.
+        0 unless the round was charged before with noise that cannot be replayed. `refusal` keeps
+        the last `BudgetExhausted`.
         """
         if not self._lines:
             return 0
@@ -177,7 +184,11 @@ class Ledger:
                     )
                 return int(before)
             attempt = 0 if before is None else int(before) + 1
-            self._check(round, ids)
+            try:
+                self._check(round, ids)
+            except BudgetExhausted as e:
+                self.refusal = e
+                raise
             self._insert(round, attempt, cohort, ids is not None)
         return attempt
 
@@ -227,37 +238,49 @@ class Ledger:
         return self._lasting[key]
 
     def _insert(self, round: int, attempt: int, cohort: bytes, counted: bool) -> None:
-        now, before = datetime.now(UTC), self.head().hash
-        when = (now if self._replays else now.date()).isoformat()
-        runs = [text for (text,) in self._db.execute("SELECT about FROM runs ORDER BY rowid")]
+        when, runs = self._now(), runs_digest(self._db)
         for line in self._lines:
             if not line.due(round) or line.reading:
                 continue
-            event = json.dumps(events.to_dict(line.event))
             entry = Entry(
                 self._run,
                 round,
                 attempt,
                 line.covers,
-                event,
+                json.dumps(events.to_dict(line.event)),
                 when,
                 chain.seal(self._salt, cohort) if counted else "",
-                chain.digest_of(runs),
+                runs,
             )
-            before = chain.next_hash(before, entry)
-            row = (self._run, round, attempt, line.covers, event, when, before)
-            self._db.execute("INSERT INTO charges VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
+            add_charge(self._db, entry)
         if counted:
             taken = (self._run, round, attempt, cohort)
             self._db.execute("INSERT INTO cohorts VALUES (?, ?, ?, ?)", taken)
 
+    def _now(self) -> str:
+        now = datetime.now(UTC)
+        return (now if self._replays else now.date()).isoformat()
+
+    def end(self, files: dict[str, str]) -> Head:
+        """Note what the run left when it ended: a digest by file name. Returns the new head.
+
+        A later one takes its place; `go_on` takes it back.
+        """
+        with transaction(self._db):
+            return add_closing(self._db, self._run, files, self._now())
+
+    def go_on(self) -> None:
+        """Note that a run that had ended goes on, before anything it left is changed."""
+        if self.ended():
+            self.end({})
+
+    def ended(self) -> dict[str, str]:
+        """What the run left when it ended last; nothing while it is open."""
+        return last_closing(self._db, self._run)
+
     def head(self) -> Head:
         """The end of the chain: to be kept elsewhere as well."""
-        query = "SELECT seq, hash FROM charges ORDER BY seq DESC LIMIT 1"
-        row = self._db.execute(query).fetchone()
-        if row is None:
-            return Head(chain.first_hash(dict(self._db.execute("SELECT key, value FROM about"))), 0)
-        return Head(str(row[1]), int(row[0]))
+        return head_of(self._db)
 
     def charged(self) -> int:
         """How many rounds were charged, released or not."""
@@ -306,6 +329,12 @@ class Ledger:
         """What all runs on a shared ledger have spent together; None if it is the run's own."""
         return None if self._shared is None else self._shared.spent(self._db)
 
+    def fitting(self, rounds: int) -> int | None:
+        """How many of `rounds` more rounds fit the common budget now; None if there is none."""
+        if self._shared is None:
+            return None
+        return self._shared.fitting(self._db, self._lines[0], rounds)
+
     def _cohort(self, round: int) -> bytes:
         query = "SELECT ids FROM cohorts WHERE run = ? AND round = ? AND attempt = 0"
         row = self._db.execute(query, (self._run, round)).fetchone()
@@ -314,6 +343,9 @@ class Ledger:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+        if self._file is not None:
+            end_writing(self._file)
+            self._file = None
 
 
 def _read_run(path: Path, run: str) -> dict[str, str]:
@@ -326,9 +358,9 @@ def _read_run(path: Path, run: str) -> dict[str, str]:
 
 
 def _register(db: sqlite3.Connection, about: dict[str, str], lines: Lines, clients: int) -> None:
-    """`after` is the number of charges there were: from the next on, the chain covers the run."""
-    after = db.execute("SELECT COALESCE(MAX(seq), 0) FROM charges").fetchone()[0]
-    text = json.dumps({**_run_rows(about, lines, clients, _salt(db)), "after": str(after)})
+    """`after` is the number of entries there were: from the next on, the chain covers the run."""
+    after = str(head_of(db).length)
+    text = json.dumps({**_run_rows(about, lines, clients, _salt(db)), "after": after})
     db.execute("INSERT INTO runs VALUES (?, ?)", (about["run"], text))
 
 
@@ -336,6 +368,12 @@ def _run_rows(about: dict[str, str], lines: Lines, clients: int, salt: str) -> d
     """What a run is known by; what it says of its data is sealed."""
     data = {"data": chain.seal(salt, about["data"])} if "data" in about else {}
     return {**about, **data, "lines": _text(lines), "clients": str(clients)}
+
+
+def _file(db: sqlite3.Connection) -> Path | None:
+    """The file of a connection; None for memory."""
+    name = db.execute("PRAGMA database_list").fetchone()[2]
+    return Path(name) if name else None
 
 
 def _salt(db: sqlite3.Connection) -> str:

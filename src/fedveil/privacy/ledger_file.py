@@ -13,10 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import BadInput
+from fedveil.privacy.looking import DAMAGED, one_look, query
 
-FORMAT = "4"
-
-_DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter from a damaged schema
+FORMAT = "5"
 
 _MOST_CLIENTS = 1 << 27
 """What a ledger may say of its clients: counts of more would not fit into memory."""
@@ -45,6 +44,13 @@ CREATE TABLE cohorts (
     ids BLOB NOT NULL,
     PRIMARY KEY (run, round, attempt)
 );
+CREATE TABLE closings (
+    seq INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    files TEXT NOT NULL,
+    closed_at TEXT NOT NULL,
+    hash TEXT NOT NULL
+);
 """
 
 
@@ -68,15 +74,17 @@ def read_about(path: Path) -> dict[str, str]:
 
     `salt` is the key of its seals: it stays in the file.
     """
+    with one_look(path):
+        rows, tables = query(path, "SELECT key, value FROM about"), set(query(path, _TABLES))
     try:
-        about = {_text(k): _text(v) for k, v in query(path, "SELECT key, value FROM about")}
+        about = {as_text(k): as_text(v) for k, v in rows}
     except TypeError as e:
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
     if about.get("format") != FORMAT:
         raise BadInput(
             f"{path}: ledger format {about.get('format')!r}, this fedveil reads {FORMAT!r}"
         )
-    if set(query(path, _TABLES)) != _own_tables() or "salt" not in about:
+    if tables != _own_tables() or "salt" not in about:
         raise BadInput(
             f"{path}: its tables are not as fedveil makes them: the file was changed; restore it "
             "from a copy"
@@ -94,10 +102,11 @@ def _own_tables() -> frozenset[tuple[str, ...]]:
 
 def read_runs(path: Path) -> dict[str, dict[str, str]]:
     """The runs of a ledger, as they registered."""
-    read_about(path)
-    rows = query(path, "SELECT run, about FROM runs ORDER BY rowid")
+    with one_look(path):
+        read_about(path)
+        rows = query(path, "SELECT run, about FROM runs ORDER BY rowid")
     try:
-        return {_text(run): _texts(json.loads(_text(about))) for run, about in rows}
+        return {as_text(run): _texts(json.loads(as_text(about))) for run, about in rows}
     except (ValueError, TypeError) as e:
         raise BadInput(f"{path}: a run cannot be read: {e}") from e
 
@@ -112,12 +121,12 @@ def read_charges(path: Path, run: str | None = None) -> list[Charge]:
     try:
         found = [
             Charge(
-                _count(round),
-                _count(attempt),
-                _text(covers),
-                dict(json.loads(_text(event))),
-                _text(at),
-                _text(of),
+                as_count(round),
+                as_count(attempt),
+                as_text(covers),
+                dict(json.loads(as_text(event))),
+                as_text(at),
+                as_text(of),
             )
             for round, attempt, covers, event, at, of in rows
         ]
@@ -128,9 +137,11 @@ def read_charges(path: Path, run: str | None = None) -> list[Charge]:
 
 def read_participations(path: Path, run: str | None = None) -> Counts | None:
     """How often each client took part in a run (the only one, if it is left out)."""
-    runs = read_runs(path)
+    with one_look(path):
+        runs = read_runs(path)
+        found = query(path, "SELECT run, ids FROM cohorts")
     name = run if run is not None else next(iter(runs), "")
-    rows = [ids for of, ids in query(path, "SELECT run, ids FROM cohorts") if of == name]
+    rows = [ids for of, ids in found if of == name]
     try:
         counts = np.zeros(counted_clients(runs.get(name, {})), dtype=np.int64)
         for ids in rows:
@@ -138,6 +149,15 @@ def read_participations(path: Path, run: str | None = None) -> Counts | None:
     except (ValueError, TypeError, IndexError) as e:
         raise BadInput(f"{path}: the ledger's cohorts cannot be read: {e}") from e
     return counts if len(counts) else None
+
+
+def read_closing(path: Path, run: str) -> dict[str, str]:
+    """The digests of a run's files when it ended last; none while it is open."""
+    rows = query(path, "SELECT run, files FROM closings ORDER BY seq DESC")
+    try:
+        return next((_texts(json.loads(as_text(files))) for of, files in rows if of == run), {})
+    except (ValueError, TypeError) as e:
+        raise BadInput(f"{path}: the end of the run {run!r} cannot be read: {e}") from e
 
 
 def counted_clients(about: dict[str, str]) -> int:
@@ -148,25 +168,15 @@ def counted_clients(about: dict[str, str]) -> int:
     return clients
 
 
-def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement, in a connection of its own."""
-    db = connect_existing(path)
-    try:
-        return db.execute(statement).fetchall()
-    except _DAMAGED as e:
-        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
-    finally:
-        db.close()
-
-
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
     """A column of text; SQLite holds whatever was put there."""
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} where text should be")
     return value
 
 
-def _count(value: object) -> int:
+def as_count(value: object) -> int:
+    """A column of counts."""
     if not isinstance(value, int):
         raise TypeError(f"{type(value).__name__} where a count should be")
     return value
@@ -176,7 +186,7 @@ def _texts(about: object) -> dict[str, str]:
     """What a run registered with."""
     if not isinstance(about, dict):
         raise TypeError(f"{type(about).__name__} where names and texts should be")
-    return {name: _text(value) for name, value in about.items()}
+    return {name: as_text(value) for name, value in about.items()}
 
 
 def clients_of(ids: bytes) -> Ids:
@@ -185,7 +195,7 @@ def clients_of(ids: bytes) -> Ids:
 
 
 def connect(path: Path | None) -> sqlite3.Connection:
-    """Open a file, or memory, so that every commit waits for the disk."""
+    """Open a file for writing, or memory, so that every commit waits for the disk."""
     where = ":memory:" if path is None else path
     try:
         db = sqlite3.connect(where, isolation_level=None, timeout=10)
@@ -196,17 +206,10 @@ def connect(path: Path | None) -> sqlite3.Connection:
         ) from e
     try:
         db.execute("PRAGMA synchronous = FULL")
-    except _DAMAGED as e:
+    except DAMAGED as e:
         db.close()
         raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
     return db
-
-
-def connect_existing(path: Path) -> sqlite3.Connection:
-    """Open a file that is there."""
-    if not path.is_file():
-        raise BadInput(f"{path}: there is no ledger here; give a run directory or its ledger.db")
-    return connect(path)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """A ledger that several runs share: what they have in common, and the filter over all of them."""
 
 import json
+import math
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.errors import BadInput, CommonBudgetExhausted, LedgerMismatch
 from fedveil.privacy.chain import seal
-from fedveil.privacy.claims import NoiseSource
+from fedveil.privacy.claims import NoiseSource, rounded_up
 from fedveil.privacy.filters import Curve, RenyiFilter, curve_of
 from fedveil.privacy.grid_noise import delta_of_sampler
 from fedveil.privacy.ledger_file import (
     clients_of,
-    connect_existing,
     counted_clients,
     read_about,
     read_runs,
 )
+from fedveil.privacy.looking import one_look
 from fedveil.privacy.terms import Terms
 
 Ids = npt.NDArray[np.int64]
@@ -74,6 +75,13 @@ class Common:
             )
         return RenyiFilter(self.epsilon, self.delta - kept)
 
+    def told(self, spent: float) -> str:
+        """What all runs have spent together, with everything without which it means nothing."""
+        return (
+            f"epsilon {rounded_up(spent):.4g} of {self.epsilon:g} at delta {self.delta:g} per "
+            f"{self.unit} ({self.neighbours}, {self.trust} trust, {self.noise} noise, Renyi filter)"
+        )
+
     def to_rows(self, salt: str) -> dict[str, str]:
         """Rows of the ledger's `about`, the data sealed."""
         told = {**vars(self), "data": seal(salt, self.data)}
@@ -94,11 +102,11 @@ class SharedBudget:
         self._curves: dict[str, Curve] = {}
 
     def check(self, db: sqlite3.Connection, run: str, ids: Ids | None) -> None:
-        """Raise `BudgetExhausted` if one more charge would exceed the common budget."""
+        """Raise `CommonBudgetExhausted` if one more charge would exceed the common budget."""
         self._catch_up(db)
         here = self._spent if ids is None or not self._counted else self._spent[ids]
         if len(here) and not bool(self._filter.admits(here, self._curve).all()):
-            raise BudgetExhausted(
+            raise CommonBudgetExhausted(
                 f"{run}: the next round would exceed the common budget of epsilon "
                 f"{self._filter.epsilon:g} that all runs on this ledger share; nothing was released"
             )
@@ -107,6 +115,24 @@ class SharedBudget:
         """The epsilon of all runs together, of the client that has spent most."""
         self._catch_up(db)
         return max(self._filter.epsilon_of(row) for row in np.unique(self._spent, axis=0))
+
+    def fitting(self, db: sqlite3.Connection, line: Terms, rounds: int) -> int:
+        """How many of `rounds` more rounds fit, whoever is asked: a lower bound.
+
+        Where turns are counted, whoever has spent most is taken to be asked as often as can be.
+        """
+        self._catch_up(db)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            room = np.nan_to_num((self._filter.limits - self._spent) / self._curve, nan=0.0)
+        turns = max(0.0, math.floor(min(room.max(axis=1).min(), float(rounds))))
+        if not self._counted:
+            return int(turns)
+        low, high = 0, rounds
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = line.participations(middle) <= turns
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
 
     def _catch_up(self, db: sqlite3.Connection) -> None:
         """Read the charges that were made since the last look, by whichever run."""
@@ -188,15 +214,13 @@ def common_of(path: Path) -> Common | None:
 
 def spent_in(path: Path, common: Common) -> float:
     """The epsilon of all runs of a shared ledger together, as its filter counts."""
-    db = connect_existing(path)
-    try:
-        runs = read_runs(path).values()
-        clients = max(map(counted_clients, runs))
-        lines = [Terms.from_dict(json.loads(about["lines"])[0]) for about in runs]
-        return SharedBudget(common, clients, tuple(lines)).spent(db)
-    except (sqlite3.DatabaseError, LookupError, ValueError, TypeError) as e:
-        if isinstance(e, BadInput):
-            raise
-        raise BadInput(f"{path}: what its runs have spent cannot be read: {e}") from e
-    finally:
-        db.close()
+    with one_look(path) as db:
+        try:
+            runs = read_runs(path).values()
+            clients = max(map(counted_clients, runs))
+            lines = [Terms.from_dict(json.loads(about["lines"])[0]) for about in runs]
+            return SharedBudget(common, clients, tuple(lines)).spent(db)
+        except (sqlite3.DatabaseError, LookupError, ValueError, TypeError) as e:
+            if isinstance(e, BadInput):
+                raise
+            raise BadInput(f"{path}: what its runs have spent cannot be read: {e}") from e

@@ -10,6 +10,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.claims import PrivacyClaim
 from fedveil.privacy.events import from_dict
 from fedveil.privacy.ledger_file import Charge, read_charges, read_participations, read_runs
+from fedveil.privacy.looking import one_look
 from fedveil.privacy.terms import Terms, claims_of
 
 
@@ -43,7 +44,8 @@ class Statement:
 
 def statements(path: Path) -> list[Statement]:
     """One for each run of a ledger."""
-    return [_statement(path, run, about) for run, about in read_runs(path).items()]
+    with one_look(path):
+        return [_statement(path, run, about) for run, about in read_runs(path).items()]
 
 
 def _statement(path: Path, run: str, about: dict[str, str]) -> Statement:

@@ -1,84 +1,123 @@
-"""Whether a ledger is what it was: its chain of hashes, from the first charge to the last."""
+"""Whether a ledger is what it was: its chain of hashes, from the first entry to the last."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedveil.errors import BadInput
 from fedveil.privacy import chain
-from fedveil.privacy.chain import Entry, Head
-from fedveil.privacy.ledger_file import query, read_about
+from fedveil.privacy.chain import Closing, Entry, Head
+from fedveil.privacy.ledger_file import as_count, as_text, read_about
+from fedveil.privacy.looking import one_look, query
+
+Link = Entry | Closing
+
+_CHARGES = (
+    "SELECT seq, charges.run, round, attempt, covers, event, charged_at, ids, hash "
+    "FROM charges LEFT JOIN cohorts USING (run, round, attempt)"
+)
+_CLOSINGS = "SELECT seq, run, files, closed_at, hash FROM closings"
+_HASHES = "SELECT seq, hash FROM "
 
 
-def verify(path: Path, known: Head | None = None) -> Head:
+def verify(path: Path, *known: Head) -> Head:
     """Check the chain of a ledger; returns its head.
 
-    Guarantee: a charge, a cohort or a run that was changed, removed, inserted or moved is refused
-    with its place, and so is a table, index or trigger that is not fedveil's, and, where `known`
-    says what the end was, a tail that was cut off. A run that registered after the last charge has
-    spent nothing and is not covered yet.
+    Guarantee: a charge, a closing, a cohort or a run that was changed, removed, inserted or moved
+    is refused with its place, and so is a table, index or trigger that is not fedveil's, and, where
+    somebody has `known` what the end was, a tail that was cut off. A run that registered after the
+    last entry has spent nothing and is not covered yet.
     """
-    about = read_about(path)
-    (state,) = query(path, "PRAGMA integrity_check(1)")[0]
-    if state != "ok":
-        what = " ".join(str(state).split())
-        raise BadInput(f"{path}: the file is damaged: {what}; restore it from a copy")
-    links = read_links(path, about["salt"])
+    with one_look(path):
+        about = read_about(path)
+        (state,) = query(path, "PRAGMA integrity_check(1)")[0]
+        if state != "ok":
+            what = " ".join(str(state).split())
+            raise BadInput(f"{path}: the file is damaged: {what}; restore it from a copy")
+        links = read_links(path, about["salt"])
+        cohorts = {row[:3] for row in query(path, "SELECT run, round, attempt FROM cohorts")}
     place = chain.broken_at(chain.first_hash(about), links)
     if place is not None:
-        entry = links[place - 1][0]
         raise BadInput(
-            f"{path}: charge {place} (round {entry.round} of {entry.run}) does not follow from "
-            "what is before it: it, or something before it, was changed, removed, inserted or moved"
+            f"{path}: entry {place} ({_told(links[place - 1][0])}) does not follow from what is "
+            "before it: it, or something before it, was changed, removed, inserted or moved"
         )
-    cohorts = {row[:3] for row in query(path, "SELECT run, round, attempt FROM cohorts")}
-    if not cohorts <= {(e.run, e.round, e.attempt) for e, _ in links}:
+    if not cohorts <= {(e.run, e.round, e.attempt) for e, _ in links if isinstance(e, Entry)}:
         raise BadInput(f"{path}: there is a cohort without a charge: the ledger was changed")
-    head = Head(links[-1][1] if links else chain.first_hash(about), len(links))
-    if known is not None and known.length > head.length:
+    hashes = [chain.first_hash(about), *(found for _, found in links)]
+    for head in known:
+        check_head(path, head, hashes)
+    return Head(hashes[-1], len(links))
+
+
+def check_head(path: Path, known: Head, hashes: Sequence[str]) -> None:
+    """Refuse a ledger in which a known head has no place; `hashes` are its own, from the first."""
+    if known.length >= len(hashes):
         raise BadInput(
-            f"{path}: {head.length} charges, and there were {known.length}: the end was cut off"
+            f"{path}: {len(hashes) - 1} entries, and there were {known.length}: the end was cut off"
         )
-    if known is not None:
-        hashes = [chain.first_hash(about), *(found for _, found in links)]
-        if hashes[known.length] != known.hash:
-            raise BadInput(
-                f"{path}: charge {known.length} is not the one that was seen there before: the "
-                "ledger was replaced or written anew"
-            )
-    return head
+    if known.length < 0 or hashes[known.length] != known.hash:
+        raise BadInput(
+            f"{path}: entry {known.length} is not the one that was seen there before: the ledger "
+            "was replaced or written anew"
+        )
 
 
-def read_links(path: Path, salt: str) -> list[tuple[Entry, str]]:
-    """The charges as the chain sees them, and the hash noted with each."""
-    runs = _runs(path)
-    rows = query(
-        path,
-        "SELECT seq, charges.run, round, attempt, covers, event, charged_at, ids, hash "
-        "FROM charges LEFT JOIN cohorts USING (run, round, attempt) ORDER BY seq",
-    )
-    links: list[tuple[Entry, str]] = []
+def read_hashes(path: Path) -> list[str]:
+    """The hashes noted in a ledger, from the one before the first entry on; not checked."""
+    with one_look(path):
+        first = chain.first_hash(read_about(path))
+        rows = [row for table in ("charges", "closings") for row in query(path, _HASHES + table)]
+    return [first, *(str(found) for _, found in sorted(rows, key=lambda row: int(row[0])))]
+
+
+def read_links(path: Path, salt: str) -> list[tuple[Link, str]]:
+    """The charges and closings as the chain sees them, and the hash noted with each."""
+    with one_look(path):
+        runs = _runs(path)
+        rows = [*query(path, _CHARGES), *query(path, _CLOSINGS)]
+    links: list[tuple[Link, str]] = []
     digests: dict[int, str] = {}
-    for number, (seq, run, round, attempt, covers, event, at, ids, found) in enumerate(rows, 1):
+    for number, (seq, *row, found) in enumerate(sorted(rows, key=lambda row: int(row[0])), 1):
         if seq != number:
-            raise BadInput(f"{path}: charge {number} is missing: the ledger was changed")
-        if not isinstance(ids, bytes | None):
-            raise BadInput(f"{path}: the cohort of charge {number} cannot be read")
-        if not (
-            all(isinstance(text, str) for text in (run, covers, event, at, found))
-            and all(isinstance(count, int) for count in (round, attempt))
-        ):
-            raise BadInput(f"{path}: charge {number} cannot be read: the ledger was changed")
-        taken = "" if ids is None else chain.seal(salt, ids)
+            raise BadInput(f"{path}: entry {number} is missing: the ledger was changed")
         there = [text for after, text in runs if after < number]
         if len(there) not in digests:  # runs are only ever added
             digests[len(there)] = chain.digest_of(there)
-        entry = Entry(run, round, attempt, covers, event, at, taken, digests[len(there)])
-        links.append((entry, found))
+        try:
+            links.append((_link(row, salt, digests[len(there)]), as_text(found)))
+        except TypeError as e:
+            raise BadInput(f"{path}: entry {number} cannot be read: {e}") from e
     return links
 
 
+def _link(row: list[Any], salt: str, runs: str) -> Link:
+    """A row of either table as the chain sees it."""
+    if len(row) == 3:
+        run, files, at = map(as_text, row)
+        return Closing(run, files, at, runs)
+    run, round, attempt, covers, event, at, ids = row
+    if not isinstance(ids, bytes | None):
+        raise TypeError(f"{type(ids).__name__} where a cohort should be")
+    return Entry(
+        as_text(run),
+        as_count(round),
+        as_count(attempt),
+        as_text(covers),
+        as_text(event),
+        as_text(at),
+        "" if ids is None else chain.seal(salt, ids),
+        runs,
+    )
+
+
+def _told(link: Link) -> str:
+    return f"{'the end' if isinstance(link, Closing) else f'round {link.round}'} of {link.run}"
+
+
 def _runs(path: Path) -> list[tuple[int, str]]:
-    """What each run registered with, in order, and how many charges there were before it."""
+    """What each run registered with, in order, and how many entries there were before it."""
     found = []
     for run, text in query(path, "SELECT run, about FROM runs ORDER BY rowid"):
         try:

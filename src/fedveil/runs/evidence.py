@@ -1,87 +1,119 @@
-"""What a ledger proves: its statements, its chain against what the run remembers, and an export."""
+"""What a ledger proves: its statements, its chain and files against what is there, an export."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
 from fedveil.privacy.chain import Head, first_hash
-from fedveil.privacy.claims import rounded_up
 from fedveil.privacy.ledger_file import read_about, read_runs
+from fedveil.privacy.looking import one_look
 from fedveil.privacy.shared import common_of, spent_in
 from fedveil.privacy.statement import Statement, statements
-from fedveil.privacy.verification import read_links, verify
+from fedveil.privacy.verification import check_head, read_hashes, read_links, verify
 from fedveil.runs import checkpoint
+from fedveil.runs.closing import differences, is_open
 from fedveil.runs.disk import write_atomic
+
+OPEN = (
+    "the run is open, since it is running or was killed: nothing in its directory is covered but "
+    "its recipe (fedveil run --resume ends it)"
+)
 
 
 @dataclass(frozen=True)
 class Told:
-    """What every run of a ledger was charged, and what a shared ledger's runs spent together."""
+    """What every run of a ledger was charged, and what a shared ledger's runs spent together.
+
+    `warnings` say where the ledger, or the run directory, is not what the other remembers.
+    """
 
     runs: list[Statement]
     common: str | None
+    warnings: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: a run's own, or a list of runs for a shared ledger."""
         if self.common is None and len(self.runs) == 1:
-            return self.runs[0].to_dict()
-        return {"runs": [run.to_dict() for run in self.runs], "common": self.common}
+            return {**self.runs[0].to_dict(), "warnings": self.warnings}
+        runs = [run.to_dict() for run in self.runs]
+        return {"runs": runs, "common": self.common, "warnings": self.warnings}
 
 
 def statements_of(path: Path) -> Told:
-    """Read a run directory's ledger, or a ledger file."""
+    """Read a run directory's ledger, or a ledger file; what does not fit is told, not refused."""
     file = file_of(path)
-    common = common_of(file)
-    if common is None:
-        return Told(statements(file), None)
-    spent = spent_in(file, common)
-    text = (
-        f"all runs together: epsilon {rounded_up(spent):.4g} of {common.epsilon:g} at delta "
-        f"{common.delta:g} per {common.unit} ({common.neighbours}, {common.trust} trust, "
-        f"{common.noise} noise, Renyi filter)"
-    )
-    return Told(statements(file), text)
+    with one_look(file):
+        runs, common = statements(file), common_of(file)
+        text = None
+        if common is not None:
+            text = f"all runs together: {common.told(spent_in(file, common))}"
+        warnings = []
+        try:
+            hashes = read_hashes(file)
+            for head in remembered(path):
+                check_head(file, head, hashes)
+        except BadInput as e:
+            warnings.append(str(e))
+        run = _run_in(path, runs)
+        if run is not None:
+            warnings += differences(path, file, run)
+            warnings += [OPEN] if is_open(file, run.run) else []
+    return Told(runs, text, warnings)
 
 
 def verify_ledger(path: Path, head: str | None) -> str:
-    """Check the chain, against the end that the run directory or `head` remembers; in words."""
+    """Check a ledger, and the run directory it is given by, against each other; in words.
+
+    The chain is followed from end to end, to every end that `head` or the run directory remembers.
+    The files in the directory are those that the run left, and say what the ledger says.
+    """
     file = file_of(path)
-    known = _read_head(head) if head is not None else _remembered(path)
-    found = verify(file, known)
-    end = f"head {found.hash}:{found.length}"
-    if known is None:
-        return (
-            f"{file}: {found.length} charges, none changed, removed, inserted or moved among them; "
-            "whether charges are missing at the end cannot be told without a head from elsewhere "
-            f"(--head); {end}"
+    known = remembered(path) + ([] if head is None else [_read_head(head)])
+    with one_look(file):
+        found = verify(file, *known)
+        run = _run_in(path, statements(file))
+        for difference in [] if run is None else differences(path, file, run):
+            raise BadInput(difference)
+        opened = run is not None and is_open(file, run.run)
+    seen = max((one.length for one in known), default=None)
+    told = f"{file}: {found.length} entries, none changed, removed, inserted or moved"
+    if seen is None:
+        told += (
+            " among them; whether some are missing at the end cannot be told without a head from "
+            "elsewhere (--head)"
         )
-    return (
-        f"{file}: {found.length} charges, none changed, removed, inserted or moved, and none "
-        f"missing of the {known.length} seen before; {end}"
-    )
+    else:
+        told += f", and none missing of the {seen} seen before"
+    if opened:
+        told += f"; {OPEN}"
+    elif run is not None:
+        told += "; recipe, metrics, model, picture and result are those that the run left"
+    return f"{told}; head {found.hash}:{found.length}"
 
 
 def export_ledger(path: Path, target: Path) -> None:
     """Write what the ledger holds as JSON.
 
-    `chain` holds the charges as their hashes cover them, from `first` on: whoever has the file can
-    compute every hash again (`privacy.chain`). What it says of data and cohorts is sealed with a
-    salt that is left out, so that it confirms no guess.
+    `chain` holds charges and closings as their hashes cover them, from `first` on: whoever has the
+    file can compute every hash again (`privacy.chain`). What it says of data and cohorts is sealed
+    with a salt that is left out, so that it confirms no guess.
     """
     file = file_of(path)
     if target.exists():
         raise BadInput(f"--export {target} exists: name another file")
-    about = read_about(file)
-    found = {
-        "about": {key: value for key, value in about.items() if key != "salt"},
-        "runs": read_runs(file),
-        "first": first_hash(about),
-        "chain": [{**vars(e), "hash": noted} for e, noted in read_links(file, about["salt"])],
-        "statements": statements_of(path).to_dict(),
-        **verify(file).to_dict(),
-    }
+    with one_look(file):
+        about = read_about(file)
+        found = {
+            "about": {key: value for key, value in about.items() if key != "salt"},
+            "runs": read_runs(file),
+            "first": first_hash(about),
+            "chain": [{**vars(e), "hash": noted} for e, noted in read_links(file, about["salt"])],
+            "statements": statements_of(path).to_dict(),
+            **verify(file).to_dict(),
+        }
     try:
         write_atomic(target, (json.dumps(found, indent=2) + "\n").encode())
     except OSError as e:
@@ -90,36 +122,77 @@ def export_ledger(path: Path, target: Path) -> None:
 
 def file_of(path: Path) -> Path:
     """The ledger of a run directory, or the file itself."""
-    if not path.is_dir():
-        return path
     pointer = path / "ledger.json"
-    if pointer.is_file():
-        try:
+    try:
+        if not path.is_dir():
+            return path
+        if pointer.is_file():
             return Path(json.loads(pointer.read_text())["path"])
-        except (OSError, ValueError, KeyError, TypeError) as e:
-            raise BadInput(f"{pointer} cannot be read: {e}") from e
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise BadInput(f"{pointer} cannot be read: {e}") from e
     return path / "ledger.db"
+
+
+def name_of(folder: Path) -> str:
+    """What a shared ledger calls the run: its directory's name at the start, with a token."""
+    pointer = folder / "ledger.json"
+    try:
+        return str(json.loads(pointer.read_text())["run"])
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise BadInput(f"{pointer} cannot be read: {e}") from e
+
+
+def keep_head(folder: Path, head: Head) -> None:
+    """Remember, beside the files, how long the ledger was when the run ended."""
+    write_atomic(folder / "head.json", (json.dumps(head.to_dict(), indent=2) + "\n").encode())
+
+
+def kept_head(folder: Path) -> Head | None:
+    """How long the ledger was when the run ended last, if it did."""
+    return _head_in(folder / "head.json", lambda stored: stored)
+
+
+def remembered(path: Path) -> list[Head]:
+    """The ends of the ledger that a run directory remembers; none for a file."""
+    try:
+        if not path.is_dir():
+            return []
+    except OSError as e:
+        raise BadInput(f"{path} cannot be read: {e}") from e
+    heads = (
+        kept_head(path),
+        head_of_result(path),
+        checkpoint.head_of(path / "checkpoint"),
+    )
+    return [head for head in heads if head is not None]
 
 
 def head_of_result(path: Path) -> Head | None:
     """What the result in a run directory says of the end of the ledger, if there is one."""
-    result = path / "result.json"
-    if not result.is_file():
-        return None
+    return _head_in(path / "result.json", lambda stored: stored["ledger"])
+
+
+def _head_in(path: Path, find: Callable[[Any], Any]) -> Head | None:
     try:
-        stored = json.loads(result.read_text())["ledger"]
+        if not path.is_file():
+            return None
+        stored = find(json.loads(path.read_text()))
         return Head(str(stored["head"]), int(stored["length"]))
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as e:
-        raise BadInput(f"{result} cannot be read: {e}") from e
+        raise BadInput(f"{path} cannot be read: {e}") from e
 
 
-def _remembered(path: Path) -> Head | None:
-    """The longest end that the run directory remembers: of its result or its last checkpoint."""
+def _run_in(path: Path, runs: list[Statement]) -> Statement | None:
+    """The run whose directory `path` is; None for a file, or a directory with others' ledger."""
     if not path.is_dir():
         return None
-    heads = (head_of_result(path), checkpoint.head_of(path / "checkpoint"))
-    known = [head for head in heads if head is not None]
-    return max(known, key=lambda head: head.length, default=None)
+    if not (path / "ledger.json").is_file():
+        return runs[0] if len(runs) == 1 else None
+    name = name_of(path)
+    found = next((run for run in runs if run.run == name), None)
+    if found is None:
+        raise BadInput(f"{file_of(path)} does not know the run {name!r}: it was replaced")
+    return found
 
 
 def _read_head(text: str) -> Head:

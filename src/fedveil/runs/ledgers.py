@@ -10,12 +10,13 @@ from pathlib import Path
 from fedveil.errors import BadInput
 from fedveil.privacy.filters import curve_of
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.ledger_file import query, read_runs
+from fedveil.privacy.ledger_file import read_runs
+from fedveil.privacy.looking import query
 from fedveil.privacy.shared import Common, check_common, check_company, common_of
 from fedveil.privacy.terms import Terms
 from fedveil.privacy.verification import verify
 from fedveil.runs.disk import write_atomic
-from fedveil.runs.evidence import file_of
+from fedveil.runs.evidence import file_of, name_of
 from fedveil.training.training import Training
 
 
@@ -76,7 +77,7 @@ def open_ledger(
             return Ledger.create(path, {"run": folder.resolve().name, **about}, *terms)
         name = next(iter(read_runs(path)), "")  # the directory may have been renamed since
         return Ledger.reopen(path, {"run": name, **about}, *terms)
-    about = {"run": _name(folder), **about}
+    about = {"run": name_of(folder), **about}
     rest = (about, *terms)
     if not path.exists():
         if shared is None:
@@ -119,15 +120,6 @@ def _make_shared(
 def _begun(folder: Path) -> bool:
     """Whether a round may have been charged: metrics are written before the first."""
     return any((folder / name).exists() for name in ("checkpoint", "metrics.jsonl"))
-
-
-def _name(folder: Path) -> str:
-    """What a shared ledger calls the run: its directory's name at the start, with a token."""
-    pointer = folder / "ledger.json"
-    try:
-        return str(json.loads(pointer.read_text())["run"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        raise BadInput(f"{pointer} cannot be read: {e}") from e
 
 
 def _unmade(path: Path) -> bool:

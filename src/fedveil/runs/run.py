@@ -1,8 +1,6 @@
 """A run: a directory with recipe, metrics, ledger, checkpoints, model and result."""
 
-import hashlib
 import importlib.metadata
-import math
 import platform
 import reprlib
 import sqlite3
@@ -12,29 +10,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import safetensors.torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.chain import Head
+from fedveil.privacy.chain import digest
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.shared import common_of
 from fedveil.privacy.verification import verify
 from fedveil.runs import checkpoint, metrics, toml
 from fedveil.runs.build import build, resolved
+from fedveil.runs.closing import digests, recipe_digest
 from fedveil.runs.diagnosis import diagnose
 from fedveil.runs.disk import locked, write_atomic
-from fedveil.runs.evidence import file_of, head_of_result
+from fedveil.runs.done import Done, Round
+from fedveil.runs.ending import Ending, room
+from fedveil.runs.evidence import file_of, head_of_result, keep_head, kept_head
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.metrics import json_text, last_round
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.training.evaluate import evaluate
-from fedveil.training.server import ServerState
 from fedveil.training.training import Training
 
-Stopped = Literal["rounds", "budget", "interrupted"]
 OnRound = Callable[[dict[str, Any]], None]
 
 _LONGEST_NAME = 100
@@ -51,6 +49,7 @@ class Run:
     fresh: bool
     remarks: list[str] = field(default_factory=list)
     shared: Shared | None = None
+    beforehand: list[str] = field(default_factory=list)
 
     @classmethod
     def start(
@@ -80,14 +79,15 @@ class Run:
         return cls(folder, recipe, build(recipe, data_root), fresh=False)
 
     def describe(self) -> str:
-        """One line that says what is about to happen."""
+        """One line that says what is about to happen; once it has begun, also from where on."""
         training = self.training
         data, plan = training.data, training.plan
         text = (
             f"{self.recipe.name}: {self.recipe.model.name} with {training.task.size:,} parameters "
             f"over {data.clients:,} clients of {self.recipe.data.name}, {plan.rounds} rounds"
         )
-        return f"{text}, {plan.describe()}" + ("" if plan.private else ", no privacy claim")
+        text = f"{text}, {plan.describe()}" + ("" if plan.private else ", no privacy claim")
+        return "; ".join([text, *self.beforehand])
 
     def execute(
         self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
@@ -118,112 +118,96 @@ class Run:
             self._compare_versions()
         ledger = open_ledger(self.folder, self._about(), self.training, self.shared)
         try:
+            done = self._restore(ledger)
             on_start()
-            return self._train(ledger, on_round)
+            return self._train(done, ledger, on_round)
         finally:
             ledger.close()
 
-    def _train(self, ledger: Ledger, on_round: OnRound) -> dict[str, Any]:
-        state, history = self._restore(ledger)
+    def _train(self, done: Done, ledger: Ledger, on_round: OnRound) -> dict[str, Any]:
+        """Do the rounds and end the run; an interruption, whenever it comes, ends it as well."""
         self.training.plan.spent(0)  # found once, before the first round is timed
         began = time.perf_counter()
-        cohorts: list[int] = []
-        refused: Counter[str] = Counter()
-        stopped: Stopped = "rounds"
-        with (self.folder / "metrics.jsonl").open("a") as file:
-            try:
-                for result in self.training.rounds(state, ledger):
-                    line = result.numbers(diagnostics=self._diagnostics)
-                    if not self._diagnostics:
-                        line["seconds"] = None  # grows with the cohort, which is secret
-                    file.write(json_text(line))
-                    file.flush()
-                    if result.round % self.recipe.engine.checkpoint == 0:
-                        checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
-                    state = result.state
-                    history.append(line)
-                    cohorts.append(result.clients)
-                    if self._diagnostics:
-                        names = (self.training.data.client_name(c) for c in result.refused)
-                        refused.update(names)
-                    on_round(line)
-                if state.round < self.training.plan.rounds:
-                    stopped = "budget"
-            except KeyboardInterrupt:
-                stopped = "interrupted"
-        checkpoint.save(self.folder / "checkpoint", state, ledger.head())
-        seconds = time.perf_counter() - began
-        return self._finish(state, ledger, history, cohorts, refused, stopped, seconds)
+        try:
+            self._do_rounds(done, ledger, on_round)
+            return self._finish(done, ledger, time.perf_counter() - began)
+        except KeyboardInterrupt:
+            return self._finish(done, ledger, time.perf_counter() - began)
 
-    def _finish(
-        self,
-        state: ServerState,
-        ledger: Ledger,
-        history: list[dict[str, Any]],
-        cohorts: list[int],
-        refused: Counter[str],
-        stopped: Stopped,
-        seconds: float,
-    ) -> dict[str, Any]:
-        task, plan = self.training.task, self.training.plan
+    def _do_rounds(self, done: Done, ledger: Ledger, on_round: OnRound) -> None:
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            for result in self.training.rounds(done.state, ledger):
+                line = result.numbers(diagnostics=self._diagnostics)
+                if not self._diagnostics:
+                    line["seconds"] = None  # grows with the cohort, which is secret
+                shown = result.refused if self._diagnostics else ()
+                names = [self.training.data.client_name(client) for client in shown]
+                done.add(Round(line, result.clients, names), result.state)
+                file.write(json_text(line))
+                file.flush()
+                if result.round % self.recipe.engine.checkpoint == 0:
+                    checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
+                on_round(line)
+
+    def _finish(self, done: Done, ledger: Ledger, seconds: float) -> dict[str, Any]:
+        """Write what there is, the same rounds everywhere, and close the run in the ledger.
+
+        A crash before the last step leaves the run open: `--verify` says so, `--resume` ends it.
+        """
+        task, plan, state, rounds = self.training.task, self.training.plan, done.state, done.settled
+        history = done.before + [round.line for round in rounds]
+        self._write_metrics(history)
+        checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         measured = evaluate(task, state.params, self.training.data)
-        rounds = max(state.round, ledger.charged())
-        again = ledger.again
-        claims = [claim.to_dict() for claim in plan.claims(rounds, ledger.counts(), again)]
-        updates = sum(cohorts) / seconds if cohorts else 0.0
+        charged = max(state.round, ledger.charged())
+        claims = plan.claims(charged, ledger.counts(), ledger.again)
+        told = [claim.to_dict() for claim in claims]
+        ending = Ending(plan, state.round, claims, ledger, self.folder, self._ledger_path)
+        updates = sum(round.clients for round in rounds) / seconds if rounds else 0.0
+        refused = Counter(name for round in rounds for name in round.refused)
         result = {
             "run_dir": str(self.folder),
             "recipe": self.recipe.name,
             "rounds": state.round,
-            "stopped": stopped,
+            "stopped": ending.stopped,
+            "why": str(ending),
             "metrics": measured,
-            "claims": claims,
+            "claims": told,
             "ledger": ledger.head().to_dict(),
-            "budget": _budget(self.training, claims),
+            "budget": _budget(self.training, told),
             "noise": plan.describe(),
             "timing": {
-                "seconds_per_round": seconds / max(len(cohorts), 1),
+                "seconds_per_round": seconds / max(len(rounds), 1),
                 "client_updates_per_second": updates if self._diagnostics else None,
             },
             "refused": dict(refused.most_common()),
-            "notes": self.remarks + self._shared_note(ledger) + diagnose(history),
+            "notes": self.remarks + diagnose(history),
         }
         tensors = {name: value.clone() for name, value in task.named(state.params).items()}
         write_atomic(self.folder / "model.safetensors", safetensors.torch.save(tensors))
         metric = next(iter(task.metrics), "loss")
         write_atomic(self.folder / "progress.png", progress_png(history, metric, plan.limit))
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
+        keep_head(self.folder, ledger.end(digests(self.folder)))
         return result
 
-    def _shared_note(self, ledger: Ledger) -> list[str]:
-        """What all runs on a shared ledger have spent together."""
-        spent, common = ledger.common_spent(), common_of(self._ledger_path)
-        if spent is None or common is None:
-            return []
-        return [
-            f"all runs on {self._ledger_path} together: epsilon {math.ceil(1e4 * spent) / 1e4:g} "
-            f"of {common.epsilon:g} at delta {common.delta:g}"
-        ]
+    def _write_metrics(self, history: list[dict[str, Any]]) -> None:
+        """Bring the file to `history`, if it is not."""
+        path, content = self.folder / "metrics.jsonl", "".join(map(json_text, history)).encode()
+        if not path.exists() or path.read_bytes() != content:
+            write_atomic(path, content)
 
-    def _restore(self, ledger: Ledger) -> tuple[ServerState, list[dict[str, Any]]]:
-        """The state to go on from, and the metrics up to it; a ledger that lacks charges for it, or
-        whose chain is broken, is refused.
+    def _restore(self, ledger: Ledger) -> Done:
+        """What to go on from, with the metrics up to it; a ledger that lacks charges for it, or
+        whose chain is broken, is refused. Before anything is changed the run is open again.
         """
         found, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
         self.remarks += remarks
         state = self.training.start() if found is None else found.state
         history, remarks_on_metrics = metrics.read(self.folder / "metrics.jsonl")
-        self.remarks += remarks_on_metrics
-        if self.training.plan.private and not self.fresh:
-            for what, rounds in (("checkpoint", state.round), ("metrics", last_round(history))):
-                if ledger.charged() < rounds:
-                    raise BadInput(
-                        f"{self._ledger_path} has {ledger.charged()} charged rounds and the {what} "
-                        f"{rounds}: charges are missing (was ledger.db-wal left behind?); restore "
-                        "the whole ledger or start anew"
-                    )
-            for head in self._known(found):
-                verify(self._ledger_path, head)
+        self.remarks += remarks_on_metrics or self._changed_metrics(ledger)
+        if not self.fresh:
+            self._check_ledger(ledger, found, last_round(history))
         if remarks or (found is None and max(ledger.charged(), last_round(history))):
             self.remarks.append(f"the run went on from round {state.round}")
         if last_round(history) < state.round:
@@ -235,22 +219,40 @@ class Run:
             first = evaluate(self.training.task, params, self.training.data)
             spent = 0.0 if self.training.plan.private else None
             history.insert(0, {"round": 0, "epsilon": spent, **first})
-        text = "".join(json_text(line) for line in history)
-        write_atomic(self.folder / "metrics.jsonl", text.encode())
-        return state, history
+        if not self.fresh:
+            self.beforehand.append(f"going on after round {state.round}")
+        short = room(ledger, self.training.plan.permitted, self._ledger_path)
+        self.beforehand += [] if short is None else [short]
+        ledger.go_on()
+        self._write_metrics(history)
+        return Done(state, history)
 
-    def _known(self, found: checkpoint.Checkpoint | None) -> list[Head | None]:
-        """The ends of the ledger that the run remembers; one that is not known, if there is none.
+    def _changed_metrics(self, ledger: Ledger) -> list[str]:
+        path, noted = self.folder / "metrics.jsonl", ledger.ended().get("metrics.jsonl")
+        if noted is None or not path.exists() or digest(path.read_bytes()) == noted:
+            return []
+        return ["metrics.jsonl was changed after the run had ended"]
 
-        They are different where a checkpoint was lost.
-        """
+    def _check_ledger(
+        self, ledger: Ledger, found: checkpoint.Checkpoint | None, measured: int
+    ) -> None:
+        """Refuse a ledger that knows less than the run directory, or is not the one it was."""
+        saved = 0 if found is None else found.state.round
+        for what, rounds in (("checkpoint", saved), ("metrics", measured)):
+            if self.training.plan.private and ledger.charged() < rounds:
+                raise BadInput(
+                    f"{self._ledger_path} has {ledger.charged()} charged rounds and the {what} "
+                    f"{rounds}: charges are missing (was ledger.db-wal left behind?); restore "
+                    "the whole ledger or start anew"
+                )
         heads = [] if found is None else [found.head]
-        try:
-            told = head_of_result(self.folder)
-            heads += [] if told is None else [told]
-        except BadInput as e:
-            self.remarks.append(f"{e}; it is written anew")
-        return [*heads] or [None]
+        for read in (head_of_result, kept_head):
+            try:
+                told = read(self.folder)
+                heads += [] if told is None else [told]
+            except BadInput as e:
+                self.remarks.append(f"{e}; it is written anew")
+        verify(self._ledger_path, *heads)
 
     def _compare_versions(self) -> None:
         """Say so where the run goes on with other versions or on another kind of machine."""
@@ -279,7 +281,7 @@ class Run:
     def _about(self) -> dict[str, str]:
         """What the ledger has to know of the run, but for its name."""
         return {
-            "recipe": hashlib.sha256(toml.dumps(self.recipe.model_dump()).encode()).hexdigest(),
+            "recipe": recipe_digest(self.recipe),
             "data": self.training.data.fingerprint,
             "noise": "secure" if self.training.plan.secret else "seeded",
             "seed": "" if self.training.plan.secret else str(self.training.seed),

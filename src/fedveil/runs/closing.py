@@ -1,0 +1,102 @@
+"""What a run leaves for others to read, and whether it is still what the ledger says it was."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import BadInput
+from fedveil.privacy import chain
+from fedveil.privacy.ledger_file import read_closing, read_runs
+from fedveil.privacy.statement import Statement
+from fedveil.runs import toml
+from fedveil.runs.recipe import Recipe, load_recipe
+
+FILES = ("recipe.toml", "metrics.jsonl", "model.safetensors", "progress.png", "result.json")
+
+_ALIKE = 1e-6
+"""Epsilons of one account, computed on two machines, differ in their last digits."""
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file that a run's end commits to, as it is now."""
+    return {name: chain.digest((folder / name).read_bytes()) for name in FILES}
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """What a ledger knows a recipe by."""
+    return chain.digest(toml.dumps(recipe.model_dump()))
+
+
+def is_open(file: Path, run: str) -> bool:
+    """Whether a run has not ended, by its ledger: it is running, or it was killed."""
+    return not read_closing(file, run)
+
+
+def differences(folder: Path, file: Path, told: Statement) -> list[str]:
+    """Where a run directory is not what the ledger in `file` says of it, a sentence for each.
+
+    Guarantee: if the run has ended and there are none, recipe, metrics, model, picture and result
+    are, byte for byte, those it ended with. The recipe and the claims are compared with the
+    ledger's own words as well, so that an end cannot vouch for what was never charged.
+
+    | edge | behaviour |
+    |---|---|
+    | the run is open | its recipe, and its claims if nothing was charged since, are compared |
+    | a file is missing or cannot be read | a sentence |
+    | epsilons that differ by less than 1e-6 of them | the same |
+    """
+    closed = read_closing(file, told.run)
+    found = _of_recipe(folder, read_runs(file)[told.run])
+    found += [text for name, noted in closed.items() for text in _of_file(folder / name, noted)]
+    return found + _of_claims(folder, told, ended=bool(closed))
+
+
+def _of_recipe(folder: Path, about: dict[str, str]) -> list[str]:
+    path = folder / "recipe.toml"
+    if not path.exists():
+        return []  # a run that has ended names it
+    try:
+        recipe = load_recipe(str(path))
+    except BadInput as e:
+        return [f"{path} cannot be read: {e}"]
+    source = getattr(recipe.noise, "source", "seeded")
+    if source != about.get("noise"):
+        return [f"{path}: noise.source is {source!r} and {about.get('noise')!r} in the ledger"]
+    if recipe_digest(recipe) != about.get("recipe"):
+        return [f"{path} is not the recipe that the run was started with"]
+    return []
+
+
+def _of_file(path: Path, noted: str) -> list[str]:
+    try:
+        same = chain.digest(path.read_bytes()) == noted
+    except OSError as e:
+        return [f"{path}, which the run left, cannot be read: {e.strerror}"]
+    return [] if same else [f"{path} is not the one that the run left: it was changed"]
+
+
+def _of_claims(folder: Path, told: Statement, *, ended: bool) -> list[str]:
+    path = folder / "result.json"
+    if not path.is_file():
+        return []
+    try:
+        result = json.loads(path.read_text())
+        claims, rounds = list(result["claims"]), int(result["rounds"])
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as e:
+        return [f"{path} cannot be read: {e}"]
+    if not ended and rounds < len({charge.round for charge in told.charges}):
+        return []  # an older result of a run that has gone on
+    own = [claim.to_dict() for claim in told.claims]
+    if len(own) == len(claims) and all(map(_same, claims, own)):
+        return []
+    return [f"{path}: its claims are not what the charges in the ledger come to"]
+
+
+def _same(claim: Any, own: dict[str, Any]) -> bool:
+    if not isinstance(claim, dict) or claim.keys() != own.keys():
+        return False
+    a, b = claim["epsilon"], own["epsilon"]
+    numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    alike = math.isclose(a, b, rel_tol=_ALIKE) if numbers else a == b
+    return alike and {**claim, "epsilon": b} == json.loads(json.dumps(own))

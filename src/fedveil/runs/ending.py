@@ -1,0 +1,84 @@
+"""How a run ended, in one sentence: which claim counts, why it stopped, what may still be run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fedveil.errors import CommonBudgetExhausted
+from fedveil.privacy.claims import PrivacyClaim
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.shared import common_of
+
+Stopped = Literal["rounds", "budget", "interrupted"]
+
+_MANY = 1_000_000
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a run in `folder` after `done` rounds, on the ledger in `file`."""
+
+    plan: PrivacyPlan
+    done: int
+    claims: tuple[PrivacyClaim, ...]
+    ledger: Ledger
+    folder: Path
+    file: Path
+
+    @property
+    def stopped(self) -> Stopped:
+        """By the end of the plan, by a budget, or by somebody."""
+        if self.done >= self.plan.rounds:
+            return "rounds"
+        return "interrupted" if self.ledger.refusal is None else "budget"
+
+    def __str__(self) -> str:
+        return f"{self._what_counts()}; {self._stop()}; {self._what_is_left()}"
+
+    def _what_counts(self) -> str:
+        if not self.claims:
+            return "nothing is claimed"
+        first = next((claim for claim in self.claims if not claim.as_published), self.claims[0])
+        told = f"the claim that counts is {first}"
+        if any(claim.accountant is not first.accountant for claim in self.claims):
+            told += f", by {first.accountant.upper()} whatever else is listed"
+        return told
+
+    def _stop(self) -> str:
+        if self.stopped == "rounds":
+            return f"all {self.plan.rounds} planned rounds are done"
+        after = f"after round {self.done} of {self.plan.rounds}"
+        if self.stopped == "interrupted":
+            return f"it was interrupted {after}"
+        whose = "its own budget"
+        if isinstance(self.ledger.refusal, CommonBudgetExhausted):
+            whose = f"the budget that runs on {self.file} share"
+        return f"it was stopped {after} by {whose}"
+
+    def _what_is_left(self) -> str:
+        told = "no round of it is left to run"
+        if self.stopped == "interrupted":
+            left = min(self.plan.rounds, self.plan.permitted) - self.done
+            told = f"fedveil run --resume {self.folder} does the other {left}"
+        more, spent = self.ledger.fitting(_MANY), self.ledger.common_spent()
+        common = None if spent is None else common_of(self.file)
+        if more is None or spent is None or common is None:
+            return told + (", and any other run on the same data adds to it" if self.claims else "")
+        fit = "more than a million" if more >= _MANY else more or "no"
+        return (
+            f"{told}, and of what runs on {self.file} share {common.told(spent)} is spent: "
+            f"{fit} more rounds like these fit"
+        )
+
+
+def room(ledger: Ledger, permitted: int, file: Path) -> str | None:
+    """How many rounds the common budget has room for, if that is fewer than the run may do."""
+    charged = ledger.charged()
+    fitting = ledger.fitting(permitted - charged)
+    if fitting is None or charged + fitting >= permitted:
+        return None
+    return (
+        f"the budget that runs on {file} share has room for {charged + fitting} of the {permitted} "
+        "rounds now, and ends the run there: plan fewer, or start a ledger with a larger budget"
+    )
