@@ -11,6 +11,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.chain import Head
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger_file import read_closing
 from fedveil.privacy.shared import Common
 from fedveil.privacy.terms import Budget
 from fedveil.privacy.verification import verify
@@ -37,7 +38,11 @@ def path(tmp_path, make_terms):
     first.charge(2, np.array([2, 4]))
     third = Ledger.join(path, about("three"), *rest)
     third.charge(1, np.array([5]))
+    third.end({"result.json": "a"})
+    third.go_on()
+    third.end({"result.json": "b"})
     second.charge(2, np.array([0, 5]))
+    second.end({"result.json": "c"})
     for ledger in (first, second, third):
         ledger.close()
     return path
@@ -52,7 +57,7 @@ def alter(path, *statements):
 
 def test_a_ledger_that_was_left_alone_is_whole(path):
     head = verify(path)
-    assert head.length == 6
+    assert head.length == 10
     assert verify(path, head) == head
 
 
@@ -66,7 +71,7 @@ CHANGES = {
     "the noise of a charge": ["UPDATE charges SET event = replace(event, '4.0', '8.0')"],
     "the time of a charge": ["UPDATE charges SET charged_at = '2020' WHERE seq = 5"],
     "a hash": ["UPDATE charges SET hash = replace(hash, 'a', 'b') WHERE seq = 2"],
-    "the last hash": ["UPDATE charges SET hash = 'x' WHERE seq = 6"],
+    "the last hash": ["UPDATE charges SET hash = 'x' WHERE seq = 9"],
     "the type of a value": ["UPDATE charges SET event = CAST(event AS BLOB) WHERE seq = 2"],
     "a hash that is none": ["UPDATE charges SET hash = CAST(hash AS BLOB) WHERE seq = 2"],
     "the first charge removed": ["DELETE FROM charges WHERE seq = 1"],
@@ -76,8 +81,8 @@ CHANGES = {
         "UPDATE charges SET seq = seq - 1 WHERE seq > 3",
     ],
     "a charge inserted": [
-        "INSERT INTO charges SELECT 7, run, 9, 0, covers, event, charged_at, hash "
-        "FROM charges WHERE seq = 6"
+        "INSERT INTO charges SELECT 11, run, 9, 0, covers, event, charged_at, hash "
+        "FROM charges WHERE seq = 9"
     ],
     "two charges exchanged": [
         "UPDATE charges SET seq = 100 WHERE seq = 2",
@@ -122,13 +127,37 @@ CHANGES = {
     "the common delta removed": ["DELETE FROM about WHERE key = 'common delta'"],
     "a row of about inserted": ["INSERT INTO about VALUES ('note', 'mine')"],
     "the format": ["UPDATE about SET value = '99' WHERE key = 'format'"],
+    # closings
+    "what a run left": ["UPDATE closings SET files = replace(files, 'b', 'c') WHERE seq = 8"],
+    "whose end it was": ["UPDATE closings SET run = 'one' WHERE seq = 8"],
+    "when a run ended": ["UPDATE closings SET closed_at = '2020' WHERE seq = 6"],
+    "the hash of an end": ["UPDATE closings SET hash = replace(hash, 'a', 'b') WHERE seq = 6"],
+    "the type of an end": ["UPDATE closings SET files = CAST(files AS BLOB) WHERE seq = 8"],
+    "an end removed": ["DELETE FROM closings WHERE seq = 8"],
+    "the news that a run went on removed": ["DELETE FROM closings WHERE seq = 7"],
+    "an end inserted": [
+        "INSERT INTO closings SELECT 11, 'one', files, closed_at, hash FROM closings WHERE seq = 8"
+    ],
+    "an end beside a charge": [
+        "INSERT INTO closings SELECT 9, run, files, closed_at, hash FROM closings WHERE seq = 8"
+    ],
+    "two ends exchanged": [
+        "UPDATE closings SET seq = 100 WHERE seq = 6",
+        "UPDATE closings SET seq = 6 WHERE seq = 8",
+        "UPDATE closings SET seq = 8 WHERE seq = 100",
+    ],
+    "two ends exchanged but for their hashes": [
+        "UPDATE closings SET files = '{\"result.json\": \"b\"}' WHERE seq = 6",
+        "UPDATE closings SET files = '{\"result.json\": \"a\"}' WHERE seq = 8",
+    ],
+    "all ends removed": ["DELETE FROM closings"],
     # the file
     "the salt": ["UPDATE about SET value = 'x' WHERE key = 'salt'"],
     "the salt removed": ["DELETE FROM about WHERE key = 'salt'"],
     "a table removed": ["DROP TABLE cohorts"],
     "a table added": ["CREATE TABLE more (x)"],
     "a trigger that takes charges back": [
-        "CREATE TRIGGER t AFTER INSERT ON charges BEGIN DELETE FROM charges WHERE seq > 6; END"
+        "CREATE TRIGGER t AFTER INSERT ON charges BEGIN DELETE FROM charges WHERE seq > 9; END"
     ],
     "a view": ["CREATE VIEW v AS SELECT 1"],
     "an index emptied": [
@@ -154,21 +183,52 @@ def test_the_place_of_a_change_is_told(path):
         verify(path)
 
 
+def test_the_place_of_a_changed_end_is_told(path):
+    alter(path, "UPDATE closings SET files = '{}' WHERE seq = 8")
+    with pytest.raises(BadInput, match=r"entry 8 \(the end of three\)"):
+        verify(path)
+
+
+def test_a_removed_last_end_is_found_by_who_knows_the_head(path):
+    head = verify(path)
+    alter(path, "DELETE FROM closings WHERE seq = 10")
+    assert read_closing(path, "two") == {}
+    with pytest.raises(BadInput, match="9 entries, and there were 10: the end was cut off"):
+        verify(path, head)
+
+
+def test_the_last_end_of_a_run_counts(path):
+    """One run never ended, one went on and ended again, one was between others' entries."""
+    left = {run: read_closing(path, run) for run in ("one", "two", "three")}
+    assert left == {"one": {}, "two": {"result.json": "c"}, "three": {"result.json": "b"}}
+
+
+def test_a_run_that_goes_on_is_open(path, make_terms):
+    lines = (make_terms(noise=NoiseSource.SECURE),)
+    ledger = Ledger.reopen(path, about("two"), lines, 9, CLIENTS, Common.of(lines, "d", 9.0))
+    ledger.go_on()
+    assert (ledger.ended(), read_closing(path, "two")) == ({}, {})
+    ledger.go_on()
+    ledger.close()
+    assert verify(path).length == 11
+
+
 def test_a_cut_tail_is_found_by_who_knows_the_head(path):
     head = verify(path)
     alter(
         path,
-        "DELETE FROM charges WHERE seq = 6",
+        "DELETE FROM charges WHERE seq = 9",
+        "DELETE FROM closings WHERE seq = 10",
         "DELETE FROM cohorts WHERE run = 'two' AND round = 2",
     )
-    assert verify(path).length == 5
-    with pytest.raises(BadInput, match="5 entries, and there were 6: the end was cut off"):
+    assert verify(path).length == 8
+    with pytest.raises(BadInput, match="8 entries, and there were 10: the end was cut off"):
         verify(path, head)
 
 
 def test_an_emptied_ledger_is_found_by_who_knows_the_head(path):
     head = verify(path)
-    alter(path, "DELETE FROM charges", "DELETE FROM cohorts")
+    alter(path, "DELETE FROM charges", "DELETE FROM cohorts", "DELETE FROM closings")
     assert verify(path).length == 0
     with pytest.raises(BadInput, match="the end was cut off"):
         verify(path, head)
@@ -180,7 +240,7 @@ def test_a_ledger_that_went_on_still_has_the_old_head(path, make_terms):
     ledger = Ledger.reopen(path, about("one"), lines, 9, CLIENTS, Common.of(lines, "d", 9.0))
     ledger.charge(3, np.array([1]))
     ledger.close()
-    assert verify(path, head).length == 7
+    assert verify(path, head).length == 11
 
 
 def test_a_ledger_written_anew_is_found_by_who_knows_the_head(path, tmp_path, make_terms):
@@ -188,12 +248,12 @@ def test_a_ledger_written_anew_is_found_by_who_knows_the_head(path, tmp_path, ma
     head = verify(path)
     other = tmp_path / "other.db"
     lines = (make_terms(),)
-    ledger = Ledger.create(other, about("one"), lines, 9)
-    for round in range(1, 8):
+    ledger = Ledger.create(other, about("one"), lines, 11)
+    for round in range(1, 12):
         ledger.charge(round)
     ledger.close()
-    assert verify(other).length == 7
-    with pytest.raises(BadInput, match="entry 6 is not the one that was seen"):
+    assert verify(other).length == 11
+    with pytest.raises(BadInput, match="entry 10 is not the one that was seen"):
         verify(other, head)
 
 

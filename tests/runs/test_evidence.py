@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput, LedgerMismatch
-from fedveil.privacy.chain import Entry, broken_at
+from fedveil.privacy.chain import Closing, Entry, Head, broken_at
 from fedveil.privacy.filters import curve_of
 from fedveil.privacy.ledger_file import read_about, read_charges, read_participations, read_runs
 from fedveil.privacy.shared import common_of, spent_in
-from fedveil.privacy.verification import verify
+from fedveil.privacy.verification import read_links, verify
+from fedveil.runs.closing import digests
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -72,14 +73,19 @@ def alter(path, *statements):
         db.commit()
 
 
+LAST_TWO = ("DELETE FROM charges WHERE seq = 4", "DELETE FROM closings")
+"""The last charge, and the end of the run behind it."""
+
+
 def test_verify_vouches_for_the_end_where_the_run_remembers_it(start, cli):
     run = start("run", ledger=None)
     run.execute()
     code, out, _ = cli("ledger", run.folder, "--verify")
     head = verify(run.folder / "ledger.db")
     assert code == 0
-    assert "none missing of the 4 seen before" in out
-    assert out.strip().endswith(f"head {head.hash}:4")
+    assert "5 entries" in out
+    assert "none missing of the 5 seen before" in out
+    assert out.strip().endswith(f"head {head.hash}:5")
 
 
 def test_verify_of_a_file_alone_vouches_for_the_rows_that_are_there(start, cli, tmp_path):
@@ -89,32 +95,35 @@ def test_verify_of_a_file_alone_vouches_for_the_rows_that_are_there(start, cli, 
     head = verify(alone)
     code, out, _ = cli("ledger", alone, "--verify")
     assert code == 0
-    assert "whether charges are missing at the end cannot be told" in out
+    assert "whether some are missing at the end cannot be told" in out
     code, out, _ = cli("ledger", alone, "--verify", "--head", f"{head.hash}:{head.length}")
     assert (code, "none missing" in out) == (0, True)
-    alter(alone, "DELETE FROM charges WHERE seq = 4")
+    alter(alone, *LAST_TWO)
     assert cli("ledger", alone, "--verify")[0] == 0
     told = error(cli("ledger", alone, "--verify", "--head", f"{head.hash}:{head.length}"))
-    assert "3 charges, and there were 4: the end was cut off" in told
+    assert "3 entries, and there were 5: the end was cut off" in told
 
 
-@pytest.mark.parametrize("gone", [(), ("result.json",), ("checkpoint",)])
+@pytest.mark.parametrize(
+    "gone", [(), ("result.json", "head.json"), ("checkpoint", "head.json"), ("checkpoint",)]
+)
 def test_a_cut_tail_is_found_by_what_is_left_of_the_run(start, cli, gone):
     run = start("run", ledger=None)
     run.execute()
     for name in gone:
         path = run.folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    alter(run.folder / "ledger.db", "DELETE FROM charges WHERE seq = 4")
+    alter(run.folder / "ledger.db", *LAST_TWO)
     assert "the end was cut off" in error(cli("ledger", run.folder, "--verify"))
 
 
 def test_a_cut_tail_is_not_found_where_nothing_remembers_it_and_that_is_said(start, cli):
     run = start("run", ledger=None)
     run.execute()
-    (run.folder / "result.json").unlink()
+    for name in ("result.json", "head.json"):
+        (run.folder / name).unlink()
     shutil.rmtree(run.folder / "checkpoint")
-    alter(run.folder / "ledger.db", "DELETE FROM charges WHERE seq = 4")
+    alter(run.folder / "ledger.db", *LAST_TWO)
     code, out, _ = cli("ledger", run.folder, "--verify")
     assert (code, "cannot be told" in out) == (0, True)
 
@@ -138,12 +147,16 @@ def test_an_export_is_json_and_overwrites_nothing(start, cli, tmp_path):
     target = tmp_path / "charges.json"
     assert cli("ledger", run.folder, "--export", target)[0] == 0
     found = json.loads(target.read_text())
-    entries = [Entry(**{k: v for k, v in link.items() if k != "hash"}) for link in found["chain"]]
+    entries = [
+        (Closing if "files" in link else Entry)(**{k: v for k, v in link.items() if k != "hash"})
+        for link in found["chain"]
+    ]
     links = zip(entries, [link["hash"] for link in found["chain"]], strict=True)
-    assert [entry.round for entry in entries] == [1, 2, 3, 4]
+    assert [entry.round for entry in entries[:-1]] == [1, 2, 3, 4]
+    assert json.loads(entries[-1].files) == digests(run.folder)
     assert broken_at(found["first"], links) is None
     assert found["chain"][-1]["hash"] == found["head"] == verify(run.folder / "ledger.db").hash
-    assert found["length"] == 4
+    assert found["length"] == 5
     assert run.training.data.fingerprint not in target.read_text()
     assert read_about(run.folder / "ledger.db")["salt"] not in target.read_text()
     assert (
@@ -160,14 +173,20 @@ def test_a_damaged_ledger_is_not_exported(start, cli, tmp_path):
     run.execute()
     alter(run.folder / "ledger.db", "UPDATE charges SET charged_at = 'x' WHERE seq = 2")
     target = tmp_path / "charges.json"
-    assert "charge 2" in error(cli("ledger", run.folder, "--export", target))
+    assert "entry 2" in error(cli("ledger", run.folder, "--export", target))
     assert not target.exists()
 
 
-def test_the_result_has_the_head_of_the_ledger(start):
+def test_the_run_directory_has_the_heads_of_the_ledger(start):
+    """The result that of its last charge, since the entry behind it is about the result."""
     run = start("run", ledger=None)
     result = run.execute()
-    assert result["ledger"] == verify(run.folder / "ledger.db").to_dict()
+    path = run.folder / "ledger.db"
+    (entry, _), *_ = reversed(read_links(path, read_about(path)["salt"]))
+    assert json.loads((run.folder / "head.json").read_text()) == verify(path).to_dict()
+    assert result["ledger"]["length"] == 4
+    assert verify(path, Head(result["ledger"]["head"], 4)).length == 5
+    assert isinstance(entry, Closing)
 
 
 # --- a shared ledger ---
@@ -180,7 +199,8 @@ def test_a_second_run_is_stopped_at_the_common_budget(start, common, cli):
     assert second["stopped"] == "budget"
     assert 0 < second["rounds"] < 60
     assert spent_in(common, common_of(common)) <= 5.0
-    assert any("common.db together: epsilon 4." in note for note in second["notes"])
+    assert f"by the budget that runs on {common} share" in second["why"]
+    assert "share epsilon 4." in second["why"]
     third = start("three", seed=3).execute()
     assert (third["rounds"], third["stopped"]) == (0, "budget")
     code, out, _ = cli("ledger", common)
@@ -276,7 +296,7 @@ def test_a_shared_ledger_that_was_changed_is_not_joined(used, cli, tmp_path):
     alter(common, "DELETE FROM charges WHERE seq = 2")
     arguments = ("--out", tmp_path / "two", "--ledger", common)
     line = error(cli("run", "central", *central("seed=2"), *arguments, "--quiet"))
-    assert "charge 2 is missing" in line
+    assert "entry 2 is missing" in line
     assert not (tmp_path / "two").exists()
 
 

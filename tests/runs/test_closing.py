@@ -1,0 +1,316 @@
+"""What an officer reads is covered: `--verify` names the file that is not what the run left."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+import safetensors.torch
+
+from fedveil.privacy import chain
+from fedveil.privacy.ledger_file import read_about, read_closing, read_runs
+from fedveil.privacy.verification import read_links, verify
+from fedveil.runs import closing as closings
+from fedveil.runs import run as runs
+from fedveil.runs.ledgers import Shared
+from fedveil.runs.recipe import load_recipe
+from fedveil.runs.run import Run
+
+from .conftest import BASE
+
+
+class Crash(Exception):
+    """The process dies."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures():
+    patch = pytest.MonkeyPatch()
+    patch.setattr(runs, "progress_png", lambda *_: b"picture")
+    yield
+    patch.undo()
+
+
+def begin(folder, *settings, recipe="central", shared=None):
+    chosen = load_recipe(recipe, (*BASE[recipe], "data.seed=1", *settings))
+    return Run.start(chosen, folder, None, shared)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """own: a run with its own ledger; other: one of another seed; two, three: on a shared one."""
+    root = tmp_path_factory.mktemp("made")
+    begin(root / "own").execute()
+    begin(root / "other", "seed=2").execute()
+    begin(root / "nothing", recipe="fedsgd").execute()
+    shared = Shared(root / "shared.db", 20.0)
+    for seed in (2, 3):
+        begin(root / f"shared {seed}", f"seed={seed}", shared=shared).execute()
+    return root
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    def copied(name, where="here"):
+        folder = shutil.copytree(made / name, tmp_path / where)
+        pointer = folder / "ledger.json"
+        if pointer.exists():
+            shutil.copy(made / "shared.db", tmp_path / "shared.db")
+            stored = json.loads(pointer.read_text())
+            pointer.write_text(json.dumps({**stored, "path": str(tmp_path / "shared.db")}))
+        return folder
+
+    return copied
+
+
+def ledger_of(folder):
+    pointer = folder / "ledger.json"
+    return json.loads(pointer.read_text())["path"] if pointer.exists() else folder / "ledger.db"
+
+
+def alter(folder, *statements):
+    with closing(sqlite3.connect(ledger_of(folder))) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
+
+
+def replace(name, old, new):
+    def damage(folder, other):
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+
+    return damage
+
+
+def smaller_epsilon(folder, other):
+    result = json.loads((folder / "result.json").read_text())
+    result["claims"][0]["epsilon"] = 0.5
+    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+def another_model(folder, other):
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    changed = {name: tensor + 1e-7 for name, tensor in tensors.items()}
+    (folder / "model.safetensors").write_bytes(safetensors.torch.save(changed))
+
+
+def take(name):
+    return lambda folder, other: shutil.copy(other / name, folder / name)
+
+
+def remove(name):
+    return lambda folder, other: (folder / name).unlink()
+
+
+def better_metrics(folder, other):
+    path = folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[-1]["accuracy"] = 0.999
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def sql(*statements):
+    return lambda folder, other: alter(folder, *statements)
+
+
+def swap_closing(folder, other):
+    """The end of another run, as it is in that one's ledger."""
+    with closing(sqlite3.connect(other / "ledger.db")) as db:
+        row = db.execute("SELECT files, closed_at, hash FROM closings").fetchone()
+    with closing(sqlite3.connect(folder / "ledger.db")) as db:
+        db.execute("UPDATE closings SET files = ?, closed_at = ?, hash = ?", row)
+        db.commit()
+
+
+def forge(folder, other):
+    """A result with a smaller epsilon, and an end that vouches for it, hash and all."""
+    smaller_epsilon(folder, other)
+    path = folder / "ledger.db"
+    *_, (_, before), (entry, _) = read_links(path, read_about(path)["salt"])
+    files = json.dumps(closings.digests(folder), sort_keys=True)
+    forged = chain.next_hash(before, chain.Closing(entry.run, files, entry.closed_at, entry.runs))
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE closings SET files = ?, hash = ?", (files, forged))
+        db.commit()
+    (folder / "head.json").write_text(json.dumps({"head": forged, "length": 5}))
+
+
+TAMPERED = {
+    "epsilon in the result": (smaller_epsilon, "result.json is not the one that the run left"),
+    "a byte of the model": (another_model, "model.safetensors is not the one"),
+    "another run's model": (take("model.safetensors"), "model.safetensors is not the one"),
+    "secure noise in the recipe": (
+        replace("recipe.toml", 'source = "seeded"', 'source = "secure"'),
+        "recipe.toml: noise.source is 'secure' and 'seeded' in the ledger",
+    ),
+    "more noise in the recipe": (
+        replace("recipe.toml", "multiplier = 2.0", "multiplier = 9.0"),
+        "recipe.toml is not the recipe that the run was started with",
+    ),
+    "a comment in the recipe": (
+        replace("recipe.toml", "# resolved by", "# audited, resolved by"),
+        "recipe.toml is not the one that the run left",
+    ),
+    "a recipe of noise": (replace("recipe.toml", "rounds", "\x00"), "recipe.toml cannot be read"),
+    "accuracy in the metrics": (better_metrics, "metrics.jsonl is not the one"),
+    "a line of the metrics removed": (take("metrics.jsonl"), "metrics.jsonl is not the one"),
+    "the picture": (replace("progress.png", "pic", "PIC"), "progress.png is not the one"),
+    "no model": (remove("model.safetensors"), "model.safetensors, which the run left"),
+    "no result": (remove("result.json"), "result.json, which the run left"),
+    "no recipe": (remove("recipe.toml"), "recipe.toml, which the run left"),
+    "the end removed": (sql("DELETE FROM closings"), "4 entries, and there were 5"),
+    "the end of another run": (swap_closing, r"entry 5 (the end of own) does not follow"),
+    "the end taken back": (
+        sql("UPDATE closings SET files = '{}'"),
+        "entry 5 (the end of own) does not follow",
+    ),
+    "the tail cut off": (
+        sql("DELETE FROM closings", "DELETE FROM charges WHERE seq = 4"),
+        "3 entries, and there were 5",
+    ),
+    "a forged result with a forged end": (forge, "claims are not what the charges"),
+}
+
+
+def error(outcome):
+    code, _, err = outcome
+    assert code == 2, outcome
+    (line,) = err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("how", TAMPERED)
+def test_what_was_changed_is_named(copy, cli, how):
+    damage, told = TAMPERED[how]
+    folder = copy("own")
+    damage(folder, copy("other", "there"))
+    assert told in error(cli("ledger", folder, "--verify"))
+
+
+CHAIN_ONLY = ("the end of another run", "the end taken back")
+
+
+@pytest.mark.parametrize("how", [how for how in TAMPERED if how not in CHAIN_ONLY])
+def test_plain_reading_warns_of_it(copy, cli, how):
+    damage, told = TAMPERED[how]
+    folder = copy("own")
+    damage(folder, copy("other", "there"))
+    code, out, err = cli("ledger", folder)
+    assert (code, "epsilon" in out) == (0, True)
+    assert any(line.startswith("warning: ") and told in line for line in err.splitlines())
+    code, out, _ = cli("ledger", folder, "--json")
+    assert (code, any(told in text for text in json.loads(out)["warnings"])) == (0, True)
+
+
+@pytest.mark.parametrize("name", ["own", "nothing", "shared 2", "shared 3"])
+def test_an_honest_run_is_whole_and_warns_of_nothing(copy, cli, name):
+    folder = copy(name)
+    code, out, err = cli("ledger", folder, "--verify")
+    assert (code, err) == (0, "")
+    assert "recipe, metrics, model, picture and result are those that the run left" in out
+    assert cli("ledger", folder)[::2] == (0, "")
+
+
+@pytest.mark.parametrize("name", ["nothing", "shared 2"])
+@pytest.mark.parametrize("damage", [another_model, better_metrics])
+def test_runs_of_every_kind_are_covered(copy, cli, name, damage):
+    folder = copy(name)
+    damage(folder, None)
+    assert "is not the one that the run left" in error(cli("ledger", folder, "--verify"))
+
+
+def test_a_shared_ledger_has_an_end_for_each_run(made):
+    path = made / "shared.db"
+    for run, folder in zip(read_runs(path), ("shared 2", "shared 3"), strict=True):
+        assert read_closing(path, run) == closings.digests(made / folder)
+    assert verify(path).length == 10
+
+
+def test_a_pointer_to_another_run_is_found(copy, made, cli):
+    folder = copy("shared 2")
+    other = json.loads((made / "shared 3" / "ledger.json").read_text())
+    pointer = folder / "ledger.json"
+    pointer.write_text(json.dumps({**json.loads(pointer.read_text()), "run": other["run"]}))
+    assert "recipe.toml is not the recipe" in error(cli("ledger", folder, "--verify"))
+    pointer.write_text(json.dumps({**json.loads(pointer.read_text()), "run": "nobody"}))
+    assert "does not know the run 'nobody'" in error(cli("ledger", folder, "--verify"))
+
+
+# --- runs that have not ended ---
+
+
+def crash_in(monkeypatch, name):
+    def die(*_):
+        raise Crash
+
+    monkeypatch.setattr(runs, name, die)
+
+
+@pytest.mark.parametrize("where", ["digests", "keep_head", "progress_png"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_crash_at_the_end_leaves_a_run_that_is_open_or_whole(
+    tmp_path, monkeypatch, cli, where, again
+):
+    """Before the entry it is open, also where it had ended once before; after it it is whole."""
+    run = begin(tmp_path / "run")
+    if again:
+        run.execute()
+        run = Run.resume(run.folder, None)
+    crash_in(monkeypatch, where)
+    with pytest.raises(Crash):
+        run.execute()
+    code, out, err = cli("ledger", run.folder, "--verify")
+    assert (code, err) == (0, "")
+    assert ("the run is open" in out) is (where != "keep_head")
+    told = cli("ledger", run.folder)[2]
+    assert ("warning: the run is open" in told) is (where != "keep_head")
+    monkeypatch.undo()
+    monkeypatch.setattr(runs, "progress_png", lambda *_: b"picture")
+    Run.resume(run.folder, None).execute()
+    code, out, _ = cli("ledger", run.folder, "--verify")
+    assert (code, "those that the run left" in out) == (0, True)
+
+
+def test_an_open_run_still_answers_for_its_recipe_and_its_claims(tmp_path, monkeypatch, cli):
+    run = begin(tmp_path / "run")
+    crash_in(monkeypatch, "digests")
+    with pytest.raises(Crash):
+        run.execute()
+    kept = (run.folder / "result.json").read_bytes()
+    smaller_epsilon(run.folder, None)
+    assert "claims are not what" in error(cli("ledger", run.folder, "--verify"))
+    (run.folder / "result.json").write_bytes(kept)
+    replace("recipe.toml", 'source = "seeded"', 'source = "secure"')(run.folder, None)
+    assert "noise.source is 'secure'" in error(cli("ledger", run.folder, "--verify"))
+
+
+def test_a_run_that_goes_on_is_open_meanwhile(tmp_path, cli):
+    def stop(line):
+        if line["round"] == 2:
+            raise KeyboardInterrupt
+
+    run, seen = begin(tmp_path / "run"), []
+    run.execute(stop)
+    assert "those that the run left" in cli("ledger", run.folder, "--verify")[1]
+    again = Run.resume(run.folder, None)
+    again.execute(lambda line: seen.append(cli("ledger", run.folder, "--verify")))
+    assert [(code, "the run is open" in out) for code, out, _ in seen] == [(0, True)] * 2
+    assert "those that the run left" in cli("ledger", run.folder, "--verify")[1]
+
+
+def test_metrics_that_were_changed_are_remarked_on_when_a_run_goes_on(copy):
+    folder = copy("own")
+    better_metrics(folder, None)
+    notes = Run.resume(folder, None).execute()["notes"]
+    assert "metrics.jsonl was changed after the run had ended" in notes
+
+
+def test_an_export_has_the_ends(copy, cli, tmp_path):
+    folder = copy("shared 3")
+    assert cli("ledger", folder, "--export", tmp_path / "out.json")[0] == 0
+    found = json.loads((tmp_path / "out.json").read_text())["chain"]
+    ends = [json.loads(link["files"]) for link in found if "files" in link]
+    assert (len(ends), ends[1]) == (2, closings.digests(folder))
