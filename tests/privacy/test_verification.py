@@ -147,8 +147,8 @@ CHANGES = {
         "UPDATE closings SET seq = 8 WHERE seq = 100",
     ],
     "two ends exchanged but for their hashes": [
-        "UPDATE closings SET files = '{\"result.json\": \"b\"}' WHERE seq = 6",
-        "UPDATE closings SET files = '{\"result.json\": \"a\"}' WHERE seq = 8",
+        'UPDATE closings SET files = \'{"result.json": "b"}\' WHERE seq = 6',
+        'UPDATE closings SET files = \'{"result.json": "a"}\' WHERE seq = 8',
     ],
     "all ends removed": ["DELETE FROM closings"],
     # the file
