@@ -3,8 +3,8 @@
 import multiprocessing
 import os
 import shutil
-import sqlite3
-from contextlib import closing
+import subprocess
+import sys
 
 import pytest
 
@@ -77,16 +77,18 @@ def test_a_look_is_at_one_moment(ledger, path):
 
 
 def test_locks_of_this_process_outlive_a_look(ledger, path):
-    """A descriptor that is opened and closed beside SQLite's would take its locks away."""
+    """A descriptor that is opened and closed beside SQLite's would take its locks away.
+
+    Another process that opens and closes the ledger would then think that it was the last one, and
+    take the log away.
+    """
     ledger.charge(1)
     read_charges(path)
     log = path.with_name(f"{path.name}-wal")
-    child = os.fork()
-    if not child:
-        with closing(sqlite3.connect(path)) as db:
-            db.execute(COUNT).fetchall()
-        os._exit(0)  # the last one to close a ledger takes its log away
-    os.waitpid(child, 0)
+    code = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute(sys.argv[2])"
+    subprocess.run(
+        [sys.executable, "-c", f"{code}.fetchall(); db.close()", path, COUNT], check=True
+    )
     assert log.stat().st_size > 0
     ledger.charge(2)
     assert len(read_charges(path)) == 2

@@ -1,0 +1,177 @@
+"""One sentence at the end: which claim counts, why the run stopped, what may still be run."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from fedveil.privacy.filters import curve_of
+from fedveil.privacy.shared import Common
+from fedveil.runs.build import build
+from fedveil.runs.ledgers import Shared
+from fedveil.runs.recipe import load_recipe
+from fedveil.runs.run import Run
+
+from .conftest import BASE
+
+ROOT = Path(__file__).parents[2]
+
+
+def stop_after(rounds):
+    def on_round(line):
+        if line["round"] == rounds:
+            raise KeyboardInterrupt
+
+    return on_round
+
+
+@pytest.fixture
+def begin(tmp_path):
+    def begun(name, *settings, recipe="central", epsilon=None, seed=1):
+        chosen = load_recipe(recipe, (*BASE[recipe], "data.seed=1", f"seed={seed}", *settings))
+        shared = None if epsilon is None else Shared(tmp_path / "hospital.db", epsilon)
+        return Run.start(chosen, tmp_path / name, None, shared)
+
+    return begun
+
+
+def why(run, *arguments):
+    result = run.execute(*arguments)
+    stored = json.loads((run.folder / "result.json").read_text())
+    assert stored["why"] == result["why"]
+    assert "\n" not in result["why"]
+    return result["why"]
+
+
+def test_the_claim_that_counts_is_the_first_and_its_accountant_is_named(begin):
+    run = begin("run")
+    told, first = why(run), run.training.plan.claims(4)[0]
+    assert told.startswith(f"the claim that counts is {first}, by PLD whatever else is listed; ")
+
+
+def test_as_published_claims_do_not_count_beside_a_strict_one(begin):
+    told = why(begin("run", "budget.epsilon=9.0", recipe="ldp-fl"))
+    assert told.startswith("the claim that counts is ")
+    assert "as published" not in told
+
+
+def test_a_run_to_its_end(begin):
+    told = why(begin("run"))
+    assert (
+        "; all 4 planned rounds are done; no round of it is left to run, and any other run" in told
+    )
+
+
+def test_a_run_that_claims_nothing(begin):
+    told = why(begin("run", recipe="fedsgd"))
+    assert told == (
+        "nothing is claimed; all 4 planned rounds are done; no round of it is left to run"
+    )
+
+
+def test_a_run_that_was_interrupted_says_how_to_go_on(begin):
+    run = begin("run")
+    told = why(run, stop_after(3))
+    assert "; it was interrupted after round 3 of 4; " in told
+    assert f"fedveil run --resume {run.folder} does the other 1, and any other" in told
+
+
+def test_a_run_that_its_own_budget_stopped(begin):
+    free = begin("free").training.plan
+    limit = (free.claims(2)[0].epsilon + free.claims(3)[0].epsilon) / 2
+    told = why(begin("run", f"budget.epsilon={limit}"))
+    assert "; it was stopped after round 2 of 4 by its own budget; " in told
+
+
+def fitting(run, epsilon):
+    """How many rounds a new ledger of `epsilon` takes, by trying."""
+    line = run.training.plan.lines[0]
+    filter = Common.of((line,), "d", epsilon).filter
+    curve, count = curve_of(line.event, line.relation), 0
+    while filter.admits(count * curve, curve):
+        count += 1
+    return count
+
+
+def test_a_run_that_the_common_budget_stops_is_told_so_beforehand(begin, tmp_path):
+    run, told = begin("run", "rounds=60", epsilon=5.0), []
+    fit = fitting(run, 5.0)
+    assert 4 < fit < 60
+    result = run.execute(on_start=lambda: told.append(run.describe()))
+    assert f"hospital.db share has room for {fit} of the 60 rounds now" in told[0]
+    assert "\n" not in told[0]
+    assert (result["rounds"], result["stopped"]) == (fit, "budget")
+    where = tmp_path / "hospital.db"
+    assert (
+        f"; it was stopped after round {fit} of 60 by the budget that runs on {where} share; "
+        in (result["why"])
+    )
+    assert re.search(r"share epsilon 4\.\d+ of 5 at delta 0.0001 per client \(", result["why"])
+    assert result["why"].endswith("Renyi filter) is spent: no more rounds like these fit")
+
+
+def test_what_fits_after_others_have_spent_is_what_can_be_charged(begin):
+    first = begin("one", epsilon=5.0)
+    told = why(first)
+    more = int(re.search(r"spent: (\d+) more rounds like these fit", told)[1])
+    assert more == fitting(first, 5.0) - 4
+    second, lines = begin("two", "rounds=60", epsilon=5.0, seed=2), []
+    result = second.execute(on_start=lambda: lines.append(second.describe()))
+    assert result["rounds"] == more
+    assert f"room for {more} of the 60 rounds" in lines[0]
+
+
+def test_a_run_that_fits_is_told_nothing_beforehand(begin):
+    run, told = begin("run", epsilon=5.0), []
+    run.execute(on_start=lambda: told.append(run.describe()))
+    assert "share" not in told[0]
+
+
+def test_what_fits_where_turns_are_counted_is_what_everybody_can_afford(begin):
+    """Cohorts of a half: a client may be asked in every round, and in no more than said."""
+    run, told = begin("run", "rounds=40", recipe="ldp-sgd", epsilon=6.0), []
+    result = run.execute(on_start=lambda: told.append(run.describe()))
+    found = re.search(r"room for (\d+) of the 40 rounds", told[0])
+    assert found is None or int(found[1]) <= result["rounds"]
+
+
+def test_going_on_counts_what_was_charged_already(begin):
+    run = begin("run", "rounds=60", epsilon=5.0)
+    fit = fitting(run, 5.0)
+    run.execute(stop_after(2))
+    again, told = Run.resume(run.folder, None), []
+    result = again.execute(on_start=lambda: told.append(again.describe()))
+    assert "going on after round 2" in told[0]
+    assert f"room for {fit} of the 60 rounds" in told[0]
+    assert result["rounds"] == fit
+
+
+def test_the_sentence_is_on_the_screen(begin, cli, tmp_path):
+    sets = [part for setting in BASE["central"] for part in ("--set", setting)]
+    code, out, _ = cli("run", "central", *sets, "--out", tmp_path / "run", "--quiet")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert code == 0
+    assert result["why"] in out
+
+
+def test_the_numbers_in_the_readme_are_those_of_the_filter():
+    """Two digits, rounded up: one run, two runs, and the rounds that fit a ledger of 8."""
+    training = build(load_recipe("central", ["noise.source=secure"]), None)
+    line = training.plan.lines[0]
+    command = re.search(r"--ledger-epsilon (\d+)", (ROOT / "README.md").read_text())
+    common = Common.of((line,), "d", float(command[1]))
+    curve = curve_of(line.event, line.relation)
+    assert common.filter.admits(39 * curve, curve)
+    one, two = (
+        math.ceil(100 * common.filter.epsilon_of(count * curve)) / 100 for count in (40, 80)
+    )
+    eight, count = Common.of((line,), "d", 8.0).filter, 0
+    while eight.admits(count * curve, curve):
+        count += 1
+    for name in ("README.md", "docs/proofs/filter.md"):
+        text = " ".join((ROOT / name).read_text().split())
+        assert f"counts {one} " in text or f"counts {one}," in text
+        assert f"{two} for two such runs" in text
+    assert f"after {count} rounds" in " ".join((ROOT / "README.md").read_text().split())
