@@ -86,9 +86,8 @@ def test_locks_of_this_process_outlive_a_look(ledger, path):
     read_charges(path)
     log = path.with_name(f"{path.name}-wal")
     code = "import sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute(sys.argv[2])"
-    subprocess.run(
-        [sys.executable, "-c", f"{code}.fetchall(); db.close()", path, COUNT], check=True
-    )
+    code += ".fetchall(); db.close()"
+    subprocess.run([sys.executable, "-c", code, path, COUNT], check=True)
     assert log.stat().st_size > 0
     ledger.charge(2)
     assert len(read_charges(path)) == 2
