@@ -23,11 +23,11 @@ import pytest
 from fedveil.errors import BadInput
 from fedveil.privacy import ledger
 from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.ledger_file import read_charges
+from fedveil.privacy.ledger_file import read_charges, read_closing, read_runs
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import FixedSize
-from fedveil.privacy.verification import verify
 from fedveil.runs import build, checkpoint, disk, run
+from fedveil.runs.evidence import verify_ledger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.client import LocalSgd
@@ -191,7 +191,11 @@ ONCE = {  # and what kills it before the first round or after the last; no charg
     "after the model": renamed("model.safetensors"),
     "writing the result": half("result.json"),
     "after the result": renamed("result.json"),
+    "before the end is noted": before(Ledger, "end"),
+    "after the end is noted": after(Ledger, "end"),
+    "after the head is kept": renamed("head.json"),
 }
+AFTER_THE_END = ("after the end is noted", "after the head is kept")
 SOURCES, PLACES = ("seeded", "secure"), ("server", "client")
 
 
@@ -312,6 +316,12 @@ def checkpoint_of(folder):
     return max((int(name.removeprefix("round-")) for name in names), default=0)
 
 
+def ended_in_ledger(folder):
+    """Whether the ledger has noted what the run left."""
+    path = folder / "ledger.db"
+    return bool(read_closing(path, next(iter(read_runs(path)))))
+
+
 def released(folder):
     """The rounds of which anything has reached the disk."""
     found = {line["round"] for line in metrics_of(folder)} - {0}
@@ -364,6 +374,11 @@ def test_kill(kill, place, undisturbed, capfd):
         assert lost == ({number} if IN_ROUNDS[stage][1] else set())
     elif stage in ONCE:
         assert not lost
+    if charges:
+        told = verify_ledger(folder, None)
+        assert ("the run is open" in told) is not ended_in_ledger(folder)
+        if stage != "at random":
+            assert ended_in_ledger(folder) is (stage in AFTER_THE_END)
 
     if not (folder / "recipe.toml").exists():
         assert not charges
@@ -375,7 +390,7 @@ def test_kill(kill, place, undisturbed, capfd):
 
     result = json.loads((folder / "result.json").read_text())
     charges = charges_of(folder)
-    verify(folder / "ledger.db", None)
+    assert "those that the run left" in verify_ledger(folder, None)
     assert released(folder) <= set(charges)
     assert [line["round"] for line in metrics_of(folder)] == list(range(result["rounds"] + 1))
     assert (result["rounds"], result["stopped"]) == (ROUNDS, "rounds")
