@@ -353,6 +353,7 @@ PARSERS = {  # what is made, how it is damaged, how it is read
     "ledger": (make_run, damage_ledger, read_ledger),
     "shared ledger": (make_shared, damage_ledger, read_ledger),
     "result": (make_run, damage_file("run/result.json"), read_evidence),
+    "head": (make_run, damage_file("run/head.json"), read_evidence),
     "ledger pointer": (make_pointer, damage_file("ledger.json"), read_pointer),
     "metrics of a run": (make_run, damage_file("run/metrics.jsonl"), read_metrics),
     "saved data": (make_saved, damage_file("saved/*"), read_saved),

@@ -1,5 +1,6 @@
 """What a run leaves for others to read, and whether it is still what the ledger says it was."""
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -20,7 +21,7 @@ _ALIKE = 1e-6
 
 def digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file that a run's end commits to, as it is now."""
-    return {name: chain.digest((folder / name).read_bytes()) for name in FILES}
+    return {name: _digest(folder / name) for name in FILES}
 
 
 def recipe_digest(recipe: Recipe) -> str:
@@ -70,10 +71,15 @@ def _of_recipe(folder: Path, about: dict[str, str]) -> list[str]:
 
 def _of_file(path: Path, noted: str) -> list[str]:
     try:
-        same = chain.digest(path.read_bytes()) == noted
+        same = _digest(path) == noted
     except OSError as e:
         return [f"{path}, which the run left, cannot be read: {e.strerror}"]
     return [] if same else [f"{path} is not the one that the run left: it was changed"]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _of_claims(folder: Path, told: Statement, *, ended: bool) -> list[str]:
