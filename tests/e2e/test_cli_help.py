@@ -103,5 +103,5 @@ def test_account_in_words(cli):
     told = cli("account", "--noise", "1", "--rate", "1", "--rounds", "1", "--delta", "1e-5")
     assert told.code == 0
     assert "epsilon 4.378 at delta 1e-05 per client" in told.out
-    for word in ("add-remove", "central trust", "PLD", "RDP"):
+    for word in ("zero-out", "central trust", "PLD", "RDP"):
         assert word in told.out

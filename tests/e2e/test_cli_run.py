@@ -45,7 +45,7 @@ def test_the_result_as_json(cli, settings):
         assert number(claim["epsilon"])
         assert claim["delta"] == 1e-4
         assert (claim["unit"], claim["trust"]) == ("client", "central")
-        assert (claim["neighbours"], claim["noise"]) == ("add-remove", "seeded")
+        assert (claim["neighbours"], claim["noise"]) == ("zero-out", "seeded")
         assert claim["as_published"] is False
         assert claim["assumptions"]
         assert all(isinstance(a, str) for a in claim["assumptions"])

@@ -62,7 +62,7 @@ def test_every_epsilon_has_its_unit_and_trust(page: Page) -> None:
 
     assert told[:3] == silent
     assert {row[1:] for row in told[3 : 3 + count]} == {("1e-05", "record", "local", "zero-out")}
-    assert {row[1:] for row in told[3 + count :]} == {("1e-05", "client", "central", "add-remove")}
+    assert {row[1:] for row in told[3 + count :]} == {("1e-05", "client", "central", "zero-out")}
     assert "not comparable" in page.markdown()
 
 

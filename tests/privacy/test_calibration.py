@@ -92,7 +92,7 @@ def test_target_that_is_no_epsilon_is_refused(target):
     with pytest.raises(BadInput, match="epsilon"):
         noise_for(Gaussian, 1, target, 1e-5, ADD_REMOVE)
     with pytest.raises(BadInput, match="epsilon"):
-        rate_for(1.0, 1, target, 1e-5)
+        rate_for(1.0, 1, target, 1e-5, ADD_REMOVE)
 
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.nan])
@@ -142,7 +142,7 @@ def test_extreme_question_is_answered_or_refused(make, target, delta):
     ],
 )
 def test_rate_meets_its_target_and_one_percent_more_does_not(noise, count, target, accountant):
-    rate = rate_for(noise, count, target, 1e-5, accountant)
+    rate = rate_for(noise, count, target, 1e-5, ADD_REMOVE, accountant)
     assert 0 < rate < 1
 
     def at(q):
@@ -154,13 +154,13 @@ def test_rate_meets_its_target_and_one_percent_more_does_not(noise, count, targe
 
 
 def test_rate_is_one_when_everyone_may_join():
-    assert rate_for(100.0, 1, 1.0, 1e-5) == 1
+    assert rate_for(100.0, 1, 1.0, 1e-5, ADD_REMOVE) == 1
     assert epsilon(Gaussian(100.0), 1, 1e-5, ADD_REMOVE) <= 1
 
 
 def test_noise_that_no_rate_can_save_is_refused():
     with pytest.raises(BadInput, match="raise the noise or ask for fewer rounds"):
-        rate_for(0.02, 1000, 1.0, 1e-9)
+        rate_for(0.02, 1000, 1.0, 1e-9, ADD_REMOVE)
 
 
 # --- rounds ---

@@ -72,9 +72,16 @@ def test_poisson_rate_one_is_everyone_without_amplification():
 def test_poisson_is_accounted_as_poisson():
     sampler = Poisson(0.25)
     assert sampler.event(Gaussian(2.0), 100) == PoissonSampled(0.25, Gaussian(2.0))
-    assert sampler.relation is Relation.ADD_REMOVE
+    assert sampler.relation is Relation.ZERO_OUT
     assert sampler.share(100) == 1
     assert sampler.expected(100) == 25
+
+
+def test_no_divisor_is_a_function_of_the_data_under_the_samplers_own_relation():
+    """A neighbour under add-remove has another N, and the divisor would tell the two apart."""
+    for sampler in (Poisson(0.25), FixedSize(25), RoundRobin(25), Everyone()):
+        assert sampler.relation is not Relation.ADD_REMOVE
+    assert Poisson(0.25).expected(100) != Poisson(0.25).expected(99)
 
 
 @pytest.mark.parametrize(("population", "rate"), [(20, 0.2), (1000, 0.01), (50, 0.9)])

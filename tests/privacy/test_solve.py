@@ -22,7 +22,7 @@ def pld(answer, **changes):
     settings = {"noise": answer.noise, "rate": answer.rate, "rounds": answer.rounds, **changes}
     inner = Gaussian(settings["noise"])
     event = inner if settings["rate"] == 1 else PoissonSampled(settings["rate"], inner)
-    return epsilon(event, settings["rounds"], 1e-5, Relation.ADD_REMOVE)
+    return epsilon(event, settings["rounds"], 1e-5, Relation.ZERO_OUT)
 
 
 def test_epsilon_is_what_the_accountants_say():
@@ -30,7 +30,7 @@ def test_epsilon_is_what_the_accountants_say():
     assert (answer.noise, answer.rate, answer.rounds) == (1.5, 0.1, 50)
     event = PoissonSampled(0.1, Gaussian(1.5))
     for claim in answer.claims:
-        expected = epsilon(event, 50, 1e-5, Relation.ADD_REMOVE, claim.accountant)
+        expected = epsilon(event, 50, 1e-5, Relation.ZERO_OUT, claim.accountant)
         assert claim.epsilon == expected
 
 
@@ -83,7 +83,7 @@ def test_json_keeps_its_contract(missing):
 
 def test_claims_say_what_they_assume():
     for claim in ask("epsilon").claims:
-        assert (claim.unit, claim.neighbours) == (Unit.CLIENT, Relation.ADD_REMOVE)
+        assert (claim.unit, claim.neighbours) == (Unit.CLIENT, Relation.ZERO_OUT)
         assert (claim.trust, claim.noise) == (Trust.CENTRAL, NoiseSource.SECURE)
         assert claim.delta == 1e-5
         assert any("secure" in a for a in claim.assumptions)

@@ -63,7 +63,12 @@ def noise_for(
 
 
 def rate_for(
-    noise: float, count: int, target: float, delta: float, accountant: Accountant = Accountant.PLD
+    noise: float,
+    count: int,
+    target: float,
+    delta: float,
+    relation: Relation,
+    accountant: Accountant = Accountant.PLD,
 ) -> float:
     """The largest Poisson rate, to about 0.1 %, that keeps `count` rounds within `target`.
 
@@ -76,7 +81,7 @@ def rate_for(
 
     def slack(inverse: float, interval: float) -> float:
         of = event(1 / inverse)
-        return _slack(target, of, count, delta, Relation.ADD_REMOVE, accountant, interval)
+        return _slack(target, of, count, delta, relation, accountant, interval)
 
     spread = math.sqrt(count * math.expm1(1 / max(noise * noise, 1 / 600)))
     guess = spread / _mu_for(target, delta)

@@ -40,7 +40,7 @@ def central(
     | multiplier 0 | BadInput: no finite epsilon exists |
     | multiplier whose first round exceeds the budget | BadInput |
     | delta >= 1 / clients | BadInput |
-    | quantile rule with z >= z_bits (2 sigma_b under add-remove) | BadInput: no split exists |
+    | quantile rule with z >= z_bits (2 sigma_b under zero-out) | BadInput: no split exists |
 
     >>> from fedveil.privacy.sampling import Everyone
     >>> from fedveil.privacy.rules import Fixed

@@ -63,8 +63,9 @@ class Sampler(Protocol):
 class Poisson:
     """Every client joins independently with probability `rate`.
 
-    Guarantee: accounted as Poisson sampling under add-remove. The cohort may be empty; its
-    round is released and charged like any other, or its emptiness would leak.
+    Guarantee: accounted as Poisson sampling under zero-out: the number of clients is public and
+    the sum is divided by rate x N, so a neighbour keeps N. The cohort may be empty; its round is
+    released and charged like any other, or its emptiness would leak.
 
     | edge | behaviour |
     |---|---|
@@ -74,7 +75,7 @@ class Poisson:
     """
 
     rate: float
-    relation: ClassVar[Relation] = Relation.ADD_REMOVE
+    relation: ClassVar[Relation] = Relation.ZERO_OUT
     assumption: ClassVar[str] = "clients join each round independently; who joined is kept secret"
 
     def __post_init__(self) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from fedveil.errors import BadInput
 from fedveil.privacy.calibration import noise_for, rate_for, rounds_within
-from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Relation, Trust, Unit
+from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Trust, Unit
 from fedveil.privacy.events import Event, Gaussian, PoissonSampled
+from fedveil.privacy.sampling import Poisson
 from fedveil.privacy.terms import Budget, Terms
 
 
@@ -54,11 +55,11 @@ def solve(
     _check(noise, rate, rounds, epsilon, delta)
     if noise is None and rate and rounds and epsilon:
         share = rate
-        noise = noise_for(lambda m: _event(share, m), rounds, epsilon, delta, Relation.ADD_REMOVE)
+        noise = noise_for(lambda m: _event(share, m), rounds, epsilon, delta, Poisson.relation)
     elif rate is None and noise and rounds and epsilon:
-        rate = rate_for(noise, rounds, epsilon, delta)
+        rate = rate_for(noise, rounds, epsilon, delta, Poisson.relation)
     elif rounds is None and noise and rate and epsilon:
-        rounds = rounds_within(_event(rate, noise), epsilon, delta, Relation.ADD_REMOVE)
+        rounds = rounds_within(_event(rate, noise), epsilon, delta, Poisson.relation)
         if rounds == 0:
             raise BadInput(
                 f"one round alone exceeds epsilon {epsilon:g}: raise the noise or the epsilon"
@@ -70,12 +71,13 @@ def solve(
         share=Fraction(1),
         budget=Budget(math.inf, delta),
         unit=Unit.CLIENT,
-        relation=Relation.ADD_REMOVE,
+        relation=Poisson.relation,
         trust=Trust.CENTRAL,
         noise=NoiseSource.SECURE,
         assumptions=(
             "Gaussian noise of std noise x bound on the sum of bounded updates",
             "clients join each round independently with probability rate, in secret",
+            "the number of clients is public; the sum is divided by nothing that depends on data",
             "the noise is drawn from a secure source",
         ),
     )
