@@ -133,8 +133,9 @@ def test_the_page_tells_what_is_claimed_of_reports_and_of_what_is_watched(page: 
 
     assert claims["baseline"] == "nothing"
     assert claims["poly"].startswith("epsilon 30 at delta 1e-05 per client (replace, local trust")
-    assert "; bits: " in claims["quantile"]
-    assert "; norms: epsilon 0.7999 at delta 1e-08" in claims["adaptive"]
+    told = "epsilon 30 at delta 1e-05 per client (replace, curator trust"
+    assert claims["quantile"].startswith(f"updates and bits: {told}")
+    assert claims["adaptive"].startswith(f"updates and norms: {told}")
 
 
 def test_the_page_has_one_figure_and_what_was_left_open(page: Page) -> None:

@@ -249,4 +249,4 @@ def test_the_claims_that_have_to_be_told():
     assert sorted(round(c.epsilon) for c in groups.claims) == [5, 50]
     bits = ["bound.kind=quantile", "bound.value=0.05", "bound.bit_noise=2.0", "engine.mode=looped"]
     (watched,) = prepared(Laboratory(), recipe="ldp-sgd", settings=bits)
-    assert [c.covers for c in watched.claims] == ["updates", "bits"]
+    assert [c.covers for c in watched.claims] == ["updates and bits"]

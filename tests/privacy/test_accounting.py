@@ -24,6 +24,7 @@ from fedveil.privacy.events import (
     FuGaussian,
     Gaussian,
     GaussianWithBit,
+    GaussianWithCurator,
     Laplace,
     PoissonSampled,
     Shuffled,
@@ -410,6 +411,7 @@ def test_table_has_these_entries_and_no_others():
         TwoPoint(1.0): {binomial: replaced, pure: replaced},
         Shuffled(TwoPoint(1.0), 10): {pld: replaced},
         GaussianWithBit(Gaussian(1.0), TwoPoint(1.0)): {pld: replaced},
+        GaussianWithCurator(Gaussian(1.0), Gaussian(1.0), 3): {pld: replaced, rdp: replaced},
     }
     assert {type(event) for event in table} == set(get_args(Event))
     for event, known in table.items():
@@ -525,6 +527,34 @@ def test_gaussian_with_a_bit_lies_between_its_parts_and_their_sum():
     alone = epsilon(Gaussian(4.0), 9, 1e-5, Relation.REPLACE)
     found = epsilon(event, 9, 1e-5, Relation.REPLACE, interval=COARSE)
     assert alone < found < alone + 9 * 0.2
+
+
+# --- Gaussian with a curator ---
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "noise", "most", "count"),
+    [(2.0, 5.0, 1, 1), (3.0, 1.0, 4, 3), (6.0, 4.0, 3, 20), (0.7, 0.5, 9, 2)],
+)
+def test_gaussian_with_a_curator_matches_the_library_composing_both(multiplier, noise, most, count):
+    """The library's grid of privacy losses, release by release; its RDP likewise."""
+    event = GaussianWithCurator(Gaussian(multiplier), Gaussian(noise), most)
+    for accountant, slack in (
+        (dpa.pld.PLDAccountant(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE, 1e-4), 1e-3),
+        (dpa.rdp.RdpAccountant(), 1e-9),
+    ):
+        for _ in range(count):
+            accountant.compose(dpa.GaussianDpEvent(multiplier))
+        for _ in range(min(count, most)):
+            accountant.compose(dpa.GaussianDpEvent(noise))
+        kind = Accountant.PLD if slack == 1e-3 else Accountant.RDP
+        found = epsilon(event, count, 1e-5, Relation.REPLACE, kind)
+        assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=slack)
+
+
+def test_curator_without_noise_is_worth_nothing():
+    event = GaussianWithCurator(Gaussian(9.0), Gaussian(0.0), 1)
+    assert epsilon(event, 1, 1e-5, Relation.REPLACE) == math.inf
 
 
 # --- silence ---

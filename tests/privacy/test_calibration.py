@@ -8,13 +8,29 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.calibration import MOST_ROUNDS, noise_for, rate_for, rounds_within
 from fedveil.privacy.claims import Accountant, Relation
-from fedveil.privacy.events import FixedSampled, Gaussian, PoissonSampled
+from fedveil.privacy.events import FixedSampled, Gaussian, GaussianWithCurator, PoissonSampled
 
 ADD_REMOVE, REPLACE = Relation.ADD_REMOVE, Relation.REPLACE
 CASES = [
     pytest.param(Gaussian, 1, 1.0, ADD_REMOVE, Accountant.PLD, id="one"),
     pytest.param(Gaussian, 500, 0.3, Relation.ZERO_OUT, Accountant.PLD, id="many"),
     pytest.param(Gaussian, 20, 5.0, REPLACE, Accountant.RDP, id="rdp"),
+    pytest.param(
+        lambda m: GaussianWithCurator(Gaussian(m), Gaussian(8.0), 30),
+        20,
+        4.0,
+        REPLACE,
+        Accountant.PLD,
+        id="curator",
+    ),
+    pytest.param(
+        lambda m: GaussianWithCurator(Gaussian(m), Gaussian(2.0), 3),
+        50,
+        9.0,
+        REPLACE,
+        Accountant.RDP,
+        id="curator-rdp",
+    ),
     pytest.param(
         lambda m: PoissonSampled(0.05, Gaussian(m)), 100, 2.0, ADD_REMOVE, Accountant.PLD, id="pld"
     ),

@@ -15,6 +15,7 @@ from fedveil.privacy.events import (
     FuGaussian,
     Gaussian,
     GaussianWithBit,
+    GaussianWithCurator,
     Laplace,
     PoissonSampled,
     Shuffled,
@@ -34,6 +35,7 @@ events = st.one_of(
     st.builds(FuGaussian, multipliers, st.floats(1e-300, 1e300)),
     st.builds(Shuffled, reports, st.integers(1, 10**9)),
     st.builds(GaussianWithBit, gaussians, reports),
+    st.builds(GaussianWithCurator, gaussians, gaussians, st.integers(1, 10**9)),
     st.builds(PoissonSampled, st.floats(0, 1, exclude_min=True), gaussians),
     st.builds(
         lambda size, rest, g: FixedSampled(size, size + rest, g),
@@ -66,6 +68,8 @@ def test_kinds_are_the_ones_old_ledgers_hold():
     assert from_dict(shuffled) == Shuffled(TwoPoint(0.5), 7)
     both = {"kind": "gaussian-with-bit", "gaussian": inner, "bit": bit}
     assert from_dict(both) == GaussianWithBit(Gaussian(2.0), TwoPoint(0.5))
+    watched = {"kind": "gaussian-with-curator", "gaussian": inner, "curator": inner, "most": 3}
+    assert from_dict(watched) == GaussianWithCurator(Gaussian(2.0), Gaussian(2.0), 3)
 
 
 def test_every_kind_has_a_name_of_its_own():
@@ -132,6 +136,12 @@ def test_report_that_cannot_exist_is_refused(epsilon):
 def test_shuffle_of_nothing_is_refused(reports):
     with pytest.raises(BadInput):
         Shuffled(TwoPoint(1.0), reports)
+
+
+@pytest.mark.parametrize("most", [0, -1])
+def test_curator_who_publishes_nothing_is_refused(most):
+    with pytest.raises(BadInput):
+        GaussianWithCurator(Gaussian(1.0), Gaussian(1.0), most)
 
 
 @pytest.mark.parametrize("c2", [0.0, -1.0, math.nan, math.inf])

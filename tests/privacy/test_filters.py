@@ -18,6 +18,7 @@ from fedveil.privacy.events import (
     FuGaussian,
     Gaussian,
     GaussianWithBit,
+    GaussianWithCurator,
     Laplace,
     PoissonSampled,
     Shuffled,
@@ -104,6 +105,8 @@ def test_no_input_of_a_two_point_report_exceeds_its_curve():
 def test_two_releases_about_one_client_add_up():
     both = curve_of(GaussianWithBit(Gaussian(2.0), TwoPoint(0.4)), ADD)
     assert both == pytest.approx(curve_of(Gaussian(2.0), ADD) + curve_of(TwoPoint(0.4), ADD))
+    watched = curve_of(GaussianWithCurator(Gaussian(2.0), Gaussian(7.0), 1), ADD)
+    assert watched == pytest.approx(curve_of(Gaussian(2.0), ADD) + curve_of(Gaussian(7.0), ADD))
 
 
 @pytest.mark.parametrize(

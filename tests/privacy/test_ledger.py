@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import date, datetime
 from fractions import Fraction
 
@@ -14,8 +15,8 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
-from fedveil.privacy.claims import NoiseSource
-from fedveil.privacy.events import Gaussian, to_dict
+from fedveil.privacy.claims import NoiseSource, Relation
+from fedveil.privacy.events import Gaussian, GaussianWithCurator, to_dict
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_about, read_charges, read_participations, read_runs
 from fedveil.privacy.terms import Budget
@@ -186,6 +187,19 @@ def test_a_line_that_is_due_now_and_then_has_a_budget_of_its_own(path, make_term
         ledger.charge(3)
     ledger.close()
     assert [c.covers for c in read_charges(path)].count("norms") == 2
+
+
+def test_rounds_done_again_are_charged_for_what_the_curator_published(path, make_terms):
+    """Three turns and two histograms fit; a round done again may be a third histogram."""
+    event = GaussianWithCurator(Gaussian(9.0), Gaussian(2.0), 2)
+    plain = make_terms(event=event, relation=Relation.REPLACE, noise=NoiseSource.SECURE)
+    limit = plain.claims(5)[0].epsilon
+    line = replace(plain, budget=Budget(limit, 1e-5))
+    ledger = Ledger.create(path, ABOUT, (line,), 3)
+    assert [ledger.charge(1), ledger.charge(2)] == [0, 0]
+    with pytest.raises(BudgetExhausted, match=r"done again \(1\)"):
+        ledger.charge(2)
+    ledger.close()
 
 
 def test_rounds_cannot_be_skipped(path, make_terms):

@@ -4,14 +4,16 @@ import math
 
 import numpy as np
 import pytest
+from scipy.optimize import brentq
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting import epsilon
+from fedveil.privacy.accounting import epsilon, gaussian_epsilon
 from fedveil.privacy.claims import Accountant, Relation, Trust, Unit
 from fedveil.privacy.events import (
     FuGaussian,
     Gaussian,
     GaussianWithBit,
+    GaussianWithCurator,
     Laplace,
     PoissonSampled,
     Shuffled,
@@ -229,21 +231,96 @@ def test_client_without_a_budget_is_refused(members):
 # --- adaptive bounds ---
 
 
-def test_bits_through_a_curator_have_a_line_of_their_own():
+def through_curator(plan, releases, noise, count):
+    """The epsilon of all that a client's reports and the curator's noisy sums tell together."""
+    squared = releases / plan.multiplier**2 + count / noise**2
+    return gaussian_epsilon(math.sqrt(squared), BUDGET.delta)
+
+
+def test_line_against_the_server_composes_updates_and_the_curators_bits():
     """Replacing a client moves the sum of centred bits by 1: noise over sensitivity is sigma_b."""
     plan = plan_of(RoundRobin(100), Quantile(1.0, 0.5, noise=5.0), rounds=35)
-    updates, bits = plan.lines
-    assert bits.event == Gaussian(5.0)
-    assert (bits.covers, bits.trust, bits.relation) == ("bits", Trust.CENTRAL, Relation.REPLACE)
-    assert bits.participations(35) == updates.participations(35) == 4
-    assert not bits.reading
-    assert any("curator" in a for a in bits.assumptions)
-    assert updates.event == plan_of(RoundRobin(100), rounds=35).lines[0].event
+    (line,) = plan.lines
+    assert line.event == GaussianWithCurator(Gaussian(plan.multiplier), Gaussian(5.0), 4)
+    assert (line.covers, line.trust, line.relation) == (
+        "updates and bits",
+        Trust.CURATOR,
+        Relation.REPLACE,
+    )
+    assert any("curator" in a for a in line.assumptions)
+    claim = plan.claims(35)[0]
+    assert claim.epsilon == pytest.approx(through_curator(plan, 4, 5.0, 4), rel=1e-12)
+    assert 0.99 * BUDGET.epsilon < claim.epsilon <= BUDGET.epsilon
+    assert plan.multiplier > plan_of(RoundRobin(100), rounds=35).multiplier
 
 
 def test_bits_of_capped_clients_are_capped():
     plan = plan_of(FixedSize(50, 4), Quantile(1.0, 0.5, noise=5.0), rounds=60)
-    assert plan.lines[1].participations(60) == 4
+    assert plan.lines[0].participations(60) == 4
+    assert plan.lines[0].event.most == 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "word"),
+    [
+        (Quantile(1.0, 0.5, noise=0.5), r"bound\.bit_noise"),
+        (Median(1.0, -3, 3, 5, Budget(20.0, 1e-5)), r"bound\.epsilon"),
+    ],
+    ids=["q", "m"],
+)
+def test_curator_that_alone_uses_up_the_budget_is_refused(rule, word):
+    with pytest.raises(BadInput, match=f"{word}.*budget\\.epsilon 3") as e:
+        plan_of(rule=rule)
+    assert "\n" not in str(e.value)
+    with pytest.raises(BadInput, match=word):
+        plan_of(rule=rule, multiplier=50.0, rounds=1)
+
+
+def test_curator_that_barely_leaves_something_is_refused_by_name():
+    """Whatever is left asks for more noise than there is."""
+
+    def left(noise):
+        return BUDGET.epsilon * (1 - 1e-12) - epsilon(Gaussian(noise), 10, 1e-5, Relation.REPLACE)
+
+    noise = brentq(left, 1.0, 100.0, xtol=1e-13)
+    assert epsilon(Gaussian(noise), 10, 1e-5, Relation.REPLACE) < BUDGET.epsilon
+    with pytest.raises(BadInput, match=r"bound\.bit_noise"):
+        plan_of(rule=Quantile(1.0, 0.5, noise=noise))
+
+
+def test_budget_stops_by_what_the_server_learns_from_both():
+    rule, open_ended = Quantile(1.0, 0.5, noise=4.0), Budget(math.inf, 1e-5)
+    told = plan_of(rule=rule, multiplier=4.0, rounds=20, budgets=(open_ended,))
+    limit = told.claims(9)[0].epsilon
+    plan = plan_of(rule=rule, multiplier=4.0, rounds=20, budgets=(Budget(limit, 1e-5),))
+    assert plan.permitted == 9
+    assert plan_of(multiplier=4.0, rounds=20, budgets=(Budget(limit, 1e-5),)).permitted > 9
+
+
+def test_every_group_composes_its_own_reports_with_the_curator():
+    budgets = (Budget(2.0, 1e-5), Budget(8.0, 1e-5))
+    plan = plan_of(
+        rule=Quantile(1.0, 0.5, noise=9.0), budgets=budgets, group_of=np.arange(1000) % 2
+    )
+    assert [line.covers for line in plan.lines] == [
+        "updates and bits of 500 clients, group 2",
+        "updates and bits of 500 clients, group 1",
+    ]
+    for line, m in zip(plan.lines, plan.multipliers[[1, 0]], strict=True):
+        assert line.event == GaussianWithCurator(Gaussian(m), Gaussian(9.0), 10)
+        assert line.trust is Trust.CURATOR
+        assert 0.99 * line.budget.epsilon < line.claims(10)[0].epsilon <= line.budget.epsilon
+
+
+def test_strict_reading_beside_a_published_label_composes_too():
+    plan = plan_of(rule=median(), rounds=100, published=Published())
+    label, strict = plan.lines
+    assert (label.covers, label.event) == ("updates", Gaussian(plan.multiplier))
+    assert label.as_published
+    curator = Gaussian(plan.rule.noise / math.sqrt(2))
+    assert strict.event == GaussianWithCurator(Gaussian(plan.multiplier / 2), curator, 10)
+    assert (strict.covers, strict.trust) == ("updates and norms", Trust.CURATOR)
+    assert strict.reading
 
 
 def test_flipped_bits_are_part_of_the_report():
@@ -265,15 +342,18 @@ def median(**changes):
     return Median(**{**settings, **changes})
 
 
-def test_all_histograms_together_stay_within_their_own_budget():
+def test_line_against_the_server_composes_updates_and_the_curators_histograms():
+    """Replacing a client changes two counts by one, in at most ten histograms."""
     plan = plan_of(rule=median(), rounds=100)
-    updates, norms = plan.lines
-    assert norms.event == Gaussian(plan.rule.noise / math.sqrt(2))
-    assert norms.participations(100) == 10
-    (claim, _) = norms.claims(10)
-    assert 0.98 * 0.8 < claim.epsilon <= 0.8
-    assert (claim.delta, claim.trust, claim.covers) == (1e-8, Trust.CENTRAL, "norms")
-    assert updates.event == plan_of(rounds=100).lines[0].event
+    (line,) = plan.lines
+    noise = plan.rule.noise / math.sqrt(2)
+    assert line.event == GaussianWithCurator(Gaussian(plan.multiplier), Gaussian(noise), 10)
+    assert (line.covers, line.trust) == ("updates and norms", Trust.CURATOR)
+    histograms = gaussian_epsilon(math.sqrt(10) / noise, 1e-8)
+    assert 0.98 * 0.8 < histograms <= 0.8
+    claim = plan.claims(100)[0]
+    assert claim.epsilon == pytest.approx(through_curator(plan, 100, noise, 10), rel=1e-12)
+    assert 0.99 * BUDGET.epsilon < claim.epsilon <= BUDGET.epsilon
     assert plan.permitted == 100
 
 
@@ -288,9 +368,10 @@ def test_histograms_that_keep_step_with_the_turns_are_all_counted(size, populati
     for round in range(1, rounds + 1):
         if plan.rule.due(round):
             concerned[sampler.cohort(population, round, Streams(1))] += 1
-    norms = plan.lines[-1]
-    assert norms.participations(rounds) >= concerned.max()
-    assert norms.claims(int(concerned.max()))[0].epsilon <= 0.8
+    event = plan.lines[0].event
+    assert event.most >= concerned.max()
+    histograms = gaussian_epsilon(math.sqrt(event.most) / event.curator.multiplier, 1e-8)
+    assert 0.98 * 0.8 < histograms <= 0.8
 
 
 # --- as published ---

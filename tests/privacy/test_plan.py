@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.central import central
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bound
@@ -260,7 +261,7 @@ def test_ranges_move_with_the_released_model_only():
 
 
 def test_watched_bits_move_the_bound():
-    plan = local_plan(rule=Quantile(0.5, 0.5, noise=1e-9))
+    plan = local_plan(rule=Quantile(0.5, 0.5, noise=1e-9), budgets=(Budget(math.inf, 1e-5),))
     zero = torch.zeros(5)
     watched = torch.tensor([50.0], dtype=torch.float64)
     moved = plan.move(plan.start(zero), watched, zero, zero, 1, Streams(1))
@@ -291,3 +292,10 @@ def test_what_is_shown_follows_the_client_that_took_part_most():
     shown = [plan.spent(9, most) for most in (1, 2, 3)]
     assert shown == [plan.spent(most) for most in (1, 2, 3)]
     assert shown[0] < shown[1] < shown[2] == plan.spent(9)
+
+
+def test_a_round_done_again_is_shown_with_what_the_curator_published():
+    plan = local_plan(rule=Quantile(0.5, 0.5, noise=3.0))
+    shown = plan.spent(10, 11, again=1)
+    assert shown == plan.claims(10, np.full(100, 11), again=1)[0].epsilon
+    assert shown > epsilon(plan.lines[0].event, 11, 1e-5, Relation.REPLACE)

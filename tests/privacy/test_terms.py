@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting import epsilon
+from fedveil.privacy.accounting import epsilon, gaussian_epsilon
 from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.events import (
     FixedSampled,
     FuGaussian,
     Gaussian,
+    GaussianWithCurator,
     Laplace,
     PoissonSampled,
     TwoPoint,
@@ -404,3 +405,14 @@ def test_published_line_is_told_by_its_pure_epsilon(make_terms):
     terms = make_terms(event=TwoPoint(1.0), relation=Relation.REPLACE, as_published=True)
     (claim,) = claims_of((terms,), 1, None)
     assert (claim.epsilon, claim.delta, claim.accountant) == (1.0, 0.0, Accountant.PURE)
+
+
+def test_curator_publishes_anew_when_a_round_is_done_again(make_terms):
+    """`most` counts the rounds of the plan; every attempt beyond them has bits of its own."""
+    event = GaussianWithCurator(Gaussian(4.0), Gaussian(3.0), 3)
+    line = make_terms(event=event, relation=Relation.REPLACE, noise=NoiseSource.SECURE)
+    told = claims_of((line,), 3, None, again=2)[0].epsilon
+    both = math.sqrt(5 / 4.0**2 + 5 / 3.0**2)
+    assert told == gaussian_epsilon(both, 1e-5)
+    assert line.after(0) == line
+    assert make_terms().after(2) == make_terms()

@@ -413,7 +413,7 @@ def _ends_table(curves: Curves) -> Table:
 
 
 def _claims_table(sweeps: Mapping[str, Sweep]) -> Table:
-    """What each family claims strictly: a line for the reports, and one for what is watched."""
+    """What each family claims strictly: of the reports and what is watched, together."""
     rows = [(BASELINE, "nothing")]
     for name, sweep in sweeps.items():
         rows.append((name, "; ".join(map(str, sweep.prepared[0].claims))))
@@ -461,8 +461,9 @@ _STYLES = {
 _NOTES = (
     "Levels are not comparable with the paper's, which are not known to us; orders and shapes are.",
     "The guarantee of quantile and adaptive is mixed: the reports are private from the server, "
-    "bits and norms only behind a curator, and who sees both learns from both. A fixed bound and a "
-    "poly schedule watch nobody and need no curator.",
+    "bits and norms only behind a curator. The server sees both, and the epsilon is that of both "
+    "together, so that less of it is left for the updates. A fixed bound and a poly schedule watch "
+    "nobody and need no curator.",
     "Where every gradient is longer than C, C only scales the report with its noise, so that a "
     "schedule of the bound is one of the learning rate. That is not compared here: recipes have no "
     "learning rate schedule of this form.",

@@ -28,6 +28,7 @@ from fedveil.privacy.events import (
     FuGaussian,
     Gaussian,
     GaussianWithBit,
+    GaussianWithCurator,
     Laplace,
     PoissonSampled,
     Shuffled,
@@ -96,6 +97,8 @@ def noise_of(event: Event) -> float:
     match event:
         case Gaussian(m) | Laplace(m) | FuGaussian(m, _) | GaussianWithBit(Gaussian(m), _):
             return m
+        case GaussianWithCurator(Gaussian(m), Gaussian(c), _):
+            return min(m, c)
         case PoissonSampled(_, Gaussian(m)) | FixedSampled(_, _, Gaussian(m)):
             return m
         case TwoPoint() | Shuffled():
@@ -169,6 +172,12 @@ def _composition(event: Event, relation: Relation, accountant: Accountant) -> _C
             return lambda count, delta, interval: _gaussian_with_bit_pld(
                 m, eps0, count, delta, interval * grid(count)
             )
+        case GaussianWithCurator(), Accountant.PLD if relation is Relation.REPLACE:
+            return lambda count, delta, _: gaussian_epsilon(_joint_mu(event, count), delta)
+        case GaussianWithCurator(), Accountant.RDP if relation is Relation.REPLACE:
+            return lambda count, delta, _: _rdp_epsilon(
+                dpa.GaussianDpEvent(1 / _joint_mu(event, count)), _ADD_REMOVE, 1, delta
+            )
     raise UnsupportedEvent(
         f"{accountant.upper()} has no entry for {kind_of(event)} under {relation}: "
         "use another sampler or accountant"
@@ -239,6 +248,12 @@ def _gaussian_with_bit_pld(
         neighboring_relation=_REPLACE,
     ).self_compose(count)
     return max(0.0, float(updates.compose(bits).get_epsilon_for_delta(delta)))
+
+
+def _joint_mu(event: GaussianWithCurator, count: int) -> float:
+    """Gaussian releases about one unit are one Gaussian release: squares of 1 / noise add up."""
+    reports = math.sqrt(count) / event.gaussian.multiplier
+    return math.hypot(reports, math.sqrt(min(count, event.most)) / event.curator.multiplier)
 
 
 def _coarsening(event: PoissonSampled, count: int) -> float:

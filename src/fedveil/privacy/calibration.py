@@ -17,13 +17,15 @@ from fedveil.privacy.events import (
     Event,
     FixedSampled,
     Gaussian,
+    GaussianWithCurator,
     Laplace,
     PoissonSampled,
 )
 
 MOST_ROUNDS = 1_000_000
+MOST_NOISE = 1e5
 _TOLERANCE = 2e-4
-_NOISES = (0.02, 1e5)
+_NOISES = (0.02, MOST_NOISE)
 _RATES = (1e-8, 1.0)
 
 
@@ -196,6 +198,9 @@ def _guess_noise(event: Event, count: int, target: float, delta: float) -> float
             fraction = rate
         case FixedSampled(size, population, _):
             fraction = size / population
+        case GaussianWithCurator(_, curator, most):
+            left = _mu_for(target, delta) ** 2 - min(count, most) / curator.multiplier**2
+            return math.sqrt(count / left) if left > 0 else MOST_NOISE
         case _:
             return math.sqrt(count) / _mu_for(target, delta)
     ratio = _mu_for(target, delta) / (fraction * math.sqrt(count))

@@ -24,9 +24,15 @@ class Relation(StrEnum):
 
 
 class Trust(StrEnum):
-    """Who may see the clients' true updates."""
+    """Who may see what clients do not randomise themselves.
+
+    `local`, nobody; `curator`, somebody other than the server sees bits or norms, and the server
+    only randomised updates; `shuffled`, somebody hides who sent which randomised report; `central`,
+    the server sees the true updates.
+    """
 
     LOCAL = "local"
+    CURATOR = "curator"
     SHUFFLED = "shuffled"
     CENTRAL = "central"
 

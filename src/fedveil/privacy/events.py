@@ -83,6 +83,19 @@ class GaussianWithBit:
 
 
 @dataclass(frozen=True)
+class GaussianWithCurator:
+    """A Gaussian release and, with at most `most` of them, a curator's about the same unit."""
+
+    gaussian: Gaussian
+    curator: Gaussian
+    most: int
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise BadInput(f"{self.most} releases of a curator: at least one is needed")
+
+
+@dataclass(frozen=True)
 class PoissonSampled:
     """`event` on a cohort that every unit joins independently with probability `rate`."""
 
@@ -114,6 +127,7 @@ Event = (
     | TwoPoint
     | Shuffled
     | GaussianWithBit
+    | GaussianWithCurator
     | PoissonSampled
     | FixedSampled
 )
@@ -125,11 +139,12 @@ _KINDS: dict[str, type[Event]] = {
     "two-point": TwoPoint,
     "shuffled": Shuffled,
     "gaussian-with-bit": GaussianWithBit,
+    "gaussian-with-curator": GaussianWithCurator,
     "poisson-sampled": PoissonSampled,
     "fixed-sampled": FixedSampled,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_INNER = {"event", "gaussian", "bit"}
+_INNER = {"event", "gaussian", "curator", "bit"}
 
 
 def kind_of(event: Event) -> str:

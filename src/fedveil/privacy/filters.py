@@ -20,6 +20,7 @@ from fedveil.privacy.events import (
     FixedSampled,
     Gaussian,
     GaussianWithBit,
+    GaussianWithCurator,
     Laplace,
     PoissonSampled,
     TwoPoint,
@@ -85,7 +86,7 @@ def curve_of(event: Event, relation: Relation, orders: tuple[int, ...] = ORDERS)
     """An upper bound on the Renyi divergence of one release at each (integer) order.
 
     Sampling without replacement is counted as no sampling, which is safe; so is Poisson sampling
-    under replacement. What has no curve here is refused.
+    under replacement, and a curator is counted in every release. What has no curve here is refused.
     """
     a = np.array(orders, dtype=np.float64)
     match event:
@@ -97,6 +98,8 @@ def curve_of(event: Event, relation: Relation, orders: tuple[int, ...] = ORDERS)
             return _two_point(a, eps0)
         case GaussianWithBit(gaussian, bit):
             return curve_of(gaussian, relation, orders) + curve_of(bit, relation, orders)
+        case GaussianWithCurator(gaussian, curator, _):
+            return curve_of(gaussian, relation, orders) + curve_of(curator, relation, orders)
         case PoissonSampled(rate, gaussian) if relation is not Relation.REPLACE and rate < 1:
             if gaussian.multiplier > 0:
                 return np.array([_sampled(order, rate, gaussian.multiplier) for order in orders])

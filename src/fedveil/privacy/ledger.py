@@ -219,7 +219,7 @@ class Ledger:
                 "start anew"
             )
         turns = None if ids is None else int(self.turns(rounds)[ids].max(initial=0)) + 1
-        for line in self._lines:
+        for line in (line.after(again) for line in self._lines):
             if line.reading or self._lasts(line, again):
                 continue
             most = line.participations(rounds) + again

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fedveil.errors import BadInput
 from fedveil.privacy.central import SEEDED, check_affordable, least_noise, rounded_up
 from fedveil.privacy.claims import NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.curators import Curator, curator_of, with_noise
 from fedveil.privacy.events import (
     Event,
     FuGaussian,
@@ -26,16 +27,12 @@ from fedveil.privacy.events import (
 from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.ranges import Ranges
-from fedveil.privacy.rules import Fixed, Median, PerGradient, Quantile, Rule
+from fedveil.privacy.rules import Fixed, PerGradient, Quantile, Rule
 from fedveil.privacy.sampling import FixedSize, Sampler
 from fedveil.privacy.steps import NoisySteps
 from fedveil.privacy.terms import Budget, Terms
 
 _TURNS = "who takes part, and how often, is public"
-_CURATOR = (
-    "a trusted curator (or an enclave) sees {what} and publishes them with noise; whoever sees the "
-    "reports as well learns from both lines together"
-)
 
 
 @dataclass(frozen=True)
@@ -63,13 +60,15 @@ def local_updates(
     Guarantee: docs/proofs/local.md. A report is an additive-noise release of sensitivity 2 C (any
     two inputs), charged for each participation, at most the sampler's share or cap. Without
     `multiplier` the noise is the least that fits the budget at that number. Clients may have
-    budgets of their own: client k has budgets[group_of[k]], and lines are listed worst first.
+    budgets of their own: client k has budgets[group_of[k]], and lines are listed worst first. With
+    a bound that a curator watches, what it publishes is composed with the reports into each line.
 
     | edge | behaviour |
     |---|---|
     | every client at its cap before the last round | BadInput |
     | Laplace with an L2 bound, Gaussian with an L1 bound (strict) | BadInput |
     | Laplace with an adaptive bound | BadInput |
+    | a curator that alone uses up the budget | BadInput |
     | published Gaussian of Fu without c2 | BadInput |
     | several budgets and a multiplier | BadInput |
     """
@@ -78,14 +77,16 @@ def local_updates(
     _check_norm(rule, laplace, published)
     if multiplier is not None and len(budgets) > 1:
         raise BadInput("noise.multiplier is one number and budget.epsilons are several: give one")
-    rule = _with_noise(rule, _terms(sampler, population, budgets[0], rounds), rounds)
+    anyone = _terms(sampler, population, budgets[0])
+    rule = with_noise(rule, anyone, rounds)
+    curator = curator_of(rule, anyone, rounds)
     groups = np.zeros(population, dtype=np.int64) if group_of is None else group_of
     if groups.shape != (population,) or not np.isin(groups, np.arange(len(budgets))).all():
         raise BadInput(f"group_of must name one of {len(budgets)} budgets for each client")
     noise, lines = np.zeros(population), []
     for group in sorted(range(len(budgets)), key=lambda g: -budgets[g].epsilon):
         here = groups == group
-        base = _terms(sampler, population, budgets[group], rounds)
+        base = _terms(sampler, population, budgets[group])
         if len(budgets) > 1:
             members = int(here.sum())
             covers = f"updates of {members} clients, group {group + 1}"
@@ -93,10 +94,11 @@ def local_updates(
         count = base.participations(rounds)
         m = multiplier
         if m is None:
-            m = _calibrated(rule, laplace, count, budgets[group], published)
+            m = _calibrated(rule, curator, laplace, count, budgets[group], published)
+        elif curator is not None and published is None:
+            curator.check(1, budgets[group])
         noise[here] = m
-        lines += _readings(base, rule, laplace, m, published)
-    lines += _watched(rule, _terms(sampler, population, budgets[0], rounds))
+        lines += _readings(base, rule, curator, laplace, m, published)
     first = float(noise[0])
     plan = PrivacyPlan(
         sampler=sampler,
@@ -146,7 +148,7 @@ def local_steps(
         return Gaussian(m) if rate == 1 else PoissonSampled(rate, Gaussian(m))
 
     base = replace(
-        _terms(sampler, population, budget, rounds),
+        _terms(sampler, population, budget),
         unit=Unit.RECORD,
         relation=relation,
         per=steps,
@@ -211,7 +213,7 @@ def two_point(
         )
     mechanism = TwoPointMechanism(epsilon)
     alone = replace(
-        _terms(sampler, population, budget, rounds),
+        _terms(sampler, population, budget),
         event=mechanism.release,
         per=sum(ranges.sizes),
     )
@@ -259,7 +261,7 @@ def two_point(
     return plan
 
 
-def _terms(sampler: Sampler, population: int, budget: Budget, rounds: int) -> Terms:
+def _terms(sampler: Sampler, population: int, budget: Budget) -> Terms:
     """The line of a client's own reports, its event still to be filled in."""
     return Terms(
         event=Gaussian(1.0),
@@ -278,29 +280,21 @@ def _terms(sampler: Sampler, population: int, budget: Budget, rounds: int) -> Te
     )
 
 
-def _with_noise(rule: Rule, base: Terms, rounds: int) -> Rule:
-    """A median rule with the noise that keeps all its histograms within its budget.
-
-    A client is in one bin; replacing it changes two counts by one: L2 sensitivity sqrt(2). No
-    amplification, composed over all refreshes in which one client can take part.
-    """
-    if not isinstance(rule, Median):
-        return rule
-    count = replace(base, every=rule.every).participations(rounds)
-    multiplier = least_noise(Gaussian, count, rule.budget, Relation.REPLACE)
-    return replace(rule, noise=math.sqrt(2) * multiplier)
-
-
-def _event(rule: Rule, laplace: bool, m: float) -> Event:
+def _event(rule: Rule, curator: Curator | None, laplace: bool, m: float) -> Event:
     if laplace:
         return Laplace(m)
     if isinstance(rule, Quantile) and rule.flip:
         return GaussianWithBit(Gaussian(m), TwoPoint(rule.flip))
-    return Gaussian(m)
+    return Gaussian(m) if curator is None else curator.beside(Gaussian(m))
 
 
 def _calibrated(
-    rule: Rule, laplace: bool, count: int, budget: Budget, published: Published | None
+    rule: Rule,
+    curator: Curator | None,
+    laplace: bool,
+    count: int,
+    budget: Budget,
+    published: Published | None,
 ) -> float:
     """The least noise multiplier for `count` participations, by the strict or published rule."""
     if published is not None and published.c2 is not None:
@@ -311,61 +305,42 @@ def _calibrated(
             f"bound.bit_epsilon {rule.flip:g} over {count} participations uses up the budget of "
             f"epsilon {budget.epsilon:g}: lower it"
         )
+    if published is not None:
+        curator = None
+    if curator is not None:
+        curator.check(count, budget)
     relation = Relation.REPLACE
-    return least_noise(lambda m: _event(rule, laplace, m), count, budget, relation)
+    return least_noise(lambda m: _event(rule, curator, laplace, m), count, budget, relation)
 
 
 def _readings(
-    base: Terms, rule: Rule, laplace: bool, m: float, published: Published | None
+    base: Terms,
+    rule: Rule,
+    curator: Curator | None,
+    laplace: bool,
+    m: float,
+    published: Published | None,
 ) -> list[Terms]:
     """The line that is charged and, as published, what the same reports are worth strictly."""
+    seen = base if curator is None else curator.on(base)
     if published is None:
-        return [replace(base, event=_event(rule, laplace, m))]
-    claimed = FuGaussian(m, published.c2) if published.c2 is not None else _event(rule, laplace, m)
+        return [replace(seen, event=_event(rule, curator, laplace, m))]
+    plain = _event(rule, None, laplace, m)
     strict = replace(
-        base,
-        event=_event(rule, laplace, m / 2),
+        seen,
+        event=_event(rule, curator, laplace, m / 2),
         budget=Budget(math.inf, base.budget.delta),
         reading=True,
     )
     label = replace(
         base,
-        event=claimed,
+        event=plain if published.c2 is None else FuGaussian(m, published.c2),
         unit=published.unit,
         relation=Relation.ADD_REMOVE,
         as_published=True,
         assumptions=("the paper's sensitivity, half of what two inputs can differ by", SEEDED),
     )
     return [label, strict]
-
-
-def _watched(rule: Rule, base: Terms) -> list[Terms]:
-    """The lines of what an adaptive bound collects through a curator."""
-    unlimited = Budget(math.inf, base.budget.delta)
-    if isinstance(rule, Quantile) and rule.noise:
-        what = _CURATOR.format(what="the clients' bits (was the update within the bound?)")
-        bits = replace(
-            base,
-            event=Gaussian(rule.noise),
-            trust=Trust.CENTRAL,
-            budget=unlimited,
-            covers="bits",
-            assumptions=(what, _TURNS, SEEDED),
-        )
-        return [bits]
-    if isinstance(rule, Median):
-        what = _CURATOR.format(what="the clients' gradient norms in bins")
-        norms = replace(
-            base,
-            event=Gaussian(rule.noise / math.sqrt(2)),
-            trust=Trust.CENTRAL,
-            budget=rule.budget,
-            every=rule.every,
-            covers="norms",
-            assumptions=(what, _TURNS, SEEDED),
-        )
-        return [norms]
-    return []
 
 
 def _check_multiplier(multiplier: float | None) -> None:

@@ -160,9 +160,11 @@ class PrivacyPlan:
         """
         if not self.lines:
             return None
-        line = self.lines[0]
+        line = self.lines[0].after(again)
         most = line.participations(rounds) + again if turns is None else turns
-        return self._curve[most] if most < len(self._curve) else line.claims(most)[0].epsilon
+        if line is self.lines[0] and most < len(self._curve):
+            return self._curve[most]
+        return line.claims(most)[0].epsilon
 
     @cached_property
     def _curve(self) -> tuple[float, ...]:

@@ -177,7 +177,7 @@ class Quantile:
 
     - central: bits centred to +-1/2 (sensitivity 1/2), summed, noised with std `noise` by the
       trusted server in one joint release with the updates;
-    - curator: the same sum, noised by a trusted party of its own, on a ledger line of its own;
+    - curator: the same sum, noised by a trusted party of its own, composed with the reports;
     - local (`flip` > 0): each client reports its bit through randomised response of epsilon
       `flip`; the server de-biases the sum, and `noise` is 0. The draw is a multiple of 2^-52,
       and 2^-22 is taken off the chance of keeping the bit, so that epsilon holds exactly.

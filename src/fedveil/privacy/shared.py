@@ -45,7 +45,7 @@ class Common:
         if len(charged) != 1 or charged[0].as_published or len(charged) != len(lines):
             raise BadInput(
                 "a shared ledger takes runs with exactly one claim, and a strict one: leave out "
-                "--ledger, as_published and adaptive bounds that a curator watches"
+                "--ledger, or as_published, budget.epsilons and two-point reports"
             )
         line = charged[0]
         return cls(

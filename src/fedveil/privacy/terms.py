@@ -5,7 +5,7 @@ after a run is what the run itself said.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from fedveil.privacy import events
 from fedveil.privacy.accounting import FINE, epsilon, supports
 from fedveil.privacy.calibration import rounds_within
 from fedveil.privacy.claims import Accountant, NoiseSource, PrivacyClaim, Relation, Trust, Unit
-from fedveil.privacy.events import Event
+from fedveil.privacy.events import Event, GaussianWithCurator
 
 _MILESTONES = 32
 
@@ -86,6 +86,15 @@ class Terms:
         """How often the unluckiest unit can have been concerned after `rounds` rounds."""
         turns = min(-(-rounds // self.every), math.ceil(rounds * self.share))
         return turns if self.cap is None else min(turns, self.cap)
+
+    def after(self, again: int) -> "Terms":
+        """The line when `again` attempts were made beyond each round's first.
+
+        Each attempt is one more participation; with a curator, it is also one more release of his.
+        """
+        if not again or not isinstance(self.event, GaussianWithCurator):
+            return self
+        return replace(self, event=replace(self.event, most=self.event.most + again))
 
     @cached_property
     def accountants(self) -> tuple[Accountant, ...]:
@@ -217,7 +226,7 @@ def claims_of(
     `again` attempts were charged beyond each round's first; any of them may be anybody's.
     """
     claims: list[PrivacyClaim] = []
-    for line in lines:
+    for line in (line.after(again) for line in lines):
         most = line.participations(rounds) + again
         if line.as_published:
             told = line.claims(most)

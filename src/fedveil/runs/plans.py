@@ -232,16 +232,11 @@ def _rule(recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None
                 section.low,
                 section.high,
                 section.every,
-                _histogram_budget(recipe, section),
+                Budget(section.epsilon, section.delta),
                 section.monotone,
                 section.cap,
             )
     return None
-
-
-def _histogram_budget(recipe: Recipe, section: MedianBoundSection) -> Budget:
-    budget = Budget(section.epsilon, section.delta)
-    return planned_for(budget) if is_secure(recipe) else budget
 
 
 def _per_gradient(rule: Fixed | Poly, each: str, work: LocalWork | None, recipe: Recipe) -> Rule:
