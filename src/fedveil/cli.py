@@ -243,10 +243,7 @@ def sweep(
     if json_:
         print(json.dumps(found.report(), indent=2))
     else:
-        screen = Console(markup=False, emoji=False)
-        print_rows(screen, f"{recipe}: {out}", found.table())
-        for line in found.terms():
-            screen.print(line, highlight=False, soft_wrap=True)
+        print_rows(Console(markup=False, emoji=False), f"{recipe}: {out}", found.table())
     return 0
 
 

@@ -1,8 +1,8 @@
 """What the command line shows: the progress line, and the tables at the end."""
 
-import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -10,12 +10,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fedveil.privacy.claims import PrivacyClaim
+
 
 class Progress:
     """One line that follows a run; on something that is not a terminal, a line now and then."""
 
     def __init__(
-        self, console: Console, rounds: int, metric: str, limit: float | None, promise: str
+        self,
+        console: Console,
+        rounds: int,
+        metric: str,
+        limit: float | None,
+        promise: PrivacyClaim | None,
     ) -> None:
         self._console, self._rounds, self._metric = console, rounds, metric
         self._limit, self._promise = limit, promise
@@ -43,11 +50,10 @@ class Progress:
         parts = [f"round {line['round']:>{len(str(self._rounds))}}/{self._rounds}"]
         if self._measured is not None:
             parts.append(f"{self._metric} {self._measured:.4g}")
-        if line["epsilon"] is not None:
-            spent = f"epsilon {line['epsilon']:.3f} spent {self._promise}"
-            if self._limit is not None:
-                spent += f", {max(0.0, self._limit - line['epsilon']):.3f} left"
-            parts.append(spent)
+        if line["epsilon"] is not None and self._promise is not None:
+            spent = replace(self._promise, epsilon=line["epsilon"])
+            left = "" if self._limit is None else f", {spent.remainder(self._limit)} left"
+            parts.append(f"{spent.short} spent{left}")
         if line["clients"] is not None:
             bounded = "" if line["bound"] is None else f", {line['clipped']:.0%} bounded"
             parts.append(f"{line['clients']} clients{bounded}")
@@ -106,15 +112,14 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     for name, value in result["metrics"].items():
         table.add_row(f"test {name}", f"{value:.4f}")
     table.add_row("stopped by", result["stopped"])
-    for claim in result["claims"]:
-        table.add_row(f"epsilon ({claim['accountant'].upper()})", _claim_text(claim))
-    budget = result["budget"]
+    claims, budget = [PrivacyClaim.from_dict(raw) for raw in result["claims"]], result["budget"]
+    for claim in claims:
+        table.add_row(f"epsilon ({claim.accountant.upper()})", str(claim))
     if budget is None:
         table.add_row("privacy", "nothing is claimed")
     else:
-        left = "no limit was set"
-        if budget["epsilon"] != "inf":
-            left = f"{budget['left']:.4f} of epsilon {budget['epsilon']:g}"
+        limited = budget["epsilon"] != "inf"
+        left = claims[0].left_of(budget["epsilon"]) if limited else "no limit was set"
         table.add_row("budget left", left)
     table.add_row("noise", result["noise"])
     timing = result["timing"]
@@ -125,9 +130,9 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     table.add_row("run directory", result["run_dir"])
     console.print(table)
     console.print(f"{result['why']}.", highlight=False, soft_wrap=True)
-    if result["claims"]:
-        console.print("The claim holds if:", highlight=False)
-        for assumption in result["claims"][0]["assumptions"]:
+    for heading, assumptions in _grouped(claims):
+        console.print(heading, highlight=False)
+        for assumption in assumptions:
             console.print(f"  - {assumption}", highlight=False)
     for note in result["notes"]:
         console.print(f"note: {note}", style="yellow", highlight=False)
@@ -143,14 +148,18 @@ def print_rows(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> 
     console.print(table)
 
 
-def _claim_text(claim: dict[str, Any]) -> str:
-    value = claim["epsilon"]
-    if not isinstance(value, str):
-        value = f"{math.ceil(value * 1e4) / 1e4:,.4f}"
-    what = "" if claim["covers"] == "updates" else f"{claim['covers']}: "
-    who = "" if claim["holds_for"] == "everyone" else f", {claim['holds_for']}"
-    label = "; as published, not a guarantee" if claim["as_published"] else ""
-    return (
-        f"{what}{value} at delta {claim['delta']:g} per {claim['unit']}{who} "
-        f"({claim['neighbours']}, {claim['trust']} trust, {claim['noise']} noise{label})"
-    )
+def _grouped(claims: Sequence[PrivacyClaim]) -> list[tuple[str, list[str]]]:
+    """What the claims assume: first what all of them do, then what others do beside it."""
+    groups: dict[tuple[str, ...], list[PrivacyClaim]] = {}
+    for claim in claims:
+        groups.setdefault(claim.assumptions, []).append(claim)
+    if not groups:
+        return []
+    shared = [a for a in claims[0].assumptions if all(a in group for group in groups)]
+    whose = "The claim holds" if len(groups) == 1 else "Every claim holds"
+    told = [(f"{whose} if:", shared)] if shared else []
+    for assumptions, members in groups.items():
+        more = [a for a in assumptions if a not in shared]
+        if more:
+            told.append((f"{'; '.join(c.short for c in members)} holds if also:", more))
+    return told

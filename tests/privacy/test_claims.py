@@ -14,6 +14,7 @@ from fedveil.privacy.claims import (
     Relation,
     Trust,
     Unit,
+    rendered,
 )
 
 
@@ -56,6 +57,7 @@ def test_dict_has_exactly_the_promised_keys_and_survives_json():
             "accountant": "rdp",
             "noise": "secure",
             "as_published": False,
+            "vouched": True,
             "assumptions": ["a", "b"],
             "holds_for": "everyone",
             "covers": "updates",
@@ -85,8 +87,61 @@ def test_claim_cannot_be_changed():
 
 @given(st.floats(1e-4, 1e4))
 def test_printed_epsilon_is_never_smaller_than_the_claimed_one(epsilon):
-    printed = float(str(claim(epsilon=epsilon)).split()[1])
-    assert epsilon <= printed <= epsilon * 1.01
+    for text in (str(claim(epsilon=epsilon)), claim(epsilon=epsilon).short):
+        printed = float(text.split()[1].replace(",", ""))
+        assert epsilon <= printed <= epsilon * 1.01
+
+
+@given(st.floats(1e-4, 1e4), st.floats(1e-4, 1e4))
+def test_printed_remainder_is_never_larger_than_what_is_left(limit, spent):
+    text = claim(epsilon=spent).left_of(limit)
+    printed = float(text.split()[0].replace(",", ""))
+    left = max(0.0, limit - spent)
+    assert 0.99 * left <= printed <= left
+    assert text.endswith(f"of {claim(epsilon=limit).short}")
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [
+        (7.99701, "7.998"),
+        (1300.2, "1,301"),
+        (12345.0, "12,350"),
+        (0.00012341, "0.0001235"),
+        (0.0, "0"),
+        (2.0, "2"),
+        (math.inf, "infinity"),
+    ],
+)
+def test_epsilons_are_rendered_one_way(epsilon, shown):
+    assert rendered(epsilon) == shown
+
+
+def test_short_text_still_has_what_the_epsilon_means():
+    assert claim().short == "epsilon 1.5 at delta 1e-05 per record (replace, local trust)"
+    assert claim(as_published=True).short == (
+        "epsilon 1.5 at delta 1e-05 per record "
+        "(replace, local trust, as published, not a guarantee)"
+    )
+    assert claim(covers="norms").short.startswith("norms: epsilon")
+
+
+@pytest.mark.parametrize("text", [str, lambda c: c.short], ids=["long", "short"])
+def test_what_is_not_vouched_for_is_about_right(text):
+    assert "epsilon not vouched for, about 1.5 at delta" in text(claim(vouched=False))
+
+
+def test_words_are_the_claim_without_its_number():
+    assert str(claim()) == f"epsilon 1.5 {claim().words}"
+    assert claim(covers="norms").told == f"norms: {claim().words}"
+    for word in ("1e-05", "record", "replace", "local trust", "RDP", "secure noise"):
+        assert word in claim().words
+
+
+@pytest.mark.parametrize("epsilon", [1.5, math.inf])
+def test_claims_come_back_from_json(epsilon):
+    one = claim(epsilon=epsilon, vouched=False, holds_for="the median client")
+    assert PrivacyClaim.from_dict(json.loads(json.dumps(one.to_dict()))) == one
 
 
 def test_text_says_for_whom_and_of_what_unless_it_is_everyone_and_the_updates():

@@ -14,7 +14,7 @@ from scipy.stats import chi2, kstest, norm
 from fedveil.errors import BadInput
 from fedveil.privacy import mechanisms
 from fedveil.privacy.central import central
-from fedveil.privacy.claims import Accountant, NoiseSource, Relation
+from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust
 from fedveil.privacy.grid_noise import delta_of_sampler, grid_for
 from fedveil.privacy.local import local_updates, two_point
 from fedveil.privacy.mechanisms import (
@@ -26,7 +26,7 @@ from fedveil.privacy.mechanisms import (
 from fedveil.privacy.randomness import Secret, Streams, laplace_, normal_
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.rules import Fixed
+from fedveil.privacy.rules import Fixed, Median
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.secure import DIAGNOSTICS, SECURE, SLIP, planned_for, secured
 from fedveil.privacy.terms import Budget, Terms
@@ -219,21 +219,71 @@ def test_an_epsilon_the_sampler_cannot_vouch_for_is_refused():
         secured(plan, 650, diagnostics=False)
 
 
-def test_an_account_the_sampler_cannot_vouch_for_is_not_claimed():
+RANGES = Ranges(0.0, 0.15, (650,), False, Perturb.UPDATE)
+
+
+def two_point_plan(epsilon=0.02, sampler=None, **changes):
+    settings = {"rounds": 5, "budget": planned_for(BUDGET), **changes}
+    return two_point(sampler or Everyone(), 100, RANGES, epsilon=epsilon, **settings)
+
+
+def test_an_account_the_sampler_cannot_vouch_for_is_told_as_such():
     """Adding epsilons of 650 weights comes to far more than the exact sum: it needs a delta of its
     own, e^epsilon times the sampler's distance, and the share of delta does not pay for that.
     """
-    ranges = Ranges(0.0, 0.15, (650,), False, Perturb.UPDATE)
     for epsilon, pure in ((0.001, True), (0.02, False)):
-        plan = two_point(
-            Everyone(), 100, ranges, epsilon=epsilon, rounds=5, budget=planned_for(BUDGET)
-        )
-        claims = secured(plan, 650, diagnostics=False).claims(5)
+        plan = two_point_plan(epsilon)
+        secure = secured(plan, 650, diagnostics=False)
+        claims = secure.claims(5)
+        assert [c.accountant for c in claims] == [c.accountant for c in plan.claims(5)]
         client = [c for c in claims if not c.as_published]
         assert client[0].accountant is Accountant.BINOMIAL
-        assert any(c.accountant is Accountant.PURE for c in client) is pure
+        assert client[0].vouched
+        (added,) = [c for c in client if c.accountant is Accountant.PURE]
+        assert added.vouched is pure
+        assert ("epsilon not vouched for, about 65 at delta" in str(added)) is not pure
         for claim in client:
-            assert delta_of_sampler(650, 5, claim.epsilon) <= BUDGET.delta * SLIP
+            paid = delta_of_sampler(750, 10, claim.epsilon) <= BUDGET.delta * SLIP
+            assert paid is claim.vouched
+
+
+def test_a_shuffled_claim_never_stands_without_its_unshuffled_neighbour():
+    seeded = two_point_plan(1.0, shuffled=100, budget=Budget(math.inf, 1e-3 * (1 - SLIP)), rounds=1)
+    plan = secured(seeded, 650, diagnostics=False)
+    shuffled, alone, added, weight = plan.claims(1)
+    assert (shuffled.trust, shuffled.vouched) == (Trust.SHUFFLED, True)
+    for claim in (alone, added):
+        assert (claim.trust, claim.covers, claim.vouched) == (Trust.LOCAL, "updates", False)
+        assert "not vouched for, about" in claim.short
+    assert weight.as_published
+
+
+@pytest.mark.parametrize(
+    ("sampler", "shuffled", "reports"),
+    [
+        (Everyone(), 0, 1),
+        (Everyone(), 90, 100),
+        (FixedSize(30), 20, 30),
+        (Poisson(0.4), 20, 100),
+    ],
+    ids=str,
+)
+def test_draws_are_those_of_all_reports_that_hide_a_client(sampler, shuffled, reports):
+    """The others' draws are what hides a client behind a shuffler; alone, only its own count."""
+    plan = secured(two_point_plan(0.02, sampler, shuffled=shuffled), 650, diagnostics=False)
+    line = plan.lines[0]
+    paid = delta_of_sampler(reports * 650 + 100, 2 * 5, line.vouched)
+    assert 2 * paid == pytest.approx(line.slip, rel=1e-6)
+
+
+def test_draws_of_a_curator_are_paid_for():
+    rule = Median(1.0, -60, 60, 1, Budget(0.5, 1e-4))
+    plan = local_updates(
+        Everyone(), 100, rule, laplace=False, rounds=5, budgets=(planned_for(BUDGET),)
+    )
+    (line,) = secured(plan, 10, diagnostics=False).lines
+    paid = delta_of_sampler(10 + 121 + 100, 2 * 5, line.vouched)
+    assert 2 * paid == pytest.approx(line.slip, rel=1e-6)
 
 
 def test_terms_keep_what_is_vouched_for():

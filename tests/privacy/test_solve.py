@@ -75,6 +75,7 @@ def test_json_keeps_its_contract(missing):
             "accountant",
             "noise",
             "as_published",
+            "vouched",
             "assumptions",
             "holds_for",
             "covers",

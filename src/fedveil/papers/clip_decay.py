@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item
+from fedveil.papers.lines import claim_of
 from fedveil.papers.page import Finding, Page, Table
 from fedveil.planning.cells import Outcome
 from fedveil.planning.figures import COLOURS, png
@@ -383,8 +384,8 @@ def _left_open(here: Setting, rate: str, tried: Sweep, constant: Sweep) -> list[
         ),
         (
             "epsilon",
-            f"{EPSILON:g} at delta {DELTA:g} for all of a client's turns, after trials at 10 and "
-            "30 on MNIST, so that training is possible and noise matters: sigma = "
+            f"{claim_of(constant).short} for all of a client's turns, after trials at 10 and 30 on "
+            "MNIST, so that training is possible and noise matters: sigma = "
             f"{2 * multiplier:.4g} in the paper's notation, noise of sigma C per coordinate, which "
             f"is {multiplier:.4g} times the sensitivity 2 C",
         ),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fedveil.papers.experiment import Experiment, Item, Scale
-from fedveil.papers.lines import curve_of, lines_of, lines_png, strictly
+from fedveil.papers.lines import claim_of, curve_of, lines_of, lines_png, meaning, strictly
 from fedveil.papers.page import Finding, Page, Table
 from fedveil.planning.constants import constants_of
 from fedveil.planning.grid import Axis, cells
@@ -19,6 +19,7 @@ from fedveil.planning.statistics import Mean, worse
 from fedveil.planning.sweep import Sweep
 from fedveil.planning.theory import Federation, LaplaceNoise, best_steps, decayed_bound
 from fedveil.planning.trials import Laboratory
+from fedveil.privacy.claims import PrivacyClaim
 from fedveil.runs.build import build
 
 EPSILONS = ("1", "3", "5", "inf")
@@ -101,8 +102,10 @@ def fig1(experiment: Experiment) -> Page:
         lines.append(means)
         shown = [m for r, m in zip(rounds, means, strict=True) if r in (10, 30, 50, 100)]
         rows.append((epsilon, *map(str, shown)))
-    page.figures["fu-fig1.png"] = _drawn([str(r) for r in rounds], lines, "iteration")
-    headers = ("epsilon (as published)", "T = 10", "T = 30", "T = 50", "T = 100")
+    claim = claim_of(sweep)
+    page.settings.append(meaning(claim))
+    page.figures["fu-fig1.png"] = _drawn([str(r) for r in rounds], lines, "iteration", claim)
+    headers = (f"epsilon {claim.terms}", "T = 10", "T = 30", "T = 50", "T = 100")
     page.tables.append(Table(headers, tuple(rows)))
     page.notes.append("The paper shows this as a figure without numbers.")
     return page
@@ -120,7 +123,9 @@ def table2(experiment: Experiment) -> Page:
         repeat,
     )
     lines = lines_of(sweep, len(times), "loss")
-    page.figures["fu-fig3.png"] = _drawn(times, lines, "T")
+    claim = claim_of(sweep)
+    page.settings.append(meaning(claim))
+    page.figures["fu-fig3.png"] = _drawn(times, lines, "T", claim)
     rows, best = [], {}
     for c, epsilon in enumerate(EPSILONS):
         values = [mean.value for mean in lines[c]]
@@ -141,7 +146,7 @@ def table2(experiment: Experiment) -> Page:
             )
         )
     headers = (
-        "epsilon (as published)",
+        f"epsilon {claim.terms}",
         "strictly",
         "T*, paper",
         "T*, here",
@@ -152,13 +157,13 @@ def table2(experiment: Experiment) -> Page:
         "worst, here",
     )
     page.tables.append(Table(headers, tuple(rows)))
-    page.tables.append(_all_means(lines, times, "T"))
+    page.tables.append(_all_means(lines, times, "T", claim))
     stars = [best[epsilon] for epsilon in EPSILONS]
     page.findings.append(
         Finding(
             "T* grows with epsilon.",
             stars == sorted(stars) and stars[0] < stars[-1],
-            f"Here T* is {', '.join(map(str, stars))} for epsilon {', '.join(EPSILONS)}.",
+            f"Here T* is {', '.join(map(str, stars))} for {_listed(claim)}.",
         )
     )
     blown = lines[0][-1].value / min(mean.value for mean in lines[0])
@@ -187,7 +192,9 @@ def fig5(experiment: Experiment) -> Page:
         repeat,
     )
     lines = lines_of(sweep, len(steps), "loss")
-    page.figures["fu-fig5.png"] = _drawn(steps, lines, "E")
+    claim = claim_of(sweep)
+    page.settings.append(meaning(claim))
+    page.figures["fu-fig5.png"] = _drawn(steps, lines, "E", claim)
     rows, stars = [], []
     for c, epsilon in enumerate(EPSILONS):
         values = [mean.value for mean in lines[c]]
@@ -195,15 +202,22 @@ def fig5(experiment: Experiment) -> Page:
         stars.append(STEPS[at])
         strict = strictly(sweep, c * len(steps))
         rows.append((epsilon, strict, "(empty)", steps[at], str(lines[c][at]), _worst(lines[c])))
-    headers = ("epsilon (as published)", "strictly", "paper", "E*", "loss at E*", "worst loss")
+    headers = (
+        f"epsilon {claim.terms}",
+        "strictly",
+        "paper",
+        "E*",
+        "loss at E*",
+        "worst loss",
+    )
     page.tables.append(Table(headers, tuple(rows), "Table III, which the paper leaves empty:"))
-    page.tables.append(_all_means(lines, steps, "E"))
+    page.tables.append(_all_means(lines, steps, "E", claim))
     falling = all(a >= b for a, b in pairwise(stars))
     page.findings.append(
         Finding(
             "The best E is larger for smaller epsilon.",
             falling and stars[0] > stars[-1],
-            f"Here E* is {', '.join(map(str, stars))} for epsilon {', '.join(EPSILONS)}.",
+            f"Here E* is {', '.join(map(str, stars))} for {_listed(claim)}.",
         )
     )
     page.notes.append(_LEVELS)
@@ -251,8 +265,10 @@ def fig7(experiment: Experiment) -> Page:
         [f"E = {name}" for name in lines],
         across="T",
         up="test loss",
+        claims=[claim_of(sweep)],
         log=True,
     )
+    page.settings.append(meaning(claim_of(sweep)))
     shown = [i for i, t in enumerate(times) if t in (1, 11, 31, 61, 91, 111)]
     page.tables.append(
         Table(
@@ -352,14 +368,23 @@ def _minimisers(
     return found, why
 
 
-def _drawn(places: Sequence[str], lines: list[list[Mean]], across: str) -> bytes:
-    names = [f"epsilon {epsilon}" for epsilon in EPSILONS]
-    return lines_png(places, lines, names, across=across, up="test loss", log=True)
+def _listed(claim: PrivacyClaim) -> str:
+    return f"epsilon {', '.join(EPSILONS)} {claim.terms}"
 
 
-def _all_means(lines: list[list[Mean]], places: tuple[str, ...], label: str) -> Table:
+def _drawn(
+    places: Sequence[str], lines: list[list[Mean]], across: str, claim: PrivacyClaim
+) -> bytes:
+    names, up = [f"epsilon {epsilon}" for epsilon in EPSILONS], "test loss"
+    return lines_png(places, lines, names, across=across, up=up, claims=[claim], log=True)
+
+
+def _all_means(
+    lines: list[list[Mean]], places: tuple[str, ...], label: str, claim: PrivacyClaim
+) -> Table:
     rows = tuple((e, *map(str, line)) for e, line in zip(EPSILONS, lines, strict=True))
-    return Table(("epsilon", *(f"{label} = {p}" for p in places)), rows, "Final loss:")
+    headers = (f"epsilon {claim.terms}", *(f"{label} = {p}" for p in places))
+    return Table(headers, rows, "Final loss:")
 
 
 def _worst(line: list[Mean]) -> str:

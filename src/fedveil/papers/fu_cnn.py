@@ -7,14 +7,15 @@ are then worth strictly is printed.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedveil.papers.experiment import Experiment, Item, Scale
-from fedveil.papers.lines import curve_of, lines_of, lines_png, strictly
+from fedveil.papers.lines import claim_of, curve_of, lines_of, lines_png, meaning, strictly
 from fedveil.papers.page import Finding, Page, Table
 from fedveil.planning.grid import Axis
 from fedveil.planning.statistics import Mean
 from fedveil.planning.sweep import Sweep
+from fedveil.privacy.claims import PrivacyClaim
 
 EPSILONS = ("10", "20", "30", "inf")
 RATES = ("3", "10", "30", "100")
@@ -138,8 +139,10 @@ def fig2(experiment: Experiment) -> Page:
         lines.append(means)
         shown = [m for r, m in zip(rounds, means, strict=True) if r in (10, 20, 50)]
         rows.append((epsilon, strictly(sweep, c), *map(str, shown)))
-    page.figures["fu-fig2.png"] = _drawn([str(5 * r) for r in rounds], lines, "iteration")
-    headers = ("epsilon, paper's level", "here, strictly", "T = 50", "T = 100", "T = 250")
+    paper = _papers(sweep)
+    page.settings.append(meaning(paper))
+    page.figures["fu-fig2.png"] = _drawn([str(5 * r) for r in rounds], lines, "iteration", paper)
+    headers = (_level(paper), "here, strictly", "T = 50", "T = 100", "T = 250")
     page.tables.append(Table(headers, tuple(rows)))
     page.notes.append(
         "The paper shows this as a figure without numbers; its text says T = 250, its caption T = "
@@ -162,9 +165,11 @@ def fig4(experiment: Experiment) -> Page:
     )
     places = tuple(map(str, times))
     lines = lines_of(sweep, len(times), "accuracy")
-    page.figures["fu-fig4.png"] = _drawn(places, lines, "T")
+    paper = _papers(sweep)
+    page.settings.append(meaning(paper))
+    page.figures["fu-fig4.png"] = _drawn(places, lines, "T", paper)
     rows = tuple((e, *map(str, line)) for e, line in zip(EPSILONS, lines, strict=True))
-    headers = ("epsilon, paper's level", *(f"T = {t}" for t in times))
+    headers = (_level(paper), *(f"T = {t}" for t in times))
     page.tables.append(Table(headers, rows, "Final accuracy:"))
     gains = [line[-1].value - line[len(line) // 2].value for line in lines[:-1]]
     page.findings.append(
@@ -172,7 +177,8 @@ def fig4(experiment: Experiment) -> Page:
             "Under noise accuracy levels off.",
             max(gains) < 0.05,
             f"From T = {times[len(times) // 2]} to {times[-1]} it gains "
-            f"{', '.join(f'{g:+.3f}' for g in gains)} for epsilon {', '.join(EPSILONS[:-1])}.",
+            f"{', '.join(f'{g:+.3f}' for g in gains)} for epsilon {', '.join(EPSILONS[:-1])} "
+            f"{paper.terms}.",
         )
     )
     page.notes.append(
@@ -195,7 +201,9 @@ def table4(experiment: Experiment) -> Page:
         repeat,
     )
     lines = lines_of(sweep, len(steps), "accuracy")
-    page.figures["fu-fig6.png"] = _drawn(steps, lines, "E")
+    paper = _papers(sweep)
+    page.settings.append(meaning(paper))
+    page.figures["fu-fig6.png"] = _drawn(steps, lines, "E", paper)
     rows, stars = [], []
     for c, epsilon in enumerate(EPSILONS):
         values = [mean.value for mean in lines[c]]
@@ -216,7 +224,7 @@ def table4(experiment: Experiment) -> Page:
             )
         )
     headers = (
-        "epsilon, paper's level",
+        _level(paper),
         "here, strictly",
         "E*, paper",
         "E*, here",
@@ -228,12 +236,13 @@ def table4(experiment: Experiment) -> Page:
     )
     page.tables.append(Table(headers, tuple(rows)))
     every = tuple((e, *map(str, line)) for e, line in zip(EPSILONS, lines, strict=True))
-    page.tables.append(Table(("epsilon", *(f"E = {e}" for e in steps)), every, "Accuracy:"))
+    page.tables.append(Table((_level(paper), *(f"E = {e}" for e in steps)), every, "Accuracy:"))
     page.findings.append(
         Finding(
             "The best E is larger for smaller epsilon.",
             stars == sorted(stars, reverse=True) and stars[0] > stars[-1],
-            f"Here E* is {', '.join(map(str, stars))} for epsilon {', '.join(EPSILONS)}.",
+            f"Here E* is {', '.join(map(str, stars))} for epsilon {', '.join(EPSILONS)} "
+            f"{paper.terms}.",
         )
     )
     page.notes.append(
@@ -289,6 +298,17 @@ def _accuracy(sweep: Sweep, cell: int) -> Mean:
     return sweep.mean(cell, "accuracy")
 
 
-def _drawn(places: Sequence[str], lines: list[list[Mean]], across: str) -> bytes:
-    names = [f"epsilon {epsilon}" for epsilon in EPSILONS]
-    return lines_png(places, lines, names, across=across, up="test accuracy")
+def _papers(sweep: Sweep) -> PrivacyClaim:
+    """The paper's own claim, whose noise the sweep's cells have."""
+    return replace(claim_of(sweep), delta=DELTA)
+
+
+def _level(paper: PrivacyClaim) -> str:
+    return f"the paper's epsilon, whose noise this is, {paper.terms}"
+
+
+def _drawn(
+    places: Sequence[str], lines: list[list[Mean]], across: str, paper: PrivacyClaim
+) -> bytes:
+    names, up = [f"epsilon {epsilon}" for epsilon in EPSILONS], "test accuracy"
+    return lines_png(places, lines, names, across=across, up=up, claims=[paper])

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.ldp_fl_readings import (
+    PUBLISHED,
     READINGS,
     after_rounds,
     collapses,
@@ -71,13 +72,13 @@ def epsilon(experiment: Experiment) -> Page:
         draw_line(at, study.epsilons, means[:count], "weights, as published", COLOURS[0])
         draw_line(at, study.epsilons, means[count:], "update", COLOURS[1])
         at.axhline(percent(free, 0).value, color=COLOURS[6], ls="--", lw=1, label="noise-free")
-        at.set(xlabel="epsilon per weight", ylabel="test accuracy, %", title=paper.title)
+        at.set(xlabel=_ACROSS, ylabel="test accuracy, %", title=paper.title)
         found = {e: means[c].value for c, e in enumerate(study.epsilons)}
         behind = readings(sweep.prepared[study.epsilons.index(paper.epsilon)].plan, study.rounds)
         page.findings += [
             stays_high(paper, percent(free, 0).value, found),
             collapses(paper, found),
-            one_budget(paper.title, float(paper.epsilon), behind[0]),
+            one_budget(paper.title, paper.epsilon, behind[0]),
         ]
     panels[0].legend(fontsize=7)
     page.tables.insert(0, Table(_HEADLINE, tuple(headline), "The headline runs:"))
@@ -119,7 +120,7 @@ def clients(experiment: Experiment) -> Page:
             part = "all / n" if each[c] == "none" else each[c]
             noise = f"{sweep.prepared[c].noise:.3g}"
             rows.append((str(n), part, *_beside(told, means[c]), noise, *worth(sweep, c)))
-        title = f"{paper.title}, epsilon {paper.epsilon} per weight:"
+        title = f"{paper.title}, epsilon {paper.epsilon} {PUBLISHED}:"
         page.tables.append(Table(_CLIENTS, tuple(rows), title))
         lines[paper.title] = ([str(n) for n in counts], means)
         page.findings.append(
@@ -160,7 +161,7 @@ def fraction(experiment: Experiment) -> Page:
             (f"{fr:g}", str(sizes[c]), "-", str(means[c]), *worth(sweep, c))
             for c, fr in enumerate(FRACTIONS)
         ]
-        title = f"{paper.title}, epsilon {paper.epsilon} per weight:"
+        title = f"{paper.title}, epsilon {paper.epsilon} {PUBLISHED}:"
         page.tables.append(Table(_FRACTION, tuple(rows), title))
         lines[paper.title] = ([f"{fr:g}" for fr in FRACTIONS], means)
         page.findings.append(
@@ -202,7 +203,7 @@ def rounds(experiment: Experiment) -> Page:
         page.tables.append(Table(_ROUNDS, tuple(rows), f"{paper.title}:"))
         lines[paper.title] = ([str(r) for r in means], list(means.values()))
         behind = readings(sweep.prepared[0].plan, study.rounds)
-        page.findings.append(one_budget(paper.title, float(paper.epsilon), behind[0]))
+        page.findings.append(one_budget(paper.title, paper.epsilon, behind[0]))
     page.figures["ldp-fl-rounds.png"] = _lines_png(lines, "round")
     page.notes.append(_FIGURES_ONLY)
     return page
@@ -245,11 +246,12 @@ ITEMS: dict[str, Item] = {
     "table1": table1,
 }
 
+_ACROSS = f"epsilon {PUBLISHED}".replace(" (", "\n(", 1)
 _HEADLINE = (
     "data",
     "clients, paper",
     "here",
-    "epsilon per weight",
+    f"epsilon {PUBLISHED}",
     "accuracy, paper",
     "weights, here",
     "difference",
@@ -259,7 +261,7 @@ _HEADLINE = (
     "update, here",
 )
 _EPSILON = (
-    "epsilon per weight (as published)",
+    f"epsilon {PUBLISHED}",
     "accuracy, paper",
     "weights, here",
     "difference",
@@ -278,14 +280,14 @@ _CLIENTS = (
 _FRACTION = ("fraction", "clients per round", "accuracy, paper", "here", *READINGS)
 _ROUNDS = (
     "rounds",
-    "epsilon per weight (as published)",
+    f"epsilon {PUBLISHED}",
     "accuracy, paper",
     "here",
     "difference",
     *READINGS,
 )
 _TABLE1 = (
-    "epsilon per weight (as published)",
+    f"epsilon {PUBLISHED}",
     "fixed, paper",
     "here",
     "difference",
@@ -307,6 +309,7 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[Study], int]:
         "Two-valued reports of every weight through an ideal shuffler, delta 1e-5 where a client's "
         f"reports are composed. Test accuracy in percent; {repeat} repetitions, mean +- half of "
         "the 95 % interval.",
+        f"Every epsilon here, unless it says otherwise: epsilon {PUBLISHED}.",
         "\n".join(f"- {study}" for study in cases),
         deviations(experiment.scale),
     ]

@@ -4,20 +4,22 @@ Accuracies in percent; what a client's reports are worth together, in three read
 ideal shuffler, without one, and by adding epsilons; and whether what the paper says is seen.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 from fedveil.papers.ldp_fl_settings import Published
 from fedveil.papers.page import Finding
 from fedveil.planning.statistics import Mean, mean_of, worse
 from fedveil.planning.sweep import Sweep
-from fedveil.privacy.claims import Accountant, Trust
+from fedveil.privacy.claims import Accountant, PrivacyClaim, Trust
 from fedveil.privacy.plan import PrivacyPlan
 
+PUBLISHED = "at delta 0 per weight (replace, local trust, as published, not a guarantee)"
+"""What belongs to the paper's epsilons."""
+
 READINGS = (
-    "epsilon for a client behind an ideal shuffler",
-    "without a shuffler",
-    "epsilons added up",
+    "epsilon at delta 1e-05 per client (replace, shuffled trust), behind an ideal shuffler",
+    "epsilon at delta 1e-05 per client (replace, local trust), without a shuffler",
+    "epsilon at delta 0 per client (replace, local trust), epsilons added up",
 )
 
 HIGH, COLLAPSED = 5.0, 10.0
@@ -44,25 +46,20 @@ def after_rounds(sweep: Sweep) -> dict[int, Mean]:
     }
 
 
-def readings(plan: PrivacyPlan, rounds: int) -> tuple[float, float, float]:
-    """A client's epsilon after `rounds`: behind the shuffler, without one, and by addition."""
+def readings(plan: PrivacyPlan, rounds: int) -> tuple[PrivacyClaim, PrivacyClaim, PrivacyClaim]:
+    """A client's claims after `rounds`: behind the shuffler, without one, and by addition."""
     told = [claim for claim in plan.claims(rounds) if not claim.as_published]
-    shuffled = next(c.epsilon for c in told if c.trust is Trust.SHUFFLED)
-    exact = next(c.epsilon for c in told if c.accountant is Accountant.BINOMIAL)
-    added = next(c.epsilon for c in told if c.accountant is Accountant.PURE)
+    shuffled = next(c for c in told if c.trust is Trust.SHUFFLED)
+    exact = next(c for c in told if c.accountant is Accountant.BINOMIAL)
+    added = next(c for c in told if c.accountant is Accountant.PURE)
     return shuffled, exact, added
 
 
 def worth(sweep: Sweep, cell: int, rounds: int | None = None) -> tuple[str, ...]:
     """The readings as text after `rounds`, None all of them."""
     plan = sweep.prepared[cell].plan
-    return tuple(map(rounded_up, readings(plan, plan.permitted if rounds is None else rounds)))
-
-
-def rounded_up(epsilon: float) -> str:
-    """Whole from 100 on, two decimals below; what lies within rounding of a number is that."""
-    digits = 0 if epsilon >= 100 else 2
-    return f"{math.ceil(round(epsilon * 10**digits, 6)) / 10**digits:,.{digits}f}"
+    told = readings(plan, plan.permitted if rounds is None else rounds)
+    return tuple(claim.value for claim in told)
 
 
 def stays_high(paper: Published, free: float, accuracies: Mapping[str, float]) -> Finding:
@@ -87,13 +84,13 @@ def collapses(paper: Published, accuracies: Mapping[str, float]) -> Finding:
     )
 
 
-def one_budget(title: str, published: float, composed: float) -> Finding:
+def one_budget(title: str, published: str, composed: PrivacyClaim) -> Finding:
     """Whether a client's reports behind the shuffler are worth no more than one of them."""
     return Finding(
         f"{title}: with parameter shuffling a client's budget is epsilon, whatever the number of "
         "weights and rounds.",
-        composed <= published,
-        f"Published {published:g}; composed behind an ideal shuffler {rounded_up(composed)}.",
+        composed.epsilon <= float(published),
+        f"Published: epsilon {published} {PUBLISHED}; composed: {composed.short}.",
     )
 
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from fedveil.planning.figures import COLOURS, draw_line, png
+from fedveil.planning.figures import COLOURS, draw_line, png, promises
 from fedveil.planning.statistics import Mean, mean_of
 from fedveil.planning.sweep import Sweep
+from fedveil.privacy.claims import PrivacyClaim
 
 
 def lines_of(sweep: Sweep, length: int, metric: str) -> list[list[Mean]]:
@@ -29,14 +30,16 @@ def lines_png(
     *,
     across: str,
     up: str,
+    claims: Sequence[PrivacyClaim],
     log: bool = False,
 ) -> bytes:
-    """The lines with their names, over the same places."""
+    """The lines with their names, over the same places, under what belongs to their epsilons."""
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     at = figure.subplots()
     for i, (line, name) in enumerate(zip(lines, names, strict=True)):
         draw_line(at, places, line, name, COLOURS[i])
     at.set(xlabel=across, ylabel=up, yscale="log" if log else "linear")
+    at.set_title(promises(claims), fontsize=7)
     at.legend(fontsize=8)
     at.grid(alpha=0.3)
     return png(figure)
@@ -48,6 +51,16 @@ def strictly(sweep: Sweep, cell: int) -> str:
     readings = [claim for claim in plan.claims(plan.permitted) if not claim.as_published]
     if not readings:
         return "nothing claimed"
-    claim = readings[0]
-    at = f" at delta {claim.delta:g}" if claim.delta else ""
-    return f"{claim.epsilon:,.4g} per {claim.unit}{at}"
+    return readings[0].short
+
+
+def claim_of(sweep: Sweep) -> PrivacyClaim:
+    """The claim of the first cell that makes one: what belongs to the sweep's epsilons."""
+    return next(prepared.claim for prepared in sweep.prepared if prepared.claim is not None)
+
+
+def meaning(*claims: PrivacyClaim) -> str:
+    """What a page's epsilons mean where no other words stand beside them."""
+    return "Every epsilon here, unless it says otherwise: " + "; ".join(
+        f"epsilon {told}" for told in dict.fromkeys(claim.words for claim in claims)
+    )

@@ -6,7 +6,6 @@ not readable, so no number of it stands here. Its "local" DP protects a record f
 its central DP a client from everyone who sees the models, so their epsilons cannot be compared.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,11 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item, Scale
+from fedveil.papers.lines import claim_of, meaning
 from fedveil.papers.page import Finding, Page, Table
 from fedveil.planning.figures import COLOURS, draw_line, png
 from fedveil.planning.grid import Axis
 from fedveil.planning.statistics import Mean, mean_of
 from fedveil.planning.sweep import Sweep
+from fedveil.privacy.claims import PrivacyClaim
 
 EPSILONS = ("0.5", "1", "4", "20")
 DELTA = 1e-5
@@ -260,6 +261,7 @@ def _measure(
     """Run a federation's grid; add its table and findings to the page, its lines to the figure."""
     rows: list[tuple[str, ...]] = []
     lines: dict[str, list[Mean]] = {}
+    claims: dict[str, PrivacyClaim] = {}
     for defence in defences(federation):
         sweep = experiment.sweep(
             f"naseri-{defence.recipe}-{federation.data}",
@@ -269,6 +271,8 @@ def _measure(
             repeat,
         )
         lines[defence.name] = [_percent(sweep, c) for c in range(len(sweep.cells))]
+        if defence.private:
+            claims[defence.name] = claim_of(sweep)
         for c, mean in enumerate(lines[defence.name]):
             lost = "-" if defence.name == NONE else f"{lines[NONE][0].value - mean.value:.2f}"
             rows.append((defence.name, *_claim(sweep, c), UNPUBLISHED, str(mean), lost))
@@ -279,7 +283,8 @@ def _measure(
         harmless(federation.title, single),
         varying_cost(federation.title, single[NONE], local, central),
     ]
-    _draw(at, federation.title, lines)
+    page.settings.append(f"{federation.title}. {meaning(*claims.values())}")
+    _draw(at, federation.title, lines, claims)
 
 
 def _claim(sweep: Sweep, cell: int) -> tuple[str, ...]:
@@ -287,19 +292,20 @@ def _claim(sweep: Sweep, cell: int) -> tuple[str, ...]:
     claim = sweep.prepared[cell].claim
     if claim is None:
         return "nothing claimed", "-", "-", "-", "-"
-    shown = f"{math.ceil(round(claim.epsilon * 1000, 6)) / 1000:g}"
     unit, trust, neighbours = str(claim.unit), str(claim.trust), str(claim.neighbours)
-    return shown, f"{claim.delta:g}", unit, trust, neighbours
+    return claim.value, f"{claim.delta:g}", unit, trust, neighbours
 
 
-def _draw(at: Axes, title: str, lines: Mapping[str, list[Mean]]) -> None:
-    units = {LOCAL: "local (per record)", CENTRAL: "central (per client)"}
+def _draw(
+    at: Axes, title: str, lines: Mapping[str, list[Mean]], claims: Mapping[str, PrivacyClaim]
+) -> None:
     for i, (name, means) in enumerate(lines.items()):
-        if name in units:
-            draw_line(at, EPSILONS, means, units[name], COLOURS[i])
+        if name in claims:
+            draw_line(at, EPSILONS, means, f"{name}, epsilon {claims[name].terms}", COLOURS[i])
         else:
             at.axhline(means[0].value, color=COLOURS[i], ls="--", lw=1, label=name)
-    at.set(xlabel="epsilon (units differ)", ylabel="test accuracy, %", title=title, xscale="log")
+    at.set(xlabel="epsilon (units and trust differ, see the legend)", xscale="log")
+    at.set(ylabel="test accuracy, %", title=title)
     at.grid(alpha=0.3)
 
 

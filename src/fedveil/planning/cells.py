@@ -57,15 +57,16 @@ class Prepared:
 
     @cached_property
     def claims(self) -> list[PrivacyClaim]:
-        """The claims that have to be told: the tightest for each thing that is released.
+        """The claims that have to be told: the tightest for each thing that is released and trust.
 
-        The strict reading comes after one as published.
+        The strict reading comes after one as published, the one without a shuffler after its own.
         """
         every = self.plan.claims(self.plan.permitted)
         told = list(every[:1])
         for claim in every[1:]:
             if not claim.as_published and all(
-                claim.covers != other.covers or other.as_published for other in told
+                (claim.covers, claim.trust) != (other.covers, other.trust) or other.as_published
+                for other in told
             ):
                 told.append(claim)
         return told

@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib
@@ -13,8 +14,11 @@ from matplotlib.figure import Figure
 
 from fedveil.planning.grid import Axis
 from fedveil.planning.statistics import Mean
+from fedveil.privacy.claims import PrivacyClaim
 
 _BRIGHT = 0.6
+_TITLE = 110
+"""The characters of a title's line, at the size of its letters."""
 
 COLOURS = ("#1f5a8a", "#a83232", "#3a7d44", "#8a5a1f", "#5a3a8a", "#2b8a8a", "#666666", "#c2699d")
 
@@ -26,8 +30,13 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def grid_png(axes: Sequence[Axis], means: Sequence[Mean], metric: str) -> bytes:
-    """`metric` over the longest axis, a line for every choice on the others."""
+def grid_png(
+    axes: Sequence[Axis], means: Sequence[Mean], metric: str, claims: Sequence[PrivacyClaim]
+) -> bytes:
+    """`metric` over the longest axis, a line for every choice on the others.
+
+    Its title says what belongs to the epsilons of the cells' claims.
+    """
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     at = figure.subplots()
     if not axes:
@@ -41,10 +50,17 @@ def grid_png(axes: Sequence[Axis], means: Sequence[Mean], metric: str) -> bytes:
     for i, (line, name) in enumerate(zip(lines, names, strict=True)):
         draw_line(at, axes[along].values, list(line), name, COLOURS[i % len(COLOURS)])
     at.set(xlabel=axes[along].key, ylabel=f"test {metric}")
+    at.set_title(promises(claims), fontsize=7)
     if len(lines) > 1:
         at.legend(fontsize=7)
     at.grid(alpha=0.3)
     return png(figure)
+
+
+def promises(claims: Sequence[PrivacyClaim]) -> str:
+    """What belongs to the epsilons in a figure, one line for each kind of claim."""
+    kinds = dict.fromkeys(f"epsilon {claim.told}" for claim in claims)
+    return "\n".join(textwrap.fill(kind, _TITLE) for kind in kinds)
 
 
 def draw_line(

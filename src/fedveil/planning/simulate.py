@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedveil.errors import BadInput
 from fedveil.planning.candidates import Space, alike, candidates
@@ -195,8 +196,8 @@ def _tuning_cost(found: Found, quiet: int) -> str:
     free = f", and those without noise, from {quiet} more trainings," if quiet else ""
     return (
         f"{found.trials} trainings on these records chose the recipe, which a later run's claim of "
-        f"epsilon {claim.epsilon:.4g} per {claim.unit} does not cover: with that run, epsilons add "
-        f"up to {epsilon:.4g} and deltas to {delta:.2g}. Losses on test records{free} come on top, "
-        "and no epsilon covers them. To pay nothing, plan on public or made-up records of the "
-        "same sizes"
+        f"{claim.short} does not cover: with that run, epsilons and deltas add up to "
+        f"{replace(claim, epsilon=epsilon, delta=delta).short}. Losses on test records{free} come "
+        "on top, and no epsilon covers them. To pay nothing, plan on public or made-up records of "
+        "the same sizes"
     )

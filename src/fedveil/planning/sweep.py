@@ -138,32 +138,10 @@ class Sweep:
         rows = []
         for c, cell in enumerate(self.cells):
             means = {metric: str(self.mean(c, metric)) for metric in self.metrics}
-            noise = self._prepared[c].told_noise
-            rows.append({**dict(cell.choice), **means, "noise": noise, "epsilon": self._epsilon(c)})
+            prepared = self._prepared[c]
+            told = {"noise": prepared.told_noise, "claim": _short(prepared.claims)}
+            rows.append({**dict(cell.choice), **means, **told})
         return rows
-
-    def terms(self) -> list[str]:
-        """What belongs to the table's epsilons: delta, neighbours, trust; once for all if shared.
-
-        Rows whose words differ carry a number, [1], [2], ..., and so do the lines.
-        """
-        different = self._different_terms()
-        if len(different) == 1:
-            return [f"every epsilon: {different[0]}"]
-        return [f"[{number}] {text}" for number, text in enumerate(different, 1)]
-
-    def _different_terms(self) -> list[str]:
-        claims = [claim for prepared in self._prepared for claim in prepared.claims]
-        return list(dict.fromkeys(_terms(claim) for claim in claims))
-
-    def _epsilon(self, cell: int) -> str:
-        different, claims = self._different_terms(), self._prepared[cell].claims
-        said = ""
-        for before, claim in zip([None, *claims], claims, strict=False):
-            mark = "" if len(different) == 1 else f" [{1 + different.index(_terms(claim))}]"
-            join = "; strictly " if before and before.as_published else "; "
-            said += f"{join if before else ''}{_value(claim)} per {claim.unit}{mark}"
-        return said or "nothing claimed"
 
     def report(self) -> dict[str, Any]:
         """The same for machines."""
@@ -177,7 +155,8 @@ class Sweep:
         write_atomic(self.folder / "summary.csv", _csv(self._summary()))
         metric = self.metrics[0]
         means = [self.mean(c, metric) for c in range(len(self.cells))]
-        write_atomic(self.folder / "figure.png", grid_png(self.axes, means, metric))
+        claims = [claim for prepared in self._prepared for claim in prepared.claims]
+        write_atomic(self.folder / "figure.png", grid_png(self.axes, means, metric, claims))
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
@@ -187,6 +166,7 @@ class Sweep:
                 "seed_used": cell.recipe.seed + r,
                 "rounds_done": self._done[r, c].rounds,
                 **self._done[r, c].metrics,
+                "claims": "; ".join(map(str, self._prepared[c].claims)),
             }
             for c, cell in enumerate(self.cells)
             for r in range(self.repeat)
@@ -337,19 +317,13 @@ def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _value(claim: PrivacyClaim) -> str:
-    """The epsilon as the claim itself writes it: rounded up, and with what it covers."""
-    return str(claim).partition(" at delta ")[0].replace("epsilon ", "", 1)
-
-
-def _terms(claim: PrivacyClaim) -> str:
-    """The rest of a claim, without which its epsilon means nothing."""
-    who = "" if claim.holds_for == "everyone" else f"{claim.holds_for}, "
-    label = "; as published, not a guarantee" if claim.as_published else ""
-    return (
-        f"at delta {claim.delta:g} ({who}{claim.neighbours} neighbours, {claim.trust} trust, "
-        f"{claim.accountant.upper()}, {claim.noise} noise{label})"
-    )
+def _short(claims: Sequence[PrivacyClaim]) -> str:
+    """The claims in a few words; the strict one is called so where it stands beside a label."""
+    said = ""
+    for before, claim in zip([None, *claims], claims, strict=False):
+        join = "; strictly " if before and before.as_published else "; "
+        said += f"{join if before else ''}{claim.short}"
+    return said or "nothing claimed"
 
 
 def _line(repetition: int, cell: int, outcome: Outcome) -> str:

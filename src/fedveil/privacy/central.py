@@ -111,11 +111,11 @@ def least_noise(
         raise BadInput(f"no accountant knows {make_event(1.0)} under {relation}")
     delta = 0.0 if accountant is Accountant.PURE else budget.delta
     if accountant is Accountant.PURE:
-        return rounded_up(count / budget.epsilon)
+        return a_little_more(count / budget.epsilon)
     return noise_for(make_event, count, budget.epsilon, delta, relation, accountant)
 
 
-def rounded_up(noise: float) -> float:
+def a_little_more(noise: float) -> float:
     """A little more, so that the epsilon computed back from it is not one rounding too large."""
     return noise * (1 + 1e-12)
 
@@ -127,7 +127,7 @@ def check_affordable(plan: PrivacyPlan, multiplier: float) -> None:
     line = plan.lines[0]
     raise BadInput(
         f"noise.multiplier {multiplier:g} and budget.epsilon {line.budget.epsilon:g} contradict "
-        f"each other: one round alone costs {line.claims(1)[0].epsilon:.4g}; raise either"
+        f"each other: one round alone costs {line.claims(1)[0].short}; raise either"
     )
 
 

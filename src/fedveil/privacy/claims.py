@@ -1,10 +1,12 @@
 """`PrivacyClaim`: an epsilon together with everything without which it means nothing."""
 
 import math
-from dataclasses import asdict, dataclass
-from decimal import ROUND_CEILING, Context
+from dataclasses import asdict, dataclass, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
 from typing import Any
+
+_WHOLE, _LONG = 1e3, 1e12
 
 
 class Unit(StrEnum):
@@ -64,14 +66,19 @@ class PrivacyClaim:
     """(epsilon, delta)-differential privacy, for whom, against whom, and under which assumptions.
 
     `holds_for` is "everyone" unless clients differ: then there is one claim for the worst and one
-    for the median client. `covers` names what was released: the updates, or what an adaptive
-    bound collects beside them.
+    for the median client. `covers` names what was released: the updates, or also what an adaptive
+    bound collects beside them. One that is not `vouched` is about right, and no guarantee.
+
+    Whoever shows an epsilon shows `short` or the claim itself, which differ in whether accountant
+    and source of noise are told; a table may have `value` in its rows and `terms` in its heading.
 
     >>> claim = PrivacyClaim(epsilon=2.0, delta=1e-5, unit=Unit.CLIENT,
-    ...     neighbours=Relation.ADD_REMOVE, trust=Trust.CENTRAL, accountant=Accountant.PLD,
+    ...     neighbours=Relation.ZERO_OUT, trust=Trust.CENTRAL, accountant=Accountant.PLD,
     ...     noise=NoiseSource.SEEDED, assumptions=())
     >>> print(claim)
-    epsilon 2 at delta 1e-05 per client (add-remove, central trust, PLD, seeded noise)
+    epsilon 2 at delta 1e-05 per client (zero-out, central trust, PLD, seeded noise)
+    >>> print(claim.short)
+    epsilon 2 at delta 1e-05 per client (zero-out, central trust)
     """
 
     epsilon: float
@@ -82,19 +89,58 @@ class PrivacyClaim:
     accountant: Accountant
     noise: NoiseSource
     as_published: bool = False
+    vouched: bool = True
     assumptions: tuple[str, ...] = ()
     holds_for: str = "everyone"
     covers: str = "updates"
 
     def __str__(self) -> str:
-        what = "" if self.covers == "updates" else f"{self.covers}: "
+        return f"{self._what}epsilon {self.value} {self.words}"
+
+    @property
+    def short(self) -> str:
+        """Without accountant and source of noise."""
+        return f"{self._what}epsilon {self.value} {self.terms}"
+
+    @property
+    def value(self) -> str:
+        """The epsilon alone, never below what is claimed."""
+        shown = rendered(self.epsilon)
+        return shown if self.vouched else f"not vouched for, about {shown}"
+
+    @property
+    def terms(self) -> str:
+        """What belongs to the epsilon, as `short` has it."""
+        return self._terms("")
+
+    @property
+    def words(self) -> str:
+        """What belongs to the epsilon, in full."""
+        return self._terms(f", {self.accountant.upper()}, {self.noise} noise")
+
+    @property
+    def told(self) -> str:
+        """The same with what it covers, to stand beside a number."""
+        return f"{self._what}{self.words}"
+
+    def remainder(self, limit: float) -> str:
+        """What is left of a budget of `limit`, never more than there is."""
+        return rendered(max(0.0, limit - self.epsilon), ROUND_FLOOR)
+
+    def left_of(self, limit: float) -> str:
+        """The same with the budget."""
+        return f"{self.remainder(limit)} of {replace(self, epsilon=limit, vouched=True).short}"
+
+    @property
+    def _what(self) -> str:
+        return "" if self.covers == "updates" else f"{self.covers}: "
+
+    def _terms(self, how: str) -> str:
         who = "" if self.holds_for == "everyone" else f", {self.holds_for}"
         label = ", as published, not a guarantee" if self.as_published else ""
-        value = f"{rounded_up(self.epsilon):.4g} at delta {self.delta:g}"
         return (
-            f"{what}epsilon {value} per {self.unit}{who} "
-            f"({self.neighbours}, {self.trust} trust, {self.accountant.upper()}, "
-            f"{self.noise} noise{label})"
+            f"at delta {self.delta:g} per {self.unit}{who} "
+            f"({self.neighbours}, {self.trust} trust{how}{label})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,7 +152,24 @@ class PrivacyClaim:
         out["assumptions"] = list(self.assumptions)
         return out
 
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> "PrivacyClaim":
+        """Inverse of `to_dict`."""
+        kinds = {
+            "epsilon": float,
+            "unit": Unit,
+            "neighbours": Relation,
+            "trust": Trust,
+            "accountant": Accountant,
+            "noise": NoiseSource,
+            "assumptions": tuple,
+        }
+        return cls(**{key: kinds.get(key, lambda same: same)(v) for key, v in raw.items()})
 
-def rounded_up(epsilon: float) -> float:
-    """Four digits, never below the claim."""
-    return float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(epsilon))
+
+def rendered(epsilon: float, rounding: str = ROUND_CEILING) -> str:
+    """An epsilon for people: four digits, rounded up unless it is what is left of one."""
+    if math.isinf(epsilon):
+        return "infinity"
+    value = float(Context(prec=4, rounding=rounding).create_decimal_from_float(epsilon))
+    return f"{value:,.0f}" if _WHOLE <= value < _LONG else f"{value:.4g}"

@@ -12,10 +12,10 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.calibration import MOST_NOISE
 from fedveil.privacy.central import least_noise
-from fedveil.privacy.claims import Relation, Trust, rounded_up
+from fedveil.privacy.claims import Relation, Trust
 from fedveil.privacy.events import Gaussian, GaussianWithCurator
 from fedveil.privacy.rules import Median, Quantile, Rule
-from fedveil.privacy.terms import Budget, Terms
+from fedveil.privacy.terms import Terms
 
 _SEEN = (
     "a trusted curator (or an enclave) sees {what} and publishes them with noise; the server sees "
@@ -48,19 +48,20 @@ class Curator:
             assumptions=(first, _SEEN.format(what=self.seen), *others),
         )
 
-    def check(self, count: int, budget: Budget) -> None:
-        """Refuse a curator that leaves nothing of the budget for `count` reports."""
+    def check(self, base: Terms, count: int) -> None:
+        """Refuse a curator that leaves nothing of the line's budget for `count` reports."""
+        budget, turns = base.budget, min(count, self.most)
         if math.isinf(budget.epsilon):
             return
         least = self.beside(Gaussian(MOST_NOISE))
         if epsilon(least, count, budget.delta, Relation.REPLACE) < budget.epsilon:
             return
-        alone = epsilon(self.release, min(count, self.most), budget.delta, Relation.REPLACE)
+        alone = epsilon(self.release, turns, budget.delta, Relation.REPLACE)
+        told = replace(self.on(base), event=self.release, covers=self.watched)
         raise BadInput(
-            f"{self.key} leaves nothing of budget.epsilon {budget.epsilon:g} for the updates: the "
-            f"curator's {self.watched} alone cost a client {rounded_up(alone):.4g} at delta "
-            f"{budget.delta:g} in {min(count, self.most)} releases; {self.remedy}, or raise "
-            "budget.epsilon"
+            f"{self.key} leaves nothing of budget.epsilon {budget.epsilon:g} for the updates: its "
+            f"{turns} releases alone cost {told.claim(alone).short}; "
+            f"{self.remedy}, or raise budget.epsilon"
         )
 
 

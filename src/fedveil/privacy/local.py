@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import BadInput
-from fedveil.privacy.central import SEEDED, check_affordable, least_noise, rounded_up
+from fedveil.privacy.central import SEEDED, a_little_more, check_affordable, least_noise
 from fedveil.privacy.claims import NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.curators import Curator, curator_of, with_noise
 from fedveil.privacy.events import (
@@ -94,9 +94,9 @@ def local_updates(
         count = base.participations(rounds)
         m = multiplier
         if m is None:
-            m = _calibrated(rule, curator, laplace, count, budgets[group], published)
+            m = _calibrated(base, rule, curator, laplace, count, published)
         elif curator is not None and published is None:
-            curator.check(1, budgets[group])
+            curator.check(base, 1)
         noise[here] = m
         lines += _readings(base, rule, curator, laplace, m, published)
     first = float(noise[0])
@@ -255,8 +255,8 @@ def two_point(
     )
     if plan.permitted < 1:
         raise BadInput(
-            f"budget.epsilon is {budget.epsilon:g} and one round of {alone.per:,} weights costs a "
-            f"client {lines[0].claims(1)[0].epsilon:.4g}: raise it, or leave it out to be told"
+            f"budget.epsilon is {budget.epsilon:g} and one round of {alone.per:,} weights costs "
+            f"{lines[0].claims(1)[0].short}: raise it, or leave it out to be told"
         )
     return plan
 
@@ -289,17 +289,18 @@ def _event(rule: Rule, curator: Curator | None, laplace: bool, m: float) -> Even
 
 
 def _calibrated(
+    base: Terms,
     rule: Rule,
     curator: Curator | None,
     laplace: bool,
     count: int,
-    budget: Budget,
     published: Published | None,
 ) -> float:
     """The least noise multiplier for `count` participations, by the strict or published rule."""
+    budget = base.budget
     if published is not None and published.c2 is not None:
         spread = math.sqrt(count * math.log(1 / budget.delta))
-        return rounded_up(published.c2 * spread / budget.epsilon)
+        return a_little_more(published.c2 * spread / budget.epsilon)
     if isinstance(rule, Quantile) and rule.flip and count * rule.flip >= budget.epsilon:
         raise BadInput(
             f"bound.bit_epsilon {rule.flip:g} over {count} participations uses up the budget of "
@@ -308,7 +309,7 @@ def _calibrated(
     if published is not None:
         curator = None
     if curator is not None:
-        curator.check(count, budget)
+        curator.check(base, count)
     relation = Relation.REPLACE
     return least_noise(lambda m: _event(rule, curator, laplace, m), count, budget, relation)
 

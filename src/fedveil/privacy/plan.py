@@ -112,14 +112,9 @@ class PrivacyPlan:
         return None if math.isinf(limit) else limit
 
     @property
-    def promise(self) -> str:
-        """Whom the epsilon that is shown while training protects, in a few words."""
-        if not self.lines:
-            return ""
-        line = self.lines[0]
-        return f"per {line.unit}" + (
-            " (as published, not a guarantee)" if line.as_published else ""
-        )
+    def promise(self) -> PrivacyClaim | None:
+        """The claim that counts as it is before the first round; None if nothing is claimed."""
+        return self.lines[0].claim(0.0) if self.lines else None
 
     @property
     def secret(self) -> bool:
@@ -165,6 +160,11 @@ class PrivacyPlan:
         if line is self.lines[0] and most < len(self._curve):
             return self._curve[most]
         return line.claims(most)[0].epsilon
+
+    def told(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim | None:
+        """What is spent, with the claim that it belongs to."""
+        spent = self.spent(rounds, turns, again)
+        return None if spent is None else self.lines[0].claim(spent)
 
     @cached_property
     def _curve(self) -> tuple[float, ...]:
@@ -225,8 +225,9 @@ class PrivacyPlan:
         match self.mechanism:
             case None:
                 return "no noise"
-            case TwoPointMechanism(epsilon):
-                return f"two-point reports, epsilon {epsilon:g} per weight, at the clients"
+            case TwoPointMechanism():
+                one = self.lines[-1].claims(1)[-1].short
+                return f"two-point reports at the clients, {one}"
             case GaussianMechanism() | LaplaceMechanism():
                 kind = "Laplace" if isinstance(self.mechanism, LaplaceMechanism) else "Gaussian"
                 size = f"multiplier {self.multiplier:.4g}"

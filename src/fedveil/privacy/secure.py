@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from fedveil.errors import BadInput
 from fedveil.privacy.central import SEEDED
-from fedveil.privacy.claims import NoiseSource
+from fedveil.privacy.claims import NoiseSource, Trust
 from fedveil.privacy.grid_noise import LARGEST_SUM, delta_of_sampler
 from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.sampling import Poisson
 from fedveil.privacy.terms import Budget, Terms
 
 SLIP = 2.0**-20
@@ -40,7 +41,7 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
     | nothing is claimed | the plan as it is |
     | an epsilon so large that the sampler's share of delta is not enough | BadInput |
     | sums of so many clients that float64 would round them on the grid | BadInput |
-    | another account of the same release with such an epsilon | not claimed |
+    | another account of the same release with such an epsilon | claimed as not vouched for |
     """
     if plan.where is Where.SERVER and isinstance(
         plan.mechanism, GaussianMechanism | LaplaceMechanism
@@ -57,14 +58,15 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
 
 def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Terms:
     whole = line.budget.delta / (1 - SLIP)
-    draws = parameters * line.per + plan.population
+    draws = _reports(line, plan) * parameters + _width(plan) + plan.population
     slip = whole - line.budget.delta
     attempts = 2 * plan.rounds  # the ledger permits no more
     vouched = math.log(slip / delta_of_sampler(draws, attempts, 0.0))
-    if _most(line, plan) > vouched and not line.reading:
+    most = line.claims(line.participations(plan.rounds))[0]
+    if most.epsilon > vouched and not line.reading:
         raise BadInput(
-            f"noise.source is 'secure' and epsilon {_most(line, plan):.4g}: at that size the "
-            "sampler's error, however small, cannot be vouched for; lower it, or use 'seeded'"
+            f"noise.source is 'secure' and the claim {most.short}: at that size the sampler's "
+            "error, however small, cannot be vouched for; lower it, or use 'seeded'"
         )
     assumptions = [SECURE if a == SEEDED else a for a in line.assumptions]
     return replace(
@@ -77,6 +79,20 @@ def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: boo
     )
 
 
+def _reports(line: Terms, plan: PrivacyPlan) -> int:
+    """How many clients' reports of a round hide one of them: its own, or all that are shuffled."""
+    if line.trust is not Trust.SHUFFLED:
+        return 1
+    if isinstance(plan.sampler, Poisson):
+        return plan.population
+    return math.ceil(plan.sampler.expected(plan.population))
+
+
+def _width(plan: PrivacyPlan) -> int:
+    """How many numbers a bound that watches draws in a round."""
+    return 0 if plan.rule is None else plan.rule.width
+
+
 def _check_sums(
     mechanism: GaussianMechanism | LaplaceMechanism, clients: int, parameters: int
 ) -> None:
@@ -87,8 +103,3 @@ def _check_sums(
             f"noise.source is 'secure', noise.multiplier {mechanism.multiplier:.4g} and "
             f"{clients:,} clients: their sum is too long for the grid; raise the multiplier"
         )
-
-
-def _most(line: Terms, plan: PrivacyPlan) -> float:
-    """The epsilon that the line can come to."""
-    return line.claims(line.participations(plan.rounds))[0].epsilon

@@ -11,7 +11,14 @@ import numpy.typing as npt
 
 from fedveil.errors import BadInput, CommonBudgetExhausted, LedgerMismatch
 from fedveil.privacy.chain import seal
-from fedveil.privacy.claims import NoiseSource, rounded_up
+from fedveil.privacy.claims import (
+    Accountant,
+    NoiseSource,
+    PrivacyClaim,
+    Relation,
+    Trust,
+    Unit,
+)
 from fedveil.privacy.filters import Curve, RenyiFilter, curve_of
 from fedveil.privacy.grid_noise import delta_of_sampler
 from fedveil.privacy.ledger_file import (
@@ -76,11 +83,18 @@ class Common:
         return RenyiFilter(self.epsilon, self.delta - kept)
 
     def told(self, spent: float) -> str:
-        """What all runs have spent together, with everything without which it means nothing."""
-        return (
-            f"epsilon {rounded_up(spent):.4g} of {self.epsilon:g} at delta {self.delta:g} per "
-            f"{self.unit} ({self.neighbours}, {self.trust} trust, {self.noise} noise, Renyi filter)"
+        """What all runs have spent together, and what that leaves, in words."""
+        claim = PrivacyClaim(
+            epsilon=spent,
+            delta=self.delta,
+            unit=Unit(self.unit),
+            neighbours=Relation(self.neighbours),
+            trust=Trust(self.trust),
+            accountant=Accountant.RDP,
+            noise=NoiseSource(self.noise),
         )
+        left = claim.left_of(self.epsilon)
+        return f"all runs together, by a Renyi filter: {claim}; {left} is left"
 
     def to_rows(self, salt: str) -> dict[str, str]:
         """Rows of the ledger's `about`, the data sealed."""

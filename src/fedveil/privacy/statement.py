@@ -29,8 +29,7 @@ class Statement:
             return "no privacy is claimed, so nothing is charged"
         if math.isinf(self.budget):
             return "no limit was set on epsilon"
-        left = math.floor(max(0.0, self.budget - self.claims[0].epsilon) * 1e4) / 1e4
-        return f"{left:.4f} of epsilon {self.budget:g} is left"
+        return f"{self.claims[0].left_of(self.budget)} is left"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

@@ -47,7 +47,7 @@ class Terms:
     `reading` is another account of a release that is charged on another line: it adds a claim and
     no charge. `members` is the number of clients a line is about, None when it is everyone. `slip`
     is the part of delta that pays for the sampler of secure noise; a pure claim has it as delta.
-    It pays for epsilons up to `vouched`; an account that comes to more is not claimed.
+    It pays for epsilons up to `vouched`; an account that comes to more is told as not vouched for.
     """
 
     event: Event
@@ -106,23 +106,29 @@ class Terms:
 
     def claims(self, participations: int, holds_for: str = "everyone") -> tuple[PrivacyClaim, ...]:
         """What a unit concerned `participations` times is promised, by every accountant."""
-        values = {a: self._epsilon(participations, a, FINE) for a in self.accountants}
         return tuple(
-            PrivacyClaim(
-                epsilon=value,
-                delta=self.slip if accountant is Accountant.PURE else self.budget.delta,
-                unit=self.unit,
-                neighbours=self.relation,
-                trust=self.trust,
-                accountant=accountant,
-                noise=self.noise,
-                as_published=self.as_published,
-                assumptions=self.assumptions,
-                holds_for=holds_for,
-                covers=self.covers,
-            )
-            for accountant, value in values.items()
-            if value <= self.vouched
+            self.claim(self._epsilon(participations, a, FINE), a, holds_for)
+            for a in self.accountants
+        )
+
+    def claim(
+        self, epsilon: float, accountant: Accountant | None = None, holds_for: str = "everyone"
+    ) -> PrivacyClaim:
+        """What this line promises with that epsilon, by an accountant, None the one that counts."""
+        accountant = accountant or self.accountants[0]
+        return PrivacyClaim(
+            epsilon=epsilon,
+            delta=self.slip if accountant is Accountant.PURE else self.budget.delta,
+            unit=self.unit,
+            neighbours=self.relation,
+            trust=self.trust,
+            accountant=accountant,
+            noise=self.noise,
+            as_published=self.as_published,
+            vouched=epsilon <= self.vouched,
+            assumptions=self.assumptions,
+            holds_for=holds_for,
+            covers=self.covers,
         )
 
     def permitted(self, planned: int) -> int:

@@ -67,8 +67,7 @@ class Ending:
             return told + (", and any other run on the same data adds to it" if self.claims else "")
         fit = "more than a million" if more >= _MANY else more or "no"
         return (
-            f"{told}, and of what runs on {self.file} share {common.told(spent)} is spent: "
-            f"{fit} more rounds like these fit"
+            f"{told}; on {self.file} {common.told(spent)}, and {fit} more rounds like these fit"
         )
 
 

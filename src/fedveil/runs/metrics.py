@@ -51,7 +51,14 @@ def _parsed(text: str) -> dict[str, Any] | None:
     if not isinstance(line, dict) or type(line.get("round")) is not int or "epsilon" not in line:
         return None
     wanted = ("clients", "clipped", "snr", "refused", "bound") if line["round"] else ()
+    numbers = [value for name, value in line.items() if name != "claim"]
     good = all(name in line for name in wanted) and all(
-        value is None or isinstance(value, int | float) for value in line.values()
+        value is None or isinstance(value, int | float) for value in numbers
     )
-    return line if good else None
+    return line if good and _claimed(line) else None
+
+
+def _claimed(line: dict[str, Any]) -> bool:
+    """Whether an epsilon has the words that belong to it, and words their epsilon."""
+    words = isinstance(line.get("claim"), str)
+    return words if line["epsilon"] is not None else line.get("claim") is None

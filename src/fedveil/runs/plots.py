@@ -1,6 +1,7 @@
 """The picture of a run: what was learnt and what it cost, over rounds."""
 
 import io
+import textwrap
 from typing import Any
 
 import matplotlib
@@ -9,9 +10,16 @@ matplotlib.use("Agg")
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedveil.privacy.claims import PrivacyClaim
 
-def progress_png(history: list[dict[str, Any]], metric: str, budget: float | None) -> bytes:
-    """`metric` and, where something is claimed, epsilon against rounds."""
+
+def progress_png(
+    history: list[dict[str, Any]],
+    metric: str,
+    budget: float | None,
+    promise: PrivacyClaim | None,
+) -> bytes:
+    """`metric` and, where something is claimed, epsilon and what belongs to it against rounds."""
     measured = [line for line in history if metric in line]
     charged = [line for line in history if line.get("epsilon") is not None]
     figure = Figure(figsize=(9 if charged else 5, 3.2), layout="constrained")
@@ -25,6 +33,8 @@ def progress_png(history: list[dict[str, Any]], metric: str, budget: float | Non
         if budget is not None:
             axes[1].axhline(budget, color="grey", linestyle="--", linewidth=1)
         axes[1].set(xlabel="round", ylabel="epsilon spent", ylim=(0, None))
+        words = "" if promise is None else f"epsilon {promise.told}"
+        axes[1].set_title(textwrap.fill(words, 62), fontsize=7)
     for axis in axes:
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)

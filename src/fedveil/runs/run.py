@@ -186,7 +186,8 @@ class Run:
         tensors = {name: value.clone() for name, value in task.named(state.params).items()}
         write_atomic(self.folder / "model.safetensors", safetensors.torch.save(tensors))
         metric = next(iter(task.metrics), "loss")
-        write_atomic(self.folder / "progress.png", progress_png(history, metric, plan.limit))
+        drawn = progress_png(history, metric, plan.limit, plan.promise)
+        write_atomic(self.folder / "progress.png", drawn)
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
         keep_head(self.folder, ledger.end(digests(self.folder)))
         return result
@@ -217,8 +218,9 @@ class Run:
         if not history or history[0]["round"] > 0:
             params = self.training.start().params
             first = evaluate(self.training.task, params, self.training.data)
-            spent = 0.0 if self.training.plan.private else None
-            history.insert(0, {"round": 0, "epsilon": spent, **first})
+            promise = self.training.plan.promise
+            spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.told}
+            history.insert(0, {"round": 0, **spent, **first})
         if not self.fresh:
             self.beforehand.append(f"going on after round {state.round}")
         short = room(ledger, self.training.plan.permitted, self._ledger_path)
@@ -299,12 +301,13 @@ def _resolved_by() -> str:
 
 def _budget(training: Training, claims: list[dict[str, Any]]) -> dict[str, Any] | None:
     plan = training.plan
-    if not claims:
+    if plan.promise is None:
         return None
     limit, spent = plan.limit, float(claims[0]["epsilon"])
     return {
         "epsilon": "inf" if limit is None else limit,
         "left": "inf" if limit is None else max(0.0, limit - spent),
+        "claim": plan.promise.told,
         "rounds_permitted": plan.permitted,
     }
 

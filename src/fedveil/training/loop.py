@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import BudgetExhausted
+from fedveil.privacy.claims import PrivacyClaim
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.plan import PrivacyPlan, Where
@@ -45,12 +46,18 @@ class RoundResult:
     refused: tuple[int, ...]
     metrics: dict[str, float]
     seconds: float
-    spent: Callable[[], float | None]
+    spent: Callable[[], PrivacyClaim | None]
+
+    @property
+    def claim(self) -> PrivacyClaim | None:
+        """What all rounds up to this one have cost, from above; found when somebody asks."""
+        return self.spent()
 
     @property
     def epsilon(self) -> float | None:
-        """What all rounds up to this one have cost, from above; found when somebody asks."""
-        return self.spent()
+        """The number of that claim, which means nothing without it."""
+        claim = self.claim
+        return None if claim is None else claim.epsilon
 
     def numbers(self, *, diagnostics: bool = True) -> dict[str, Any]:
         """For the metrics file; without `diagnostics` nothing that clients' data tell."""
@@ -60,11 +67,13 @@ class RoundResult:
             "snr": self.snr,
             "refused": len(self.refused),
         }
+        claim = self.claim
         return {
             "round": self.round,
             **(private if diagnostics else dict.fromkeys(private)),
             "bound": self.bound,
-            "epsilon": self.epsilon,
+            "epsilon": claim and claim.epsilon,
+            "claim": claim and claim.told,
             **self.metrics,
             "seconds": self.seconds,
         }
@@ -132,7 +141,7 @@ class Course:
             refused=cohort.refused,
             metrics=self._measure(state),
             seconds=time.perf_counter() - self._began,
-            spent=partial(plan.spent, number, turns, self._ledger.again),
+            spent=partial(plan.told, number, turns, self._ledger.again),
         )
 
 
