@@ -22,5 +22,5 @@ plan = fv.central(
 work = fv.LocalSgd(fv.Batches(size=10, epochs=5), lr=0.3)
 
 for result in fv.train(fv.Training(task, data, plan, work)):
-    print(result.round, result.metrics["accuracy"], result.epsilon)
+    print(result.round, result.metrics["accuracy"], result.claim.short)
 print(*plan.claims(result.round), sep="\n")

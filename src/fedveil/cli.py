@@ -353,6 +353,8 @@ def ledger(
     json_: Json = False,
 ) -> None:
     """Show every charge, the total claim, and what is left of the budget."""
+    from fedveil.privacy.events import from_dict
+    from fedveil.privacy.events import told as told_of
     from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 
     if head is not None and not verify:
@@ -381,7 +383,7 @@ def ledger(
         for covers in sorted({charge.covers for charge in run.charges}):
             charges = [charge for charge in run.charges if charge.covers == covers]
             rows = [{"round": c.round, "attempt": c.attempt, "at": c.charged_at} for c in charges]
-            event = json.dumps(charges[0].event)
+            event = told_of(from_dict(charges[0].event))
             print_rows(console, f"{run.run}: {len(rows)} charges for {covers}, each {event}", rows)
         for claim in run.claims:
             console.print(str(claim), highlight=False)

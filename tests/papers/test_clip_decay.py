@@ -1,4 +1,5 @@
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +144,7 @@ def test_the_page_has_one_figure_and_what_was_left_open(page: Page) -> None:
     assert page.figures["clip-decay-mnist.png"].startswith(b"\x89PNG")
     assert {"learning rate", "epsilon", "clients"} <= {what for what, _ in page.left_open}
     assert "![" in page.markdown()
+
+
+def test_no_epsilon_of_the_page_is_bare(page: Page, check_epsilons: Callable[[Page], None]) -> None:
+    check_epsilons(page)

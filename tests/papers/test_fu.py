@@ -54,10 +54,11 @@ def check(page, experiment, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["fig1", "table2", "fig5", "fig7"])
-def test_an_item_from_end_to_end(made_up, tmp_path, monkeypatch, name):
+def test_an_item_from_end_to_end(made_up, tmp_path, monkeypatch, check_epsilons, name):
     experiment = Experiment(tmp_path, repeat=1, workers=1)
     page = fu.ITEMS[name](experiment)
     check(page, experiment, monkeypatch)
+    check_epsilons(page)
     assert fu.ITEMS[name](experiment).markdown() == page.markdown()
     first = page.tables[0]
     if name == "fig7":
@@ -65,9 +66,14 @@ def test_an_item_from_end_to_end(made_up, tmp_path, monkeypatch, name):
         assert len(page.findings) == 2
     else:
         assert [row[0] for row in first.rows] == ["1", "inf"]
-        assert first.headers[0] == "epsilon (as published)"
+        assert first.headers[0] == (
+            "epsilon at delta 0 per record (add-remove, local trust, as published, not a guarantee)"
+        )
     if name in ("table2", "fig5"):
-        assert [row[1] for row in first.rows] == ["2 per client", "nothing claimed"]
+        assert [row[1] for row in first.rows] == [
+            "epsilon 2 at delta 0 per client (replace, local trust)",
+            "nothing claimed",
+        ]
         assert all(finding.evidence for finding in page.findings)
 
 

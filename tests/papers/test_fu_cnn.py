@@ -31,8 +31,9 @@ def small(monkeypatch):
 
 
 @pytest.mark.parametrize("name", fu_cnn.ITEMS)
-def test_an_item_from_end_to_end(small, tmp_path, name):
+def test_an_item_from_end_to_end(small, tmp_path, check_epsilons, name):
     page = fu_cnn.ITEMS[name](Experiment(tmp_path, repeat=1, workers=1))
+    check_epsilons(page)
     text = page.markdown()
     assert "- c_2 of the noise formula: " in text
     assert "nothing claimed" in text or name == "fig4"

@@ -1,4 +1,5 @@
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 
@@ -80,8 +81,8 @@ def test_the_difference_is_ours_less_theirs(pages: dict[str, Page]) -> None:
 
 def test_what_a_client_spends_is_composed_over_weights_and_rounds(pages: dict[str, Page]) -> None:
     weights = 650
-    assert column(pages["epsilon"], 1, "epsilons added up") == ["130", "1,300"]
-    assert column(pages["rounds"], 0, "epsilons added up") == [f"{weights}", f"{2 * weights:,}"]
+    assert column(pages["epsilon"], 1, READINGS[2]) == ["130", "1,300"]
+    assert column(pages["rounds"], 0, READINGS[2]) == [f"{weights}", f"{2 * weights:,}"]
     for page in pages.values():
         table = page.tables[-1]
         for row in table.rows:
@@ -102,3 +103,10 @@ def test_pages_have_figures_and_what_was_left_open(pages: dict[str, Page]) -> No
         assert all(png.startswith(b"\x89PNG") for png in page.figures.values())
         assert page.left_open
         assert "Quick scale" in page.markdown()
+
+
+def test_no_epsilon_of_a_page_is_bare(
+    pages: dict[str, Page], check_epsilons: Callable[[Page], None]
+) -> None:
+    for page in pages.values():
+        check_epsilons(page)

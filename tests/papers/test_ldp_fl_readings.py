@@ -4,6 +4,14 @@ from fedveil.papers import ldp_fl_readings
 from fedveil.papers.ldp_fl_settings import PAPER
 from fedveil.planning.grid import cells
 from fedveil.planning.trials import Laboratory
+from fedveil.privacy.claims import (
+    Accountant,
+    NoiseSource,
+    PrivacyClaim,
+    Relation,
+    Trust,
+    Unit,
+)
 
 MNIST = PAPER["mnist"]
 
@@ -12,14 +20,18 @@ def test_readings_are_those_of_the_plan() -> None:
     cell = cells("ldp-fl", ["data.clients=100", "shuffle.minimum=100", "rounds=1"], [])[0]
     shuffled, alone, added = ldp_fl_readings.readings(Laboratory().prepare(cell).plan, 1)
 
-    assert shuffled < alone < added == 650
+    assert shuffled.epsilon < alone.epsilon < added.epsilon == 650
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "shown"), [(7850.0000001, "7,850"), (580.2, "581"), (15.351, "15.36"), (1, "1.00")]
-)
-def test_epsilons_are_rounded_up(epsilon: float, shown: str) -> None:
-    assert ldp_fl_readings.rounded_up(epsilon) == shown
+def test_headings_say_what_belongs_to_the_readings() -> None:
+    settings = ["data.clients=100", "shuffle.minimum=100", "rounds=1", "budget.delta=1e-5"]
+    plan = Laboratory().prepare(cells("ldp-fl", settings, [])[0]).plan
+    told = ldp_fl_readings.readings(plan, 1)
+
+    for heading, claim in zip(ldp_fl_readings.READINGS, told, strict=True):
+        assert heading.startswith(f"epsilon {claim.terms},")
+    (published,) = [claim for claim in plan.claims(1) if claim.as_published]
+    assert published.terms == ldp_fl_readings.PUBLISHED
 
 
 @pytest.mark.parametrize(
@@ -49,7 +61,18 @@ def test_accuracy_collapses(accuracies: dict[str, float], expected: bool) -> Non
 
 @pytest.mark.parametrize(("composed", "expected"), [(0.9, True), (1.0, True), (1.1, False)])
 def test_one_budget(composed: float, expected: bool) -> None:
-    assert ldp_fl_readings.one_budget("MNIST", 1.0, composed).seen is expected
+    claim = PrivacyClaim(
+        epsilon=composed,
+        delta=1e-5,
+        unit=Unit.CLIENT,
+        neighbours=Relation.REPLACE,
+        trust=Trust.SHUFFLED,
+        accountant=Accountant.PLD,
+        noise=NoiseSource.SEEDED,
+    )
+    finding = ldp_fl_readings.one_budget("MNIST", "1", claim)
+    assert finding.seen is expected
+    assert claim.short in finding.evidence
 
 
 @pytest.mark.parametrize(

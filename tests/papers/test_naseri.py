@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,7 @@ def test_real_scales_fit_their_caps(scale: Scale, tmp_path: Path) -> None:
     for found in naseri.federations(Experiment(tmp_path, scale)):
         assert found.cap * found.clients >= found.cohort * found.rounds
         assert found.cohort < found.clients
+
+
+def test_no_epsilon_of_the_page_is_bare(page: Page, check_epsilons: Callable[[Page], None]) -> None:
+    check_epsilons(page)

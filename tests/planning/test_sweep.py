@@ -95,6 +95,7 @@ def test_the_results_are_one_row_per_trial_in_the_grids_order(real):
     found = rows(real.folder / "results.csv")
     assert list(found[0]) == [
         "budget.epsilon", "local.steps", "repetition", "seed_used", "rounds_done", "loss",
+        "claims",
     ]  # fmt: skip
     assert [(r["budget.epsilon"], r["local.steps"], r["repetition"]) for r in found] == [
         (epsilon, steps, repetition) for epsilon in ("5", "inf") for steps in "123"
@@ -126,9 +127,10 @@ def test_an_infinite_epsilon_runs_without_noise_and_claims_nothing(real):
         assert row["claims"].startswith("epsilon 5 at delta 0 per client (replace, local trust")
     for row in summary[3:]:
         assert (row["noise"], row["epsilon"], row["unit"], row["claims"]) == ("0.0", "", "", "")
-    assert [row["epsilon"] for row in real.table()] == ["5 per client"] * 3 + [
-        "nothing claimed"
-    ] * 3
+    heading = "epsilon at delta 0 per client (replace, local trust)"
+    assert [row[heading] for row in real.table()] == ["5"] * 3 + ["nothing claimed"] * 3
+    results = rows(real.folder / "results.csv")
+    assert [r["claims"] for r in results[::3]] == [row["claims"] for row in summary]
 
 
 TOGETHER = (*SMALL, "data.seed=1")
@@ -406,30 +408,21 @@ def test_divergence_is_counted_and_survives_the_disk(made, tmp_path):
     json.dumps(again.report(), allow_nan=False)
 
 
-def test_terms_that_rows_share_are_told_once(real):
-    assert real.terms() == [
-        "every epsilon: at delta 0 (replace neighbours, local trust, PURE, seeded noise)"
-    ]
-
-
-def test_terms_that_differ_are_numbered(made, tmp_path):
+def test_every_row_tells_its_claims_and_the_strict_one_beside_a_label(made, tmp_path):
     axes = ("budget.as_published=true,false", "local.steps=1")
     sweep = run(tmp_path / "sweep", laboratory=made, axes=axes)
-    assert [row["epsilon"] for row in sweep.table()] == [
-        "20 per record [1]; strictly 40 per client [2]",
-        "20 per client [2]",
-    ]
-    assert sweep.terms() == [
-        "[1] at delta 0 (add-remove neighbours, local trust, PURE, seeded noise; as published, "
-        "not a guarantee)",
-        "[2] at delta 0 (replace neighbours, local trust, PURE, seeded noise)",
+    assert [row["claim"] for row in sweep.table()] == [
+        "epsilon 20 at delta 0 per record (add-remove, local trust, as published, not a "
+        "guarantee); strictly epsilon 40 at delta 0 per client (replace, local trust)",
+        "epsilon 20 at delta 0 per client (replace, local trust)",
     ]
 
 
-def test_without_claims_there_are_no_terms(made, tmp_path):
-    sweep = run(tmp_path / "sweep", laboratory=made, axes=("budget.epsilon=inf",))
-    assert sweep.terms() == []
-    assert [row["epsilon"] for row in sweep.table()] == ["nothing claimed"]
+def test_a_shuffled_claim_is_told_with_the_one_without_a_shuffler(tmp_path):
+    few = ["data.clients=20", "shuffle.minimum=20", "rounds=1", "engine.mode=looped"]
+    sweep = Sweep.open(tmp_path, "ldp-fl", few, [], 1, Laboratory(workers=1))
+    claims = sweep.prepared[0].claims
+    assert [str(claim.trust) for claim in claims] == ["shuffled", "local"]
 
 
 def test_curves_are_kept(tmp_path):

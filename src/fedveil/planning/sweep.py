@@ -33,6 +33,7 @@ OnTrial = Callable[[int, int, str], None]
 
 _PACKAGES = ("fedveil", "torch", "numpy")
 _MOST_REPETITIONS = 10_000
+_NOTHING = "nothing claimed"
 _OWN_FILES = ("lock", ".sweep.json.tmp")
 
 
@@ -135,11 +136,11 @@ class Sweep:
 
     def table(self) -> list[dict[str, Any]]:
         """One row per cell, for people."""
+        heading, claims = _told([prepared.claims for prepared in self._prepared])
         rows = []
         for c, cell in enumerate(self.cells):
             means = {metric: str(self.mean(c, metric)) for metric in self.metrics}
-            prepared = self._prepared[c]
-            told = {"noise": prepared.told_noise, "claim": _short(prepared.claims)}
+            told = {"noise": self._prepared[c].told_noise, heading: claims[c]}
             rows.append({**dict(cell.choice), **means, **told})
         return rows
 
@@ -317,13 +318,23 @@ def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
+def _told(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str]]:
+    """A heading and a text for each cell: its value where all claims mean the same."""
+    terms = {(claim.covers, claim.terms) for claims in cells for claim in claims}
+    if len(terms) == 1 and all(len(claims) <= 1 for claims in cells):
+        first = next(claim for claims in cells for claim in claims)
+        values = [claims[0].value if claims else _NOTHING for claims in cells]
+        return first.short.replace(f" {first.value} ", " ", 1), values
+    return "claim", [_short(claims) for claims in cells]
+
+
 def _short(claims: Sequence[PrivacyClaim]) -> str:
     """The claims in a few words; the strict one is called so where it stands beside a label."""
     said = ""
     for before, claim in zip([None, *claims], claims, strict=False):
         join = "; strictly " if before and before.as_published else "; "
         said += f"{join if before else ''}{claim.short}"
-    return said or "nothing claimed"
+    return said or _NOTHING
 
 
 def _line(repetition: int, cell: int, outcome: Outcome) -> str:

@@ -6,7 +6,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
 from typing import Any
 
-_WHOLE, _LONG = 1e3, 1e12
+_WHOLE, _LONG, _LEAST = 1e3, 1e12, 1e-4
 
 
 class Unit(StrEnum):
@@ -124,8 +124,9 @@ class PrivacyClaim:
         return f"{self._what}{self.words}"
 
     def remainder(self, limit: float) -> str:
-        """What is left of a budget of `limit`, never more than there is."""
-        return rendered(max(0.0, limit - self.epsilon), ROUND_FLOOR)
+        """What is left of a budget of `limit`, never more than there is; 0 below 0.0001."""
+        left = max(0.0, limit - self.epsilon)
+        return rendered(left if left >= _LEAST else 0.0, ROUND_FLOOR)
 
     def left_of(self, limit: float) -> str:
         """The same with the budget."""
@@ -171,5 +172,5 @@ def rendered(epsilon: float, rounding: str = ROUND_CEILING) -> str:
     """An epsilon for people: four digits, rounded up unless it is what is left of one."""
     if math.isinf(epsilon):
         return "infinity"
-    value = float(Context(prec=4, rounding=rounding).create_decimal_from_float(epsilon))
+    value = float(Context(prec=4, rounding=rounding).create_decimal(repr(epsilon)))
     return f"{value:,.0f}" if _WHOLE <= value < _LONG else f"{value:.4g}"

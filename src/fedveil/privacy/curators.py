@@ -32,6 +32,7 @@ class Curator:
     watched: str
     seen: str
     key: str
+    setting: float
     remedy: str
 
     def beside(self, report: Gaussian) -> GaussianWithCurator:
@@ -59,8 +60,8 @@ class Curator:
         alone = epsilon(self.release, turns, budget.delta, Relation.REPLACE)
         told = replace(self.on(base), event=self.release, covers=self.watched)
         raise BadInput(
-            f"{self.key} leaves nothing of budget.epsilon {budget.epsilon:g} for the updates: its "
-            f"{turns} releases alone cost {told.claim(alone).short}; "
+            f"{self.key} {self.setting:g} leaves nothing of budget.epsilon {budget.epsilon:g} for "
+            f"the updates: its {turns} releases alone cost {told.claim(alone).short}; "
             f"{self.remedy}, or raise budget.epsilon"
         )
 
@@ -77,7 +78,8 @@ def curator_of(rule: Rule, base: Terms, rounds: int) -> Curator | None:
             base.participations(rounds),
             "bits",
             "the clients' bits (was the update within the bound?)",
-            f"bound.bit_noise {rule.noise:g}",
+            "bound.bit_noise",
+            rule.noise,
             "raise it",
         )
     if isinstance(rule, Median):
@@ -86,7 +88,8 @@ def curator_of(rule: Rule, base: Terms, rounds: int) -> Curator | None:
             _histograms(rule, base, rounds),
             "norms",
             "the clients' gradient norms in bins",
-            f"bound.epsilon {rule.budget.epsilon:g} at bound.delta {rule.budget.delta:g}",
+            "bound.epsilon",
+            rule.budget.epsilon,
             "lower it",
         )
     return None

@@ -144,12 +144,26 @@ _KINDS: dict[str, type[Event]] = {
     "fixed-sampled": FixedSampled,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+_WORDS = {"epsilon": "odds e^"}
 _INNER = {"event", "gaussian", "curator", "bit"}
 
 
 def kind_of(event: Event) -> str:
     """The event's name in a ledger."""
     return _NAMES[type(event)]
+
+
+def told(event: Event) -> str:
+    """For people; a report's own epsilon, which is nobody's claim, is told as its odds.
+
+    >>> told(GaussianWithBit(Gaussian(2.0), TwoPoint(0.5)))
+    'gaussian-with-bit (gaussian (multiplier 2), two-point (odds e^0.5))'
+    """
+    parts = [
+        told(value) if name in _INNER else f"{_WORDS.get(name, f'{name} ')}{value:g}"
+        for name, value in vars(event).items()
+    ]
+    return f"{kind_of(event)} ({', '.join(parts)})"
 
 
 def to_dict(event: Event) -> dict[str, Any]:
