@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +11,13 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.errors import BadInput
+from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bounded
+from fedveil.privacy.consistency import check_lines
+from fedveil.privacy.events import Gaussian, PoissonSampled
+from fedveil.privacy.local import Published
+from fedveil.privacy.mechanisms import GaussianMechanism, TwoPointMechanism
+from fedveil.privacy.plan import Where
 from fedveil.privacy.ranges import Perturb
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import planned_for, secured
@@ -184,3 +191,130 @@ def test_rows_of_a_work_that_forgets_the_clip_are_clipped(data, name, row):
     length = float(total.norm(p=1 if norm is Norm.L1 else 2))
     assert length <= 0.5 * (1 + 1e-4)
     assert (length > 0.49) == math.isfinite(row)
+
+
+def line_of(plan, **changes):
+    return (replace(plan.lines[0], **changes), *plan.lines[1:])
+
+
+def centrally(rule=None, sampler=None):
+    return fv.central(
+        sampler or fv.Poisson(0.5),
+        CLIENTS,
+        rule or fv.Fixed(0.5),
+        rounds=2,
+        budget=FREE,
+        multiplier=2.0,
+    )
+
+
+def locally(rule=None, laplace=False, **more):
+    rule = rule or fv.Fixed(0.5, Norm.L1 if laplace else Norm.L2)
+    settings = {"rounds": 2, "budgets": (FREE,), "multiplier": 2.0, **more}
+    return fv.local_updates(fv.FixedSize(5, 2), CLIENTS, rule, laplace=laplace, **settings)
+
+
+def reported(shuffled=0):
+    ranges = fv.Ranges(0.0, 0.5, (9, 3), adaptive=False, perturb=Perturb.UPDATE)
+    return fv.two_point(
+        fv.Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=FREE, shuffled=shuffled
+    )
+
+
+QUANTILE, BITS = fv.Quantile(0.5, 0.5, noise=3.0), fv.Quantile(0.5, 0.5, flip=1.0)
+CHANGED = {
+    "less noise at the server": (
+        lambda: centrally(),
+        lambda p: replace(p, mechanism=GaussianMechanism(1.9)),
+    ),
+    "no noise": (lambda: centrally(), lambda p: replace(p, where=Where.NOWHERE, mechanism=None)),
+    "another sampler": (lambda: centrally(), lambda p: replace(p, sampler=fv.Poisson(0.6))),
+    "everyone": (lambda: centrally(), lambda p: replace(p, sampler=fv.Everyone())),
+    "sampled line": (
+        lambda: centrally(sampler=fv.Everyone()),
+        lambda p: replace(p, lines=line_of(p, event=PoissonSampled(0.01, Gaussian(2.0)))),
+    ),
+    "a smaller share": (
+        lambda: centrally(),
+        lambda p: replace(p, lines=line_of(p, share=Fraction(1, 9))),
+    ),
+    "bits for free": (lambda: centrally(), lambda p: replace(p, rule=QUANTILE)),
+    "less noise on bits": (
+        lambda: centrally(QUANTILE),
+        lambda p: replace(p, rule=replace(QUANTILE, noise=2.5)),
+    ),
+    "less noise at clients": (
+        lambda: locally(),
+        lambda p: replace(p, mechanism=GaussianMechanism(1.0)),
+    ),
+    "noise for half the sensitivity": (
+        lambda: locally(),
+        lambda p: replace(p, relation=Relation.ADD_REMOVE),
+    ),
+    "Gaussian called Laplace": (
+        lambda: locally(laplace=True),
+        lambda p: replace(p, mechanism=GaussianMechanism(2.0)),
+    ),
+    "a lower cap": (lambda: locally(), lambda p: replace(p, lines=line_of(p, cap=1))),
+    "a curator left out": (lambda: locally(), lambda p: replace(p, rule=QUANTILE)),
+    "a curator with less noise": (
+        lambda: locally(QUANTILE),
+        lambda p: replace(p, rule=replace(QUANTILE, noise=2.0)),
+    ),
+    "bits that are flipped less": (
+        lambda: locally(BITS),
+        lambda p: replace(p, rule=replace(BITS, flip=2.0)),
+    ),
+    "steps that are not counted": (
+        lambda: in_steps(steps=3),
+        lambda p: replace(p, lines=line_of(p, per=1)),
+    ),
+    "a higher rate of records": (
+        lambda: in_steps(),
+        lambda p: replace(p, steps=replace(p.steps, rate=0.9)),
+    ),
+    "noise of steps": (
+        lambda: in_steps(),
+        lambda p: replace(p, steps=replace(p.steps, multiplier=0.1)),
+    ),
+    "larger epsilon per weight": (
+        lambda: reported(),
+        lambda p: replace(p, mechanism=TwoPointMechanism(2.0)),
+    ),
+    "weights that are not counted": (
+        lambda: reported(),
+        lambda p: replace(p, lines=line_of(p, per=1)),
+    ),
+    "fewer shuffled reports": (lambda: reported(18), lambda p: replace(p, least_reports=2)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_plan_that_was_changed_by_hand_is_refused(data, name):
+    make, change = CHANGED[name]
+    plan = change(make())
+    work = fv.LocalSgd(fv.Batches(0, steps=1), lr=0.1)
+    if plan.steps is not None:
+        work = fv.LocalDpSgd(plan.steps, lr=0.1)
+    with pytest.raises(BadInput, match="the plan's line about"):
+        fv.Training(task(), data, plan, work)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *(centrally(), centrally(QUANTILE), centrally(sampler=fv.FixedSize(5))),
+        *(locally(), locally(laplace=True), locally(QUANTILE), locally(BITS), reported()),
+        locally(fv.Median(0.5, -3, 3, 1, fv.Budget(5.0, 1e-4))),
+        *(reported(18), centrally(fv.Poly(0.5, 1.0, 2, 0.1)), in_steps(), in_steps(rate=1.0)),
+        locally(
+            multiplier=None,
+            budgets=(fv.Budget(5.0, 1e-3), fv.Budget(50.0, 1e-3)),
+            group_of=np.arange(CLIENTS) % 2,
+        ),
+        locally(fv.Fixed(0.5, Norm.L1), laplace=True, published=Published()),
+    ],
+    ids=lambda plan: plan.describe() if hasattr(plan, "describe") else None,
+)
+def test_plans_as_they_are_built_agree_with_themselves(plan):
+    check_lines(plan)

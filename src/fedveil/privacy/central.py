@@ -135,7 +135,7 @@ def _update_multiplier(z: float, rule: Rule, relation: Relation) -> float:
     """z for the updates alone, or what is left of it when bits share the release."""
     if not isinstance(rule, Quantile):
         return z
-    z_bits = rule.noise / (1.0 if relation is Relation.REPLACE else 0.5)
+    z_bits = _bits_multiplier(rule, relation)
     if z >= z_bits:
         raise BadInput(
             f"bound.bit_noise {rule.noise:g} is too small for the noise multiplier {z:.4g}: the "
@@ -143,3 +143,15 @@ def _update_multiplier(z: float, rule: Rule, relation: Relation) -> float:
             f"{rule.noise * z / z_bits:.4g}"
         )
     return float((z**-2 - z_bits**-2) ** -0.5)
+
+
+def joint_multiplier(z: float, rule: Rule | None, relation: Relation) -> float:
+    """Of a sum with noise z and the bits that a rule releases beside it, as one Gaussian."""
+    if not isinstance(rule, Quantile) or z == 0:
+        return z
+    return float((z**-2 + _bits_multiplier(rule, relation) ** -2) ** -0.5)
+
+
+def _bits_multiplier(rule: Quantile, relation: Relation) -> float:
+    """Noise over sensitivity of a sum of bits that are centred to +-1/2."""
+    return rule.noise / (1.0 if relation is Relation.REPLACE else 0.5)

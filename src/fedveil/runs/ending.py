@@ -66,9 +66,7 @@ class Ending:
         if more is None or spent is None or common is None:
             return told + (", and any other run on the same data adds to it" if self.claims else "")
         fit = "more than a million" if more >= _MANY else more or "no"
-        return (
-            f"{told}; on {self.file} {common.told(spent)}, and {fit} more rounds like these fit"
-        )
+        return f"{told}; on {self.file} {common.told(spent)}, and {fit} more rounds like these fit"
 
 
 def room(ledger: Ledger, permitted: int, file: Path) -> str | None:

@@ -10,6 +10,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.claims import Unit
+from fedveil.privacy.consistency import check_lines
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.rules import Median, PerGradient
 from fedveil.training.client import LocalSgd, LocalWork, OneGradient
@@ -27,6 +28,7 @@ def check_agreement(
 
     | given | refused unless |
     |---|---|
+    | a plan changed by hand | its lines account for what its parts do |
     | data | they have as many clients as the plan; delta is below 1 / records at record level |
     | a plan for DP-SGD | the work is `LocalDpSgd` itself, with the plan's own steps |
     | DP-SGD | the plan is for it |
@@ -35,6 +37,7 @@ def check_agreement(
     | ranges, secure noise | the model has as many parameters as are accounted |
     | weights by examples | nothing is claimed about how many records a client has |
     """
+    check_lines(plan)
     if plan.population != data.clients:
         raise BadInput(
             f"the plan is for {plan.population} clients and the data have {data.clients}"
