@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from scipy.optimize import brentq
 
+from fedveil.checks import MOST_ROUNDS as MOST_ROUNDS
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import FINE, epsilon, gaussian_epsilon
 from fedveil.privacy.claims import Accountant, Relation
@@ -22,7 +23,6 @@ from fedveil.privacy.events import (
     PoissonSampled,
 )
 
-MOST_ROUNDS = 1_000_000
 MOST_NOISE = 1e5
 _TOLERANCE = 2e-4
 _NOISES = (0.02, MOST_NOISE)

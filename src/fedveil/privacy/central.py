@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import supports
 from fedveil.privacy.calibration import noise_for
@@ -48,6 +49,10 @@ def central(
     >>> round(plan.mechanism.multiplier, 2)
     3.73
     """
+    check("clients", population)
+    check("rounds", rounds)
+    if multiplier is not None:
+        check("noise.multiplier", multiplier)
     sampler.check(population)
     if rule.norm is not Norm.L2:
         raise BadInput(f"bound.norm is {rule.norm} and the noise needs l2: set bound.norm = 'l2'")

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import torch
 
+from fedveil.checks import SMALLEST_BOUND
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.rows import BLOCK, Norm, at_a_time, row_norms
 
 ROUNDING = 1e-6
-SMALLEST = 1e-20
+SMALLEST = SMALLEST_BOUND
 
 
 @dataclass(frozen=True)

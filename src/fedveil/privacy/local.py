@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.central import SEEDED, a_little_more, check_affordable, least_noise
 from fedveil.privacy.claims import NoiseSource, Relation, Trust, Unit
@@ -345,11 +346,15 @@ def _readings(
 
 
 def _check_multiplier(multiplier: float | None) -> None:
-    if multiplier is not None and not (multiplier > 0 and math.isfinite(multiplier)):
-        raise BadInput(f"noise.multiplier is {multiplier:g}: a positive number is needed")
+    if multiplier is not None:
+        check("noise.multiplier", multiplier)
+    if multiplier == 0:
+        raise BadInput("noise.multiplier is 0: a positive number is needed")
 
 
 def _check_sampler(sampler: Sampler, population: int, rounds: int) -> None:
+    check("clients", population)
+    check("rounds", rounds)
     sampler.check(population)
     if not isinstance(sampler, FixedSize) or sampler.max_participations is None:
         return

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.checks import check, one_of
 from fedveil.errors import BadInput
-from fedveil.privacy.calibration import MOST_ROUNDS
 from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Relation
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.mechanisms import (
@@ -77,10 +77,9 @@ class PrivacyPlan:
     parameters: int | None = None
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise BadInput(f"rounds is {self.rounds}: at least one is needed")
-        if self.rounds > MOST_ROUNDS:
-            raise BadInput(f"rounds is {self.rounds}: at most {MOST_ROUNDS:,} are possible")
+        check("rounds", self.rounds)
+        check("clients", self.population)
+        one_of("where", self.where, Where)
         self.sampler.check(self.population)
         bounded = self.rule is not None or self.ranges is not None
         if self.where is not Where.NOWHERE and (self.mechanism is None or not bounded):

@@ -6,9 +6,10 @@ from enum import StrEnum
 
 import torch
 
+from fedveil.checks import SMALLEST_RADIUS
 from fedveil.errors import BadInput
 
-SMALLEST = 1e-6
+SMALLEST = SMALLEST_RADIUS
 
 
 class Perturb(StrEnum):

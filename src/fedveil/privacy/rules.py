@@ -14,14 +14,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from fedveil.checks import SMALLEST_FLOOR, check, one_of
 from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.randomness import Keys, Streams, uniform_
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.terms import Budget
-
-SMALLEST_FLOOR = 1e-12
 
 
 class Lengths(Protocol):
@@ -86,7 +85,7 @@ class Fixed(_Unwatched):
     norm: Norm = Norm.L2
 
     def __post_init__(self) -> None:
-        Bound(self.value, self.norm)
+        _check_bound(self.value, self.norm)
 
     def start(self) -> float:
         return self.value
@@ -116,10 +115,11 @@ class Poly(_Unwatched):
     norm: Norm = Norm.L2
 
     def __post_init__(self) -> None:
-        Bound(self.value, self.norm)
-        if not (self.power >= 0 and math.isfinite(self.power)):
-            raise BadInput(f"bound.power is {self.power}: a number >= 0 is needed")
-        if not SMALLEST_FLOOR <= self.floor <= self.value:
+        _check_bound(self.value, self.norm)
+        check("bound.power", self.power)
+        check("rounds", self.rounds)
+        check("bound.floor", self.floor)
+        if self.floor > self.value:
             raise BadInput(
                 f"bound.floor is {self.floor}: a number from {SMALLEST_FLOOR} to bound.value, "
                 f"{self.value}, is needed"
@@ -199,14 +199,12 @@ class Quantile:
     width = 1
 
     def __post_init__(self) -> None:
-        Bound(self.value)
-        if not 0 < self.target < 1:
-            raise BadInput(f"bound.quantile is {self.target}: a number in (0, 1) is needed")
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise BadInput(f"bound.lr is {self.lr}: a positive number is needed")
-        if self.flip > 50:
-            raise BadInput(f"bound.bit_epsilon is {self.flip}: at most 50 is possible")
-        if not (self.noise >= 0 and self.flip >= 0 and (self.noise > 0) != (self.flip > 0)):
+        check("bound.value", self.value)
+        check("bound.quantile", self.target)
+        check("bound.lr", self.lr)
+        check("bound.bit_noise", self.noise)
+        check("bound.bit_epsilon", self.flip)
+        if (self.noise > 0) == (self.flip > 0):
             raise BadInput(
                 f"bound.bit_noise is {self.noise} and bound.bit_epsilon {self.flip}: give exactly "
                 "one, positive"
@@ -270,14 +268,16 @@ class Median:
     norm = Norm.L2
 
     def __post_init__(self) -> None:
-        Bound(self.value)
-        if not -60 <= self.low < self.high <= 60:
+        check("bound.value", self.value)
+        check("bound.low", self.low)
+        check("bound.high", self.high)
+        check("bound.every", self.every)
+        check("bound.cap", self.cap)
+        if not self.low < self.high:
             raise BadInput(
                 f"bound.low and bound.high are {self.low} and {self.high}: powers of two with "
                 "-60 <= low < high <= 60 are needed"
             )
-        if self.every < 1:
-            raise BadInput(f"bound.every is {self.every}: at least 1 round is needed")
         if not self.cap >= max(self.value, 2.0**self.low):
             raise BadInput(
                 f"bound.cap is {self.cap}: at least bound.value and 2^bound.low are needed"
@@ -318,6 +318,11 @@ class Median:
         half = int((counts.cumsum(0) < counts.sum() / 2).sum())
         median = min(2.0 ** (self.low + half), self.cap)
         return min(moving, median) if self.monotone else median
+
+
+def _check_bound(value: float, norm: Norm) -> None:
+    check("bound.value", value)
+    one_of("bound.norm", norm, Norm)
 
 
 def _noisy(counts: torch.Tensor, noise: float, keys: Keys) -> torch.Tensor:

@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.events import Event, FixedSampled, Gaussian, PoissonSampled
@@ -69,7 +70,7 @@ class Poisson:
 
     | edge | behaviour |
     |---|---|
-    | rate outside (0, 1] | BadInput |
+    | rate outside (0, 1], below 1e-12, no number | BadInput |
     | rate 1 | everyone, no amplification |
     | empty cohort | an empty array |
     """
@@ -79,8 +80,7 @@ class Poisson:
     assumption: ClassVar[str] = "clients join each round independently; who joined is kept secret"
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise BadInput(f"sample.rate is {self.rate}: a probability in (0, 1] is needed")
+        check("sample.rate", self.rate)
 
     def check(self, population: int) -> None:
         """Any population will do."""
@@ -118,7 +118,7 @@ class FixedSize:
 
     | edge | behaviour |
     |---|---|
-    | size < 1, max_participations < 1 | BadInput |
+    | size or max_participations < 1, or not whole | BadInput |
     | size > population | BadInput in `check` |
     | size = population | everyone, no amplification |
     | fewer eligible clients than `size` | all that are eligible, possibly none |
@@ -130,11 +130,9 @@ class FixedSize:
     assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secret"
 
     def __post_init__(self) -> None:
-        _check_size(self.size)
-        if self.max_participations is not None and self.max_participations < 1:
-            raise BadInput(
-                f"sample.max_participations is {self.max_participations}: at least 1 is needed"
-            )
+        check("sample.size", self.size)
+        if self.max_participations is not None:
+            check("sample.max_participations", self.max_participations)
 
     def check(self, population: int) -> None:
         """Refuse more clients per round than there are."""
@@ -173,7 +171,7 @@ class RoundRobin:
 
     | edge | behaviour |
     |---|---|
-    | size < 1 | BadInput |
+    | size < 1 or not whole | BadInput |
     | size > population | BadInput in `check` |
     | size does not divide the population | turns wrap around; the bound stays |
     """
@@ -183,7 +181,7 @@ class RoundRobin:
     assumption: ClassVar[str] = "the order of turns is public; the number of clients is public"
 
     def __post_init__(self) -> None:
-        _check_size(self.size)
+        check("sample.size", self.size)
 
     def check(self, population: int) -> None:
         """Refuse more clients per round than there are."""
@@ -257,11 +255,6 @@ def _chosen(generator: np.random.Generator, population: int, size: int) -> Cohor
 def _order(streams: Streams, population: int) -> Cohort:
     """The order of turns: the same in every round, so it is drawn once."""
     return streams.generator("order").permutation(population)
-
-
-def _check_size(size: int) -> None:
-    if size < 1:
-        raise BadInput(f"sample.size is {size}: at least one client per round is needed")
 
 
 def _check_fits(size: int, population: int) -> None:

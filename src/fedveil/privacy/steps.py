@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedveil.errors import BadInput
+from fedveil.checks import check
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,8 @@ class NoisySteps:
     nominal: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise BadInput(f"local.rate is {self.rate}: a probability in (0, 1] is needed")
-        if self.steps < 1:
-            raise BadInput(f"local.steps is {self.steps}: at least 1 is needed")
-        if not self.multiplier >= 0:
-            raise BadInput(f"noise.multiplier is {self.multiplier}: a number >= 0 is needed")
-        if self.nominal is not None and self.nominal < 1:
-            raise BadInput(f"local.nominal is {self.nominal}: at least 1 record is needed")
+        check("local.rate", self.rate)
+        check("local.steps", self.steps)
+        check("noise.multiplier", self.multiplier)
+        if self.nominal is not None:
+            check("local.nominal", self.nominal)

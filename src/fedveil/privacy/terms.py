@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy import events
 from fedveil.privacy.accounting import FINE, epsilon, supports
@@ -31,10 +32,8 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        if not self.epsilon > 0:
-            raise BadInput(f"budget.epsilon is {self.epsilon:g}: a positive number is needed")
-        if not 0 < self.delta < 1:
-            raise BadInput(f"budget.delta is {self.delta:g}: a number in (0, 1) is needed")
+        check("budget.epsilon", self.epsilon)
+        check("budget.delta", self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)

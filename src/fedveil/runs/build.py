@@ -16,7 +16,7 @@ from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.rules import Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.plans import plan_of
-from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe import Recipe, check_values
 from fedveil.runs.sections import (
     DataSection,
     DpSgdSection,
@@ -48,7 +48,6 @@ _DIVISION = (
     "seed",
 )
 
-_MOST_STEPS = 1_000_000
 _MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
 
 
@@ -64,15 +63,7 @@ def build(
     `data`, when given, are what `data_of` has made of the recipe already, and `plan` the plan of
     the same recipe with another seed.
     """
-    if not 0 <= recipe.seed < 2**63:
-        raise BadInput(f"seed is {recipe.seed}: a number from 0 to 2^63 - 1 is needed")
-    if not 0 <= recipe.engine.workers <= 1024:
-        raise BadInput(
-            f"engine.workers is {recipe.engine.workers}: a number from 1 to 1024 is needed, or 0 "
-            "for one per core"
-        )
-    if recipe.engine.checkpoint < 1:
-        raise BadInput(f"engine.checkpoint is {recipe.engine.checkpoint}: at least 1 is needed")
+    check_values(recipe)
     work, server, sampler = _work(recipe.local), _server(recipe.server), _sampler(recipe.sample)
     data = data_of(recipe, data_root) if data is None else data
     torch.set_num_threads(1)  # cores are used by workers
@@ -179,13 +170,6 @@ def _check_widths(features: int, hidden: tuple[int, ...], outputs: int) -> None:
         )
 
 
-def _check_steps(section: LocalSection) -> None:
-    for key in ("epochs", "steps"):
-        count = getattr(section, key, None)
-        if count is not None and count > _MOST_STEPS:
-            raise BadInput(f"local.{key} is {count}: at most {_MOST_STEPS:,} are possible")
-
-
 def _sampler(section: SampleSection) -> Sampler:
     match section:
         case PoissonSection():
@@ -200,7 +184,6 @@ def _sampler(section: SampleSection) -> Sampler:
 
 def _work(section: LocalSection) -> LocalWork | None:
     """The local work, or None for DP-SGD, whose noise the plan has yet to find."""
-    _check_steps(section)
     if isinstance(section, DpSgdSection):
         return None
     if isinstance(section, GradientSection):

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedveil.checks import VALUES, check, check_workers
 from fedveil.errors import BadInput
 from fedveil.runs.sections import (
     BoundSection,
@@ -90,9 +91,24 @@ def load_recipe(source: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
     _apply(raw, overrides)
     _check_numbers(raw)
     try:
-        return _with_rounds(Recipe.model_validate(raw))
+        recipe = Recipe.model_validate(raw)
     except ValidationError as e:
         raise BadInput(f"recipe {source}: {_explain(e)}") from e
+    check_values(recipe)
+    return _with_rounds(recipe)
+
+
+def check_values(recipe: Recipe) -> None:
+    """Refuse values that are wrong by themselves, before anything heavy is imported."""
+    check_workers("engine.workers", recipe.engine.workers)
+    for key, section in recipe:
+        inner = section if isinstance(section, Section) else ((None, section),)
+        for name, value in inner:
+            path = key if name is None else f"{key}.{name}"
+            if path in VALUES:
+                for one in value if isinstance(value, list) else [value]:
+                    if one is not None:
+                        check(path, one)
 
 
 def _check_numbers(raw: dict[str, Any]) -> None:
@@ -121,7 +137,9 @@ def _with_rounds(recipe: Recipe) -> Recipe:
             f"iterations is {recipe.iterations}, not a multiple of local.steps, {steps}: every "
             "round takes local.steps of them"
         )
-    return recipe.model_copy(update={"rounds": recipe.iterations // steps, "iterations": None})
+    rounds = recipe.iterations // steps
+    check("rounds", rounds)
+    return recipe.model_copy(update={"rounds": rounds, "iterations": None})
 
 
 def _folder() -> Any:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.randomness import KeySource, bits
 from fedveil.training.cohort import CohortData
@@ -106,10 +107,9 @@ class Batches:
         if (self.epochs is None) == (self.steps is None):
             raise BadInput("give local.epochs or local.steps, not both and not neither")
         for name, value in (("epochs", self.epochs), ("steps", self.steps)):
-            if value is not None and value < 1:
-                raise BadInput(f"local.{name} is {value}: at least 1 is needed")
-        if self.size < 0:
-            raise BadInput(f"local.batch is {self.size}: a size, or 0 for all records, is needed")
+            if value is not None:
+                check(f"local.{name}", value)
+        check("local.batch", self.size)
 
     def of(
         self,

@@ -1,10 +1,10 @@
 """Local work on a cohort: from the round's model to one update per client, as rows [K, P]."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 
+from fedveil.checks import check, shown
 from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.rows import Norm
@@ -47,8 +47,7 @@ class Decay:
 
     def __post_init__(self) -> None:
         for name, value in (("mu", self.mu), ("gamma", self.gamma)):
-            if not (value > 0 and math.isfinite(value)):
-                raise BadInput(f"local.{name} is {value}: a positive number is needed")
+            check(f"local.{name}", value)
 
     def rate(self, iteration: int) -> float:
         return 2 / (self.mu * (iteration + self.gamma))
@@ -71,12 +70,12 @@ class LocalSgd:
     decay: Decay | None = None
 
     def __post_init__(self) -> None:
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise BadInput(f"local.lr is {self.lr}: a positive number is needed")
-        if not 0 <= self.momentum < 1:
-            raise BadInput(f"local.momentum is {self.momentum}: a number in [0, 1) is needed")
-        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
-            raise BadInput(f"local.weight_decay is {self.weight_decay}: a number >= 0 is needed")
+        if not isinstance(self.batches, Batches):
+            raise BadInput(f"batches is {shown(self.batches)}: use Batches(size, epochs or steps)")
+        for name in ("lr", "momentum", "weight_decay"):
+            check(f"local.{name}", getattr(self, name))
+        if self.decay is not None and not isinstance(self.decay, Decay):
+            raise BadInput(f"decay is {shown(self.decay)}: use Decay(mu, gamma), or None")
 
     def rate(self, step: int, round: int) -> float:
         """The learning rate of local step `step` (from 0) in `round` (from 1)."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bounded
@@ -44,8 +45,7 @@ class LocalDpSgd:
                 f"DP-SGD with steps {self.noisy!r}: its rate, steps and noise are the plan's; make "
                 "it as LocalDpSgd(plan.steps, lr=...)"
             )
-        if not (self.lr > 0 and math.isfinite(self.lr)):
-            raise BadInput(f"local.lr is {self.lr}: a positive number is needed")
+        check("local.lr", self.lr)
 
     def visits(self, records: int) -> int:
         """How many records a client with `records` of them looks at in a round, on average."""

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.checks import check
 
 
 class Weights(StrEnum):
@@ -38,9 +38,8 @@ class SgdServer:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_rate(self.lr)
-        if not 0 <= self.momentum < 1:
-            raise BadInput(f"server.momentum is {self.momentum}: a number in [0, 1) is needed")
+        check("server.lr", self.lr)
+        check("server.momentum", self.momentum)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """One round's step along the mean update (float64 [P])."""
@@ -61,7 +60,8 @@ class AdamServer:
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_rate(self.lr)
+        for name in ("lr", "beta1", "beta2", "floor"):
+            check(f"server.{name}", getattr(self, name))
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """One round's step along the mean update (float64 [P])."""
@@ -80,8 +80,3 @@ ServerOptimizer = SgdServer | AdamServer
 def _moved(state: ServerState, by: torch.Tensor, memory: dict[str, torch.Tensor]) -> ServerState:
     params = (state.params.to(torch.float64) + by).to(torch.float32)
     return replace(state, round=state.round + 1, params=params, memory=memory)
-
-
-def _check_rate(lr: float) -> None:
-    if not (lr > 0 and math.isfinite(lr)):
-        raise BadInput(f"server.lr is {lr}: a positive number is needed")

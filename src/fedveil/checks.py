@@ -1,0 +1,191 @@
+"""What a value may be by itself: one table, by the names that recipes and messages use.
+
+Recipes are checked by it when they are read and constructors when they are called, so both say the
+same. Nothing but the standard library is imported: a wrong value is refused before anything heavy.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from numbers import Integral, Real
+
+from fedveil.errors import BadInput
+
+MOST_ROUNDS = 1_000_000
+"""Rounds of a run, and local steps of a round."""
+
+SMALLEST_BOUND = 1e-20
+"""Below, float32 has no room for the rounding of a bounded row."""
+
+SMALLEST_FLOOR = 1e-12
+SMALLEST_RADIUS = 1e-6
+_SMALLEST_RATE = 1e-12
+_WORKERS_ANYWHERE, _WORKERS_PER_CORE = 64, 4
+
+Test = Callable[[float], bool]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Tests that a value passes one after the other, each with what is needed; whole or any."""
+
+    tests: tuple[tuple[Test, str], ...] = ()
+    whole: bool = False
+
+    def check(self, name: str, value: object) -> None:
+        """Refuse a value that is no number, or not such a one."""
+        wanted = Integral if self.whole else Real
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            what = "a whole number" if self.whole else "a number"
+            raise BadInput(f"{name} is {shown(value)}: {what} is needed")
+        for passes, need in self.tests:
+            if not passes(value):  # type: ignore[arg-type]
+                raise BadInput(f"{name} is {value}: {need}")
+
+
+def shown(value: object) -> str:
+    """A value of any type in a few words."""
+    text = str(value) if isinstance(value, Real) else repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def check(name: str, value: object) -> None:
+    """Refuse a value that cannot be what its name says, whatever else is chosen.
+
+    >>> check("sample.rate", 0.5)
+    """
+    VALUES[name].check(name, value)
+
+
+def one_of(name: str, value: object, kind: type[Enum]) -> None:
+    """Refuse what is no member of the enumeration: a string equal to one is none.
+
+    A member is compared by identity, so that its text would be accepted and have no effect.
+    """
+    if not isinstance(value, kind):
+        members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+        raise BadInput(f"{name} is {shown(value)}: use one of {members}")
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def most_workers() -> int:
+    """More processes than this only wait for each other, for minutes."""
+    return max(_WORKERS_ANYWHERE, _WORKERS_PER_CORE * cores())
+
+
+def check_workers(name: str, value: object) -> None:
+    """Refuse a number of processes that no machine like this one can use."""
+    most = most_workers()
+    need = f"a number from 1 to {most} is needed on this machine, or 0 for one per core"
+    Kind(((lambda v: 0 <= v <= most, need),), whole=True).check(name, value)
+
+
+def _whole(least: int, need: str = "", most: int | None = None) -> Kind:
+    tests: list[tuple[Test, str]] = [(lambda v: v >= least, need or f"at least {least} is needed")]
+    if most is not None:
+        tests.append((lambda v: v <= most, f"at most {most:,} are possible"))
+    return Kind(tuple(tests), whole=True)
+
+
+def _number(passes: Test, need: str, most: float | None = None) -> Kind:
+    tests = [(passes, need)]
+    if most is not None:
+        tests.append((lambda v: abs(v) <= most, f"at most {most:g} is possible"))
+    return Kind(tuple(tests))
+
+
+def _from(least: float) -> Kind:
+    return _number(lambda v: least <= v < math.inf, f"a number >= {least:g} is needed")
+
+
+_POSITIVE = _number(lambda v: 0 < v < math.inf, "a positive number is needed")
+_SHARE = _number(lambda v: 0 <= v < 1, "a number in [0, 1) is needed")
+_INSIDE = _number(lambda v: 0 < v < 1, "a number in (0, 1) is needed")
+_BUDGET = _number(lambda v: v > 0, "a positive number is needed")
+_SEED = _number(lambda v: 0 <= v < 2**63, "a number from 0 to 2^63 - 1 is needed")
+_RATE = Kind(
+    (
+        (lambda v: 0 < v <= 1, "a probability in (0, 1] is needed"),
+        (lambda v: v >= _SMALLEST_RATE, f"at least {_SMALLEST_RATE:g} is possible"),
+    )
+)
+_STEPS = _whole(1, most=MOST_ROUNDS)
+_POWER = Kind(((lambda v: -60 <= v <= 60, "a power of two from -60 to 60 is needed"),), whole=True)
+
+VALUES = {
+    "seed": Kind(_SEED.tests, whole=True),
+    "rounds": _whole(1, "at least one is needed", MOST_ROUNDS),
+    "iterations": _whole(1, "at least one is needed"),
+    "clients": _whole(1),
+    "data.clients": _whole(1),
+    "data.alpha": _POSITIVE,
+    "data.shards_per_client": _whole(1),
+    "data.min_records": _whole(1),
+    "data.resample": _whole(1, "at least one record is needed"),
+    "data.most_records": _whole(1, "at least one record is needed"),
+    "data.seed": Kind(_SEED.tests, whole=True),
+    "model.hidden": _whole(1, "the width of a layer starts at 1"),
+    "sample.rate": _RATE,
+    "sample.size": _whole(1, "at least one client per round is needed"),
+    "sample.max_participations": _whole(1),
+    "local.epochs": _STEPS,
+    "local.steps": _STEPS,
+    "local.batch": _whole(0, "a size, or 0 for all records, is needed"),
+    "local.lr": _POSITIVE,
+    "local.mu": _POSITIVE,
+    "local.gamma": _POSITIVE,
+    "local.momentum": _SHARE,
+    "local.weight_decay": _from(0),
+    "local.rate": _RATE,
+    "local.nominal": _whole(1, "at least 1 record is needed"),
+    "bound.value": _number(
+        lambda v: SMALLEST_BOUND <= v < math.inf,
+        f"a number of at least {SMALLEST_BOUND} is needed",
+        1e30,
+    ),
+    "bound.power": _from(0),
+    "bound.floor": _number(
+        lambda v: SMALLEST_FLOOR <= v < math.inf,
+        f"a number from {SMALLEST_FLOOR} to bound.value is needed",
+    ),
+    "bound.quantile": _INSIDE,
+    "bound.lr": _POSITIVE,
+    "bound.bit_noise": _from(0),
+    "bound.bit_epsilon": _number(lambda v: v >= 0, "a number >= 0 is needed", 50),
+    "bound.low": _POWER,
+    "bound.high": _POWER,
+    "bound.every": _whole(1, "at least 1 round is needed"),
+    "bound.epsilon": _BUDGET,
+    "bound.delta": _INSIDE,
+    "bound.cap": _BUDGET,
+    "bound.centre": _number(math.isfinite, "a finite number is needed", 1e30),
+    "bound.radius": _number(
+        lambda v: SMALLEST_RADIUS <= v < math.inf, f"at least {SMALLEST_RADIUS} is needed", 1e30
+    ),
+    "bound.growth": _from(1),
+    "noise.multiplier": _number(lambda v: 0 <= v < math.inf, "a number >= 0 is needed", 1e6),
+    "noise.epsilon": _number(lambda v: v >= 1e-6, "a number >= 1e-6 is needed", 1e6),
+    "noise.c2": _POSITIVE,
+    "budget.epsilon": _BUDGET,
+    "budget.epsilons": _BUDGET,
+    "budget.delta": _INSIDE,
+    "shuffle.minimum": _whole(1, "at least 1 report is needed"),
+    "server.lr": _POSITIVE,
+    "server.momentum": _SHARE,
+    "server.beta1": _SHARE,
+    "server.beta2": _SHARE,
+    "server.floor": _POSITIVE,
+    "evaluate.every": _whole(1),
+    "engine.chunk": _whole(0),
+    "engine.memory": _whole(1),
+    "engine.checkpoint": _whole(1),
+}
+"""By the recipe's key; a value in a list is checked one by one."""

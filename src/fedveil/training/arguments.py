@@ -1,0 +1,59 @@
+"""The arguments of a training, checked one by one before anything is done with them.
+
+Enumerations are compared by identity: the text of a member would be accepted and have no effect.
+"""
+
+from fedveil.checks import check, check_workers, one_of, shown
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.models.task import Task
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.training.gradients import Mode
+from fedveil.training.server import Weights
+
+
+def check_arguments(
+    *,
+    task: object,
+    data: object,
+    plan: object,
+    work: object,
+    server: object,
+    weights: object,
+    seed: object,
+    mode: object,
+    chunk: object,
+    memory: object,
+    workers: object,
+    every: object,
+) -> None:
+    """Refuse arguments of `Training` that are not what they are called.
+
+    | edge | behaviour |
+    |---|---|
+    | weights "examples", mode "looped" as strings | BadInput: use the enumeration |
+    | seed, chunk, memory, workers or every that is not whole | BadInput |
+    | work or server that is a class and not one of its instances | BadInput |
+    """
+    for name, value, kind in (
+        ("task", task, Task),
+        ("data", data, FederatedData),
+        ("plan", plan, PrivacyPlan),
+    ):
+        if not isinstance(value, kind):
+            raise BadInput(f"{name} is {shown(value)}: a {kind.__name__} is needed")
+    _check_method("work", work, "updates", "LocalSgd, LocalDpSgd or OneGradient")
+    _check_method("server", server, "step", "SgdServer or AdamServer")
+    one_of("server.weights", weights, Weights)
+    if mode is not None:
+        one_of("engine.mode", mode, Mode)
+    check("seed", seed)
+    check("engine.chunk", chunk)
+    check("engine.memory", memory)
+    check_workers("engine.workers", workers)
+    check("evaluate.every", every)
+
+
+def _check_method(name: str, value: object, method: str, such: str) -> None:
+    if isinstance(value, type) or not callable(getattr(value, method, None)):
+        raise BadInput(f"{name} is {shown(value)}: an instance of {such} is needed")

@@ -1,0 +1,282 @@
+"""One table of what a value may be: recipes and constructors refuse the same with one line."""
+
+import math
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fedveil import checks
+from fedveil.checks import VALUES, Kind, check, check_workers, most_workers, one_of
+from fedveil.errors import BadInput
+from fedveil.privacy.central import central
+from fedveil.privacy.local import local_steps, local_updates, two_point
+from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.rules import Fixed, Median, Poly, Quantile
+from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
+from fedveil.privacy.steps import NoisySteps
+from fedveil.privacy.terms import Budget
+from fedveil.runs.recipe import Recipe, load_recipe
+from fedveil.runs.sections import Section
+from fedveil.training.batches import Batches
+from fedveil.training.client import Decay, LocalSgd
+from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.server import AdamServer, SgdServer
+
+NO_NUMBER = ("1", None, [1], {"a": 1}, (1,), 1j, np.array([1.0, 2.0]), object(), True)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_is_no_number_is_refused_by_every_name(name):
+    for value in NO_NUMBER:
+        with pytest.raises(BadInput, match="number is needed") as refusal:
+            check(name, value)
+        assert str(refusal.value).startswith(f"{name} is ")
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in VALUES.items() if kind.whole])
+def test_half_a_thing_is_refused(name):
+    for value in (2.5, 2.0, np.float64(2.0)):
+        with pytest.raises(BadInput, match=r"a whole number is needed"):
+            check(name, value)
+    check(name, np.int64(1))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_nan_and_minus_infinity_are_never_a_value(name):
+    for value in (math.nan, -math.inf):
+        with pytest.raises(BadInput, match=f"^{name} is "):
+            check(name, value)
+
+
+ENDS = {
+    "seed": (0, 2**63 - 1, -1, 2**63),
+    "rounds": (1, 10**6, 0, 10**6 + 1),
+    "local.steps": (1, 10**6, 0, 10**6 + 1),
+    "sample.rate": (1e-12, 1.0, 0.9e-12, 1.0000001),
+    "sample.size": (1, 10**15, 0, None),
+    "local.batch": (0, 10**15, -1, None),
+    "local.lr": (1e-300, 1e300, 0.0, math.inf),
+    "local.momentum": (0.0, 0.999, -0.001, 1.0),
+    "local.weight_decay": (0.0, 1e300, -1e-9, math.inf),
+    "bound.value": (1e-20, 1e30, 0.9e-20, 1.1e30),
+    "bound.quantile": (1e-9, 0.999, 0.0, 1.0),
+    "bound.growth": (1.0, 1e9, 0.999, math.inf),
+    "bound.bit_epsilon": (0.0, 50.0, -0.1, 50.1),
+    "noise.multiplier": (0.0, 1e6, -1e-9, 1.1e6),
+    "noise.epsilon": (1e-6, 1e6, 0.9e-6, 1.1e6),
+    "budget.epsilon": (1e-300, math.inf, 0.0, None),
+    "budget.delta": (1e-300, 0.999, 0.0, 1.0),
+    "engine.chunk": (0, 10**15, -1, None),
+    "server.beta2": (0.0, 0.999, -0.1, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_ends_of_what_is_possible(name):
+    least, most, below, above = ENDS[name]
+    check(name, least)
+    check(name, most)
+    for value in (below, above):
+        if value is not None:
+            with pytest.raises(BadInput, match=f"^{name} is "):
+                check(name, value)
+
+
+def numbers_of(section, prefix=""):
+    """The keys of a recipe's sections that hold numbers."""
+    found = set()
+    for key, field in section.model_fields.items():
+        text = str(field.annotation)
+        for kind in Section.__subclasses__():
+            if kind.__name__ in text:
+                found |= numbers_of(kind, f"{key}.")
+        if not prefix and "Section" in text:
+            continue
+        if key != "kind" and ("int" in text or "float" in text):
+            found.add(prefix + key)
+    return found
+
+
+def test_every_number_of_a_recipe_is_in_the_table():
+    known = set(VALUES) | {"engine.workers", "engine.timings"}
+    assert numbers_of(Recipe) - known == set()
+
+
+REFUSED = {
+    "rate as text": (lambda: Poisson("0.5"), "sample.rate is '0.5'"),
+    "half a client": (lambda: FixedSize(2.5), "sample.size is 2.5"),
+    "size that only looks whole": (lambda: FixedSize(2.0), "sample.size is 2.0"),
+    "half a turn": (lambda: FixedSize(2, 1.5), "sample.max_participations is 1.5"),
+    "half a client in turn": (lambda: RoundRobin(0.5), "sample.size is 0.5"),
+    "size true": (lambda: RoundRobin(True), "sample.size is True"),
+    "bound as text": (lambda: Fixed("1"), "bound.value is '1'"),
+    "norm as text": (lambda: Fixed(1.0, "l1"), "bound.norm is 'l1': use one of Norm.L1"),
+    "norm of a decaying bound as text": (
+        lambda: Poly(1.0, 1.0, 5, 0.1, "l2"),
+        "bound.norm is 'l2'",
+    ),
+    "rounds of a decaying bound": (lambda: Poly(1.0, 1.0, 2.5, 0.1), "rounds is 2.5"),
+    "floor as text": (lambda: Poly(1.0, 1.0, 5, "0"), "bound.floor is '0'"),
+    "quantile as text": (lambda: Quantile(1.0, "0.5", noise=1.0), "bound.quantile is '0.5'"),
+    "bit noise as text": (lambda: Quantile(1.0, 0.5, noise="1"), "bound.bit_noise is '1'"),
+    "half a power": (lambda: Median(1.0, -1.5, 3, 1, Budget(1, 1e-5)), "bound.low is -1.5"),
+    "half a round": (lambda: Median(1.0, -1, 3, 0.5, Budget(1, 1e-5)), "bound.every is 0.5"),
+    "epsilon as text": (lambda: Budget("x", 1e-5), "budget.epsilon is 'x': a number is needed"),
+    "no epsilon": (lambda: Budget(None, 1e-5), "budget.epsilon is None"),
+    "delta as text": (lambda: Budget(1.0, "1e-5"), "budget.delta is '1e-5'"),
+    "half a step": (lambda: Batches(0, steps=2.5), "local.steps is 2.5"),
+    "half an epoch": (lambda: Batches(0, epochs=0.5), "local.epochs is 0.5"),
+    "more steps than anyone takes": (lambda: Batches(0, steps=10**7), "local.steps is 10000000"),
+    "half a batch": (lambda: Batches(1.5, steps=1), "local.batch is 1.5"),
+    "batch none": (lambda: Batches(None, steps=1), "local.batch is None"),
+    "lr as text": (lambda: LocalSgd(Batches(0, steps=1), "0.1"), "local.lr is '0.1'"),
+    "steps for batches": (lambda: LocalSgd(5, 0.1), "batches is 5"),
+    "rate for decay": (lambda: LocalSgd(Batches(0, steps=1), 0.1, decay=0.5), "decay is 0.5"),
+    "mu as text": (lambda: Decay("1", 1.0), "local.mu is '1'"),
+    "dp-sgd rate 2": (lambda: NoisySteps(2.0, 1, 1.0), "local.rate is 2.0"),
+    "dp-sgd half a step": (lambda: NoisySteps(0.5, 1.5, 1.0), "local.steps is 1.5"),
+    "dp-sgd without steps": (lambda: NoisySteps(0.5, 0, 1.0), "local.steps is 0"),
+    "dp-sgd negative noise": (lambda: NoisySteps(0.5, 1, -1.0), "noise.multiplier is -1.0"),
+    "dp-sgd half a record": (lambda: NoisySteps(0.5, 1, 1.0, 2.5), "local.nominal is 2.5"),
+    "dp-sgd lr as text": (lambda: LocalDpSgd(NoisySteps(0.5, 1, 1.0), "1"), "local.lr is '1'"),
+    "server lr as text": (lambda: SgdServer("1"), "server.lr is '1'"),
+    "adam without memory": (lambda: AdamServer(beta2=1.0), "server.beta2 is 1.0"),
+    "adam beta nan": (lambda: AdamServer(beta1=math.nan), "server.beta1 is nan"),
+    "adam without a floor": (lambda: AdamServer(floor=0.0), "server.floor is 0.0"),
+    "plan of half a round": (lambda: PrivacyPlan(Everyone(), 9, 2.5), "rounds is 2.5"),
+    "plan of half a client": (lambda: PrivacyPlan(Everyone(), 9.5, 2), "clients is 9.5"),
+    "plan without rounds": (lambda: PrivacyPlan(Everyone(), 9, None), "rounds is None"),
+    "where as text": (lambda: PrivacyPlan(Everyone(), 9, 2, "server"), "where is 'server'"),
+    "central with half a round": (
+        lambda: central(Poisson(0.5), 9, Fixed(1.0), rounds=2.5, budget=Budget(1.0, 1e-5)),
+        "rounds is 2.5",
+    ),
+    "central with noise as text": (
+        lambda: central(
+            Poisson(0.5), 9, Fixed(1.0), rounds=2, budget=Budget(1.0, 1e-5), multiplier="2"
+        ),
+        "noise.multiplier is '2'",
+    ),
+    "local with half a round": (
+        lambda: local_updates(
+            Everyone(), 9, Fixed(1.0), laplace=False, rounds=2.5, budgets=(Budget(1.0, 1e-5),)
+        ),
+        "rounds is 2.5",
+    ),
+    "local steps as text": (
+        lambda: local_steps(
+            Everyone(),
+            9,
+            1.0,
+            rate="0.5",
+            steps=1,
+            rounds=2,
+            budget=Budget(1.0, 1e-5),
+        ),
+        "local.rate is '0.5'",
+    ),
+    "two-point with half a round": (
+        lambda: two_point(
+            Everyone(),
+            9,
+            Ranges(0.0, 1.0, (3,), False, Perturb.UPDATE),
+            epsilon=1.0,
+            rounds=1.5,
+            budget=Budget(math.inf, 1e-5),
+        ),
+        "rounds is 1.5",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
+def test_constructors_refuse_what_is_not_what_its_name_says(make, message):
+    with pytest.raises(BadInput) as refusal:
+        make()
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert FixedSize(np.int64(3)).size == 3
+    assert Poisson(np.float64(0.5)).rate == 0.5
+    assert Fixed(np.float32(1.0)).value == 1.0
+
+
+def test_a_member_and_not_its_text():
+    one_of("where", Where.SERVER, Where)
+    with pytest.raises(BadInput, match=r"norm is 'l2': use one of Norm\.L1, Norm\.L2"):
+        one_of("norm", "l2", Norm)
+
+
+def test_a_long_value_is_cut_short():
+    with pytest.raises(BadInput) as refusal:
+        check("rounds", "x\n" * 10_000)
+    assert len(str(refusal.value)) < 200
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 64), (16, 64), (17, 68), (100, 400)])
+def test_workers_are_limited_by_the_machine(monkeypatch, cores, most):
+    monkeypatch.setattr(checks, "cores", lambda: cores)
+    assert most_workers() == most
+    check_workers("--workers", most)
+    check_workers("--workers", 0)
+    for value in (most + 1, -1, 1000, 1.5, "2"):
+        with pytest.raises(BadInput, match=r"^--workers is "):
+            check_workers("--workers", value)
+
+
+def test_the_first_test_that_fails_is_told():
+    kind = Kind(((lambda v: v > 0, "first"), (lambda v: v > 5, "second")))
+    with pytest.raises(BadInput, match="x is -1: first"):
+        kind.check("x", -1)
+    with pytest.raises(BadInput, match="x is 3: second"):
+        kind.check("x", 3)
+
+
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "dp_accounting", "matplotlib")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "rounds=-5",
+        "sample.rate=2",
+        "seed=-1",
+        "noise.multiplier=-1",
+        "engine.chunk=-3",
+        "engine.workers=1000",
+        "local.lr=0",
+        "budget.delta=2",
+        "bound.value=nan",
+    ],
+)
+def test_values_are_refused_before_anything_heavy_is_imported(setting):
+    program = (
+        "import sys\n"
+        "from fedveil import cli\n"
+        f"sys.argv = ['fedveil', 'run', '--set', {setting!r}]\n"
+        "try:\n"
+        "    cli.main()\n"
+        "finally:\n"
+        f"    print([name for name in {HEAVY} if name in sys.modules])\n"
+    )
+    began = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "[]\n"), ended.stderr
+    assert ended.stderr.startswith(f"error: {setting.partition('=')[0]} is ")
+    assert time.monotonic() - began < 10  # 0.3 s on an idle machine
+
+
+def test_rounds_from_iterations_are_checked_as_well():
+    with pytest.raises(BadInput, match=r"rounds is 2000000: at most 1,000,000 are possible"):
+        load_recipe("dp-fedavg", ["rounds=none", "iterations=2000000", "local.steps=1"])

@@ -1,0 +1,69 @@
+"""What a training is built from: each argument is what it is called, or refused with one line."""
+
+import pytest
+from torch import nn
+
+from fedveil import OneGradient, SgdServer, Task, squared_error, unprotected
+from fedveil.errors import BadInput
+from fedveil.privacy.sampling import Everyone
+from fedveil.training.arguments import check_arguments
+from fedveil.training.gradients import Mode
+from fedveil.training.server import Weights
+
+
+@pytest.fixture
+def arguments(make_data):
+    data = make_data()
+    return {
+        "task": Task(nn.Linear(3, 1), squared_error),
+        "data": data,
+        "plan": unprotected(Everyone(), data.clients, rounds=1),
+        "work": OneGradient(),
+        "server": SgdServer(),
+        "weights": Weights.UNIFORM,
+        "seed": 0,
+        "mode": None,
+        "chunk": 0,
+        "memory": 512,
+        "workers": 0,
+        "every": 1,
+    }
+
+
+def test_arguments_that_are_what_they_are_called(arguments):
+    check_arguments(**arguments)
+    check_arguments(**{**arguments, "mode": Mode.LOOPED, "weights": Weights.EXAMPLES})
+
+
+REFUSED = {
+    "mode fast": ({"mode": "fast"}, "engine.mode is 'fast': use one of Mode.VECTORISED"),
+    "mode as text": ({"mode": "looped"}, "engine.mode is 'looped'"),
+    "weights as text": ({"weights": "examples"}, "server.weights is 'examples'"),
+    "no weights": ({"weights": None}, "server.weights is None"),
+    "half a seed": ({"seed": 1.5}, "seed is 1.5"),
+    "seed as text": ({"seed": "1"}, "seed is '1'"),
+    "negative seed": ({"seed": -1}, "seed is -1"),
+    "half a chunk": ({"chunk": 2.5}, "engine.chunk is 2.5"),
+    "no memory": ({"memory": 0}, "engine.memory is 0"),
+    "memory as text": ({"memory": "1G"}, "engine.memory is '1G'"),
+    "a thousand workers": ({"workers": 100_000}, "engine.workers is 100000"),
+    "half a worker": ({"workers": 0.5}, "engine.workers is 0.5"),
+    "never measured": ({"every": 0}, "evaluate.every is 0"),
+    "every as text": ({"every": "2"}, "evaluate.every is '2'"),
+    "no task": ({"task": None}, "task is None: a Task is needed"),
+    "a module for a task": ({"task": nn.Linear(1, 1)}, "a Task is needed"),
+    "lists for data": ({"data": [1, 2]}, "data is [1, 2]: a FederatedData is needed"),
+    "a sampler for a plan": ({"plan": Everyone()}, "a PrivacyPlan is needed"),
+    "a class for work": ({"work": OneGradient}, "work is"),
+    "text for work": ({"work": "sgd"}, "work is 'sgd': an instance of LocalSgd"),
+    "a class for a server": ({"server": SgdServer}, "server is"),
+    "text for a server": ({"server": "adam"}, "server is 'adam': an instance of SgdServer"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "message"), REFUSED.values(), ids=REFUSED)
+def test_arguments_that_are_not(arguments, wrong, message):
+    with pytest.raises(BadInput) as refusal:
+        check_arguments(**{**arguments, **wrong})
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
