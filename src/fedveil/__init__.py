@@ -5,8 +5,9 @@
 Names are loaded on first use, so that the command line starts without torch.
 """
 
-from importlib import import_module
-from typing import Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # what is imported here delays the moment from which Ctrl-C is caught
+    from typing import Any
 
 _HOMES = {
     "FederatedData": "fedveil.data.federated",
@@ -45,7 +46,9 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
     if name not in _HOMES:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -120,11 +120,13 @@ _RATE = Kind(
 _STEPS = _whole(1, most=MOST_ROUNDS)
 _POWER = Kind(((lambda v: -60 <= v <= 60, "a power of two from -60 to 60 is needed"),), whole=True)
 
+_CLIENTS = _whole(1, most=100_000_000)
+
 VALUES = {
     "seed": Kind(_SEED.tests, whole=True),
     "rounds": _whole(1, "at least one is needed", MOST_ROUNDS),
     "iterations": _whole(1, "at least one is needed"),
-    "clients": _whole(1),
+    "clients": _CLIENTS,
     "data.clients": _whole(1),
     "data.alpha": _POSITIVE,
     "data.shards_per_client": _whole(1),
@@ -187,5 +189,16 @@ VALUES = {
     "engine.chunk": _whole(0),
     "engine.memory": _whole(1),
     "engine.checkpoint": _whole(1),
+    "--repeat": Kind(
+        ((lambda v: 1 <= v <= 10_000, "a number from 1 to 10000 is needed"),), whole=True
+    ),
+    "--clients": _CLIENTS,
+    "--per-round": _CLIENTS,
+    "--parameters": _whole(1, most=10**15),
+    "--epsilon": _POSITIVE,
+    "--delta": _INSIDE,
+    "--rounds": _whole(1, most=MOST_ROUNDS),
+    "--noise": _POSITIVE,
+    "--rate": _RATE,
 }
-"""By the recipe's key; a value in a list is checked one by one."""
+"""By the recipe's key or the command line's option; values of a list are checked one by one."""

@@ -1,17 +1,20 @@
 """The command line. Heavy imports stay inside the commands, so that --help answers at once."""
 
 import json
+import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fedveil.checks import VALUES, check, check_workers, shown
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
     name="fedveil",
-    help="Differentially private federated learning: train, know the epsilon, attack the result.",
+    help="Differentially private federated learning: train, plan, and know the epsilon.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,6 +30,9 @@ Set = Annotated[
 ]
 
 
+_REPEAT = 20
+"""Repetitions of a comparison, unless others are asked for."""
+
 _CTRL_C = 130
 """What typer returns when a command ends in KeyboardInterrupt."""
 
@@ -39,6 +45,13 @@ def main() -> None:
         _fail(str(e))
     except FedveilError as e:
         _fail(str(e), code=1)
+    except BrokenPipeError:
+        _stop_printing()
+        code = 1
+    except OSError as e:
+        _fail(f"{shown(e.filename)}: {e.strerror}" if e.filename else str(e))
+    except MemoryError:
+        _fail("memory ran out: use fewer clients, a smaller model or a lower engine.memory", 1)
     except Exception as e:
         if not hasattr(e, "format_message"):
             raise
@@ -54,6 +67,55 @@ def main() -> None:
 def _fail(message: str, code: int = 2) -> None:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+def _stop_printing() -> None:
+    """Nobody reads what is printed any more; what is left of it goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _check_given(**options: float | None) -> None:
+    """Refuse numbers that are wrong by themselves, before anything is loaded."""
+    for name, value in options.items():
+        if value is not None:
+            check(f"--{name.replace('_', '-')}", value)
+
+
+def _check_path(option: str, path: Path | None) -> None:
+    """Refuse a path that cannot be looked at: too long, or inside a folder that is closed."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            os.scandir(path).close()
+    except (OSError, ValueError) as e:
+        reason = e.strerror if isinstance(e, OSError) else str(e)
+        raise BadInput(f"{option} {shown(str(path))}: {reason}; choose another") from e
+
+
+def _check_out(path: Path | None) -> None:
+    """Refuse, before anything is loaded, where nothing can be written."""
+    _check_path("--out", path)
+    if path is None:
+        return
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if there.is_dir() and not os.access(there, os.W_OK | os.X_OK):
+        raise BadInput(f"--out {path}: nothing can be written in {there}; choose another")
+
+
+def _check_data(data: Path | None, names: Iterable[str]) -> None:
+    """Refuse a data folder that none of the data sets is read from."""
+    _check_path("--data", data)
+    if data is None:
+        return
+    from fedveil.data.load import EMBEDDED
+
+    names = tuple(dict.fromkeys(names))
+    if all(name in EMBEDDED for name in names):
+        raise BadInput(
+            f"--data {data} has no effect on {', '.join(names)}, which no data folder holds: "
+            "leave it out, or name a data set that is in it (--set data.name=mnist)"
+        )
 
 
 @app.command()
@@ -75,15 +137,24 @@ def run(
     json_: Json = False,
 ) -> int:
     """Train a model over many clients, as a recipe says."""
-    if resume is not None and (recipe or set_ or out or ledger or ledger_epsilon):
+    others = (recipe, set_ or None, out, ledger, ledger_epsilon)
+    if resume is not None and any(other is not None for other in others):
         raise BadInput(
             "--resume goes on with the recipe it finds: leave out recipe, --set, --out and --ledger"
         )
     if ledger_epsilon is not None and ledger is None:
         raise BadInput("--ledger-epsilon is the budget of a shared ledger: name it with --ledger")
+    if ledger_epsilon is not None:
+        VALUES["budget.epsilon"].check("--ledger-epsilon", ledger_epsilon)
+    _check_out(out)
+    _check_path("--ledger", ledger)
+    _check_path("--resume", resume)
     from fedveil.runs.recipe import DEFAULT, load_recipe
 
-    chosen = load_recipe(recipe or DEFAULT, set_ or ()) if resume is None else None
+    chosen = None
+    if resume is None:
+        chosen = load_recipe(DEFAULT if recipe is None else recipe, set_ or ())
+        _check_data(data, [chosen.data.name])
 
     from rich.console import Console
 
@@ -96,6 +167,7 @@ def run(
         prepared = Run.start(chosen, out, data, shared)
     else:
         prepared = Run.resume(resume or Path(), data)
+        _check_data(data, [prepared.recipe.data.name])
     training = prepared.training
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     metric = next(iter(training.task.metrics), "loss")
@@ -137,8 +209,11 @@ def plan(
     bounds: Annotated[str, typer.Option(help="Bounds to look at; none: the recipe's.")] = "",
     rates: Annotated[str, typer.Option(help="Learning rates to look at; none: as given.")] = "",
     repeat: Annotated[
-        int, typer.Option(help="Repetitions of a full comparison; a tenth of its cost is spent.")
-    ] = 20,
+        int | None,
+        typer.Option(
+            help="Repetitions of a full comparison; a tenth of its cost is spent; default: 20."
+        ),
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="Clients (formulas only).")] = None,
     per_round: Annotated[int | None, typer.Option(help="Clients per round.")] = None,
     parameters: Annotated[int | None, typer.Option(help="Parameters of the model.")] = None,
@@ -159,17 +234,29 @@ def plan(
     json_: Json = False,
 ) -> int:
     """Which E and T for a claim: by formulas, by theory on a recipe's data, or by simulation."""
-    if repeat < 1:
-        raise BadInput(f"--repeat is {repeat}: at least 1 is needed")
-    if workers < 0:
-        raise BadInput(f"--workers is {workers}: a number from 1 on is needed, or 0 for all cores")
+    _check_given(
+        repeat=repeat,
+        clients=clients,
+        per_round=per_round,
+        parameters=parameters,
+        epsilon=epsilon,
+        delta=delta,
+    )
+    if repeat is not None and not simulate:
+        raise BadInput(f"--repeat is {repeat} and nothing is repeated: add --simulate")
+    check_workers("--workers", workers)
+    _check_out(out)
+    if recipe is None and (simulate or against or set_ or out is not None or data is not None):
+        raise BadInput("--simulate, --against, --set, --out and --data need a recipe: name one")
+    if recipe is not None:
+        from fedveil.runs.recipe import load_recipe
+
+        _check_data(data, [load_recipe(recipe, set_ or ()).data.name])
     from fedveil.planning.command import Sizes, by_formula, by_recipe, space_of, tell
 
     sizes = Sizes(clients, per_round, parameters, epsilon, delta, noise, trust)
     space = space_of(steps, iterations, bounds, rates)
     if recipe is None:
-        if simulate or against or set_ or out is not None:
-            raise BadInput("--simulate, --against, --set and --out need a recipe: name one")
         by_formula(sizes, space, as_json=json_)
         return 0
     sizes.check_unused()
@@ -188,7 +275,7 @@ def plan(
             Laboratory(data, workers=workers),
             simulated=simulate,
             against=against or (),
-            repeat=repeat,
+            repeat=_REPEAT if repeat is None else repeat,
             out=out,
             on_trial=counter.show,
         )
@@ -215,10 +302,13 @@ def sweep(
     json_: Json = False,
 ) -> int:
     """Train every recipe of a grid, repeatedly, over all cores; go on after an interruption."""
+    _check_given(repeat=repeat)
+    check_workers("--workers", workers)
+    _check_out(out)
     from fedveil.planning.grid import axis, cells
 
     axes = [axis(text) for text in grid]
-    cells(recipe, set_ or (), axes)
+    _check_data(data, (cell.recipe.data.name for cell in cells(recipe, set_ or (), axes)))
 
     from rich.console import Console
 
@@ -267,8 +357,10 @@ def reproduce(
     """Run a paper's experiments: the published number, ours with its interval, what was open."""
     if scale not in ("quick", "paper"):
         raise BadInput(f"--scale is {scale!r}: use quick or paper")
-    if repeat is not None and repeat < 1:
-        raise BadInput(f"--repeat is {repeat}: at least 1 is needed")
+    _check_given(repeat=repeat)
+    check_workers("--workers", workers)
+    _check_out(out)
+    _check_path("--data", data)
     from fedveil.papers.reproduce import items_of
     from fedveil.papers.reproduce import reproduce as run_items
 
@@ -329,6 +421,7 @@ def account(
     json_: Json = False,
 ) -> None:
     """Solve for the one of noise, rate, rounds and epsilon that is left out (central DP)."""
+    _check_given(delta=delta, noise=noise, rate=rate, rounds=rounds, epsilon=epsilon)
     from fedveil.privacy.solve import solve
 
     answer = solve(noise=noise, rate=rate, rounds=rounds, epsilon=epsilon, delta=delta)

@@ -18,6 +18,9 @@ NAMES = (
     "location30",
 )
 
+EMBEDDED = ("digits", "diabetes", "saved")
+"""What no data folder is needed for: scikit-learn's own, and data that name their folder."""
+
 _OPTIONS = {"femnist": ("min_records",), "lending-club": ("grades",)}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.planning.candidates import STEPS, Space
 from fedveil.planning.formula import Choice, Question, choices, thumb
@@ -48,18 +49,17 @@ class Sizes:
         ]
         if missing:
             raise BadInput(f"formulas need {', '.join(missing)}; or name a recipe to plan")
-        epsilon, delta = self.epsilon or 0.0, _DELTA if self.delta is None else self.delta
-        if not 0 < epsilon < math.inf:
-            raise BadInput(f"--epsilon is {epsilon:g}: a positive number is needed")
-        if not 0 < delta < 1:
-            raise BadInput(f"--delta is {delta:g}: a number between 0 and 1 is needed")
+        for name in ("clients", "per_round", "parameters", "epsilon"):
+            check(f"--{name.replace('_', '-')}", getattr(self, name))
+        delta = _DELTA if self.delta is None else self.delta
+        check("--delta", delta)
         if self.noise not in (None, "laplace", "gaussian"):
             raise BadInput(f"--noise is {self.noise!r}: use laplace or gaussian")
         if self.trust not in (None, "local", "central"):
             raise BadInput(f"--trust is {self.trust!r}: use local or central")
         return Question(
             Federation(self.clients or 0, self.per_round or 0, self.parameters or 0),
-            epsilon,
+            self.epsilon or 0.0,
             delta,
             laplace=self.noise == "laplace",
             trusted_server=self.trust == "central",

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.planning.cells import Outcome, Prepared
 from fedveil.planning.grid import Axis, Cell, cells
@@ -32,7 +33,6 @@ OnTrial = Callable[[int, int, str], None]
 """(trials done, trials in all, the cell just finished)."""
 
 _PACKAGES = ("fedveil", "torch", "numpy")
-_MOST_REPETITIONS = 10_000
 _NOTHING = "nothing claimed"
 _OWN_FILES = ("lock", ".sweep.json.tmp")
 
@@ -67,10 +67,7 @@ class Sweep:
 
         Everything is checked before anything is written: a cell that cannot run refuses the sweep.
         """
-        if not 1 <= repeat <= _MOST_REPETITIONS:
-            raise BadInput(
-                f"--repeat is {repeat}: a number from 1 to {_MOST_REPETITIONS} is needed"
-            )
+        check("--repeat", repeat)
         sweep = cls(folder, tuple(axes), cells(source, overrides, axes), repeat, laboratory)
         modes = sweep._stored_modes()
         for i, cell in enumerate(sweep.cells):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil.checks import check_workers
 from fedveil.data.federated import FederatedData
 from fedveil.data.records import Records
 from fedveil.errors import BadInput
@@ -25,7 +26,6 @@ from fedveil.training.training import Training, train
 
 _NEVER = 1 << 60
 _KEPT = 2
-_MOST_WORKERS = 1024
 
 
 Track = list[tuple[int, dict[str, float]]]
@@ -48,11 +48,7 @@ class Laboratory:
     _bench: Bench | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.workers <= _MOST_WORKERS:
-            raise BadInput(
-                f"--workers is {self.workers}: a number from 1 to {_MOST_WORKERS} is needed, or 0 "
-                "for one per core"
-            )
+        check_workers("--workers", self.workers)
 
     def prepare(self, cell: Cell, mode: Mode | None = None) -> Prepared:
         """Build a cell and refuse what cannot run, before anything does.

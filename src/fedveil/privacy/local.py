@@ -81,10 +81,11 @@ def local_updates(
     anyone = _terms(sampler, population, budgets[0])
     rule = with_noise(rule, anyone, rounds)
     curator = curator_of(rule, anyone, rounds)
-    groups = np.zeros(population, dtype=np.int64) if group_of is None else group_of
-    if groups.shape != (population,) or not np.isin(groups, np.arange(len(budgets))).all():
+    groups = np.zeros(1, dtype=np.int64) if group_of is None else group_of
+    grouped = groups.shape == (population,) or (group_of is None and len(budgets) == 1)
+    if not grouped or not np.isin(groups, np.arange(len(budgets))).all():
         raise BadInput(f"group_of must name one of {len(budgets)} budgets for each client")
-    noise, lines = np.zeros(population), []
+    noise, lines = np.zeros(len(groups)), []
     for group in sorted(range(len(budgets)), key=lambda g: -budgets[g].epsilon):
         here = groups == group
         base = _terms(sampler, population, budgets[group])

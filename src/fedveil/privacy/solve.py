@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.calibration import noise_for, rate_for, rounds_within
 from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Trust, Unit
@@ -52,7 +53,9 @@ def solve(
             "leave out exactly one of --noise, --rate, --rounds, --epsilon to solve for it; "
             f"missing now: {', '.join(missing) or 'none'}"
         )
-    _check(noise, rate, rounds, epsilon, delta)
+    for name, value in {**given, "delta": delta}.items():
+        if value is not None:
+            check(f"--{name}", value)
     if noise is None and rate and rounds and epsilon:
         share = rate
         noise = noise_for(lambda m: _event(share, m), rounds, epsilon, delta, Poisson.relation)
@@ -86,22 +89,3 @@ def solve(
 
 def _event(rate: float, noise: float) -> Event:
     return Gaussian(noise) if rate == 1 else PoissonSampled(rate, Gaussian(noise))
-
-
-def _check(
-    noise: float | None,
-    rate: float | None,
-    rounds: int | None,
-    epsilon: float | None,
-    delta: float,
-) -> None:
-    if noise is not None and not (noise > 0 and math.isfinite(noise)):
-        raise BadInput(f"--noise is {noise:g}: a positive number is needed")
-    if rate is not None and not 0 < rate <= 1:
-        raise BadInput(f"--rate is {rate:g}: a probability in (0, 1] is needed")
-    if rounds is not None and rounds < 1:
-        raise BadInput(f"--rounds is {rounds}: at least 1 is needed")
-    if epsilon is not None and not (epsilon > 0 and math.isfinite(epsilon)):
-        raise BadInput(f"--epsilon is {epsilon:g}: a positive, finite number is needed")
-    if not 0 < delta < 1:
-        raise BadInput(f"--delta is {delta:g}: a number in (0, 1) is needed")
