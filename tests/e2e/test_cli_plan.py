@@ -95,9 +95,9 @@ BAD = {
     "delta 2": ([*FORMULA, "--delta", "2"], "--delta is 2"),
     "delta nan": ([*FORMULA, "--delta", "nan"], "--delta is nan"),
     "delta 1 / clients": ([*FORMULA, "--delta", "0.001"], "not below 1 / 1000 clients"),
-    "clients negative": ([*FORMULA, "--clients", "-5"], "-5 clients"),
+    "clients negative": ([*FORMULA, "--clients", "-5"], "--clients is -5"),
     "more per round than clients": ([*FORMULA, "--per-round", "1001"], "1001 clients per round"),
-    "parameters 0": ([*FORMULA, "--parameters", "0"], "0 parameters"),
+    "parameters 0": ([*FORMULA, "--parameters", "0"], "--parameters is 0"),
     "an epsilon that no noise gives": ([*FORMULA, "--epsilon", "1e-9", "--delta", "1e-9"], "noise"),
     "E above T": (
         [*FORMULA, "--steps", "500", "--iterations", "10"], "E = 500, more than the largest T"
@@ -112,7 +112,7 @@ BAD = {
     "repeat negative without a recipe": ([*FORMULA, "--repeat", "-1"], "--repeat is -1"),
     "workers negative": (["dp-fedavg", "--workers", "-1"], "--workers is -1"),
     "bounds without a recipe": ([*FORMULA, "--bounds", "1"], "--bounds and --rates need a recipe"),
-    "out without a recipe": ([*FORMULA, "--out", "x.toml"], "--out need a recipe"),
+    "out without a recipe": ([*FORMULA, "--out", "x.toml"], "--out and --data need a recipe"),
     "simulating without a recipe": ([*FORMULA, "--simulate"], "need a recipe"),
     "sizes beside a recipe": (["dp-fedavg", "--clients", "9"], "--clients is for formulas"),
     "noise beside a recipe": (["dp-fedavg", "--noise", "foo"], "--noise is for formulas"),

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.checks import shown
+from fedveil.data.arrays import Array as Array
+from fedveil.data.arrays import check_classes, check_not_labels, pair, targets_of, triples
 from fedveil.errors import BadInput
-
-Array = npt.NDArray[Any]
 
 UNREADABLE = (
     *(OSError, EOFError, ValueError, TypeError, MemoryError, RuntimeError, SyntaxError, Warning),
@@ -71,7 +72,8 @@ class FederatedData:
         classes: int,
     ) -> "FederatedData":
         """Build from (name, features, targets) triples, one per client."""
-        named = [(name, np.asarray(x), np.asarray(y)) for name, x, y in clients]
+        check_classes(classes)
+        named, (test_x, test_y) = triples(clients), pair(test)
         if not named:
             raise BadInput("no clients: give at least one (name, x, y)")
         for name, x, y in named:
@@ -82,12 +84,14 @@ class FederatedData:
                     f"client {name!r} has records of shape {x.shape[1:]}, "
                     f"client {named[0][0]!r} of shape {named[0][1].shape[1:]}"
                 )
+        y = _joined([y for _, _, y in named])
+        check_not_labels(y, classes)
         return cls(
             x=np.concatenate([x for _, x, _ in named]).astype(np.float32, copy=False),
-            y=_targets(np.concatenate([y for _, _, y in named]), classes),
+            y=targets_of(y, classes),
             offsets=np.cumsum([0, *(len(x) for _, x, _ in named)], dtype=np.int64),
-            test_x=np.asarray(test[0], dtype=np.float32),
-            test_y=_targets(np.asarray(test[1]), classes),
+            test_x=test_x.astype(np.float32, copy=False),
+            test_y=targets_of(test_y, classes),
             classes=classes,
             names=np.array([name for name, _, _ in named]),
         )
@@ -163,19 +167,24 @@ class FederatedData:
                 digest.update(np.ascontiguousarray(piece).tobytes())
         return digest.hexdigest()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write one .npy per array into a new folder, the layout that `open` maps into memory."""
-        if folder.exists():
-            raise BadInput(f"{folder} exists: save into a new folder")
-        folder.mkdir(parents=True)
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError as e:
+            raise BadInput(f"{folder} exists: save into a new folder") from e
+        except OSError as e:
+            raise BadInput(f"{shown(str(folder))} cannot be made: {e.strerror}") from e
         for name in ("x", "y", "offsets", "test_x", "test_y", "names"):
             if getattr(self, name) is not None:
                 np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
         (folder / "meta.json").write_text(json.dumps({"classes": self.classes}) + "\n")
 
     @classmethod
-    def open(cls, folder: Path) -> "FederatedData":
+    def open(cls, folder: Path | str) -> "FederatedData":
         """Map a saved data set into memory: a million clients open without being read."""
+        folder = Path(folder)
 
         def load(name: str) -> Array:
             try:
@@ -216,20 +225,22 @@ def _pieces(array: Array) -> Iterable[tuple[int, Array]]:
         yield start, array[start : start + rows]
 
 
-def _targets(y: Array, classes: int) -> Array:
-    """Labels as int64, refusing anything that is not a whole number; other targets as float32."""
-    if not classes:
-        return y.astype(np.float32, copy=False)
-    if y.dtype.kind not in "iub":
-        odd = [v for v in y.ravel().tolist() if not (isinstance(v, float) and v.is_integer())]
-        if odd:
-            raise BadInput(f"label {odd[0]!r} is not a whole number: labels are 0..{classes - 1}")
-    return y.astype(np.int64, copy=False)
+def _joined(targets: list[Array]) -> Array:
+    """All clients' targets behind each other; `_check_structure` refuses other than one each."""
+    if len({y.shape[1:] for y in targets}) > 1:
+        raise BadInput("clients' targets have different shapes: give one per record")
+    return np.concatenate(targets)
 
 
 def _check_structure(data: FederatedData) -> None:
     """Refuse shapes that do not belong together. Looks at offsets and names, not at records."""
-    if len(data.test_x) == 0:
+    check_classes(data.classes)
+    for name in ("x", "y", "offsets", "test_x", "test_y"):
+        if not isinstance(getattr(data, name), np.ndarray):
+            raise BadInput(
+                f"{name} is {shown(getattr(data, name))}: an array is needed (or use from_clients)"
+            )
+    if data.test_x.shape[:1] == (0,):
         raise BadInput("the test split is empty: hold some records back")
     for name, array, kinds, dims in (
         ("offsets", data.offsets, "iu", (1,)),
@@ -256,8 +267,6 @@ def _check_structure(data: FederatedData) -> None:
         raise BadInput(
             f"test records have shape {data.test_x.shape[1:]}, training records {data.x.shape[1:]}"
         )
-    if data.classes < 0:
-        raise BadInput(f"classes is {data.classes}: give the number of labels, 0 for regression")
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty):
         raise BadInput(

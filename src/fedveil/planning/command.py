@@ -301,7 +301,7 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in text.split(",") if part.strip())
+        found = tuple(float(part) for part in text.split(",")) if text.strip() else ()
     except ValueError as e:
         raise BadInput(f"--{name} is {text!r}: numbers with commas in between are needed") from e
     if len(set(found)) != len(found):

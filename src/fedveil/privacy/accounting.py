@@ -39,6 +39,8 @@ from fedveil.privacy.randomised_response import randomised_response_epsilon
 
 FINE = 1e-4
 _NO_NOISE = 1e-6
+_WIDEST = 500.0
+"""Of a grid: beyond, e^interval is no float any more, and no epsilon on it means anything."""
 
 _ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = dpa.NeighboringRelation.REPLACE_ONE
@@ -65,7 +67,7 @@ def epsilon(
     |---|---|
     | count 0 | 0 |
     | count negative, delta outside (0, 1) (pure: [0, 1)) | BadInput |
-    | noise multiplier below 1e-6 | infinity |
+    | noise multiplier below 1e-6, or a loss that only a grid wider than 500 holds | infinity |
     | (event, relation, accountant) not in the table | UnsupportedEvent |
 
     >>> round(epsilon(Gaussian(3.7306), 1, 1e-5, Relation.ADD_REMOVE), 3)
@@ -215,6 +217,8 @@ def _sampled_epsilon(
     delta: float,
     interval: float,
 ) -> float:
+    if interval > _WIDEST:
+        return math.inf
     composed = _pld(rate, noise, relation, interval).self_compose(count)
     return max(0.0, float(composed.get_epsilon_for_delta(delta)))
 
@@ -238,6 +242,8 @@ def _gaussian_with_bit_pld(
     """`count` Gaussians are one Gaussian; `count` bits are composed one by one, as the library's
     accountant does not.
     """
+    if interval > _WIDEST:
+        return math.inf
     updates = privacy_loss_distribution.from_gaussian_mechanism(
         multiplier / math.sqrt(count), value_discretization_interval=interval
     )

@@ -101,11 +101,15 @@ def load_recipe(source: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
 def check_values(recipe: Recipe) -> None:
     """Refuse values that are wrong by themselves, before anything heavy is imported."""
     check_workers("engine.workers", recipe.engine.workers)
+    if recipe.engine.timings is not None and recipe.engine.mode is None:
+        raise BadInput("engine.timings is what a run records beside engine.mode: leave it out")
     for key, section in recipe:
         inner = section if isinstance(section, Section) else ((None, section),)
         for name, value in inner:
             path = key if name is None else f"{key}.{name}"
             if path in VALUES:
+                if value == []:
+                    raise BadInput(f"{path} is empty: give at least one number, or leave it out")
                 for one in value if isinstance(value, list) else [value]:
                     if one is not None:
                         check(path, one)

@@ -1,0 +1,87 @@
+"""From what a user hands over to arrays; what cannot be one is refused with one line."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.checks import shown
+from fedveil.errors import BadInput
+
+Array = npt.NDArray[Any]
+
+_NUMBERS = "biuf"
+
+
+def features_of(what: str, value: object) -> Array:
+    """Numbers with one row per record."""
+    array = array_of(what, value)
+    if array.dtype.kind not in _NUMBERS:
+        raise BadInput(f"{what} are of type {array.dtype}: numbers are needed")
+    return array
+
+
+def array_of(what: str, value: object) -> Array:
+    """An array with one row per record, of any type."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as e:
+        reason = " ".join(str(e).split())
+        raise BadInput(f"{what} cannot be made an array: {reason}") from e
+    if array.ndim == 0:
+        raise BadInput(f"{what} are {shown(value)}: an array with one row per record is needed")
+    return array
+
+
+def targets_of(y: Array, classes: int) -> Array:
+    """Labels as int64, refusing anything that is not a whole number; other targets as float32."""
+    if not classes:
+        if y.dtype.kind not in _NUMBERS:
+            raise BadInput(f"targets are of type {y.dtype}: numbers are needed")
+        return y.astype(np.float32, copy=False)
+    if y.dtype.kind not in "iub":
+        odd = [v for v in y.ravel().tolist() if not (isinstance(v, float) and v.is_integer())]
+        if odd:
+            raise BadInput(
+                f"label {shown(odd[0])} is not a whole number: labels are 0..{classes - 1}"
+            )
+    return y.astype(np.int64, copy=False)
+
+
+def check_not_labels(y: Array, classes: int) -> None:
+    """Refuse clients' targets that look like labels where quantities are to be predicted."""
+    if not classes and y.dtype.kind in "biu":
+        raise BadInput(
+            f"targets are of type {y.dtype} and classes is 0, for quantities to be predicted: "
+            "give the number of labels, or the targets as floats"
+        )
+
+
+def check_classes(classes: object) -> None:
+    """Refuse what is no number of labels."""
+    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 0:
+        raise BadInput(f"classes is {shown(classes)}: give the number of labels, 0 for regression")
+
+
+def triples(clients: object) -> list[tuple[Any, Array, Array]]:
+    """(name, features, targets) of every client."""
+    if not isinstance(clients, Iterable) or isinstance(clients, dict | str | bytes):
+        raise BadInput(f"clients is {shown(clients)}: a list of (name, x, y) is needed")
+    found: list[tuple[Any, Array, Array]] = []
+    for number, client in enumerate(clients):
+        if not isinstance(client, tuple | list) or len(client) != 3:
+            raise BadInput(f"client number {number} is {shown(client)}: use (name, x, y)")
+        name, x, y = client
+        if not isinstance(name, str | int | np.integer):
+            raise BadInput(f"client number {number} is called {shown(name)}: a text is needed")
+        whose = f"of client {name!r}"
+        found.append((name, features_of(f"features {whose}", x), array_of(f"targets {whose}", y)))
+    return found
+
+
+def pair(test: object) -> tuple[Array, Array]:
+    """(features, targets) of the test split."""
+    if not isinstance(test, tuple | list) or len(test) != 2:
+        raise BadInput(f"test is {shown(test)}: the pair (x, y) of records of no client is needed")
+    return features_of("test features", test[0]), array_of("test targets", test[1])
