@@ -52,7 +52,8 @@ def test_of_the_default_steps_those_that_fit_are_looked_at():
         ("inf", "whole numbers"),
         ("1,1", "twice"),
         ("", "--steps is empty"),
-        (",", "--steps is empty"),
+        (",", "numbers with commas"),
+        ("1,,2", "numbers with commas"),
         ("-1", "--steps has -1"),
     ],
 )

@@ -581,3 +581,14 @@ def test_library_does_not_talk_to_the_user(caplog, capfd):
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
     assert logger.level == before
+
+
+@pytest.mark.parametrize("event", [PoissonSampled(0.5, Gaussian(1e-5))])
+def test_a_loss_that_no_grid_holds_is_infinite(event):
+    assert epsilon(event, 10**6, 1e-9, Relation.ADD_REMOVE) == math.inf
+    assert epsilon(event, 10**6, 1e-9, Relation.REPLACE) == math.inf
+
+
+def test_a_bit_beside_a_loss_that_no_grid_holds():
+    event = GaussianWithBit(Gaussian(1e-5), TwoPoint(1.0))
+    assert epsilon(event, 10**6, 1e-9, Relation.REPLACE) == math.inf
