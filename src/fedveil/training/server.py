@@ -1,6 +1,5 @@
 """The server's state and how it takes a step."""
 
-import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 

@@ -1,7 +1,7 @@
 """`Training`: the parts of one training, checked together, and the loop over its rounds."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import torch
@@ -15,6 +15,7 @@ from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.randomness import Streams
 from fedveil.training.agreement import check_agreement
+from fedveil.training.arguments import check_arguments
 from fedveil.training.client import LocalWork
 from fedveil.training.engines.choice import timings
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
@@ -26,6 +27,10 @@ from fedveil.training.loop import Course, RoundResult, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
 
 _TRIED = 4
+_CHECKED = (
+    *("task", "data", "plan", "work", "server", "weights", "seed", "mode"),
+    *("chunk", "memory", "workers", "every"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,14 +62,9 @@ class Training:
     _mixes: bool = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("evaluate.every", self.every, 1),
-            ("engine.chunk", self.chunk, 0),
-            ("engine.memory", self.memory, 1),
-            ("engine.workers", self.workers, 0),
-        ):
-            if value < least:
-                raise BadInput(f"{name} is {value}: at least {least} is needed")
+        check_arguments(
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
+        )
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         self.data.check()
         x, y = torch.tensor(self.data.x[:2]), torch.tensor(self.data.y[:2])
