@@ -333,7 +333,10 @@ def sweep(
     if json_:
         print(json.dumps(found.report(), indent=2))
     else:
-        print_rows(Console(markup=False, emoji=False), f"{recipe}: {out}", found.table())
+        screen = Console(markup=False, emoji=False)
+        print_rows(screen, f"{recipe}: {out}", found.table())
+        for line in found.cost.sentences:
+            screen.print(line, highlight=False, soft_wrap=True)
     return 0
 
 

@@ -88,8 +88,17 @@ def test_the_cost_of_tuning_adds_up():
     report = planned(made, settings=(*SMALL, "budget.epsilon=3"))
     trials = sum(recipe.budget is not None for recipe, _ in made.asked)
     assert f"ranked by training, {trials} trials of 6 recipes" in report.title
-    assert f"epsilons add up to {3 * (trials + 1):.4g} and deltas to 0." in report.warnings[-1]
-    assert "claim of epsilon 3 per client does not cover" in report.warnings[-1]
+    claim = "per client (replace, local trust, PURE, seeded noise)"
+    assert f"add up to epsilon {3 * (trials + 1):.4g} at delta 0 {claim}" in report.warnings[-1]
+    assert f"a later run's claim (epsilon 3 at delta 0 {claim}) does not" in report.warnings[-1]
+
+
+def test_the_cost_of_tuning_as_published_is_told_strictly_too():
+    made = Made(far_from(2, 4))
+    report = planned(made, settings=(*SMALL, "budget.epsilon=3", "budget.as_published=true"))
+    count = 1 + sum(recipe.budget is not None for recipe, _ in made.asked)
+    assert f"add up to epsilon {3 * count:.4g} at delta 0 per record" in report.warnings[-1]
+    assert "as published, not a guarantee); strictly epsilon" in report.warnings[-1]
 
 
 def test_without_a_claim_the_choice_still_says_something():

@@ -94,14 +94,15 @@ def real(tmp_path_factory):
 def test_the_results_are_one_row_per_trial_in_the_grids_order(real):
     found = rows(real.folder / "results.csv")
     assert list(found[0]) == [
-        "budget.epsilon", "local.steps", "repetition", "seed_used", "rounds_done", "loss",
-        "claims",
+        "budget.epsilon", "local.steps", "repetition", "seed_used", "streams_seed",
+        "rounds_done", "loss", "claims",
     ]  # fmt: skip
     assert [(r["budget.epsilon"], r["local.steps"], r["repetition"]) for r in found] == [
         (epsilon, steps, repetition) for epsilon in ("5", "inf") for steps in "123"
         for repetition in "012"
     ]  # fmt: skip
     assert [r["seed_used"] for r in found] == ["1", "2", "3"] * 6
+    assert len({r["streams_seed"] for r in found}) == len(found)
     assert {r["rounds_done"] for r in found} == {"2"}
     (trained,) = real.laboratory.trial(real.prepared[4], [1])
     assert float(found[13]["loss"]) == trained.metrics["loss"]
@@ -367,7 +368,8 @@ def test_the_name_of_a_recipe_does_not_matter(made, tmp_path):
         ({"trials.jsonl": ""}, "holds trials.jsonl and no sweep"),
         ({"sweep.json": "{"}, "is not a sweep's"),
         ({"sweep.json": "[]"}, "is not a sweep's"),
-        ({"sweep.json": '{"format": 2, "modes": [], "recipes": []}'}, "is not a sweep's"),
+        ({"sweep.json": '{"format": 3, "modes": [], "recipes": []}'}, "is not a sweep's"),
+        ({"sweep.json": '{"format": 1, "modes": [], "recipes": []}'}, "shared their noise: use"),
     ],
 )
 def test_a_directory_with_something_else_is_refused(made, tmp_path, content, message):
@@ -406,6 +408,16 @@ def test_divergence_is_counted_and_survives_the_disk(made, tmp_path):
     assert again.table()[-1]["loss"] == "diverged (1 of 3)"
     assert again.report()["cells"][-1]["loss"] is None
     json.dumps(again.report(), allow_nan=False)
+
+
+def test_what_all_cells_cost_together_is_told_and_written(real):
+    """Three cells of epsilon 5, each repeated three times; the other three claim nothing."""
+    together, unclaimed = real.cost.sentences
+    assert "9 trainings on these records" in together
+    assert "add up to epsilon 45 at delta 0 per client (replace, local trust" in together
+    assert unclaimed.startswith("9 of 18 trainings claim nothing")
+    about = json.loads((real.folder / "sweep.json").read_text())
+    assert about["together"] == real.report()["together"] == real.cost.to_dict()
 
 
 def test_every_row_tells_its_claims_and_the_strict_one_beside_a_label(made, tmp_path):

@@ -3,6 +3,7 @@
 Keys that move together share an axis: `local.steps:rounds=1:120,2:60` are two cells.
 """
 
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -44,6 +45,12 @@ class Cell:
     def name(self) -> str:
         """The choices on one line; "recipe" for a grid without axes."""
         return ", ".join(f"{key}={value}" for key, value in self.choice) or "recipe"
+
+    @property
+    def digest(self) -> str:
+        """Everything of the recipe that its result depends on, hashed."""
+        recipe = self.recipe.model_copy(update={"name": ""})
+        return hashlib.sha256(recipe.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
 
 def axis(text: str) -> Axis:

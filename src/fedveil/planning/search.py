@@ -2,9 +2,10 @@
 
 Every cell is tried once, but for those with more rounds than one that was already much worse than
 with fewer; the best third more often; the best four of those still more often, four times at
-least. Cells share their random numbers repetition by repetition, so that what is compared is the
-recipe. A rung gets its share of the budget whatever its cells cost, so that cheap ones, few rounds
-of few steps, are repeated more often.
+least. The same repetition of two cells has the same clients and the same first model, so that what
+is compared is the recipe; noise, cohorts and batches are each trial's own. A rung gets its share of
+the budget whatever its cells cost, so that cheap ones, few rounds of few steps, are repeated more
+often.
 """
 
 import math

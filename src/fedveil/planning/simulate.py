@@ -7,6 +7,7 @@ from dataclasses import replace
 from fedveil.errors import BadInput
 from fedveil.planning.candidates import Space, alike, candidates
 from fedveil.planning.cells import Prepared
+from fedveil.planning.cost import Cost
 from fedveil.planning.grid import Cell, recipe_of
 from fedveil.planning.report import (
     Report,
@@ -41,9 +42,8 @@ def simulate(
 ) -> Report:
     """Rank the space by training: successive halving at one budget in every cell.
 
-    `against` are recipes to compare with: each gets the same data, model, budget and space, and the
-    same cohorts if it draws them in the same way. One that protects something else, or from
-    somebody else, is left out and named.
+    `against` are recipes to compare with: each gets the same data, model, budget and space. One
+    that protects something else, or from somebody else, is left out and named.
     """
     recipe = recipe_of(source, overrides)
     check_budget(recipe)
@@ -71,7 +71,7 @@ def simulate(
         warnings=[*skipped, _tuning_cost(found, quiet)],
         recipe=recipe_text(
             seeded(found.winner.prepared.cell.recipe, repeat),
-            "simulated rounds; its seed is one that no trial had",
+            "simulated rounds; its seed, and with it its noise, is one that no trial had",
         ),
     )
 
@@ -187,17 +187,11 @@ def _tuning_cost(found: Found, quiet: int) -> str:
             f"{found.trials} trainings on these records, without noise, chose the recipe: the "
             "choice itself says something about the records"
         )
-    epsilon, delta = claim.epsilon, claim.delta
-    for arm in found.arms:
-        theirs = arm.prepared.claim
-        if theirs is not None:
-            epsilon += len(arm.losses) * theirs.epsilon
-            delta += len(arm.losses) * theirs.delta
+    trainings = [(arm.prepared, len(arm.losses) + (arm is found.winner)) for arm in found.arms]
     free = f", and those without noise, from {quiet} more trainings," if quiet else ""
     return (
-        f"{found.trials} trainings on these records chose the recipe, which a later run's claim of "
-        f"{claim.short} does not cover: with that run, epsilons and deltas add up to "
-        f"{replace(claim, epsilon=epsilon, delta=delta).short}. Losses on test records{free} come "
-        "on top, and no epsilon covers them. To pay nothing, plan on public or made-up records of "
-        "the same sizes"
+        f"{found.trials} trainings on these records chose the recipe, which a later run's claim "
+        f"({claim}) does not cover: with that run, epsilons and deltas add up to "
+        f"{Cost.of(trainings).told}. Losses on test records{free} come on top, and no epsilon "
+        "covers them. To pay nothing, plan on public or made-up records of the same sizes"
     )

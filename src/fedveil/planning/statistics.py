@@ -54,7 +54,8 @@ def mean_of(values: Sequence[float]) -> Mean:
 def worse(candidate: Sequence[float], best: Sequence[float]) -> float:
     """The p-value of "the candidate's mean is larger", paired by repetition, one-sided.
 
-    Small is significant. Repetitions must share their random numbers. 0 for a candidate that
+    Small is significant. What a repetition has in common (its clients, its first model) cancels;
+    the rest is independent from one to the next. 0 for a candidate that
     diverged when the best never did; 1 when the best itself diverged, when the two agree
     everywhere, and for a single repetition.
     """

@@ -1,6 +1,6 @@
 """`Sweep`: a grid of recipes, each repeated, in a directory that survives any interruption.
 
-sweep.json     what is swept: recipe, axes, repetitions, execution modes, versions
+sweep.json     what is swept: recipe, axes, repetitions, execution modes, versions, what it costs
 trials.jsonl   one line per finished trial, written as soon as it is
 results.csv    one row per trial, in the grid's order
 summary.csv    one row per cell: means and their 95 % intervals
@@ -8,7 +8,6 @@ figure.png     the first metric over the grid
 """
 
 import csv
-import hashlib
 import importlib.metadata
 import io
 import json
@@ -16,15 +15,17 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.planning.cells import Outcome, Prepared
+from fedveil.planning.cost import Cost
 from fedveil.planning.grid import Axis, Cell, cells
 from fedveil.planning.statistics import Mean, mean_of
-from fedveil.planning.trials import Laboratory
+from fedveil.planning.trials import Laboratory, streams_seed
 from fedveil.privacy.claims import PrivacyClaim
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.training.gradients import Mode
@@ -33,6 +34,7 @@ OnTrial = Callable[[int, int, str], None]
 """(trials done, trials in all, the cell just finished)."""
 
 _PACKAGES = ("fedveil", "torch", "numpy")
+_FORMAT = 2
 _NOTHING = "nothing claimed"
 _OWN_FILES = ("lock", ".sweep.json.tmp")
 
@@ -141,10 +143,15 @@ class Sweep:
             rows.append({**dict(cell.choice), **means, **told})
         return rows
 
+    @cached_property
+    def cost(self) -> Cost:
+        """What all trainings cost together."""
+        return Cost.of([(prepared, self.repeat) for prepared in self._prepared])
+
     def report(self) -> dict[str, Any]:
         """The same for machines."""
         rows = [{k: _number(v) for k, v in row.items()} for row in self._summary()]
-        return {"out": str(self.folder), "cells": rows}
+        return {"out": str(self.folder), "cells": rows, "together": self.cost.to_dict()}
 
     def _write_tables(self) -> None:
         from fedveil.planning.figures import grid_png
@@ -162,6 +169,7 @@ class Sweep:
                 **dict(cell.choice),
                 "repetition": r,
                 "seed_used": cell.recipe.seed + r,
+                "streams_seed": streams_seed(cell, r),
                 "rounds_done": self._done[r, c].rounds,
                 **self._done[r, c].metrics,
                 "claims": "; ".join(map(str, self._prepared[c].claims)),
@@ -198,16 +206,17 @@ class Sweep:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
         modes = [str(prepared.mode) for prepared in self._prepared]
         about = {**self._identity(), "first": _plain_recipe(self.cells[0])}
-        return json.dumps({**about, "modes": modes, "versions": versions}, indent=2)
+        told = {"modes": modes, "versions": versions, "together": self.cost.to_dict()}
+        return json.dumps({**about, **told}, indent=2)
 
     def _identity(self) -> dict[str, Any]:
         """What makes two sweeps the same."""
         return {
-            "format": 1,
+            "format": _FORMAT,
             "axes": [[axis.key, *axis.values] for axis in self.axes],
             "repeat": self.repeat,
             "curves": self.laboratory.curves,
-            "recipes": [_digest(cell) for cell in self.cells],
+            "recipes": [cell.digest[:16] for cell in self.cells],
         }
 
     def _catch_up(self) -> None:
@@ -238,11 +247,16 @@ class Sweep:
             return None
         try:
             found = json.loads(path.read_text())
-            if len(found["modes"]) == len(found["recipes"]) and found["format"] == 1:
-                return dict(found)
+            known, whole = found["format"], len(found["modes"]) == len(found["recipes"])
         except (OSError, ValueError, KeyError, TypeError):
-            pass
-        raise BadInput(f"{path} is not a sweep's: use another --out")
+            known, whole = None, False
+        if whole and known == 1:
+            raise BadInput(
+                f"{path} is of a fedveil whose trials shared their noise: use another --out"
+            )
+        if not whole or known != _FORMAT:
+            raise BadInput(f"{path} is not a sweep's: use another --out")
+        return dict(found)
 
     def _check_same(self, stored: dict[str, Any]) -> None:
         now = json.loads(json.dumps(self._identity()))
@@ -294,12 +308,6 @@ class Sweep:
     def _rewrite_trials(self) -> None:
         text = "".join(_line(r, c, outcome) for (r, c), outcome in self._done.items())
         write_atomic(self.folder / "trials.jsonl", text.encode())
-
-
-def _digest(cell: Cell) -> str:
-    """Everything of a cell's recipe that its result depends on."""
-    recipe = cell.recipe.model_copy(update={"name": ""})
-    return hashlib.sha256(recipe.model_dump_json(exclude_defaults=True).encode()).hexdigest()[:16]
 
 
 def _plain_recipe(cell: Cell) -> dict[str, Any]:
