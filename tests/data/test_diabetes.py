@@ -1,8 +1,10 @@
 """The diabetes data of scikit-learn: a number to predict."""
 
 import numpy as np
+import sklearn.datasets
 
 from fedveil.data import diabetes
+from fedveil.data.partition import holdout
 
 
 def test_load():
@@ -20,3 +22,23 @@ def test_the_split_is_fixed():
     first, second = diabetes.load(), diabetes.load()
     np.testing.assert_array_equal(first.x, second.x)
     np.testing.assert_array_equal(first.test_y, second.test_y)
+
+
+def test_standardised_over_all_patients_it_says_so():
+    assert diabetes.load().fitted == "means and standard deviations of the features"
+
+
+def test_held_out_features_depend_on_the_test_split_alone(monkeypatch):
+    records = diabetes.load(held_out=True)
+    assert records.fitted == ""
+    np.testing.assert_allclose(records.test_x.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(records.test_x.std(0), 1, rtol=1e-5)
+    np.testing.assert_array_equal(records.y, diabetes.load().y)
+    raw = sklearn.datasets.load_diabetes(return_X_y=True, scaled=False)
+    train, _ = holdout(442)
+    raw[0][train[7]] += 1000
+    monkeypatch.setattr(sklearn.datasets, "load_diabetes", lambda **_: raw)
+    after = diabetes.load(held_out=True)
+    moved = np.flatnonzero((after.x != records.x).any(axis=1))
+    assert moved.tolist() == [7]
+    np.testing.assert_array_equal(after.test_x, records.test_x)

@@ -30,6 +30,58 @@ def test_properties():
     assert make(names=None).client_name(1) == "1"
 
 
+SAID = {"fitted": "means", "declared_public": True, "test_of_clients": True}
+
+
+def test_what_is_said_of_the_records_is_kept(tmp_path):
+    said = make(**SAID)
+    said.save(tmp_path / "said")
+    opened = FederatedData.open(tmp_path / "said")
+    assert {key: getattr(opened, key) for key in SAID} == SAID
+    assert opened.fingerprint == said.fingerprint
+    clients = [("ada", [[0, 1]], [2])]
+    built = FederatedData.from_clients(clients, test=([[1, 1]], [1]), classes=3, **SAID)
+    assert {key: getattr(built, key) for key in SAID} == SAID
+
+
+def test_data_saved_before_anything_was_said_open_as_they_were(tmp_path):
+    make().save(tmp_path / "old")
+    (tmp_path / "old" / "meta.json").write_text('{"classes": 3}')
+    opened = FederatedData.open(tmp_path / "old")
+    assert (opened.fitted, opened.assumptions) == ("", ())
+    assert opened.fingerprint == make().fingerprint
+
+
+@pytest.mark.parametrize("key", SAID)
+def test_what_is_said_has_its_type(tmp_path, key):
+    make().save(tmp_path / "odd")
+    (tmp_path / "odd" / "meta.json").write_text(f'{{"classes": 3, "{key}": 5}}')
+    with pytest.raises(BadInput, match=f"{key} is 5, not what save writes"):
+        FederatedData.open(tmp_path / "odd")
+
+
+def test_the_fingerprint_covers_what_was_fitted_and_whose_the_test_is():
+    different = (make(), make(fitted="means"), make(fitted="sums"), make(test_of_clients=True))
+    assert len({data.fingerprint for data in different}) == 4
+    assert make(fitted="means", declared_public=True).fingerprint == different[1].fingerprint
+
+
+def test_claims_say_what_was_fitted():
+    (said,) = make(fitted="means").assumptions
+    assert said == "means were fitted on all clients' records in the clear: outside this claim"
+    (said,) = make(fitted="means", declared_public=True).assumptions
+    assert said == "declared public: means"
+    with pytest.raises(BadInput, match="declared_public is given and fitted is empty"):
+        make(declared_public=True)
+
+
+def test_secure_noise_refuses_what_was_fitted_unless_it_is_public():
+    with pytest.raises(BadInput, match=r"'secure' and means were fitted on .*'held-out'.*'public'"):
+        make(fitted="means").check_secret()
+    make(fitted="means", declared_public=True).check_secret()
+    make().check_secret()
+
+
 def test_from_clients():
     data = FederatedData.from_clients(
         [("ada", [[0, 1]], [2]), ("bob", [[2, 3], [4, 5]], [0, 1])], test=([[1, 1]], [1]), classes=3

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedveil.data import femnist
+from fedveil.data.partition import partition
 from fedveil.errors import BadInput
 
 REAL = os.environ.get("FEDVEIL_DATA")
@@ -68,6 +69,7 @@ def test_load(tmp_path, write):
     assert (records.name, records.classes) == ("femnist", 62)
     assert records.owner_names.tolist() == ["ada", "cy"]
     assert records.owners.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert records.test_owners.tolist() == [0, 1]
     assert (records.x.dtype, records.y.dtype) == (np.float32, np.int64)
     assert records.x.shape == (7, 1, 28, 28)
     kept = [(w, t, g, y) for w, t, g, y in rows() if w in ("ada", "cy")]
@@ -180,6 +182,12 @@ def test_real():
     records = femnist.load(Path(REAL))
     assert len(records.owner_names) >= 400
     assert np.bincount(records.owners).min() >= 20
+    assert set(records.test_owners) == set(records.owners)
+    data = partition(records, kind="natural", clients=None, seed=1)
+    assert data.clients == len(records.owner_names) - len(records.owner_names) // 5
+    held = np.flatnonzero(~np.isin(records.owner_names, data.names))
+    count = np.isin(records.owners, held).sum() + np.isin(records.test_owners, held).sum()
+    assert len(data.test_x) == count
     assert records.y.max() == 61
     assert 0.02 < records.x.mean() < 0.2  # mostly paper, which is 0
     assert len(records.x) > 5 * len(records.test_x) > 0

@@ -104,6 +104,32 @@ def test_the_fit_ignores_the_test_part(tmp_path):
     assert np.abs(after.test_x - before.test_x).max() > 100
 
 
+def test_one_loan_moves_everybodys_features_and_the_records_say_so(tmp_path):
+    """Fitted on the training part: a claim about one client would cover none of this."""
+    before, after = (one_income_changed(tmp_path, change) for change in (0, 1000))
+    assert (after.x != before.x).any(axis=1).all()
+    assert after.fitted == (
+        "means, standard deviations, categories and principal components of the features"
+    )
+
+
+def test_fitted_on_the_test_part_one_loan_moves_its_own_features(tmp_path):
+    before, after = (one_income_changed(tmp_path, c, held_out=True) for c in (0, 1000))
+    assert np.flatnonzero((after.x != before.x).any(axis=1)).tolist() == [3]
+    np.testing.assert_array_equal(after.test_x, before.test_x)
+    assert after.fitted == ""
+    np.testing.assert_allclose(after.test_x.mean(axis=0), 0, atol=1e-4)
+
+
+def one_income_changed(root, change, **options):
+    """A raw number and a word of the fourth training loan, changed before anything is fitted."""
+    columns, (train, _) = loans(), holdout(LOANS)
+    columns["number_1"][train[3]] += change
+    columns["grade"][train[3]] = "A0" if change else "A"
+    write_parquet(root, columns)
+    return lending_club.load(root, **options)
+
+
 def test_the_largest_weight_of_every_component_is_positive(tmp_path):
     columns = loans()
     write_parquet(tmp_path, columns)

@@ -1,5 +1,7 @@
 """Dividing records among clients."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -10,7 +12,7 @@ from fedveil.data.records import Records
 from fedveil.errors import BadInput
 
 
-def make(n, classes=10, owners=None):
+def make(n, classes=10, owners=None, **said):
     """Records whose single feature is their row, so that every one can be traced."""
     random = np.random.default_rng(n)
     y = random.integers(0, classes, n) if classes else random.normal(size=n).astype(np.float32)
@@ -23,6 +25,7 @@ def make(n, classes=10, owners=None):
         classes=classes,
         owners=owners,
         owner_names=None if owners is None else np.array([f"w{i}" for i in range(8)]),
+        **said,
     )
 
 
@@ -33,7 +36,9 @@ def rows(data):
 def arguments(kind, records, clients, alpha, shards):
     """Keyword arguments of a random but valid partition."""
     if kind == "natural":
-        clients = min(clients, len(np.unique(records.owners)))
+        owners = len(np.unique(records.owners))
+        clients = min(clients, owners - max(1, owners // 5))
+        assume(clients)
     assume(clients * (shards if kind == "shards" else 1) <= len(records.x))
     extra = {"dirichlet": {"alpha": alpha}, "shards": {"shards_per_client": shards}}
     return {"kind": kind, "clients": clients, **extra.get(kind, {})}
@@ -156,7 +161,7 @@ OWNERS = np.array([5, 0, 5, 3, 0, 5])
 
 
 def test_natural_keeps_owners_and_their_names():
-    data = partition(make(6, owners=OWNERS), kind="natural", clients=None, seed=0)
+    data = partition(make(6, owners=OWNERS), kind="natural", clients=None, seed=0, test="records")
     assert [data.client_name(k) for k in range(data.clients)] == ["w0", "w3", "w5"]
     assert data.sizes.tolist() == [2, 1, 3]
     assert rows(data).tolist() == [1, 4, 3, 0, 2, 5]
@@ -165,15 +170,85 @@ def test_natural_keeps_owners_and_their_names():
 def test_natural_with_fewer_clients_depends_on_the_seed():
     records = make(6, owners=OWNERS)
     chosen = {
-        tuple(partition(records, kind="natural", clients=2, seed=seed).names.tolist())
-        for seed in range(20)
+        tuple(partition(records, kind="natural", clients=2, seed=s, test="records").names.tolist())
+        for s in range(20)
     }
     assert chosen == {("w0", "w3"), ("w0", "w5"), ("w3", "w5")}
+    held = {partition(records, kind="natural", clients=1, seed=s).names[0] for s in range(20)}
+    assert len(held) == 2
+
+
+def owned(seed=0, **options):
+    """Eight owners of ten training and three test records each; test record i is row 1000 + i."""
+    owners, test = np.arange(80) % 8, np.arange(24) % 8
+    records = replace(
+        make(80, owners=owners),
+        test_x=1000 + np.arange(24, dtype=np.float32)[:, None],
+        test_y=np.zeros(24, dtype=np.int64),
+        test_owners=test,
+    )
+    return partition(records, kind="natural", clients=None, seed=seed, **options)
+
+
+def test_natural_holds_owners_out_and_tests_on_all_their_records_and_nobody_elses():
+    data = owned()
+    tested = data.test_x[:, 0].astype(int)
+    assert data.clients == 7
+    assert {row % 8 for row in rows(data)} | {row % 8 for row in tested} == set(range(8))
+    assert not {row % 8 for row in rows(data)} & {row % 8 for row in tested}
+    assert len(tested) == 10 + 3
+    assert (tested >= 1000).sum() == 3
+    assert not data.test_of_clients
+    assert data.assumptions == ()
+
+
+def test_who_is_held_out_does_not_depend_on_the_seed_nor_on_who_was_drawn():
+    """Otherwise one run's test split would be another run's clients."""
+    tests = {tuple(owned(seed).test_x[:, 0]) for seed in range(20)}
+    assert len(tests) == 1
+    names = {tuple(owned(seed).names) for seed in range(20)}
+    assert len(names) == 1
+    records = make(80, owners=np.arange(80) % 8)
+    for seed in range(20):
+        few = resampled(records, 400, seed)
+        assert set(partition(few, kind="natural", clients=None, seed=seed).names) == set(*names)
+
+
+def test_a_fifth_of_the_owners_is_held_out():
+    names = np.array([f"w{i}" for i in range(455)])
+    records = replace(make(910, owners=np.arange(910) % 455), owner_names=names)
+    data = partition(records, kind="natural", clients=None, seed=1)
+    assert (data.clients, len(data.test_x)) == (364, 2 * 91)
+    (one,) = (partition(make(6, owners=np.zeros(6, dtype=int)), kind="natural", clients=None,
+                        seed=0, test="records"),)  # fmt: skip
+    assert one.clients == 1
+    with pytest.raises(BadInput, match=r"one owner, .* leaves no client: use data.test"):
+        partition(make(6, owners=np.zeros(6, dtype=int)), kind="natural", clients=None, seed=0)
+
+
+def test_the_sources_own_split_says_that_clients_are_in_it():
+    data = owned(test="records")
+    assert (data.clients, len(data.test_x), data.test_of_clients) == (8, 24, True)
+    (said,) = data.assumptions
+    assert said.startswith("test records of the clients themselves are measured in the clear")
+    with pytest.raises(BadInput, match=r"secure.* hold owners out \(data.test = 'owners'\)"):
+        data.check_secret()
+    unknown = partition(make(6, owners=OWNERS), kind="natural", clients=None, seed=0,
+                        test="records")  # fmt: skip
+    assert unknown.test_of_clients
+
+
+def test_what_was_fitted_is_carried_along():
+    records = make(50, owners=np.arange(50) % 8, fitted="means")
+    drawn = resampled(records, 40, seed=1)
+    for kind, clients in (("iid", 5), ("shards", 5), ("natural", None)):
+        data = shortened(partition(drawn, kind=kind, clients=clients, seed=1), 3, seed=1)
+        assert data.fitted == "means"
 
 
 def test_natural_with_all_owners_is_the_same_as_without_a_number():
     records = make(6, owners=OWNERS)
-    everyone = partition(records, kind="natural", clients=3, seed=9)
+    everyone = partition(records, kind="natural", clients=2, seed=9)
     assert (
         everyone.fingerprint == partition(records, kind="natural", clients=None, seed=0).fingerprint
     )
@@ -196,8 +271,11 @@ def test_natural_with_all_owners_is_the_same_as_without_a_number():
         ({"kind": "dirichlet", "alpha": 0.0}, "alpha is 0.0"),
         ({"kind": "dirichlet", "alpha": float("nan")}, "alpha is nan"),
         ({"kind": "dirichlet", "alpha": float("inf")}, "alpha is inf"),
-        ({"kind": "natural", "clients": 4}, "4 clients: toy has 3 owners"),
-        ({"kind": "natural", "clients": 0}, "0 clients: toy has 3 owners"),
+        ({"kind": "natural", "clients": 3}, "3 clients: toy has 2 owners beside 1 held out for"),
+        ({"kind": "natural", "clients": 0}, "0 clients: toy has 2 owners beside 1 held out for"),
+        ({"kind": "natural", "clients": 4, "test": "records"}, "4 clients: toy has 3 owners, use"),
+        ({"kind": "natural", "test": "half"}, "test is 'half': use one of owners, records"),
+        ({"kind": "iid", "test": "owners"}, "test 'owners' has no effect on partition 'iid'"),
     ],
 )
 def test_refusals(arguments, message):
@@ -252,7 +330,8 @@ def test_nothing_can_be_drawn():
 @pytest.mark.parametrize("most", [1, 3, 100])
 def test_shortened_clients_keep_some_of_their_own_records(most):
     owners = np.array([0] * 10 + [3] * 2 + [5] * 4)
-    whole = partition(make(16, owners=owners), kind="natural", clients=None, seed=0)
+    records = make(16, owners=owners)
+    whole = partition(records, kind="natural", clients=None, seed=0, test="records")
     short = shortened(whole, most, seed=7)
     short.check()
     assert short.sizes.tolist() == [min(size, most) for size in (10, 2, 4)]

@@ -44,6 +44,19 @@ def two_point_plan(perturb=Perturb.WEIGHTS, **changes):
     return two_point(Everyone(), 100, ranges, **settings)
 
 
+def test_what_a_plan_assumes_is_in_every_claim_once():
+    """A plan that says it already is itself: repetitions in step share one."""
+    plan = two_point_plan(shuffled=50)
+    said = plan.assuming("the moon is full")
+    claims = said.claims(2)
+    assert len(claims) > 2
+    assert all(claim.assumptions[-1] == "the moon is full" for claim in claims)
+    assert [c.epsilon for c in claims] == [c.epsilon for c in plan.claims(2)]
+    assert said.assuming("the moon is full") is said
+    silent = unprotected(Everyone(), 10, rounds=1)
+    assert silent.assuming("anything") is silent
+
+
 # --- checks ---
 
 

@@ -36,8 +36,8 @@ KINDS = {
         ("bound.kind=quantile", "bound.value=0.1", "bound.bit_noise=20.0"),
     ),
     "ldp-sgd": ("ldp-sgd", ()),
-    "dp-fedavg, Laplace": ("dp-fedavg", ()),
-    "dp-fedavg, Gaussian": ("dp-fedavg-gaussian", ()),
+    "dp-fedavg, Laplace": ("dp-fedavg", ("data.statistics=held-out",)),
+    "dp-fedavg, Gaussian": ("dp-fedavg-gaussian", ("data.statistics=public",)),
     "ldp-fl": ("ldp-fl", ("noise.epsilon=0.01",)),
     "ldp-fl, unshuffled": ("ldp-fl", ("noise.epsilon=0.01", "shuffle=none")),
 }

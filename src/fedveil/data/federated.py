@@ -34,6 +34,9 @@ def strictly() -> Iterator[None]:
         yield
 
 
+_SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "test_of_clients": False}
+"""What is said of the records beside the arrays, and what holds where nothing is said."""
+
 _SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
 
 
@@ -44,6 +47,11 @@ class FederatedData:
     The arrays may be memory maps: nothing here copies them. `x` is [records, ...], floating
     point or integer. `classes` is the number of labels, `y` then [records] of integers; or 0
     when `y` is real numbers to be predicted. `names` may be None: client k is then "k".
+
+    Test records are measured in the clear: they belong to no client, unless `test_of_clients` says
+    that some do. `fitted` names what of the features was fitted on all clients' records in the
+    clear (means, say), "" if nothing was; `declared_public` says that it is known from elsewhere.
+    Claims say so (`assumptions`), and secure noise refuses what they do not cover (`check_secret`).
 
     >>> data = FederatedData.from_clients(
     ...     [("ada", [[0.0], [1.0]], [0, 1]), ("bob", [[2.0]], [1])],
@@ -59,9 +67,14 @@ class FederatedData:
     test_y: Array
     classes: int
     names: Array | None = None
+    fitted: str = ""
+    declared_public: bool = False
+    test_of_clients: bool = False
 
     def __post_init__(self) -> None:
         _check_structure(self)
+        if self.declared_public and not self.fitted:
+            raise BadInput("declared_public is given and fitted is empty: name what is public")
 
     @classmethod
     def from_clients(
@@ -70,6 +83,9 @@ class FederatedData:
         *,
         test: tuple[Any, Any],
         classes: int,
+        fitted: str = "",
+        declared_public: bool = False,
+        test_of_clients: bool = False,
     ) -> "FederatedData":
         """Build from (name, features, targets) triples, one per client."""
         check_classes(classes)
@@ -94,6 +110,9 @@ class FederatedData:
             test_y=targets_of(test_y, classes),
             classes=classes,
             names=np.array([name for name, _, _ in named]),
+            fitted=fitted,
+            declared_public=declared_public,
+            test_of_clients=test_of_clients,
         )
 
     @cached_property
@@ -119,6 +138,45 @@ class FederatedData:
 
     def client_name(self, client: int) -> str:
         return str(client) if self.names is None else str(self.names[client])
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What every claim about these clients has to say."""
+        said = []
+        if self.fitted and self.declared_public:
+            said.append(f"declared public: {self.fitted}")
+        elif self.fitted:
+            said.append(
+                f"{self.fitted} were fitted on all clients' records in the clear: outside this "
+                "claim"
+            )
+        if self.test_of_clients:
+            said.append(
+                "test records of the clients themselves are measured in the clear: outside this "
+                "claim"
+            )
+        return tuple(said)
+
+    def check_secret(self) -> None:
+        """Refuse, for secure noise, what was or will be computed of clients' records without any.
+
+        | edge | behaviour |
+        |---|---|
+        | something was fitted on clients' records | BadInput |
+        | it is declared public | allowed, and the claim says so |
+        | some test records are clients' | BadInput |
+        """
+        if self.fitted and not self.declared_public:
+            raise BadInput(
+                f"noise.source is 'secure' and {self.fitted} were fitted on all clients' records "
+                "in the clear: fit them on the test split (data.statistics = 'held-out'), or "
+                "declare them public ('public', or declared_public=True)"
+            )
+        if self.test_of_clients:
+            raise BadInput(
+                "noise.source is 'secure' and test records are the clients' own, measured in the "
+                "clear: hold owners out (data.test = 'owners')"
+            )
 
     def check(self) -> None:
         """Refuse values no model can learn from. Reads the arrays once, piece by piece."""
@@ -154,6 +212,8 @@ class FederatedData:
     def fingerprint(self) -> str:
         """SHA-256 over everything: two data sets with one fingerprint are the same data."""
         digest = hashlib.sha256(f"fedveil-data-1 classes={self.classes}".encode())
+        if self.fitted or self.test_of_clients:
+            digest.update(json.dumps([self.fitted, self.test_of_clients]).encode())
         for name in ("x", "y", "offsets", "test_x", "test_y", "names"):
             array = getattr(self, name)
             if array is None:
@@ -179,7 +239,8 @@ class FederatedData:
         for name in ("x", "y", "offsets", "test_x", "test_y", "names"):
             if getattr(self, name) is not None:
                 np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
-        (folder / "meta.json").write_text(json.dumps({"classes": self.classes}) + "\n")
+        meta = {"classes": self.classes, **{key: getattr(self, key) for key in _SAID}}
+        (folder / "meta.json").write_text(json.dumps(meta) + "\n")
 
     @classmethod
     def open(cls, folder: Path | str) -> "FederatedData":
@@ -202,11 +263,16 @@ class FederatedData:
                 ) from e
 
         try:
-            classes = json.loads((folder / "meta.json").read_text())["classes"]
-        except (OSError, ValueError, KeyError, TypeError) as e:
+            meta = json.loads((folder / "meta.json").read_text())
+            classes = meta["classes"]
+            said = {key: meta.get(key, plain) for key, plain in _SAID.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise BadInput(f"{folder / 'meta.json'}: not a saved data set ({e})") from e
         if type(classes) is not int:
             raise BadInput(f"{folder / 'meta.json'}: classes is {classes!r}, not a whole number")
+        for key, value in said.items():
+            if type(value) is not type(_SAID[key]):
+                raise BadInput(f"{folder / 'meta.json'}: {key} is {value!r}, not what save writes")
         return cls(
             x=load("x"),
             y=load("y"),
@@ -215,6 +281,7 @@ class FederatedData:
             test_y=load("test_y"),
             classes=classes,
             names=load("names") if (folder / "names.npy").exists() else None,
+            **said,
         )
 
 

@@ -58,6 +58,7 @@ def load(root: Path, *, min_records: int = 20) -> Records:
         classes=_CLASSES,
         owners=owner[train_rows],
         owner_names=names[kept],
+        test_owners=owner[test_rows],
     )
 
 

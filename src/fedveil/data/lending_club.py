@@ -7,8 +7,9 @@ the alphabet among the training loans (so grades keep their order). Columns more
 are dropped; then missing values and text unseen in training get the mean, columns are
 standardised, and PCA keeps 10 directions, rounded so that the last bits of a BLAS do not show.
 
-All of it is fitted on the training part alone, and in the clear: a privacy guarantee on the
-training does not cover these statistics.
+All of it is fitted on the training part, which is all clients' records, and in the clear: the
+records say so, and a claim on the training does not cover it. Or it is fitted on the test part
+alone, whose loans are no client's.
 """
 
 import csv
@@ -27,6 +28,7 @@ from fedveil.data.records import Records
 Floats = npt.NDArray[np.float64]
 
 TARGET = "int_rate"
+FITTED = "means, standard deviations, categories and principal components of the features"
 COMPONENTS = 10
 MOST_EMPTY = 0.7
 LARGEST = 1e30  # what is beyond is no amount, and its square would be no number
@@ -50,13 +52,14 @@ _NUMERIC_DATE = re.compile(r"(\d{4})-(\d\d)")
 _NAMED_DATE = re.compile(rf"({'|'.join(_MONTHS)})-(\d{{4}})")
 
 
-def load(root: Path, *, grades: bool = True) -> Records:
+def load(root: Path, *, grades: bool = True, held_out: bool = False) -> Records:
     """Loans as 10 principal components and the interest rate in percent; a fixed 80/20 split.
 
     With `grades` the features include what the lender fixed together with the rate: grade and
     sub_grade, which nearly determine it, and the installment, from which it follows given amount
     and term. Without, the rate has to be predicted from the application.
-    Loans without a rate are left out. A published csv wins over the compact parquet.
+    Loans without a rate are left out. A published csv wins over the compact parquet. With
+    `held_out` everything is fitted on the test split instead of the training split.
     """
     path = find(
         root,
@@ -70,9 +73,11 @@ def load(root: Path, *, grades: bool = True) -> Records:
         raise malformed(path, f"loans with a number in {TARGET}", len(loans))
     table, y = table.take(loans), rate[loans].astype(np.float32)
     train, test = holdout(len(loans))
-    columns = [_numbers(table[c], train) for c in table.column_names if c != TARGET]
-    x = _components(path, columns, train)
-    return Records("lending-club", x[train], y[train], x[test], y[test], classes=0)
+    seen = test if held_out else train
+    columns = [_numbers(table[c], seen) for c in table.column_names if c != TARGET]
+    x = _components(path, columns, seen)
+    fitted = "" if held_out else FITTED
+    return Records("lending-club", x[train], y[train], x[test], y[test], classes=0, fitted=fitted)
 
 
 def _read(path: Path, left_out: tuple[str, ...]) -> Any:
@@ -115,12 +120,12 @@ def _read_columns(path: Path, columns: list[str]) -> Any:
     )
 
 
-def _numbers(column: Any, train: Rows | None = None) -> Floats:
+def _numbers(column: Any, seen: Rows | None = None) -> Floats:
     """A column as numbers, NaN where missing or beyond all measure.
 
-    If some text in the rows `train` is not a quantity, text becomes its rank among theirs.
+    If some text in the rows `seen` is not a quantity, text becomes its rank among theirs.
     """
-    values: Floats = _text_to_numbers(column, train) if _is_text(column) else column.to_numpy()
+    values: Floats = _text_to_numbers(column, seen) if _is_text(column) else column.to_numpy()
     return np.where(np.abs(values) < LARGEST, values, math.nan)
 
 
@@ -128,13 +133,13 @@ def _is_text(column: Any) -> bool:
     return "string" in str(column.type)
 
 
-def _text_to_numbers(column: Any, train: Rows | None) -> Floats:
+def _text_to_numbers(column: Any, rows: Rows | None) -> Floats:
     encoded = column.combine_chunks().dictionary_encode()
     codes: Rows = encoded.indices.fill_null(-1).to_numpy()
     words = [word.strip() for word in encoded.dictionary.to_pylist()]
     meaning = {word: _quantity(word) for word in words}
-    if train is not None:
-        seen = {words[code] for code in np.unique(codes[train]) if code >= 0}.difference(_MISSING)
+    if rows is not None:
+        seen = {words[code] for code in np.unique(codes[rows]) if code >= 0}.difference(_MISSING)
         if any(math.isnan(meaning[word]) for word in seen):
             meaning = {word: float(rank) for rank, word in enumerate(sorted(seen))}
     lookup: Floats = np.array([*(meaning.get(word, math.nan) for word in words), math.nan])
@@ -152,16 +157,16 @@ def _quantity(word: str) -> float:
     return math.nan
 
 
-def _components(path: Path, columns: list[Floats], train: Rows) -> npt.NDArray[np.float32]:
-    """Fill, standardise and project the columns, as fitted on the training rows."""
-    usable = [c for c in columns if _is_usable(c[train])]
+def _components(path: Path, columns: list[Floats], seen: Rows) -> npt.NDArray[np.float32]:
+    """Fill, standardise and project the columns, as fitted on the rows `seen`."""
+    usable = [c for c in columns if _is_usable(c[seen])]
     if len(usable) < COMPONENTS:
         raise malformed(path, f"at least {COMPONENTS} usable feature columns", len(usable))
     values = np.column_stack(usable)
-    means = np.nanmean(values[train], axis=0)
+    means = np.nanmean(values[seen], axis=0)
     values = np.where(np.isnan(values), means, values) - means
-    values /= values[train].std(axis=0)
-    _, directions = np.linalg.eigh(values[train].T @ values[train])
+    values /= values[seen].std(axis=0)
+    _, directions = np.linalg.eigh(values[seen].T @ values[seen])
     top = directions[:, : -COMPONENTS - 1 : -1]
     largest = np.abs(top).argmax(axis=0)
     top = top * np.sign(top[largest, np.arange(COMPONENTS)])

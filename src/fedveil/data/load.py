@@ -21,7 +21,13 @@ NAMES = (
 EMBEDDED = ("digits", "diabetes", "saved")
 """What no data folder is needed for: scikit-learn's own, and data that name their folder."""
 
-_OPTIONS = {"femnist": ("min_records",), "lending-club": ("grades",)}
+_OPTIONS = {
+    "femnist": ("min_records",),
+    "lending-club": ("grades", "held_out"),
+    "diabetes": ("held_out",),
+}
+FITTING = tuple(name for name, options in _OPTIONS.items() if "held_out" in options)
+"""The data sets whose features are fitted on records."""
 
 
 def load_records(name: str, root: Path | None = None, **options: Any) -> Records:
@@ -29,7 +35,8 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
 
     `digits` and `diabetes` come with scikit-learn and need neither.
 
-    Options: `min_records` of femnist, `grades` of lending-club.
+    Options: `min_records` of femnist, `grades` of lending-club, and `held_out` of those that fit
+    their features: on the test split instead of the clients' records.
     """
     if name not in NAMES:
         raise BadInput(f"data set {name!r} is unknown: use one of {', '.join(NAMES)}")
@@ -47,7 +54,7 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
         case "diabetes":
             from fedveil.data import diabetes
 
-            return diabetes.load()
+            return diabetes.load(**options)
         case "mnist" | "fashion-mnist":
             from fedveil.data import mnist
 

@@ -11,12 +11,14 @@ from fedveil.data.records import Records
 from fedveil.errors import BadInput
 
 KINDS = ("iid", "shards", "dirichlet", "natural")
+TESTS = ("owners", "records")
+HELD_OUT = 5  # one owner in so many
 
 Rows = npt.NDArray[np.intp]
 
 _STREAM = int.from_bytes(b"partition", "big")
 _HOLDOUT_SEED = 0
-_DRAWN, _KEPT = 1, 2
+_DRAWN, _KEPT, _OWNERS = 1, 2, 3
 _MOST_BYTES = 1 << 30  # of records drawn with replacement
 
 
@@ -37,8 +39,9 @@ def partition(
     seed: int,
     alpha: float | None = None,
     shards_per_client: int = 1,
+    test: str | None = None,
 ) -> FederatedData:
-    """Divide the training records among clients; the test records stay central.
+    """Divide the training records among clients; the test records are no client's.
 
     - "iid": a random permutation cut into equal parts.
     - "shards": sorted by target and cut into equal shards, `shards_per_client` to each client;
@@ -46,7 +49,10 @@ def partition(
     - "dirichlet": equal parts, each client's label mix drawn from Dirichlet(alpha, ..., alpha).
       Smaller alpha, fewer labels per client. A label that has run out is replaced by the others
       in the client's own proportions, so the clients served last fit their mix least well.
-    - "natural": one client per owner; `clients` keeps that many owners, chosen at random.
+    - "natural": one client per owner; `clients` keeps that many owners, chosen at random. With
+      `test` "owners" (left out: the same) a fifth of the owners, always the same, are held out: all
+      their records are the test split, and nobody else's. With "records" the test split is the
+      source's own, in which clients have records, and the result says so (`test_of_clients`).
 
     Equal parts differ by at most one record. The result depends on the arguments alone.
     """
@@ -59,9 +65,13 @@ def partition(
             f"shards_per_client {shards_per_client} has no effect on partition {kind!r}: "
             "leave it out"
         )
+    if test not in (None, *TESTS):
+        raise BadInput(f"test is {test!r}: use one of {', '.join(TESTS)}")
+    if test is not None and kind != "natural":
+        raise BadInput(f"test {test!r} has no effect on partition {kind!r}: leave it out")
     random = _generator(seed)
     if kind == "natural":
-        return _natural(records, clients, random)
+        return _natural(records, clients, random, hold_out=test != "records")
     sizes = _equal_sizes(len(records.x), clients)
     match kind:
         case "iid":
@@ -178,23 +188,60 @@ def _take(size: int, mix: npt.NDArray[np.float64], left: Rows, random: np.random
     return taken
 
 
-def _natural(records: Records, clients: int | None, random: np.random.Generator) -> FederatedData:
+def _natural(
+    records: Records, clients: int | None, random: np.random.Generator, *, hold_out: bool
+) -> FederatedData:
     if records.owners is None or records.owner_names is None:
         raise BadInput(
             f"{records.name} has no natural clients (femnist has, its writers): "
             "use another partition"
         )
-    present = np.unique(records.owners)
+    everyone = np.unique(records.owners)
+    held = _held_out(everyone, len(records.owner_names)) if hold_out else everyone[:0]
+    present = np.setdiff1d(everyone, held)
+    if len(present) == 0:
+        raise BadInput(
+            f"{records.name} has one owner, and holding somebody out for testing leaves no client: "
+            "use data.test = 'records'"
+        )
     if clients is not None:
         if not 1 <= clients <= len(present):
+            kept = f" beside {len(held)} held out for testing" if hold_out else ""
             raise BadInput(
-                f"{clients} clients: {records.name} has {len(present)} owners, use 1 to that many"
+                f"{clients} clients: {records.name} has {len(present)} owners{kept}, use 1 to that "
+                "many"
             )
         present = np.sort(random.permutation(present)[:clients])
     order = np.argsort(records.owners, kind="stable")
     order = order[np.isin(records.owners[order], present)]
     sizes = np.bincount(records.owners[order], minlength=len(records.owner_names))[present]
-    return _federate(records, order, sizes, records.owner_names[present])
+    data = _federate(records, order, sizes, records.owner_names[present])
+    if hold_out:
+        return _tested_on(data, records, np.isin(records.owners, held), held)
+    theirs = records.test_owners
+    own = theirs is None or bool(np.isin(theirs, present).any())
+    return replace(data, test_of_clients=own)
+
+
+def _held_out(owners: Rows, names: int) -> Rows:
+    """A fifth of the owners, who are some of 0 .. names - 1; one at least.
+
+    Their order is always the same, whatever the seed: whoever is held out of one run is held out of
+    all on the same records, and a test split is never another run's clients.
+    """
+    chosen = _generator(_HOLDOUT_SEED, _OWNERS).permutation(names)
+    return np.sort(chosen[np.isin(chosen, owners)][: max(1, len(owners) // HELD_OUT)])
+
+
+def _tested_on(
+    data: FederatedData, records: Records, rows: npt.NDArray[np.bool_], held: Rows
+) -> FederatedData:
+    """The same clients; the test split is the training records `rows` and the owners' test ones."""
+    x, y = [records.x[rows]], [records.y[rows]]
+    if records.test_owners is not None:
+        more = np.isin(records.test_owners, held)
+        x, y = [*x, records.test_x[more]], [*y, records.test_y[more]]
+    return replace(data, test_x=np.concatenate(x), test_y=np.concatenate(y))
 
 
 def _federate(
@@ -208,4 +255,5 @@ def _federate(
         test_y=records.test_y,
         classes=records.classes,
         names=names,
+        fitted=records.fitted,
     )

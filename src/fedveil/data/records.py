@@ -11,7 +11,8 @@ class Records:
 
     `x` is float32, images as [N, channels, height, width]; `y` is int64 labels, or float32 when
     `classes` is 0. `owners[i]` is the index in `owner_names` of the person training record i
-    came from, or None when the data set has no natural clients.
+    came from, or None when the data set has no natural clients; `test_owners[i]` that of test
+    record i. `fitted` names what was fitted on training records in the clear, "" if nothing was.
     """
 
     name: str
@@ -22,3 +23,5 @@ class Records:
     classes: int
     owners: Array | None = None
     owner_names: Array | None = None
+    test_owners: Array | None = None
+    fitted: str = ""

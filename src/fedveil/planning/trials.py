@@ -134,8 +134,8 @@ class Laboratory:
         section = recipe.data.model_dump_json()
         key = f"{recipe.seed if recipe.data.seed is None else ''} {section}"
         if key not in self._divided:
-            name, options = recipe.data.name, (recipe.data.grades, recipe.data.min_records)
-            source = f"{name} {options} {recipe.data.path}"
+            keys = ("name", "grades", "min_records", "statistics", "path")
+            source = " ".join(str(getattr(recipe.data, key)) for key in keys)
             if source not in self._records:
                 self._records = {source: records_of(recipe.data, self.root)}
             while len(self._divided) >= _KEPT:

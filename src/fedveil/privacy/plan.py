@@ -4,7 +4,7 @@ This is what training sees of any plan. The papers' plans are built in `central.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -98,6 +98,18 @@ class PrivacyPlan:
                     "clients: a delta that large would allow publishing somebody outright; use "
                     f"less than {1 / self.population:g}"
                 )
+
+    def assuming(self, text: str) -> "PrivacyPlan":
+        """The plan whose every claim assumes `text` as well; itself if all of them do already."""
+        if all(text in line.assumptions for line in self.lines):
+            return self
+        lines = tuple(
+            line
+            if text in line.assumptions
+            else replace(line, assumptions=(*line.assumptions, text))
+            for line in self.lines
+        )
+        return replace(self, lines=lines)
 
     @property
     def private(self) -> bool:

@@ -2,12 +2,13 @@
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from fedveil.data.federated import FederatedData
-from fedveil.data.load import load_records
+from fedveil.data.load import FITTING, load_records
 from fedveil.data.partition import partition, resampled, shortened
 from fedveil.data.records import Records
 from fedveil.errors import BadInput
@@ -45,6 +46,7 @@ _DIVISION = (
     "shards_per_client",
     "resample",
     "most_records",
+    "test",
     "seed",
 )
 
@@ -129,6 +131,8 @@ def records_of(section: DataSection, root: Path | None) -> Records | FederatedDa
                 raise BadInput(f"data.{key} has no effect on saved data: leave it out")
         if section.path is None:
             raise BadInput("data.path is missing: name the folder FederatedData.save wrote")
+        if section.statistics == "held-out":
+            raise BadInput("data.statistics is 'held-out' and saved data are fitted: use 'public'")
         return FederatedData.open(Path(section.path))
     if section.path is not None:
         raise BadInput(f"data.path has no effect on {section.name!r}: use --data, or name 'saved'")
@@ -137,11 +141,31 @@ def records_of(section: DataSection, root: Path | None) -> Records | FederatedDa
         for key in ("grades", "min_records")
         if getattr(section, key) is not None
     }
+    if section.statistics == "held-out":
+        if section.name not in FITTING:
+            raise _nothing_fitted(section)
+        options["held_out"] = True
     return load_records(section.name, root, **options)
 
 
 def divided(records: Records | FederatedData, section: DataSection, seed: int) -> FederatedData:
     """The records among clients, as a recipe's `data` section says."""
+    if section.statistics == "public" and not records.fitted:
+        raise _nothing_fitted(section)
+    data = _partitioned(records, section, seed)
+    return replace(data, declared_public=True) if section.statistics == "public" else data
+
+
+def _nothing_fitted(section: DataSection) -> BadInput:
+    return BadInput(
+        f"data.statistics is {section.statistics!r} and nothing of {section.name} was fitted on "
+        "clients' records: leave it out"
+    )
+
+
+def _partitioned(
+    records: Records | FederatedData, section: DataSection, seed: int
+) -> FederatedData:
     if isinstance(records, FederatedData):
         return records
     seed = seed if section.seed is None else section.seed
@@ -154,6 +178,7 @@ def divided(records: Records | FederatedData, section: DataSection, seed: int) -
         seed=seed,
         alpha=section.alpha,
         shards_per_client=1 if section.shards_per_client is None else section.shards_per_client,
+        test=section.test,
     )
     return data if section.most_records is None else shortened(data, section.most_records, seed)
 

@@ -42,7 +42,8 @@ class Training:
     else is computed (docs/proofs/secure.md). `chunk` 0 is as many
     clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one process
     per core; their number changes nothing. `every` is the number of rounds between measurements on
-    the test split. `seed` tells repetitions of the same training apart.
+    the test split. `seed` tells repetitions of the same training apart. What the data say of
+    themselves is in the claims of this training's `plan`, not in those of the plan it was given.
     """
 
     task: Task
@@ -66,6 +67,10 @@ class Training:
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
+        if self.plan.secret:
+            self.data.check_secret()
+        for text in self.data.assumptions:
+            object.__setattr__(self, "plan", self.plan.assuming(text))
         self.data.check()
         x, y = torch.tensor(self.data.x[:2]), torch.tensor(self.data.y[:2])
         self.task.check_fits(x, y, self.data.classes)
