@@ -48,9 +48,16 @@ def members(session):
 def test_a_sweep_prints_a_table_and_what_its_epsilons_mean(cli):
     told = cli(*command("out"))
     assert told.code == 0
-    *table, last = told.out.splitlines()
+    *table, terms, together, unclaimed = told.out.splitlines()
     assert max(map(len, table)) <= 80
-    assert last == "every epsilon: at delta 0 (replace neighbours, local trust, PURE, seeded noise)"
+    assert terms == (
+        "every epsilon: at delta 0 (replace neighbours, local trust, PURE, seeded noise)"
+    )
+    assert together.startswith(
+        "together: 4 trainings on these records, whose epsilons and deltas add up to epsilon 20 at "
+        "delta 0 per client (replace, local trust, PURE, seeded noise)"
+    )
+    assert unclaimed.startswith("4 of 8 trainings claim nothing: no epsilon covers")
     assert sum("5 per client" in line for line in table) == 2
     assert sum("nothing claimed" in line for line in table) == 2
     assert "8/8 trials" in told.err
@@ -63,7 +70,12 @@ def test_a_sweep_prints_a_table_and_what_its_epsilons_mean(cli):
 
 def test_a_sweep_for_machines(cli):
     told = cli(*command("out", "--json", "--quiet"))
-    cells = json.loads(told.out)["cells"]
+    report = json.loads(told.out)
+    cells, together = report["cells"], report["together"]
+    assert (together["trainings"], together["without_claim"]) == (8, 4)
+    (whole,) = together["add_up_to"]
+    assert (whole["epsilon"], whole["unit"]) == (pytest.approx(20), "client")
+    assert (whole["neighbours"], whole["trust"]) == ("replace", "local")
     assert [(c["local.steps"], c["budget.epsilon"]) for c in cells] == [
         ("1", "5"), ("1", "inf"), ("2", "5"), ("2", "inf"),
     ]  # fmt: skip
