@@ -94,15 +94,14 @@ def real(tmp_path_factory):
 def test_the_results_are_one_row_per_trial_in_the_grids_order(real):
     found = rows(real.folder / "results.csv")
     assert list(found[0]) == [
-        "budget.epsilon", "local.steps", "repetition", "seed_used", "streams_seed",
-        "rounds_done", "loss", "claims",
+        "budget.epsilon", "local.steps", "repetition", "seed_used", "rounds_done", "loss",
+        "claims",
     ]  # fmt: skip
     assert [(r["budget.epsilon"], r["local.steps"], r["repetition"]) for r in found] == [
         (epsilon, steps, repetition) for epsilon in ("5", "inf") for steps in "123"
         for repetition in "012"
     ]  # fmt: skip
     assert [r["seed_used"] for r in found] == ["1", "2", "3"] * 6
-    assert len({r["streams_seed"] for r in found}) == len(found)
     assert {r["rounds_done"] for r in found} == {"2"}
     (trained,) = real.laboratory.trial(real.prepared[4], [1])
     assert float(found[13]["loss"]) == trained.metrics["loss"]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fedveil.errors import BadInput
 from fedveil.planning.candidates import Space, alike, candidates

@@ -25,7 +25,7 @@ from fedveil.planning.cells import Outcome, Prepared
 from fedveil.planning.cost import Cost
 from fedveil.planning.grid import Axis, Cell, cells
 from fedveil.planning.statistics import Mean, mean_of
-from fedveil.planning.trials import Laboratory, streams_seed
+from fedveil.planning.trials import Laboratory
 from fedveil.privacy.claims import PrivacyClaim
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.training.gradients import Mode
@@ -169,7 +169,6 @@ class Sweep:
                 **dict(cell.choice),
                 "repetition": r,
                 "seed_used": cell.recipe.seed + r,
-                "streams_seed": streams_seed(cell, r),
                 "rounds_done": self._done[r, c].rounds,
                 **self._done[r, c].metrics,
                 "claims": "; ".join(map(str, self._prepared[c].claims)),

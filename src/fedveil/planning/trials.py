@@ -1,6 +1,5 @@
 """Trials: one training of one cell, many of them over all cores."""
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -80,8 +79,8 @@ class Laboratory:
         """Train the cell once for each repetition.
 
         The same repetition of two cells has the same clients and the same first model. Noise,
-        cohorts and batches are a trial's own: where two trainings share their noise, it cancels in
-        the difference of what they release, and no sum of epsilons covers both.
+        cohorts and batches are a training's own (`Training.streams`): where two share their noise,
+        it cancels in the difference of what they release, and no sum of epsilons covers both.
         """
         trainings = [self._training(prepared, repetition) for repetition in repetitions]
         tracks: list[Track] = [[] for _ in trainings]
@@ -120,8 +119,7 @@ class Laboratory:
         evaluate = recipe.evaluate.model_copy(update={"every": every})
         recipe = recipe.model_copy(update={"engine": engine, "evaluate": evaluate})
         plan = None if _dealt(recipe) else prepared.plan
-        seed = streams_seed(prepared.cell, repetition)
-        return build(recipe, data=self.data(recipe), plan=plan, streams_seed=seed)
+        return build(recipe, data=self.data(recipe), plan=plan)
 
     def _outcome(self, track: Track) -> Outcome:
         curve = [(round, metrics) for round, metrics in track if metrics]
@@ -154,12 +152,6 @@ class Laboratory:
 def seeded(recipe: Recipe, repetition: int) -> Recipe:
     """The recipe of one repetition, counted from 0: its seed divides records and starts models."""
     return recipe.model_copy(update={"seed": recipe.seed + repetition})
-
-
-def streams_seed(cell: Cell, repetition: int) -> int:
-    """The seed of a trial's noise, cohorts and batches: 63 bits that no other trial has."""
-    text = f"trial {cell.recipe.seed} {cell.digest} {repetition}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def _results(trainings: Sequence[Training]) -> Iterator[list[tuple[int, RoundResult]]]:

@@ -59,13 +59,11 @@ def build(
     *,
     data: FederatedData | None = None,
     plan: PrivacyPlan | None = None,
-    streams_seed: int | None = None,
 ) -> Training:
     """Everything the recipe asks for, checked; what does not go together is refused.
 
     `data`, when given, are what `data_of` has made of the recipe already, and `plan` the plan of
-    the same recipe with another seed. `streams_seed` is that of noise, cohorts and batches; left
-    out, it is the recipe's, which always decides how records are divided and where training starts.
+    the same recipe with another seed.
     """
     check_values(recipe)
     work, server, sampler = _work(recipe.local), _server(recipe.server), _sampler(recipe.sample)
@@ -91,7 +89,7 @@ def build(
         work=work or _dp_sgd(recipe.local, plan),
         server=server,
         weights=Weights(recipe.server.weights),
-        seed=recipe.seed if streams_seed is None else streams_seed,
+        seed=recipe.seed,
         mode=Mode(recipe.engine.mode) if recipe.engine.mode else None,
         chunk=recipe.engine.chunk,
         memory=recipe.engine.memory,
