@@ -42,6 +42,7 @@ COHORT = 4
 SHARED = (
     f"rounds={ROUNDS}",
     "data.name=diabetes",
+    "data.statistics=held-out",
     "data.clients=6",
     "model.name=linear",
     "sample.kind=fixed",
@@ -165,7 +166,7 @@ IN_ROUNDS = {  # what kills a run in each of its rounds, and whether the round's
     "during the charge": (after(Ledger, "_insert"), False),
     "after the charge": (after(Ledger, "charge"), True),
     "in training": (after(LocalSgd, "updates"), True),
-    "in noise at the clients": (after(PrivacyPlan, "randomise_"), True),
+    "after noise at the clients": (after(PrivacyPlan, "align_"), True),
     "after training": (after(LocalEngine, "run"), True),
     "in noise at the server": (after(PrivacyPlan, "release_"), True),
     "in the step": (after(SgdServer, "step"), True),
@@ -178,7 +179,7 @@ IN_ROUNDS = {  # what kills a run in each of its rounds, and whether the round's
     "after the checkpoint's rename": (renamed("round-"), False),
     "after the checkpoint": (after(checkpoint, "save"), False),
 }
-BY_CLIENT = ("in training", "in noise at the clients")  # once per client where noise is secure
+BY_CLIENT = ("in training", "after noise at the clients")  # once per client where noise is secure
 ONCE = {  # and what kills it before the first round or after the last; no charge is lost
     "writing the recipe": half("recipe.toml"),
     "after the recipe": renamed("recipe.toml"),
