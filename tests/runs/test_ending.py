@@ -107,14 +107,15 @@ def test_a_run_that_the_common_budget_stops_is_told_so_beforehand(begin, tmp_pat
     assert (result["rounds"], result["stopped"]) == (fit, "budget")
     whose = f"by the budget that runs on {tmp_path / 'hospital.db'} share"
     assert f"; it was stopped after round {fit} of 60 {whose}; " in result["why"]
-    assert re.search(r"share epsilon 4\.\d+ of 5 at delta 0.0001 per client \(", result["why"])
-    assert result["why"].endswith("Renyi filter) is spent: no more rounds like these fit")
+    assert re.search(r"Renyi filter: epsilon 4\.\d+ at delta 0.0001 per client \(", result["why"])
+    assert "of epsilon 5 at delta 0.0001 per client" in result["why"]
+    assert result["why"].endswith("is left, and no more rounds like these fit")
 
 
 def test_what_fits_after_others_have_spent_is_what_can_be_charged(begin):
     first = begin("one", epsilon=5.0)
     told = why(first)
-    more = int(re.search(r"spent: (\d+) more rounds like these fit", told)[1])
+    more = int(re.search(r"and (\d+) more rounds like these fit", told)[1])
     assert more == fitting(first, 5.0) - 4
     second, lines = begin("two", "rounds=60", epsilon=5.0, seed=2), []
     result = second.execute(on_start=lambda: lines.append(second.describe()))

@@ -200,19 +200,20 @@ def test_a_second_run_is_stopped_at_the_common_budget(start, common, cli):
     assert 0 < second["rounds"] < 60
     assert spent_in(common, common_of(common)) <= 5.0
     assert f"by the budget that runs on {common} share" in second["why"]
-    assert "share epsilon 4." in second["why"]
+    assert "by a Renyi filter: epsilon 4." in second["why"]
     third = start("three", seed=3).execute()
     assert (third["rounds"], third["stopped"]) == (0, "budget")
     code, out, _ = cli("ledger", common)
     assert code == 0
-    assert "all runs together: epsilon" in out
-    assert "of 5 at delta 0.0001 per client" in out
+    words = " ".join(out.split())
+    assert "all runs together, by a Renyi filter: epsilon" in words
+    assert "of epsilon 5 at delta 0.0001 per client" in words
     assert cli("ledger", common, "--verify")[0] == 0
 
 
 REFUSALS = {
     "unit": ("local", (), "common"),
-    "relation": ("central", ("sample.kind=all",), "common neighbours"),
+    "relation": ("central", ("sample.kind=fixed", "sample.size=10"), "common neighbours"),
     "trust": ("ldp-sgd", (), "common"),
     "delta": ("central", ("budget.delta=1e-3",), "common delta"),
     "noise source": ("central", ("noise.source=secure",), "common noise"),
@@ -259,8 +260,8 @@ def central(*more):
 @pytest.mark.parametrize(
     ("epsilon", "told"),
     [
-        ("0", "epsilon 0"),
-        ("-1", "epsilon -1"),
+        ("0", "--ledger-epsilon is 0.0"),
+        ("-1", "--ledger-epsilon is -1.0"),
         ("nan", "nan"),
         ("inf", "finite"),
         ("0.01", "small"),
