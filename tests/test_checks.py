@@ -71,7 +71,8 @@ ENDS = {
     "noise.multiplier": (0.0, 1e6, -1e-9, 1.1e6),
     "noise.epsilon": (1e-6, 1e6, 0.9e-6, 1.1e6),
     "budget.epsilon": (1e-300, math.inf, 0.0, None),
-    "budget.delta": (1e-300, 0.999, 0.0, 1.0),
+    "budget.delta": (1e-100, 0.999, 0.9e-100, 1.0),
+    "--noise": (1e-300, 1e6, 0.0, 1.1e6),
     "engine.chunk": (0, 10**15, -1, None),
     "server.beta2": (0.0, 0.999, -0.1, 1.0),
 }

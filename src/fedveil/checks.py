@@ -23,6 +23,8 @@ SMALLEST_BOUND = 1e-20
 SMALLEST_FLOOR = 1e-12
 SMALLEST_RADIUS = 1e-6
 _SMALLEST_RATE = 1e-12
+_SMALLEST_DELTA = 1e-100
+_MOST_NOISE = 1e6
 _WORKERS_ANYWHERE, _WORKERS_PER_CORE = 64, 4
 
 Test = Callable[[float], bool]
@@ -109,6 +111,12 @@ def _from(least: float) -> Kind:
 _POSITIVE = _number(lambda v: 0 < v < math.inf, "a positive number is needed")
 _SHARE = _number(lambda v: 0 <= v < 1, "a number in [0, 1) is needed")
 _INSIDE = _number(lambda v: 0 < v < 1, "a number in (0, 1) is needed")
+_DELTA = Kind(
+    (
+        *_INSIDE.tests,
+        (lambda v: v >= _SMALLEST_DELTA, f"at least {_SMALLEST_DELTA:g} is possible"),
+    )
+)
 _BUDGET = _number(lambda v: v > 0, "a positive number is needed")
 _SEED = _number(lambda v: 0 <= v < 2**63, "a number from 0 to 2^63 - 1 is needed")
 _RATE = Kind(
@@ -166,19 +174,21 @@ VALUES = {
     "bound.high": _POWER,
     "bound.every": _whole(1, "at least 1 round is needed"),
     "bound.epsilon": _BUDGET,
-    "bound.delta": _INSIDE,
+    "bound.delta": _DELTA,
     "bound.cap": _BUDGET,
     "bound.centre": _number(math.isfinite, "a finite number is needed", 1e30),
     "bound.radius": _number(
         lambda v: SMALLEST_RADIUS <= v < math.inf, f"at least {SMALLEST_RADIUS} is needed", 1e30
     ),
     "bound.growth": _from(1),
-    "noise.multiplier": _number(lambda v: 0 <= v < math.inf, "a number >= 0 is needed", 1e6),
+    "noise.multiplier": _number(
+        lambda v: 0 <= v < math.inf, "a number >= 0 is needed", _MOST_NOISE
+    ),
     "noise.epsilon": _number(lambda v: v >= 1e-6, "a number >= 1e-6 is needed", 1e6),
     "noise.c2": _POSITIVE,
     "budget.epsilon": _BUDGET,
     "budget.epsilons": _BUDGET,
-    "budget.delta": _INSIDE,
+    "budget.delta": _DELTA,
     "shuffle.minimum": _whole(1, "at least 1 report is needed"),
     "server.lr": _POSITIVE,
     "server.momentum": _SHARE,
@@ -196,9 +206,9 @@ VALUES = {
     "--per-round": _CLIENTS,
     "--parameters": _whole(1, most=10**15),
     "--epsilon": _POSITIVE,
-    "--delta": _INSIDE,
+    "--delta": _DELTA,
     "--rounds": _whole(1, most=MOST_ROUNDS),
-    "--noise": _POSITIVE,
+    "--noise": _number(lambda v: 0 < v < math.inf, "a positive number is needed", _MOST_NOISE),
     "--rate": _RATE,
 }
 """By the recipe's key or the command line's option; values of a list are checked one by one."""

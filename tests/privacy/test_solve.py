@@ -146,3 +146,9 @@ def test_noise_too_small_for_arithmetic_is_refused_or_worthless(missing):
     except BadInput:
         return
     assert answer.claims[0].epsilon == math.inf
+
+
+@pytest.mark.parametrize(("noise", "rate"), [(1e6, 0.5), (1e6, 1.0), (1.0, 1.0), (1e-300, 0.5)])
+def test_the_ends_of_what_can_be_asked(noise, rate):
+    answer = solve(noise=noise, rate=rate, rounds=10, epsilon=None, delta=1e-100)
+    assert all(claim.epsilon >= 0 for claim in answer.claims)
