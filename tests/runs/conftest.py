@@ -5,6 +5,14 @@ import sys
 import pytest
 
 from fedveil import cli as commands
+from fedveil.privacy.claims import (
+    Accountant,
+    NoiseSource,
+    PrivacyClaim,
+    Relation,
+    Trust,
+    Unit,
+)
 from fedveil.runs import run as runs
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -68,3 +76,22 @@ def start(short, tmp_path):
         return Run.start(short(name, *settings), tmp_path / out, None)
 
     return started
+
+
+@pytest.fixture
+def make_claim():
+    """A client's claim under central trust, changed by keyword."""
+
+    def made(**changes):
+        settings = {
+            "epsilon": 1.0,
+            "delta": 1e-5,
+            "unit": Unit.CLIENT,
+            "neighbours": Relation.ZERO_OUT,
+            "trust": Trust.CENTRAL,
+            "accountant": Accountant.PLD,
+            "noise": NoiseSource.SEEDED,
+        }
+        return PrivacyClaim(**{**settings, **changes})
+
+    return made

@@ -91,12 +91,13 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.mark.parametrize("budget", [None, 8.0])
 @pytest.mark.parametrize("epsilon", [None, 1.0])
-def test_a_plot_is_a_png(epsilon, budget):
+def test_a_plot_is_a_png(epsilon, budget, make_claim):
     lines = [{**line, "epsilon": epsilon} for line in history(2.3, 1.0, 0.5)]
-    assert progress_png(lines, "loss", budget).startswith(PNG)
+    promise = None if epsilon is None else make_claim()
+    assert progress_png(lines, "loss", budget, promise).startswith(PNG)
 
 
 def test_a_plot_of_one_point_and_of_broken_numbers():
-    assert progress_png(history(2.3)[:1], "loss", None).startswith(PNG)
-    assert progress_png(history(2.3, None, math.nan, math.inf), "loss", None).startswith(PNG)
-    assert progress_png(history(None, None), "loss", None).startswith(PNG)
+    assert progress_png(history(2.3)[:1], "loss", None, None).startswith(PNG)
+    assert progress_png(history(2.3, None, math.nan, math.inf), "loss", None, None).startswith(PNG)
+    assert progress_png(history(None, None), "loss", None, None).startswith(PNG)
