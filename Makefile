@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := $(VENV)-bench
 
-.PHONY: demo test test-all check bench bench-micro clean
+.PHONY: demo test test-all mutants check bench bench-micro clean
 
 demo: $(STAMP)
 	$(BIN)/fedveil run
@@ -16,6 +16,9 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+mutants: $(STAMP)
+	$(BIN)/python mutants/run.py
 
 bench: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/run.py

@@ -1,0 +1,181 @@
+"""`make mutants`: plant the bugs of the list, one after the other, and see whether a test fails.
+
+First all tests run without a bug, which must pass and tells how long they take. Then each bug is
+planted in a copy of the package, and the tests that should notice run first. A test that fails, or
+does not end, has caught it.
+"""
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fork import Child, Copy, start, warm
+from planted import Mutant, Project, Stale, check, read
+from stages import stages_of
+
+ENOUGH = 0.97
+_PAUSE = 0.05
+
+
+def main() -> int:
+    """The command."""
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    project = Project(options.root.resolve())
+    try:
+        mutants = read(project)
+        wrong = check(project, mutants)
+    except Stale as e:
+        wrong = [str(e)]
+    if wrong:
+        print(*wrong, f"{len(wrong)} of the list are stale: write them anew", sep="\n")
+        return 2
+    print(f"{len(mutants)} bugs fit the source")
+    chosen = _chosen(mutants, options)
+    if options.check or not chosen:
+        return 0
+    warm(project)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copies = [Copy(project, Path(folder) / str(n)) for n in range(options.jobs)]
+        stages = {m.file: stages_of(project, m.file)[: options.stages] for m in chosen}
+        files = sorted({test for of in stages.values() for stage in of for test in stage})
+        times = {} if options.trust else _unchanged(project, copies, files)
+        if times is None:
+            return 2
+        outcomes = dict(_tried(project, copies, chosen, stages, times))
+    return _summary(chosen, outcomes)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="only see that the list fits")
+    parser.add_argument("--only", nargs="+", default=[], metavar="ID", help="these bugs")
+    parser.add_argument("--file", help="bugs in this file, such as privacy/plan.py")
+    parser.add_argument("--trust", action="store_true", help="that tests pass without a bug")
+    parser.add_argument("--stages", type=int, help="1: only tests that mirror the file, and so on")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
+    parser.add_argument("--sample", type=int, help="so many of them, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    here = Path(__file__).parents[1]
+    parser.add_argument("--root", type=Path, default=here, help="of the repository")
+    return parser.parse_args()
+
+
+def _chosen(mutants: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
+    unknown = set(options.only) - {m.id for m in mutants}
+    if unknown:
+        sys.exit(f"--only {', '.join(sorted(unknown))}: not in the list")
+    found = [m for m in mutants if not options.only or m.id in options.only]
+    found = [m for m in found if options.file in (None, m.file)]
+    if options.sample is not None:
+        drawn = random.Random(options.seed).sample(found, min(options.sample, len(found)))
+        found = [m for m in found if m in drawn]
+    return found
+
+
+def _unchanged(project: Project, copies: list[Copy], files: list[Path]) -> dict[Path, float] | None:
+    """How long each test file takes without a bug; None if one fails."""
+    print(f"{len(files)} test files without a bug ...", flush=True)
+    times: dict[Path, float] = {}
+    jobs = [_Job(None, [[file]]) for file in files]
+    for job, seconds, failed in _all(project, copies, jobs, {}):
+        times[job.stages[0][0]] = seconds
+        if failed:
+            print(*(copy.log for copy in copies), f"{failed} fails without a bug", sep="\n")
+            return None
+    print(f"... pass, in {sum(times.values()):.0f} s of computing")
+    return times
+
+
+def _tried(
+    project: Project,
+    copies: list[Copy],
+    mutants: list[Mutant],
+    stages: dict[str, list[list[Path]]],
+    times: dict[Path, float],
+) -> Iterator[tuple[str, str]]:
+    """(id, the test that caught it or "") of each bug."""
+    began = time.monotonic()
+    jobs = [_Job(m, _quick_first(stages[m.file], times)) for m in mutants]
+    for number, (job, seconds, failed) in enumerate(_all(project, copies, jobs, times), 1):
+        mutant = job.mutant
+        if mutant is None:
+            raise AssertionError("only bugs are tried")
+        left = (time.monotonic() - began) / number * (len(mutants) - number)
+        told = f"caught by {failed}" if failed else "SURVIVED"
+        print(
+            f"[{number}/{len(mutants)}, {left / 60:.0f} min left] {mutant.file} {mutant.id}: "
+            f"{told} ({seconds:.0f} s)",
+            flush=True,
+        )
+        yield mutant.id, failed
+
+
+def _quick_first(stages: list[list[Path]], times: dict[Path, float]) -> list[list[Path]]:
+    """Each stage after the first with its quickest files first."""
+    return [*stages[:1], *(sorted(stage, key=lambda t: times.get(t, 0.0)) for stage in stages[1:])]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Tests to be run on the package with a bug in it, or without."""
+
+    mutant: Mutant | None
+    stages: list[list[Path]]
+
+
+def _all(
+    project: Project, copies: list[Copy], jobs: list[_Job], times: dict[Path, float]
+) -> Iterator[tuple[_Job, float, str]]:
+    """Run all jobs, one on each copy at a time: (job, seconds, the test that failed or "")."""
+    waiting, free = list(reversed(jobs)), list(copies)
+    running: list[tuple[_Job, Child, Copy]] = []
+    try:
+        while waiting or running:
+            while waiting and free:
+                job, copy = waiting.pop(), free.pop()
+                copy.plant(job.mutant)
+                running.append((job, start(project, copy, job.stages, times), copy))
+            time.sleep(_PAUSE)
+            for entry in list(running):
+                job, child, copy = entry
+                failed = child.poll()
+                if failed is not None:
+                    running.remove(entry)
+                    free.append(copy)
+                    yield job, child.seconds, failed
+    finally:
+        for _, child, _ in running:
+            child.kill()
+
+
+def _summary(mutants: list[Mutant], outcomes: dict[str, str]) -> int:
+    """Print what was caught by package, and what was not; 1 if that is too little."""
+    counted = [m for m in mutants if not m.equivalent]
+    caught = [m for m in counted if outcomes[m.id]]
+    per_package = Counter(m.file.split("/")[0] for m in counted)
+    caught_there = Counter(m.file.split("/")[0] for m in caught)
+    print("\npackage       planted  caught")
+    for package, count in sorted(per_package.items()):
+        print(f"{package:12} {count:8} {caught_there[package]:7}")
+    survivors = [m for m in counted if not outcomes[m.id]]
+    for mutant in survivors:
+        print(f"survived: {mutant.id} ({mutant.file}): {mutant.why}")
+    for mutant in mutants:
+        if mutant.equivalent:
+            told = f"caught by {outcomes[mutant.id]}" if outcomes[mutant.id] else "survived"
+            print(f"not counted, {told}: {mutant.id} ({mutant.file}): {mutant.equivalent}")
+    share = len(caught) / max(1, len(counted))
+    print(f"{len(caught)} of {len(counted)} caught, {share:.1%}; {ENOUGH:.0%} is needed")
+    return 0 if share >= ENOUGH else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
