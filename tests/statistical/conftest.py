@@ -1,0 +1,79 @@
+"""Whole runs, watched from outside: recipe in; checkpoints, metrics and ledger out."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import safetensors.torch
+
+from fedveil.privacy.ledger_file import read_charges, read_runs
+from fedveil.runs import run as runs
+from fedveil.runs.recipe import load_recipe
+from fedveil.runs.run import Run
+
+FALSE_ALARM = 1e-6
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run released, round by round, and what its ledger was charged for it.
+
+    `steps` [R, P] is how far each round moved the model; `charges` the event of each round on the
+    first line; `lines` what the ledger promises.
+    """
+
+    steps: np.ndarray
+    metrics: list[dict]
+    charges: list[dict]
+    lines: list[dict]
+    result: dict
+    sizes: np.ndarray
+
+    def bounds(self):
+        """The bound in force in each round, as reported."""
+        return np.array([line["bound"] for line in self.metrics])
+
+    def cohorts(self):
+        """How many clients took part in each round, as reported."""
+        return np.array([line["clients"] for line in self.metrics])
+
+    def multiplier(self):
+        """Noise over sensitivity, as charged."""
+        (found,) = {_multiplier(event) for event in self.charges}
+        return found
+
+    def reach(self):
+        """How many rows a neighbour moves a sum by, under the relation that was promised."""
+        return 2.0 if self.lines[0]["relation"] == "replace" else 1.0
+
+
+def _multiplier(event):
+    return event["multiplier"] if "multiplier" in event else _multiplier(event["event"])
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    """Run a recipe with `section.key=value` settings, and watch."""
+    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
+
+    def watched(name, *settings, out="run"):
+        fixed = ("engine.workers=1", "evaluate.every=1000", "evaluate.diagnostics=true")
+        run = Run.start(load_recipe(name, (*fixed, *settings)), tmp_path / out, None)
+        models, metrics = [run.training.start().params.double().numpy()], []
+
+        def noted(line):
+            newest = max((run.folder / "checkpoint").glob("*.safetensors"))
+            models.append(safetensors.torch.load_file(newest)["params"].double().numpy())
+            metrics.append(line)
+
+        result = run.execute(noted)
+        ledger = run.folder / "ledger.db"
+        (about,) = read_runs(ledger).values()
+        lines = json.loads(about["lines"])
+        charges = [c.event for c in read_charges(ledger) if c.covers == lines[0]["covers"]]
+        return Seen(
+            np.diff(models, axis=0), metrics, charges, lines, result, run.training.data.sizes
+        )
+
+    return watched

@@ -1,0 +1,230 @@
+"""Whole runs, from a recipe to what is released: the noise that is added, the steps that are taken
+and the cohorts that are drawn are those that the ledger was charged for.
+
+Updates are drowned in noise, so that what a round moves the model by is the noise. The multiplier,
+the relation, the rate and the number of steps are read from the ledger; bounds and cohorts from the
+metrics. Statistical tests have a false-alarm rate of 1e-6 each.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, chi2, norm
+
+from fedveil.privacy.ledger_file import read_participations
+
+from .conftest import FALSE_ALARM
+
+DROWNED = ("noise.multiplier=50.0", "budget.epsilon=inf")
+SMALL = ("data.clients=40", "local.epochs=1")
+FEW = ("data.clients=40", "rounds=15")
+SOURCES = ("seeded", "secure")
+
+ADAPTIVE = ("bound.kind=quantile", "bound.value=0.1", "bound.bit_noise=100.0")
+COHORT = ("sample.kind=fixed", "sample.size=10")
+SERVER = {  # settings, clients that a round is divided by, rounds
+    "poisson": (("sample.rate=0.5",), 20, 15),
+    "everyone, always": (("sample.rate=1.0",), 40, 15),
+    "fixed size": (COHORT, 10, 6),
+    "all": (("sample.kind=all",), 40, 15),
+    "turns": (("sample.kind=round-robin", "sample.size=15"), 15, 15),
+    "decay": (("bound.kind=poly", "bound.value=1.0", "bound.power=1.0"), 20, 15),
+    "quantile": (ADAPTIVE, 20, 15),
+    "quantile, fixed size": ((*ADAPTIVE, *COHORT), 10, 6),
+}
+SECRET = ("poisson", "fixed size", "decay", "quantile")
+
+
+def assert_standard(values, signal=2e-3):
+    """Refuse that `values` are independent standard normals; `signal`: what else may be in them."""
+    total, count = float((values**2).sum()), values.size
+    low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], count)
+    assert low <= total <= high * (1 + signal), math.sqrt(total / count)
+
+
+def assert_unrelated(rows):
+    """Refuse rows [R, P], P large, any two of which are correlated; and halves of a row."""
+    halves = rows[:, : rows.shape[1] // 2 * 2].reshape(2 * len(rows), -1)
+    for pieces in (rows, halves):
+        unit = pieces / np.linalg.norm(pieces, axis=1, keepdims=True)
+        pairs = np.triu_indices(len(unit), 1)
+        found = np.abs((unit @ unit.T)[pairs]).max() * math.sqrt(unit.shape[1])
+        assert found <= norm.isf(FALSE_ALARM / 4 / len(pairs[0]))
+
+
+# --- noise at the server ---
+
+
+def of_updates(seen, bit_noise=None):
+    """The multiplier of the updates: all that was charged, or what the bits left of it."""
+    z = seen.multiplier()
+    if bit_noise is None:
+        return z
+    return (z**-2 - (bit_noise * 2 / seen.reach()) ** -2) ** -0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [*((kind, "seeded") for kind in SERVER), *((kind, "secure") for kind in SECRET)],
+)
+def test_the_servers_noise_is_what_was_charged(watch, kind, source):
+    settings, size, rounds = SERVER[kind]
+    more = (f"rounds={rounds}", f"noise.source={source}")
+    seen = watch("central", *SMALL, *DROWNED, *settings, *more)
+    multiplier = of_updates(seen, 100.0 if "quantile" in kind else None)
+    std = multiplier * seen.reach() * seen.bounds() / size
+    noise = seen.steps / std[:, None]
+    assert_standard(noise)
+    assert_unrelated(noise)
+    if kind == "decay":
+        assert np.allclose(seen.bounds(), 1 - np.arange(rounds) / rounds)
+
+
+def test_the_noise_on_the_bits_is_what_was_charged(watch):
+    """Bits move the share by at most a half, their noise by many times that."""
+    lr = 0.02
+    seen = watch("central", *SMALL, *DROWNED, *ADAPTIVE, "rounds=80", f"bound.lr={lr}")
+    moves = np.diff(np.log(seen.bounds())) / lr * 20 / 100.0
+    spread = float(((moves - moves.mean()) ** 2).sum())
+    low, high = chi2.ppf([FALSE_ALARM / 4, 1 - FALSE_ALARM / 4], len(moves) - 1)
+    assert low <= spread <= high * 1.05
+    assert abs(moves.mean()) * math.sqrt(len(moves)) <= norm.isf(FALSE_ALARM / 4) + 1
+
+
+# --- noise at the clients ---
+
+
+CLIENTS = {
+    "ldp-sgd": ("ldp-sgd", ("sample.size=20", "sample.max_participations=none", "server.lr=1.0")),
+    "fu, Gaussian": ("dp-fedavg-gaussian", ("sample.size=20", "local.steps=2")),
+    "fu, Laplace": ("dp-fedavg", ("sample.size=20", "local.steps=2")),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_the_clients_noise_is_what_was_charged(watch, kind, source):
+    """The mean of K reports has the noise of one over the root of K."""
+    name, settings = CLIENTS[kind]
+    rounds = 15 if name == "ldp-sgd" else 100
+    more = ("data.clients=40", f"rounds={rounds}", f"noise.source={source}")
+    seen = watch(name, *DROWNED, *settings, *more)
+    bounds = seen.bounds() * (1.0 if name == "ldp-sgd" else 2 * 0.02)
+    one = seen.multiplier() * seen.reach() * bounds * (math.sqrt(2) if "Lap" in kind else 1.0)
+    noise = seen.steps / (one / math.sqrt(20))[:, None]
+    assert_standard(noise, signal=0.01)
+    if name == "ldp-sgd":
+        assert_unrelated(noise)
+        assert np.allclose(seen.bounds(), 0.05 * (1 - np.arange(15) / 15))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("shuffle", ["shuffle.minimum=36", "shuffle=none"])
+def test_two_point_reports_are_what_was_charged(watch, source, shuffle):
+    """A report lies at r kappa on either side; kappa follows from the charged epsilon."""
+    settings = (*FEW, "local.epochs=1", "noise.epsilon=0.01", shuffle, f"noise.source={source}")
+    seen = watch("ldp-fl", *settings)
+    (event,) = {str(e): e for e in seen.charges}.values()
+    epsilon = event["event"]["epsilon"] if event["kind"] == "shuffled" else event["epsilon"]
+    assert epsilon == 0.01
+    assert seen.lines[0]["per"] == seen.steps.shape[1]
+    noise = seen.steps / (0.15 / math.tanh(epsilon / 2) / math.sqrt(40))
+    assert_standard(noise)
+    assert_unrelated(noise)
+
+
+# --- noise in the clients' steps ---
+
+
+@pytest.mark.parametrize("mode", ["looped", "vectorised"])
+@pytest.mark.parametrize("nominal", [None, 30])
+def test_dp_sgd_takes_the_steps_and_the_noise_that_were_charged(watch, nominal, mode):
+    """A client's update is the sum of its steps' noise, each over rate x n."""
+    few = ("data.clients=20", "rounds=8", "sample.size=10", "sample.max_participations=none")
+    local = ("local.rate=0.2", "local.steps=3", "bound.value=2.0", f"engine.mode={mode}")
+    size = () if nominal is None else (f"local.nominal={nominal}", "server.weights=uniform")
+    seen = watch("local", *few, *DROWNED, *local, *size)
+    (event,) = {str(e): e for e in seen.charges}.values()
+    assert event["rate"] == 0.2
+    assert seen.lines[0]["per"] == 3
+    assert seen.lines[0]["relation"] == ("zero-out" if nominal is None else "add-remove")
+    n = float(seen.sizes.mean()) if nominal is None else nominal
+    assert seen.sizes.max() - seen.sizes.min() <= 1
+    one = seen.multiplier() * 2.0 * math.sqrt(seen.lines[0]["per"]) / (event["rate"] * n)
+    noise = seen.steps / (one / math.sqrt(10))
+    assert_standard(noise, signal=0.01)
+    assert_unrelated(noise)
+
+
+# --- cohorts ---
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_poisson_cohorts_have_the_charged_rate(watch, source):
+    settings = ("rounds=60", "data.clients=40", "local.epochs=1", "sample.rate=0.3")
+    seen = watch("central", *settings, *DROWNED, f"noise.source={source}")
+    (event,) = {str(e): e for e in seen.charges}.values()
+    rate, cohorts = event["rate"], seen.cohorts()
+    assert rate == 0.3
+    everyone = binom(40 * len(cohorts), rate)
+    assert everyone.ppf(FALSE_ALARM / 4) <= cohorts.sum() <= everyone.isf(FALSE_ALARM / 4)
+    spread = ((cohorts - rate * 40) ** 2).sum() / (40 * rate * (1 - rate))
+    low, high = chi2.ppf([FALSE_ALARM / 4, 1 - FALSE_ALARM / 4], len(cohorts))
+    assert 0.8 * low <= spread <= 1.2 * high
+
+
+def test_secret_cohorts_do_not_follow_from_the_seed(watch):
+    settings = (*FEW, "local.epochs=1", "noise.source=secure")
+    first, second = (watch("central", *settings, *DROWNED, out=out) for out in "ab")
+    assert not np.array_equal(first.cohorts(), second.cohorts())
+
+
+def test_secret_cohorts_of_fixed_size_do_not_follow_from_the_seed(watch, tmp_path):
+    """The ledger says who took part in local runs."""
+    settings = (*FEW, "sample.size=10", "sample.max_participations=none", "noise.source=secure")
+    for out in "ab":
+        seen = watch("ldp-sgd", *settings, *DROWNED, out=out)
+        assert (seen.cohorts() == 10).all()
+    first, second = (read_participations(tmp_path / out / "ledger.db") for out in "ab")
+    assert first.sum() == second.sum() == 150
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("recipe", ["ldp-sgd", "local"])
+def test_nobody_takes_part_more_often_than_the_recipe_allows(watch, tmp_path, recipe):
+    cap = ("rounds=11", "data.clients=20", "sample.size=5", "sample.max_participations=3")
+    seen = watch(recipe, *cap, *DROWNED)
+    counts = read_participations(tmp_path / "run" / "ledger.db")
+    assert counts.max() == 3
+    assert seen.lines[0]["cap"] == 3
+    assert (seen.cohorts() == 5).all()
+
+
+# --- bits of clients ---
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_clients_toss_a_coin_of_their_own_in_every_round(watch, source):
+    """With a tiny bound every update needs bounding: what is left of the bits is their coins."""
+    lr, epsilon, clients = 1e-3, 0.5, 40
+    bound = ("bound.kind=quantile", "bound.value=1e-6", f"bound.bit_epsilon={epsilon}")
+    more = (f"bound.lr={lr}", "sample.kind=all", "rounds=80", f"data.clients={clients}")
+    seen = watch("ldp-sgd", *DROWNED, *bound, *more, f"noise.source={source}")
+    assert seen.charges[0]["bit"]["epsilon"] == epsilon
+    keep = 1 / (1 + math.exp(-epsilon))
+    shares = -np.diff(np.log(seen.bounds())) / lr  # of ones, less 1/2, in the mean over clients
+    kept = (1 - (2 * keep - 1) * 2 * shares) / 2 * clients  # clients whose report says "bounded"
+    assert np.allclose(kept, kept.round(), atol=1e-3)
+    tosses = binom(clients * len(kept), keep)
+    assert tosses.ppf(FALSE_ALARM / 4) <= kept.sum() <= tosses.isf(FALSE_ALARM / 4)
+    spread = ((kept - keep * clients) ** 2).sum() / (clients * keep * (1 - keep))
+    low, high = chi2.ppf([FALSE_ALARM / 4, 1 - FALSE_ALARM / 4], len(kept))
+    assert 0.8 * low <= spread <= 1.2 * high
+
+
+def test_secret_coins_do_not_follow_from_the_seed(watch):
+    bound = ("bound.kind=quantile", "bound.value=1e-6", "bound.bit_epsilon=0.5")
+    settings = (*FEW, *bound, "sample.kind=all", "noise.source=secure")
+    first, second = (watch("ldp-sgd", *DROWNED, *settings, out=out) for out in "ab")
+    assert not np.array_equal(first.bounds(), second.bounds())
