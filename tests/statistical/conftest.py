@@ -54,10 +54,10 @@ def _multiplier(event):
 
 @pytest.fixture
 def watch(tmp_path, monkeypatch):
-    """Run a recipe with `section.key=value` settings, and watch."""
+    """Run a recipe with `section.key=value` settings, and watch; `start` is called before it."""
     monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
 
-    def watched(name, *settings, out="run"):
+    def watched(name, *settings, out="run", start=lambda: None):
         fixed = ("engine.workers=1", "evaluate.every=1000", "evaluate.diagnostics=true")
         run = Run.start(load_recipe(name, (*fixed, *settings)), tmp_path / out, None)
         models, metrics = [run.training.start().params.double().numpy()], []
@@ -67,6 +67,7 @@ def watch(tmp_path, monkeypatch):
             models.append(safetensors.torch.load_file(newest)["params"].double().numpy())
             metrics.append(line)
 
+        start()
         result = run.execute(noted)
         ledger = run.folder / "ledger.db"
         (about,) = read_runs(ledger).values()

@@ -107,7 +107,7 @@ CLIENTS = {
 def test_the_clients_noise_is_what_was_charged(watch, kind, source):
     """The mean of K reports has the noise of one over the root of K."""
     name, settings = CLIENTS[kind]
-    rounds = 15 if name == "ldp-sgd" else 100
+    rounds = 15 if name == "ldp-sgd" else 50
     more = ("data.clients=40", f"rounds={rounds}", f"noise.source={source}")
     seen = watch(name, *DROWNED, *settings, *more)
     bounds = seen.bounds() * (1.0 if name == "ldp-sgd" else 2 * 0.02)
@@ -209,7 +209,7 @@ def test_clients_toss_a_coin_of_their_own_in_every_round(watch, source):
     """With a tiny bound every update needs bounding: what is left of the bits is their coins."""
     lr, epsilon, clients = 1e-3, 0.5, 40
     bound = ("bound.kind=quantile", "bound.value=1e-6", f"bound.bit_epsilon={epsilon}")
-    more = (f"bound.lr={lr}", "sample.kind=all", "rounds=80", f"data.clients={clients}")
+    more = (f"bound.lr={lr}", "sample.kind=all", "rounds=50", f"data.clients={clients}")
     seen = watch("ldp-sgd", *DROWNED, *bound, *more, f"noise.source={source}")
     assert seen.charges[0]["bit"]["epsilon"] == epsilon
     keep = 1 / (1 + math.exp(-epsilon))
