@@ -68,6 +68,13 @@ def test_fields_do_not_run_into_each_other():
     assert chain.next_hash("", replace(a, round=1)) != chain.next_hash("", replace(a, round="1"))
 
 
+def test_a_seal_confirms_no_guess_without_the_salt():
+    assert chain.seal("salt", b"1, 2") == chain.seal("salt", "1, 2")
+    assert chain.seal("salt", b"1, 2") != chain.seal("other", b"1, 2")
+    assert chain.seal("salt", b"1, 2") not in (chain.seal("", b"1, 2"), chain.digest(b"1, 2"))
+    assert chain.seal("salt", b"1, 2") != chain.seal("salt", b"1, 3")
+
+
 def test_the_first_hash_does_not_depend_on_the_order_of_rows():
     assert chain.first_hash({"a": "1", "b": "2"}) == chain.first_hash({"b": "2", "a": "1"})
 

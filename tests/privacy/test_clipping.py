@@ -116,6 +116,17 @@ def test_long_row_does_not_change_its_neighbours():
     assert torch.equal(result.rows[1:], rows[1:])
 
 
+def test_rows_of_many_blocks_are_scaled_by_their_own_length():
+    """Blocks of 65,536 numbers are scaled at a time; rows of each kind are in every one of them."""
+    rows = torch.ones(500, 1000)
+    rows[::2] *= 1e-6
+    expected = rows.clone()
+    result = Bound(1.0).apply_(rows)
+    assert result.clipped.tolist() == [False, True] * 250
+    assert torch.equal(rows[::2], expected[::2])
+    assert torch.allclose(rows[1::2], expected[1::2] / math.sqrt(1000), rtol=1e-5)
+
+
 def test_rows_are_bounded_in_place():
     rows = torch.tensor([[3.0, 4.0]])
     assert Bound(1.0).apply_(rows).rows is rows

@@ -283,6 +283,17 @@ def test_nothing_spent_is_nothing_claimed_and_a_little_is_not_nothing():
     assert filter.epsilon_of(curve_of(Gaussian(1e4), ADD)) > 0
 
 
+def test_what_is_spent_is_told_as_the_filter_counts_it():
+    """At the limit of whichever order, epsilon is all of the budget; below it, less."""
+    filter = RenyiFilter(2.0, DELTA)
+    for k in np.flatnonzero(filter.limits > 0):
+        spent = np.full(len(ORDERS), 1e9)
+        spent[k] = filter.limits[k]
+        assert filter.epsilon_of(spent) == pytest.approx(2.0, rel=1e-12)
+        spent[k] -= 0.5 * filter.limits[k]
+        assert filter.epsilon_of(spent) < 2.0
+
+
 def test_pure_releases_are_no_cheaper_than_their_exact_composition():
     """k reports of randomised response: the filter's epsilon is above the binomial one."""
     filter, eps0, count = RenyiFilter(5.0, DELTA), 0.2, 20

@@ -34,6 +34,18 @@ def test_key_of_a_client_depends_neither_on_order_nor_on_chunks(seed, order, cut
     assert np.array_equal(np.concatenate(pieces), whole[order])
 
 
+def test_keys_that_begin_alike_have_rows_of_their_own():
+    """Of 200,000 clients some share the first 32 bits, which is what a seed of torch's keeps."""
+    keys = Streams(1).keys("noise", 1, np.arange(200_000))
+    seeds = bits(keys, 1)[:, 0] >> np.uint64(32)
+    found, count = np.unique(seeds, return_counts=True)
+    assert (count > 1).any()
+    for seed in found[count > 1]:
+        a, b = normals(keys[np.flatnonzero(seeds == seed)[:2]], 300)
+        assert not torch.equal(a, b)
+        assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.4
+
+
 def test_keys_of_one_round_are_all_different():
     keys = Streams(1).keys("noise", 1, np.arange(200_000))
     assert len(np.unique(keys)) == 200_000

@@ -28,6 +28,11 @@ def test_first_ranges_are_the_agreed_ones_whatever_the_model(params):
     assert start.tolist() == [0.25, 0.25, 0.075, 0.075]
 
 
+def test_first_ranges_without_a_radius_are_those_of_the_first_model():
+    start = ranges(radius=None).start(BEFORE)
+    assert start.tolist() == pytest.approx([0.1, 3.0, 0.4, 1.0])
+
+
 def test_spread_repeats_a_layer_over_its_coordinates():
     centre, radius = ranges().spread(torch.tensor([1.0, 2.0, 0.5, 0.25], dtype=torch.float64))
     assert centre.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]

@@ -174,6 +174,15 @@ def test_round_robin_charges_each_client_for_its_turn(opened, path):
         ledger.charge(3 * most + 1, np.array([0, 1]))
 
 
+def test_what_all_have_spent_is_what_the_one_who_spent_most_has(opened, path):
+    ledger = opened("one", clients=3, trust=Trust.LOCAL, relation=Relation.REPLACE)
+    filter = RenyiFilter(LIMIT, DELTA)
+    for round, ids in enumerate(([0, 1], [0], [0, 2]), 1):
+        ledger.charge(round, np.array(ids))
+        assert ledger.common_spent() == filter.epsilon_of(round * CURVE)
+    assert spent_in(path, common_of(path)) == filter.epsilon_of(3 * CURVE)
+
+
 def test_an_empty_cohort_costs_nobody_anything(opened):
     local = {"trust": Trust.LOCAL, "relation": Relation.REPLACE}
     ledger = opened("one", clients=3, **local)

@@ -5,8 +5,13 @@ import pytest
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.runs.build import build, data_of
+from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
+from fedveil.runs.build import build, data_of, resolved
 from fedveil.runs.recipe import load_recipe
+from fedveil.training.batches import Batches
+from fedveil.training.client import LocalSgd
+from fedveil.training.gradients import Mode
+from fedveil.training.server import AdamServer, SgdServer, Weights
 
 SMALL = ["data.clients=20", "rounds=2", "engine.workers=1"]
 
@@ -44,3 +49,93 @@ def test_data_and_plan_may_be_given():
     assert given.plan is plan
     assert torch.equal(given.start().params, built.start().params)
     assert given.plan.multiplier == built.plan.multiplier
+
+
+# --- every word of a recipe arrives ---
+
+
+def built(name, *settings):
+    return build(load_recipe(name, ["engine.workers=1", *settings]))
+
+
+SAMPLERS = {
+    "sample.rate=0.3": Poisson(0.3),
+    "sample.kind=fixed sample.size=7": FixedSize(7),
+    "sample.kind=round-robin sample.size=7": RoundRobin(7),
+    "sample.kind=all": Everyone(),
+}
+
+
+@pytest.mark.parametrize("settings", SAMPLERS)
+def test_the_sampler_is_the_one_that_was_asked_for(settings):
+    loud = ("noise.multiplier=5.0", "budget.epsilon=inf")
+    sampler = built("central", *SMALL, *loud, *settings.split()).plan.sampler
+    assert sampler == SAMPLERS[settings]
+
+
+def test_a_cap_arrives():
+    settings = ("sample.size=5", "sample.max_participations=3", "rounds=3", "data.clients=20")
+    assert built("ldp-sgd", *settings).plan.sampler == FixedSize(5, 3)
+
+
+def test_local_work_is_the_one_that_was_asked_for():
+    more = ("local.epochs=3", "local.batch=7", "local.momentum=0.25", "local.weight_decay=0.125")
+    work = built("fedavg", *SMALL, *more, "sample.size=5", "local.lr=0.5").work
+    assert work == LocalSgd(Batches(7, epochs=3), 0.5, momentum=0.25, weight_decay=0.125)
+    steps = ("local.epochs=none", "local.steps=4", "local.lr=none", "local.mu=2.0")
+    work = built("fedavg", *SMALL, *steps, "local.gamma=8.0", "sample.size=5").work
+    assert work.batches == Batches(0, steps=4)
+    assert [work.rate(step, round) for round in (1, 2) for step in (0, 3)] == [
+        2 / (2 * (k + 8)) for k in (0, 3, 4, 7)
+    ]
+
+
+def test_the_server_is_the_one_that_was_asked_for():
+    few = (*SMALL, "sample.size=5")
+    sgd = built("fedavg", *few, "server.lr=0.5", "server.momentum=0.25")
+    assert (sgd.server, sgd.weights) == (SgdServer(0.5, 0.25), Weights.EXAMPLES)
+    adam = built("fedavg", *few, "server.optimizer=adam", "server.weights=uniform")
+    assert (adam.server, adam.weights) == (AdamServer(0.01), Weights.UNIFORM)
+    assert built("fedavg", *few).server == SgdServer(1.0)
+    assert built("fedavg", *few, "server.optimizer=adam", "server.lr=0.5").server == AdamServer(0.5)
+
+
+def test_seed_mode_chunk_and_measurements_arrive():
+    engine = ("engine.mode=looped", "engine.chunk=3", "engine.memory=64")
+    training = built("fedavg", *SMALL, "sample.size=5", "seed=9", *engine, "evaluate.every=2")
+    assert (training.seed, training.mode, training.chunk) == (9, Mode.LOOPED, 3)
+    assert (training.memory, training.workers, training.every) == (64, 1, 2)
+
+
+# --- a recipe that can be repeated ---
+
+
+REPEATED = {
+    "one noise for all": ("central", ("rounds=2", "sample.kind=all")),
+    "noise shared with bits": (
+        "central",
+        ("rounds=2", "sample.kind=all", "bound.kind=quantile", "bound.value=0.1"),
+    ),
+    "noise of groups": (
+        "ldp-sgd",
+        ("budget.epsilon=none", "budget.epsilons=[2.0, 20.0]", "rounds=3", "sample.size=5"),
+    ),
+    "Laplace": ("dp-fedavg", ("rounds=2", "sample.size=5")),
+    "dp-sgd": ("local", ("rounds=2", "sample.size=5", "local.rate=1.0")),
+}
+
+
+@pytest.mark.parametrize("kind", REPEATED)
+def test_a_resolved_recipe_builds_the_same_noise(kind):
+    name, settings = REPEATED[kind]
+    mode = ("engine.mode=looped", "engine.workers=1", "data.clients=20", "budget.delta=1e-4")
+    first = load_recipe(name, [*mode, *settings])
+    training = build(first)
+    again = build(resolved(first, training))
+    assert again.plan.multiplier == training.plan.multiplier
+    assert again.plan.permitted == training.plan.permitted
+    bound = training.plan.bound(training.start().moving, 1)
+    everyone = np.arange(20)
+    scales = [t.plan.scale(bound, everyone).tolist() for t in (training, again)]
+    assert scales[0] == scales[1]
+    assert len(set(scales[0])) == (2 if kind == "noise of groups" else 1)

@@ -76,7 +76,7 @@ def test_runs_of_two_seeds_have_no_draw_in_common(watch, drawn, kind):
 
 
 def test_keys_of_clients_are_different():
-    """Also of a hundred thousand of them, and of rounds and purposes whose names run into each other."""
+    """Of many clients, and of rounds and purposes whose names run into each other."""
     clients = np.arange(100_000)
     keys = Streams(1).keys("noise", 1, clients)
     assert len(np.unique(keys)) == len(clients)

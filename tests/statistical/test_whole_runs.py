@@ -24,7 +24,7 @@ SOURCES = ("seeded", "secure")
 ADAPTIVE = ("bound.kind=quantile", "bound.value=0.1", "bound.bit_noise=100.0")
 COHORT = ("sample.kind=fixed", "sample.size=10")
 SERVER = {  # settings, clients that a round is divided by, rounds
-    "poisson": (("sample.rate=0.5",), 20, 15),
+    "poisson": (("sample.rate=0.2",), 8, 15),
     "everyone, always": (("sample.rate=1.0",), 40, 15),
     "fixed size": (COHORT, 10, 6),
     "all": (("sample.kind=all",), 40, 15),

@@ -1,0 +1,36 @@
+"""Sums over rows are those of float64, row by row and weight by weight, however wide rows are."""
+
+import pytest
+import torch
+
+from fedveil.privacy.rows import BLOCK, Norm, add_weighted_, row_norms
+
+SHAPES = [(1, 7), (5, 1), (3, BLOCK), (3, BLOCK + 1), (2, 2 * BLOCK + 5), (BLOCK // 100 + 7, 300)]
+
+
+def rows_of(shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_each_row_has_its_own_weight(shape):
+    rows, total = rows_of(shape), torch.ones(shape[1], dtype=torch.float64)
+    weights = torch.linspace(-1.0, 2.0, shape[0], dtype=torch.float64)
+    add_weighted_(total, rows, weights)
+    expected = 1 + (weights[:, None] * rows.double()).sum(dim=0)
+    assert torch.allclose(total, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_weight_of_zero_leaves_a_row_out(shape):
+    rows, total = rows_of(shape), torch.zeros(shape[1], dtype=torch.float64)
+    add_weighted_(total, rows, torch.zeros(shape[0], dtype=torch.float64))
+    assert not total.any()
+
+
+@pytest.mark.parametrize("norm", Norm)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_row_is_as_long_alone_as_among_others(shape, norm):
+    rows = rows_of(shape)
+    alone = torch.cat([row_norms(rows[k : k + 1], norm) for k in range(min(4, len(rows)))])
+    assert torch.allclose(alone, row_norms(rows, norm)[:4], rtol=1e-12)
