@@ -7,7 +7,7 @@ from planted import Project
 _ABOVE = {"privacy": ("training", "runs"), "training": ("runs",), "runs": ()}
 _NO_MIRROR = {
     "privacy/ledger_file.py": ("privacy/test_ledger.py", "privacy/test_verification.py"),
-    "privacy/rows.py": ("privacy/test_clipping.py",),
+    "privacy/mechanisms.py": ("privacy/test_secure.py",),
     "training/chain.py": ("training/test_stacked.py",),
     "training/cohort.py": ("training/test_batches.py", "training/test_stacked.py"),
     "training/evaluate.py": ("training/test_engine.py",),
@@ -21,7 +21,6 @@ _NO_MIRROR = {
     "runs/disk.py": ("runs/test_run.py",),
     "runs/ledgers.py": ("runs/test_evidence.py",),
     "runs/metrics.py": ("runs/test_corruption.py",),
-    "runs/plans.py": ("runs/test_build.py", "runs/test_secure_runs.py"),
     "runs/sections.py": ("runs/test_recipe.py",),
 }
 _WIDE = ("contracts", "statistical")
