@@ -45,5 +45,5 @@ def test_a_metric_cannot_overwrite_a_number_of_the_run(name):
 
 def test_every_number_of_a_round_is_taken():
     fields = dict.fromkeys(RoundResult.__dataclass_fields__)
-    result = RoundResult(**{**fields, "metrics": {}, "refused": (), "spent": lambda: 1.0})
+    result = RoundResult(**{**fields, "metrics": {}, "refused": (), "spent": lambda: None})
     assert set(result.numbers()) <= TAKEN

@@ -7,7 +7,18 @@ from fedveil.checks import shown
 from fedveil.errors import BadInput
 
 TAKEN = frozenset(
-    ("round", "clients", "clipped", "snr", "refused", "bound", "epsilon", "seconds", "loss")
+    (
+        "round",
+        "clients",
+        "clipped",
+        "snr",
+        "refused",
+        "bound",
+        "epsilon",
+        "claim",
+        "seconds",
+        "loss",
+    )
 )
 """What a run's metrics already call something else: a metric of that name would overwrite it."""
 
