@@ -23,11 +23,6 @@ def test_parts_that_are_what_they_are_called():
         (nn.Linear(2, 3), cross_entropy, [correct], "metrics is ["),
         (nn.Linear(2, 3), cross_entropy, {"accuracy": 5}, "metric 'accuracy' is 5"),
         (nn.Linear(2, 3), cross_entropy, {3: correct}, "metric 3 has a name"),
-        (nn.LazyLinear(3), cross_entropy, {}, "layer 'model' is a LazyLinear"),
-        (nn.Sequential(nn.LazyLinear(3)), cross_entropy, {}, "layer '0' is a LazyLinear"),
-        (nn.LazyBatchNorm1d(), cross_entropy, {}, "LazyBatchNorm1d"),
-        (nn.EmbeddingBag(5, 3, sparse=True), cross_entropy, {}, "EmbeddingBag with sparse"),
-        (nn.Embedding(5, 3, sparse=True), cross_entropy, {}, "Embedding with sparse"),
     ],
 )
 def test_parts_that_are_not(module, loss, metrics, message):

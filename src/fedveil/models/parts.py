@@ -1,7 +1,6 @@
 """The parts of a task, checked for what they are before anything is done with them."""
 
 from torch import nn
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedveil.checks import shown
 from fedveil.errors import BadInput
@@ -29,8 +28,6 @@ def check_parts(module: object, loss: object, metrics: object) -> None:
     | edge | behaviour |
     |---|---|
     | a class instead of a module | BadInput |
-    | lazy layers, whose parameters have no shape yet | BadInput |
-    | sparse gradients, of bags too | BadInput |
     | a metric called like a number of the run (epsilon, round, loss, ...) | BadInput |
     """
     if not isinstance(module, nn.Module):
@@ -44,13 +41,3 @@ def check_parts(module: object, loss: object, metrics: object) -> None:
             raise BadInput(f"metric {shown(name)} has a name that is taken: call it otherwise")
         if not callable(metric):
             raise BadInput(f"metric {name!r} is {shown(metric)}: a function is needed")
-    for name, layer in module.named_modules():
-        _check_layer(f"layer {name or 'model'!r} is a {type(layer).__name__}", layer)
-
-
-def _check_layer(where: str, layer: nn.Module) -> None:
-    own = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-    if any(isinstance(value, UninitializedParameter | UninitializedBuffer) for value in own):
-        raise BadInput(f"{where}, whose shape is not known yet: give its sizes, or use it once")
-    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
-        raise BadInput(f"{where} with sparse gradients, which no bound takes: set sparse=False")
