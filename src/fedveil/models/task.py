@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedveil.errors import BadInput
+from fedveil.models.parts import check_parts
 from fedveil.models.state import Snapshot, difference, snapshot
 
 PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -60,6 +61,7 @@ class Task:
     _before: Snapshot = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_parts(self.module, self.loss, self.metrics)
         _check_module(self.module)
         named = list(self.module.named_parameters())
         flat = torch.cat([p.detach().reshape(-1) for _, p in named]).to(torch.float32)
