@@ -109,7 +109,7 @@ def test_contradiction_names_both_numbers_and_the_price_of_one_round():
         plan_of(multiplier=0.5, budget=Budget(1.0, 1e-5))
     assert "0.5" in str(e.value)
     assert "epsilon 1 " in str(e.value)
-    assert "9.997" in str(e.value)
+    assert "epsilon 9.998 at delta 1e-05 per client" in str(e.value)
     assert "\n" not in str(e.value)
 
 

@@ -136,7 +136,7 @@ def test_noise_without_a_bound_or_a_mechanism_is_refused(where):
         (central_plan(), ["Gaussian", "9", "at the server"]),
         (local_plan(), ["Gaussian", "2", "at the clients"]),
         (local_plan(laplace=True, rule=Fixed(1.0, Norm.L1)), ["Laplace", "at the clients"]),
-        (two_point_plan(), ["two-point", "epsilon 1 per weight"]),
+        (two_point_plan(), ["two-point", "epsilon 1 at delta 0 per weight (replace"]),
         (unprotected(Everyone(), 10, rounds=1), ["no noise"]),
     ],
     ids=["central", "gaussian", "laplace", "two-point", "none"],
