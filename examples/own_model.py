@@ -21,6 +21,7 @@ plan = fv.central(
 )
 work = fv.LocalSgd(fv.Batches(size=10, epochs=5), lr=0.3)
 
-for result in fv.train(fv.Training(task, data, plan, work)):
+training = fv.Training(task, data, plan, work)
+for result in fv.train(training):
     print(result.round, result.metrics["accuracy"], result.claim.short)
-print(*plan.claims(result.round), sep="\n")
+print(*training.plan.claims(result.round), sep="\n")
