@@ -83,7 +83,7 @@ def test_a_bound_per_gradient_is_that_of_its_own_round():
 CALIBRATED = {
     "central": ("sample.kind=all",),
     "ldp-sgd": ("sample.size=5", "sample.max_participations=none"),
-    "dp-fedavg": ("sample.size=8",),
+    "dp-fedavg": ("sample.size=8", "data.statistics=public"),
     "local": ("sample.size=8", "sample.max_participations=none", "local.rate=1.0"),
 }
 
@@ -103,13 +103,12 @@ def test_noise_is_the_least_that_lets_all_rounds_fit(name, source):
     assert claim.delta <= 1e-4
 
 
-def test_a_secure_histogram_keeps_to_its_delta():
+def test_a_secure_histogram_and_reports_keep_to_their_delta():
     histogram = ("bound.kind=median", "bound.value=0.5", "bound.low=-9", "bound.high=3")
     more = ("bound.every=3", "bound.epsilon=9.0", "bound.delta=1e-4", "noise.source=secure")
     settings = (*LOUD, "sample.size=5", "sample.max_participations=none", *histogram, *more)
-    deltas = {c.covers: c.delta for c in plan_of("ldp-sgd", *settings).claims(10)}
-    assert deltas["norms"] <= 1e-4
-    assert deltas["updates"] <= 1e-3
+    claims = plan_of("ldp-sgd", *settings).claims(10)
+    assert max(claim.delta for claim in claims) <= 1e-3
 
 
 def test_dp_sgd_is_accounted_as_the_recipe_says():

@@ -96,10 +96,11 @@ def test_the_noise_on_the_bits_is_what_was_charged(watch):
 # --- noise at the clients ---
 
 
+FU = ("local.steps=2", "data.statistics=public")
 CLIENTS = {
     "ldp-sgd": ("ldp-sgd", ("sample.size=20", "sample.max_participations=none", "server.lr=1.0")),
-    "fu, Gaussian": ("dp-fedavg-gaussian", ("sample.size=20", "local.steps=2")),
-    "fu, Laplace": ("dp-fedavg", ("sample.size=20", "local.steps=2")),
+    "fu, Gaussian": ("dp-fedavg-gaussian", (*FU, "sample.size=20")),
+    "fu, Laplace": ("dp-fedavg", (*FU, "sample.size=20")),
 }
 
 
