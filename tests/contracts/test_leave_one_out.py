@@ -184,4 +184,4 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
             pytest.skip("the module has no vectorised form")
     length = float((sums[0] - sums[1]).norm())
     assert length <= lr * clip / nominal * (1 + 1e-4)
-    assert (length > 0) == (module != "batch centred")  # alone, a record is its own mean
+    assert (length > 1e-6) == (module != "batch centred")  # alone, a record is its own mean

@@ -214,13 +214,13 @@ def common_of(path: Path) -> Common | None:
     try:
         found = {name: json.loads(value) for name, value in rows.items()}
         return Common(
-            unit=str(found["unit"]),
-            neighbours=str(found["neighbours"]),
-            trust=str(found["trust"]),
+            unit=str(Unit(found["unit"])),
+            neighbours=str(Relation(found["neighbours"])),
+            trust=str(Trust(found["trust"])),
             epsilon=float(found["epsilon"]),
             delta=float(found["delta"]),
             data=str(found["data"]),
-            noise=str(found["noise"]),
+            noise=str(NoiseSource(found["noise"])),
         )
     except (KeyError, ValueError, TypeError) as e:
         raise BadInput(f"{path}: what its runs have in common cannot be read: {e}") from e
