@@ -2,9 +2,12 @@
 
 import sys
 
+from fedveil.interrupts import end_at_once
+
 
 def main() -> None:
     """Load the command line and run it."""
+    end_at_once()
     try:
         from fedveil.cli import main as run
 

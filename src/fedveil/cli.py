@@ -11,6 +11,7 @@ import typer
 
 from fedveil.checks import VALUES, check, check_workers, shown
 from fedveil.errors import BadInput, FedveilError
+from fedveil.interrupts import listen
 
 app = typer.Typer(
     name="fedveil",
@@ -162,6 +163,7 @@ def run(
     from fedveil.runs.ledgers import Shared
     from fedveil.runs.run import Run
 
+    listen()
     shared = None if ledger is None else Shared(ledger, ledger_epsilon)
     if chosen:
         prepared = Run.start(chosen, out, data, shared)
@@ -266,6 +268,8 @@ def plan(
     from fedveil.console import Counter
     from fedveil.planning.trials import Laboratory
 
+    listen()
+
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     with Counter(console, "trials") as counter:
         report = by_recipe(
@@ -316,6 +320,8 @@ def sweep(
     from fedveil.planning.sweep import Sweep
     from fedveil.planning.trials import Laboratory
     from fedveil.training.engines.workers import WorkerLost
+
+    listen()
 
     found = Sweep.open(
         out, recipe, set_ or (), axes, repeat, Laboratory(data, curves=curves, workers=workers)
@@ -375,6 +381,8 @@ def reproduce(
     from fedveil.papers.experiment import Experiment, Scale
     from fedveil.papers.page import Page
     from fedveil.training.engines.workers import WorkerLost
+
+    listen()
 
     folder = out or Path("runs") / f"reproduce-{paper}-{scale}"
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)

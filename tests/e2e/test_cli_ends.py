@@ -252,7 +252,7 @@ BEGIN = (
 )
 
 
-@pytest.mark.parametrize("delay", [0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5])
+@pytest.mark.parametrize("delay", [0.02, 0.1, 0.3])
 def test_ctrl_c_while_everything_is_being_imported(tmp_path, delay):
     process = subprocess.Popen(
         [sys.executable, "-c", BEGIN, "run", "fedavg", "--quiet", "--set", "rounds=100000"],

@@ -173,12 +173,24 @@ def test_state_is_refused_by_its_name(name):
         tried(STATEFUL[name]())
 
 
-def test_state_in_a_closure_is_found_by_what_it_does():
+def test_state_in_a_closure_is_found():
     seen = [1.0]
 
     def remember(module, h):
         seen[0] = 0.5 * seen[0] + float(h.detach().abs().mean())
         return h * seen[0]
+
+    with pytest.raises(BadInput, match="'function' of the model changes"):
+        tried(Changed(remember))
+
+
+SEEN = [1.0]
+
+
+def test_state_in_a_global_is_found_by_what_it_does():
+    def remember(module, h):
+        SEEN[0] = 0.5 * SEEN[0] + float(h.detach().abs().mean())
+        return h * SEEN[0]
 
     with pytest.raises(BadInput, match="gives one record two gradients"):
         tried(Changed(remember))

@@ -145,9 +145,10 @@ def test_noise_is_calibrated_to_the_cap_and_the_cap_is_kept():
     assert worst.epsilon == capped.lines[0].claims(int(counts.max()))[0].epsilon
 
 
-def test_counts_never_make_a_claim_worse_than_the_cap():
+def test_counts_that_exceed_the_account_are_told():
     plan = plan_of(FixedSize(50, 4), rounds=60)
-    assert plan.claims(60, np.full(1000, 99))[0].epsilon == plan.claims(60)[0].epsilon
+    told = plan.claims(60, np.full(1000, 9))[0].epsilon
+    assert told == plan.lines[0].claims(9)[0].epsilon > plan.claims(60)[0].epsilon
 
 
 def test_cap_that_ends_before_the_run_is_refused():

@@ -360,6 +360,7 @@ def test_a_report_of_a_third_value_is_refused(task, data, perturb, shuffled):
     plan = reporting(data, task, perturb, shuffled)
     training = Training(task, data, plan, OneGradient(), adversary=inventing)
     honest = Training(task, data, plan, OneGradient())
+    vars(honest)["streams"] = training.streams  # the same draws for both, to compare them
     attacked = training.engine.run(1, np.arange(data.clients), training.start())
     without = honest.engine.run(1, np.array([0, 1, 2, 4]), honest.start())
     assert attacked.refused == (3,)

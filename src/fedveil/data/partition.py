@@ -1,5 +1,6 @@
 """Dividing records: between training and test, and among clients."""
 
+import hashlib
 import math
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ Rows = npt.NDArray[np.intp]
 
 _STREAM = int.from_bytes(b"partition", "big")
 _HOLDOUT_SEED = 0
-_DRAWN, _KEPT, _OWNERS = 1, 2, 3
+_DRAWN, _KEPT = 1, 2
 _MOST_BYTES = 1 << 30  # of records drawn with replacement
 
 
@@ -197,7 +198,7 @@ def _natural(
             "use another partition"
         )
     everyone = np.unique(records.owners)
-    held = _held_out(everyone, len(records.owner_names)) if hold_out else everyone[:0]
+    held = _held_out(everyone, records.owner_names) if hold_out else everyone[:0]
     present = np.setdiff1d(everyone, held)
     if len(present) == 0:
         raise BadInput(
@@ -223,14 +224,20 @@ def _natural(
     return replace(data, test_of_clients=own)
 
 
-def _held_out(owners: Rows, names: int) -> Rows:
-    """A fifth of the owners, who are some of 0 .. names - 1; one at least.
+def _held_out(owners: Rows, names: npt.NDArray[np.str_]) -> Rows:
+    """A fifth of the owners, one at least; `names` are those of 0 ...
 
-    Their order is always the same, whatever the seed: whoever is held out of one run is held out of
-    all on the same records, and a test split is never another run's clients.
+    It follows from an owner's name alone, whatever the seed and whoever else is there: whoever is
+    held out of one run is held out of all, and a test split is never another run's clients.
     """
-    chosen = _generator(_HOLDOUT_SEED, _OWNERS).permutation(names)
-    return np.sort(chosen[np.isin(chosen, owners)][: max(1, len(owners) // HELD_OUT)])
+    places = {owner: _place(str(names[owner])) for owner in owners.tolist()}
+    held = [owner for owner in owners.tolist() if places[owner] < 1 / HELD_OUT]
+    return np.array(held or [min(places, key=places.__getitem__)], dtype=np.intp)
+
+
+def _place(name: str) -> float:
+    """A number in [0, 1) that follows from a name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48
 
 
 def _tested_on(

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import types
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,17 @@ from torch import nn
 
 Snapshot = dict[str, object]
 
-_DEEPEST = 4
+_DEEPEST = 6
 _CACHES = ("_flat_weights", "_flat_weight_refs")
 """torch's recurrent layers keep references to their own weights in these."""
 
 
-def snapshot(module: nn.Module) -> Snapshot:
+def snapshot(module: nn.Module, seen: frozenset[int] = frozenset()) -> Snapshot:
     """Every attribute of every layer by its name, in a form that can be compared.
 
     A tensor is the object it is, its values, and how often it was written to, so that a write that
-    changes no value yet shows as well. Generators are their states. State in closures and globals
-    is not seen: `models.trial` looks for its effects.
+    changes no value yet shows as well. Generators are their states; functions, what they close
+    over. State in globals is not seen: `models.trial` looks for its effects.
 
     >>> layer = nn.Linear(2, 2)
     >>> before = snapshot(layer)
@@ -29,27 +30,35 @@ def snapshot(module: nn.Module) -> Snapshot:
     'seen'
     """
     found: Snapshot = {}
+    seen = seen | {id(module)}
     for place, layer in module.named_modules():
         prefix = f"{place}." if place else ""
         for name, value in vars(layer).items():
             if name in ("_parameters", "_buffers"):
-                found |= {f"{prefix}{key}": _token(v, 0) for key, v in value.items()}
+                found |= {f"{prefix}{key}": _token(v, 0, seen) for key, v in value.items()}
             elif name == "_modules":
                 found[f"{prefix}{name}"] = [(key, id(child)) for key, child in value.items()]
             elif not (name in _CACHES and isinstance(layer, nn.RNNBase)):
-                found[f"{prefix}{name}"] = _token(value, 0)
+                found[f"{prefix}{name}"] = _token(value, 0, seen)
     return found
+
+
+def snapshot_of(part: object) -> Snapshot:
+    """The same for a loss or a work: what it holds, if it is an object, or closes over."""
+    if isinstance(part, nn.Module):
+        return snapshot(part)
+    return {type(part).__name__: _token(part, 0, frozenset())}
 
 
 def difference(before: Snapshot, after: Snapshot) -> str | None:
     """The name of the first attribute that is not as it was; None if all are."""
     for name in {**before, **after}:
-        if before.get(name, _token) != after.get(name, _token):
+        if before.get(name, difference) != after.get(name, difference):
             return name
     return None
 
 
-def _token(value: Any, depth: int) -> object:
+def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
     """Something that is equal for a value that was not changed."""
     match value:
         case None | bool() | int() | str() | bytes():
@@ -67,20 +76,33 @@ def _token(value: Any, depth: int) -> object:
         case np.ndarray():
             return id(value), value.shape, _digest(value.tobytes())
         case nn.Module():
-            return id(value), (snapshot(value) if depth else None)  # one that is not registered
+            new = depth and id(value) not in seen  # one that is not registered
+            return id(value), snapshot(value, seen) if new else None
     if depth >= _DEEPEST:
         return id(value)
     match value:
         case dict():
-            return [(repr(key), _token(v, depth + 1)) for key, v in value.items()]
+            return [(repr(key), _token(v, depth + 1, seen)) for key, v in value.items()]
         case set() | frozenset():
             return sorted(map(repr, value))
     if hasattr(value, "__iter__") and hasattr(value, "__len__"):  # lists, tuples, deques
-        return [type(value), *(_token(v, depth + 1) for v in value)]
-    inside = getattr(value, "__dict__", None) if not isinstance(value, type) else None
-    if isinstance(inside, dict) and not callable(value):
-        return id(value), _token(inside, depth + 1)
-    return id(value)
+        return [type(value), *(_token(v, depth + 1, seen) for v in value)]
+    if isinstance(value, type):
+        return id(value)
+    if isinstance(value, types.MethodType):
+        return id(value.__func__), _token(value.__self__, depth + 1, seen)
+    held = {"dict": getattr(value, "__dict__", None)}
+    if isinstance(value, types.FunctionType):
+        held["closure"] = [_cell(cell) for cell in value.__closure__ or ()]
+        held["defaults"] = value.__defaults__
+    return id(value), _token(held, depth, seen) if any(held.values()) else None
+
+
+def _cell(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
 
 
 def _values(tensor: torch.Tensor) -> bytes | None:

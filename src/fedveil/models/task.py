@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from fedveil.errors import BadInput
 from fedveil.models.parts import check_parts
-from fedveil.models.state import Snapshot, difference, snapshot
+from fedveil.models.state import Snapshot, difference, snapshot, snapshot_of
 
 PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(outputs [B, ...], targets [B, ...]) -> one number per example [B]."""
@@ -59,6 +59,8 @@ class Task:
     _learning: nn.Module = field(init=False, repr=False)
     _measuring: nn.Module = field(init=False, repr=False)
     _before: Snapshot = field(init=False, repr=False)
+    _ran: bool = field(init=False, repr=False, default=False)
+    _tried: dict[object, bool] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         check_parts(self.module, self.loss, self.metrics)
@@ -76,7 +78,7 @@ class Task:
         learning = _without_parameters(self.module)
         object.__setattr__(self, "_learning", learning)
         object.__setattr__(self, "_measuring", _without_parameters(self.module).eval())
-        object.__setattr__(self, "_before", snapshot(learning))
+        object.__setattr__(self, "_before", self._snapshot())
 
     @property
     def size(self) -> int:
@@ -99,6 +101,16 @@ class Task:
         return self._flat
 
     @property
+    def tried(self) -> dict[object, bool]:
+        """Whether records see each other, by the kind of records that `models.trial` has tried."""
+        return self._tried
+
+    def known_as(self, tried: dict[object, bool]) -> "Task":
+        """The same task, sharing what trials found with others of the same module and loss."""
+        object.__setattr__(self, "_tried", tried)
+        return self
+
+    @property
     def layers(self) -> dict[str, nn.Module]:
         """The layers that `call` runs, by name."""
         return dict(self._learning.named_modules())
@@ -109,6 +121,7 @@ class Task:
 
     def call(self, named: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
         """The module's outputs on x [B, ...] with these parameters, as clients learn."""
+        object.__setattr__(self, "_ran", True)
         out: torch.Tensor = functional_call(self._learning, named, (x,))
         return out
 
@@ -130,15 +143,24 @@ class Task:
     def check_unchanged(self) -> None:
         """Refuse a module that has kept something of what it computed: it would tell the next one.
 
-        What is released after this was computed by a module that had no memory of anybody.
+        What is released after this was computed by a module that had no memory of anybody. One
+        that has not run since is not looked at.
         """
-        name = difference(self._before, snapshot(self._learning))
+        if not self._ran:
+            return
+        object.__setattr__(self, "_ran", False)
+        name = difference(self._before, self._snapshot())
         if name is not None:
             raise BadInput(
                 f"{name!r} of the model changes when records pass through it: what one client's "
                 "records leave there would reach others outside the clip; compute it anew in every "
                 "pass, or leave it out"
             )
+
+    def _snapshot(self) -> Snapshot:
+        """Of module and loss."""
+        loss = {f"loss {name}": token for name, token in snapshot_of(self.loss).items()}
+        return {**snapshot(self._learning), **loss}
 
     def check_fits(self, x: torch.Tensor, y: torch.Tensor, classes: int) -> None:
         """Refuse records this module, loss or these metrics cannot take. Two are tried."""

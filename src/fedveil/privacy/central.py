@@ -58,6 +58,11 @@ def central(
         raise BadInput(f"bound.norm is {rule.norm} and the noise needs l2: set bound.norm = 'l2'")
     if isinstance(rule, Median | PerGradient):
         raise BadInput("central DP takes a fixed, decaying or quantile bound on the whole update")
+    if rule.width and type(rule) is not Quantile:
+        raise BadInput(
+            f"the bound {type(rule).__name__} watches clients and central DP accounts for no such "
+            "release: use Quantile, or a bound that watches nobody"
+        )
     if isinstance(rule, Quantile) and rule.flip:
         raise BadInput("bound.bit_epsilon is for local DP: give bound.bit_noise under central DP")
     if multiplier == 0:
@@ -152,7 +157,7 @@ def _update_multiplier(z: float, rule: Rule, relation: Relation) -> float:
 
 def joint_multiplier(z: float, rule: Rule | None, relation: Relation) -> float:
     """Of a sum with noise z and the bits that a rule releases beside it, as one Gaussian."""
-    if not isinstance(rule, Quantile) or z == 0:
+    if type(rule) is not Quantile or z == 0:
         return z
     return float((z**-2 + _bits_multiplier(rule, relation) ** -2) ** -0.5)
 

@@ -21,7 +21,9 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Median, Quantile, Rule
+from fedveil.privacy.sampling import FixedSize, Poisson
 from fedveil.privacy.terms import Terms
 
 _ROUNDING = 1e-9
@@ -59,6 +61,8 @@ def _difference(plan: PrivacyPlan, line: Terms) -> str | None:
     cap = getattr(plan.sampler, "max_participations", None)
     if line.unit is not Unit.WEIGHT and line.cap is not None and line.cap != cap:
         return f"the cap on participations is {cap}"
+    if line.every != 1:
+        return "there is a release in every round"
     match plan.mechanism:
         case TwoPointMechanism():
             return _two_point(plan, line, plan.mechanism)
@@ -72,9 +76,11 @@ def _additive(plan: PrivacyPlan, line: Terms) -> str | None:
     claimed = _claimed(line)
     if not claimed <= added * (1 + _ROUNDING):
         return f"noise of {added:g} sensitivities is added"
+    norm = None if plan.rule is None else plan.rule.norm
+    if isinstance(plan.mechanism, LaplaceMechanism) and norm is not Norm.L1:
+        return f"rows are clipped in {norm}"
     if plan.where is Where.SERVER:
-        event = plan.sampler.event(Gaussian(claimed), plan.population)
-        return None if line.event == event else f"the sampler makes it {event}"
+        return _at_server(plan, line, claimed)
     if plan.steps is not None:
         event = PoissonSampled(plan.steps.rate, Gaussian(claimed))
         right = (event, Gaussian(claimed)) if plan.steps.rate == 1 else (event,)
@@ -104,16 +110,36 @@ def _additive(plan: PrivacyPlan, line: Terms) -> str | None:
     return None
 
 
+def _at_server(plan: PrivacyPlan, line: Terms, claimed: float) -> str | None:
+    if not isinstance(plan.mechanism, GaussianMechanism):
+        return f"the noise is that of {plan.mechanism}"
+    if plan.rule is not None and plan.rule.width and type(plan.rule) is not Quantile:
+        return "an adaptive bound watches clients beside it"
+    event = plan.sampler.event(Gaussian(claimed), plan.population)
+    if line.event != event:
+        return f"the sampler makes it {event}"
+    if line.event != Gaussian(claimed) and type(plan.sampler) not in (Poisson, FixedSize):
+        return f"cohorts are drawn by {type(plan.sampler).__name__}, whose law nobody knows"
+    return None
+
+
 def _added(plan: PrivacyPlan, line: Terms) -> float:
-    """The noise multiplier under the plan's own relation, that of the line's own clients."""
+    """The noise multiplier under the plan's own relation, that of the line's own clients.
+
+    Where clients have budgets of their own, nobody has less noise than some line claims for as
+    many clients.
+    """
     if plan.where is Where.SERVER:
         return joint_multiplier(plan.multiplier, plan.rule, plan.relation)
     if plan.steps is not None:
         return min(plan.multiplier, plan.steps.multiplier)
     if plan.multipliers is None:
         return plan.multiplier
-    near = [m for m in set(plan.multipliers.tolist()) if math.isclose(m, _claimed(line))]
-    return near[0] if near else float(plan.multipliers.min())
+    least = _claimed(line) * (1 - _ROUNDING)
+    weaker = int((plan.multipliers < least).sum())
+    strict = [one for one in plan.lines if not one.as_published]
+    others = sum(one.members or 0 for one in strict if _claimed(one) < least)
+    return _claimed(line) if weaker <= others else float(plan.multipliers.min())
 
 
 def _claimed(line: Terms) -> float:

@@ -72,7 +72,7 @@ def curator_of(rule: Rule, base: Terms, rounds: int) -> Curator | None:
     The sum of centred bits moves by at most 1 when a client is replaced, and every turn has a bit.
     Replacing a client changes two counts of a histogram by one: L2 sensitivity sqrt(2).
     """
-    if isinstance(rule, Quantile) and rule.noise:
+    if type(rule) is Quantile and rule.noise:
         return Curator(
             Gaussian(rule.noise),
             base.participations(rounds),
@@ -82,7 +82,7 @@ def curator_of(rule: Rule, base: Terms, rounds: int) -> Curator | None:
             rule.noise,
             "raise it",
         )
-    if isinstance(rule, Median):
+    if type(rule) is Median:
         return Curator(
             Gaussian(rule.noise / math.sqrt(2)),
             _histograms(rule, base, rounds),

@@ -1,47 +1,112 @@
 """What makes two trainings the same: their parts in a form that can be compared and hashed."""
 
 import hashlib
+import types
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 _WORDS = ("assumptions",)
 """Fields that are told to people and decide nothing."""
 
+_KEPT = ("fedveil", "torch", "numpy")
+"""Packages whose functions are known by their names: their versions are recorded with a run."""
 
-def identity(value: Any) -> str:
-    """The same text for equal parts, in every process; functions and unknown objects by their type.
+_APART = ("_parameters", "_modules", "_flat_weights", "_flat_weight_refs")
+"""Of a layer: its parameters and children are told apart, the others are references to them."""
+
+_DEEPEST = 12
+
+
+def identity(value: Any, depth: int = 0, seen: frozenset[int] = frozenset()) -> str:
+    """The same text for equal parts, in every process.
+
+    Functions are known by what they do: their code, what they close over and their defaults.
+    Objects are known by their class and what they hold; modules by their layers, not by their
+    parameters' values.
 
     >>> from fedveil.privacy.sampling import Poisson
     >>> identity((Poisson(0.5), 3))
-    '(Poisson(rate=0.5),3)'
+    '(fedveil.privacy.sampling.Poisson(rate=0.5),3)'
     """
+    if depth > _DEEPEST or id(value) in seen:
+        return _name(type(value))
+    if isinstance(value, nn.Module):
+        seen = seen | {id(value)}
+    inner = partial(identity, depth=depth + 1, seen=seen)
     match value:
         case Enum():
-            return f"{type(value).__name__}.{value.name}"
-        case None | bool() | int() | float() | str() | Fraction():
+            return f"{_name(type(value))}.{value.name}"
+        case None | bool() | int() | float() | complex() | str() | bytes() | Fraction():
             return repr(value)
         case list() | tuple():
-            return f"({','.join(map(identity, value))})"
+            return f"({','.join(map(inner, value))})"
+        case set() | frozenset():
+            return f"{{{','.join(sorted(map(inner, value)))}}}"
+        case dict():
+            return f"{{{','.join(f'{inner(k)}:{inner(v)}' for k, v in value.items())}}}"
         case torch.Tensor():
-            return identity(value.detach().numpy())
+            return "meta" if value.is_meta else inner(value.detach().numpy())
         case np.ndarray():
             content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
             return f"{value.dtype.str}{value.shape}{content}"
-    if is_dataclass(value) and not isinstance(value, type):
+        case type():
+            return _name(value)
+        case types.FunctionType():
+            return _function(value, inner)
+        case types.MethodType():
+            return f"{inner(value.__func__)} of {inner(value.__self__)}"
+        case types.CodeType():
+            return f"{value.co_code.hex()}{value.co_names}{inner(value.co_consts)}"
+        case nn.Module():
+            return inner(_layers(value))
+    if is_dataclass(value):
         told = [
-            f"{field.name}={identity(getattr(value, field.name))}"
+            f"{field.name}={inner(getattr(value, field.name))}"
             for field in fields(value)
             if field.init and field.name not in _WORDS
         ]
-        return f"{type(value).__name__}({','.join(told)})"
-    return type(value).__name__
+        return f"{_name(type(value))}({','.join(told)})"
+    held = getattr(value, "__dict__", {})
+    return f"{_name(type(value))}{getattr(value, '__qualname__', '')}{inner(dict(held))}"
 
 
 def seed_of(*parts: Any) -> int:
     """A number of 128 bits that other parts do not have."""
     return int(hashlib.sha256(identity(parts).encode()).hexdigest()[:32], 16)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _function(function: types.FunctionType, inner: Callable[[Any], str]) -> str:
+    name = f"{function.__module__}.{function.__qualname__}"
+    if function.__module__.split(".")[0] in _KEPT and function.__closure__ is None:
+        return name
+    cells = [_content(cell) for cell in function.__closure__ or ()]
+    parts = (function.__code__, cells, function.__defaults__, function.__kwdefaults__)
+    return f"{name}{inner((*parts, function.__dict__))}"
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
+
+def _layers(module: nn.Module) -> list[tuple[Any, ...]]:
+    """Its layers with what they were made with, and their hooks."""
+    told = []
+    for place, layer in module.named_modules():
+        own = {name: value for name, value in vars(layer).items() if name not in _APART}
+        told.append((place, type(layer), getattr(type(layer), "forward", None), own))
+    return told

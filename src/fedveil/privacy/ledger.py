@@ -18,7 +18,7 @@ import numpy as np
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy import chain, events
 from fedveil.privacy.chain import Entry, Head
-from fedveil.privacy.claims import NoiseSource
+from fedveil.privacy.claims import NoiseSource, Unit
 from fedveil.privacy.entries import add_charge, add_closing, head_of, last_closing, runs_digest
 from fedveil.privacy.ledger_file import (
     FORMAT,
@@ -203,10 +203,23 @@ class Ledger:
                 "nothing was released"
             )
         again = self.again + (round <= last)
+        if ids is not None:
+            self._check_turns(round, again, ids)
         if again:
             self._check_again(max(round, last), again, ids)
         if self._shared is not None:
             self._shared.check(self._db, self._run, ids)
+
+    def _check_turns(self, round: int, again: int, ids: Ids) -> None:
+        """Refuse a cohort in which somebody takes part more often than the lines account for."""
+        turns = int(self.turns(round - 1)[ids].max(initial=-1)) + 1
+        for line in self._lines:
+            if line.unit is not Unit.WEIGHT and turns > line.participations(round) + again:
+                raise BadInput(
+                    f"by round {round} the sampler has asked a client {turns} times, and "
+                    f"{line.covers} are accounted for {line.participations(round)}: nothing was "
+                    "released; use a sampler that does what its account says"
+                )
 
     def _check_again(self, rounds: int, again: int, ids: Ids | None) -> None:
         """Refuse a charge after `again` attempts beyond each round's first if that is too much.

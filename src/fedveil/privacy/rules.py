@@ -218,7 +218,7 @@ class Quantile:
 
     def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
         """Centred bits [K, 1]; in the local version flipped by the client and de-biased."""
-        bits = 0.5 - bounded.clipped.to(torch.float64)[:, None]
+        bits = 0.5 - (bounded.clipped != 0).to(torch.float64)[:, None]
         if not self.flip:
             return bits
         keep = 1 / (1 + math.exp(-self.flip))

@@ -39,10 +39,16 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
     | edge | behaviour |
     |---|---|
     | nothing is claimed | the plan as it is |
+    | noise in every local step | BadInput |
     | an epsilon so large that the sampler's share of delta is not enough | BadInput |
     | sums of so many clients that float64 would round them on the grid | BadInput |
     | another account of the same release with such an epsilon | claimed as not vouched for |
     """
+    if plan.where is Where.TRAINING:
+        raise BadInput(
+            "noise.source = 'secure' is not for noise in every local step, whose sums are rounded "
+            "to float32 before it: use 'seeded'"
+        )
     if plan.where is Where.SERVER and isinstance(
         plan.mechanism, GaussianMechanism | LaplaceMechanism
     ):

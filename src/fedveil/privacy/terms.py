@@ -240,13 +240,14 @@ def claims_of(
         if counts is None:
             claims += line.claims(most)
             continue
-        worst = min(most, int(counts.max()))
+        worst, middle = int(counts.max()), math.ceil(np.median(counts))
+        if line.every > 1:  # turns without a release of this line
+            worst, middle = min(most, worst), min(most, middle)
         if line.members is not None:
             claims += line.claims(worst, "the client that took part most")
             continue
-        median = min(most, math.ceil(np.median(counts)))
-        same = worst == median
+        same = worst == middle
         claims += line.claims(worst, "everyone" if same else "the client that took part most")
         if not same:
-            claims += line.claims(median, "the median client")[:1]
+            claims += line.claims(middle, "the median client")[:1]
     return tuple(claims)

@@ -48,6 +48,8 @@ def plan_of(
     """
     _check_sections(recipe)
     plan = _plan_of(recipe, sampler, clients, work, task)
+    if recipe.data.resample is not None:
+        plan = plan.assuming(_RESAMPLED)
     if not is_secure(recipe) or not plan.private:
         return plan
     _check_grid(plan, task.size)
@@ -128,8 +130,19 @@ def _plan_of(
     )
 
 
+_RESAMPLED = (
+    "records were drawn with replacement: one may be several clients' own, and the claim is about "
+    "one client's copy of it"
+)
+
+
 def _check_sections(recipe: Recipe) -> None:
     """Refuse sections that contradict each other."""
+    if recipe.data.resample is not None and recipe.local.kind == "dp-sgd":
+        raise BadInput(
+            f"data.resample is {recipe.data.resample} and the claim is about one record, of which "
+            "a client may then have several copies: leave it out"
+        )
     noise, bound, budget = recipe.noise, recipe.bound, recipe.budget
     claimed = noise.kind != "none" and getattr(noise, "claim", True)
     if budget is not None and not claimed:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fedveil.errors import BadInput
+from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.training.client import LocalWork
 from fedveil.training.reports import Reports, Rows, Spanned, accept
@@ -54,10 +56,14 @@ def client_report(
     """
     done = work.updates(turn)
     diverged = torch.zeros(len(turn.cohort), dtype=torch.bool)
+    if any(each.shape != diverged.shape for each in (done.clipped, _lengths(done))):
+        raise BadInput(f"the work {type(work).__name__} must say norm and clipped of each client")
     if isinstance(done, Spanned):
+        if not turn.summed:
+            raise AssertionError("updates in the span of records are for sums nobody looks into")
         watched = _watched(plan, turn, _Lengths(done.lengths, done.clipped))
         return Sent(done, watched, done.clipped, diverged)
-    rows, clipped = Rows.of(done.rows, turn.start.shape[-1]), done.clipped
+    rows, clipped = Rows.of(done.rows, turn.start.shape[-1]), done.clipped != 0
     if plan.where is Where.CLIENT:
         own = accept(rows, turn.bound)
         clipped, diverged = clipped | own.clipped, own.refused
@@ -65,6 +71,10 @@ def client_report(
         plan.randomise_(rows.rows, turn.start, turn.cohort.ids, moving, turn.round, turn.streams)
     watched = _watched(plan, turn, _Lengths(done.norms, clipped))
     return Sent(rows, watched, clipped, diverged)
+
+
+def _lengths(done: Bounded | Spanned) -> torch.Tensor:
+    return done.lengths if isinstance(done, Spanned) else done.norms
 
 
 def server_sum(

@@ -129,7 +129,8 @@ class Training:
         Two trainings that share their noise tell their difference without any. One that is the
         same in everything draws the same, which is a replay and releases nothing new.
         """
-        parts = (self.plan, self.work, self.server, self.weights, self._initial)
+        learnt = (self.task.module, self.task.loss, self._initial, self.adversary)
+        parts = (self.plan, self.work, self.server, self.weights, *learnt)
         seed = seed_of(self.seed, *parts, self.data.fingerprint)
         return Streams(seed, self.plan.secret)
 

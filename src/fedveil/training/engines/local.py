@@ -10,6 +10,8 @@ import numpy.typing as npt
 import torch
 
 from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.models.state import Snapshot, difference, snapshot_of
 from fedveil.models.task import Task
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.randomness import JointStreams, KeySource, Streams
@@ -103,7 +105,7 @@ class LocalEngine:
         moving = asked[0][1].moving
         turn = self._turn(round, np.concatenate(cohorts), starts, moving, streams, summed=False)
         self._add_block_(list(zip(totals, parts, strict=True)), turn, moving)
-        self.task.check_unchanged()
+        self._check_unchanged()
         return totals
 
     def _largest_first(self, ids: Ids) -> Ids:
@@ -135,7 +137,7 @@ class LocalEngine:
 
     def make_ready(self) -> None:
         """Compute what every round needs, before a fork: processes then share it."""
-        _ = self._gradients
+        _ = self._gradients, self._work_before
 
     @cached_property
     def _pool(self) -> Workers:
@@ -180,12 +182,27 @@ class LocalEngine:
         moving: torch.Tensor,
     ) -> None:
         """Add the chunk `ids`: at once when vectorised, client by client when looped."""
+        _ = self._work_before
         step = 1 if self.mode is Mode.LOOPED else len(ids)
         for a in range(0, len(ids), step):
             here = ids[a : a + step]
             turn = self._turn(round, here, params, moving, self.streams, summed=self._summed)
             self._add_block_([(total, slice(None))], turn, moving)
+        self._check_unchanged()
+
+    @cached_property
+    def _work_before(self) -> Snapshot:
+        return snapshot_of(self.work)
+
+    def _check_unchanged(self) -> None:
+        """Refuse a module, a loss or a work that keeps something of a client for the next."""
         self.task.check_unchanged()
+        name = difference(self._work_before, snapshot_of(self.work))
+        if name is not None:
+            raise BadInput(
+                f"the work {name!r} changes when clients are computed: what one leaves there would "
+                "reach others outside the clip; keep nothing between clients"
+            )
 
     def _turn(
         self,

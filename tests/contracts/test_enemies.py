@@ -1,0 +1,343 @@
+"""The public API as an enemy would use it: what made an epsilon false once is refused."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedveil as fv
+from fedveil.errors import BadInput
+from fedveil.privacy.clipping import Bound, Bounded
+from fedveil.privacy.consistency import check_lines
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.secure import secured
+from fedveil.runs.build import build
+from fedveil.runs.recipe import load_recipe
+
+CLIENTS = 30
+FREE = fv.Budget(math.inf, 1e-3)
+SGD = fv.LocalSgd(fv.Batches(0, steps=2), lr=0.5)
+
+
+@pytest.fixture(scope="module")
+def data():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(CLIENTS + 1, 4, 5)).astype(np.float32)
+    y = random.integers(3, size=(CLIENTS + 1, 4))
+    clients = [(str(k), x[k], y[k]) for k in range(CLIENTS)]
+    return fv.FederatedData.from_clients(clients, test=(x[-1], y[-1]), classes=3)
+
+
+def central(rule=None, sampler=None, **more):
+    settings = {"rounds": 3, "budget": FREE, "multiplier": 2.0, **more}
+    return fv.central(sampler or fv.Everyone(), CLIENTS, rule or fv.Fixed(1.0), **settings)
+
+
+def net(between=nn.Tanh):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), between(), nn.Linear(4, 3))
+
+
+def training(data, module=None, loss=fv.cross_entropy, plan=None, work=SGD, **more):
+    task = fv.Task(module or net(), loss)
+    return fv.Training(task, data, plan or central(), work, workers=1, **more)
+
+
+def smoothed(by):
+    return lambda outputs, y: nn.functional.cross_entropy(
+        outputs, y, reduction="none", label_smoothing=by
+    )
+
+
+@dataclass
+class OwnServer:
+    lr: float
+
+    def step(self, state, mean):
+        return fv.SgdServer(self.lr).step(state, mean)
+
+
+class OwnWork:
+    """Not a dataclass: known by what it holds."""
+
+    def __init__(self, lr, updates=None):
+        self.lr, self.own = lr, updates
+
+    def visits(self, records):
+        return records
+
+    at_once = visits
+
+    def whole(self, records):
+        return True
+
+    def updates(self, turn):
+        rows = torch.full((len(turn.cohort), turn.start.shape[-1]), self.lr)
+        if self.own is not None:
+            return self.own(self, turn, rows)
+        return Bounded(rows, torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
+
+
+def silent(client):
+    def adversary(round, ids, reports):
+        reports[ids == client] = 0
+        return reports
+
+    return adversary
+
+
+PAIRS = {
+    "module": lambda d: (training(d), training(d, net(nn.ReLU))),
+    "loss": lambda d: (training(d), training(d, loss=smoothed(0.1))),
+    "a number in a loss": lambda d: (
+        training(d, loss=smoothed(0.1)),
+        training(d, loss=smoothed(0.2)),
+    ),
+    "adversary": lambda d: (
+        training(d, adversary=silent(7)),
+        training(d, adversary=silent(-1)),
+    ),
+    "own work": lambda d: (training(d, work=OwnWork(0.1)), training(d, work=OwnWork(0.2))),
+    "own server": lambda d: (
+        training(d, server=OwnServer(1.0)),
+        training(d, server=OwnServer(2.0)),
+    ),
+    "a function in a rule": lambda d: tuple(
+        training(d, plan=per_gradient(reach)) for reach in (lambda r: 1.0, lambda r: 2.0)
+    ),
+}
+
+
+def per_gradient(reach):
+    rule = fv.PerGradient(fv.Fixed(1.0), reach)
+    return fv.local_updates(
+        fv.Everyone(), CLIENTS, rule, laplace=False, rounds=3, budgets=(FREE,), multiplier=1.0
+    )
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_trainings_that_differ_share_no_noise(data, name):
+    one, other = PAIRS[name](data)
+    again, _ = PAIRS[name](data)
+    assert one.streams == again.streams
+    assert one.streams != other.streams
+
+
+class Ema:
+    """A loss that is divided by its running mean."""
+
+    def __init__(self):
+        self.mean = 1.0
+
+    def __call__(self, outputs, y):
+        losses = fv.cross_entropy(outputs, y)
+        self.mean = 0.999 * self.mean + 0.001 * float(losses.detach().mean())
+        return losses / self.mean
+
+
+def warming():
+    """The same in a closure, and only after some calls."""
+    seen = {"calls": 0, "mean": 1.0}
+
+    def loss(outputs, y):
+        losses = fv.cross_entropy(outputs, y)
+        seen["calls"] += 1
+        if seen["calls"] > 200:
+            seen["mean"] = 0.9 * seen["mean"] + 0.1 * float(losses.detach().mean())
+        return losses / seen["mean"]
+
+    return loss
+
+
+class Scale:
+    """A callable that a module holds."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, h):
+        self.calls += 1
+        return h
+
+
+class Holds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(5, 3), Scale()
+
+    def forward(self, x):
+        return self.scale(self.layer(x))
+
+
+def remembering(work, turn, rows):
+    """A control variate that one client leaves for the next."""
+    work.kept = rows.mean(0)
+    return Bounded(rows, torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
+
+
+STATEFUL = {
+    "a loss": lambda d: training(d, loss=Ema()),
+    "a closure": lambda d: training(d, loss=warming()),
+    "a callable in a module": lambda d: training(d, Holds()),
+    "a work": lambda d: training(d, work=OwnWork(0.1, remembering)),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_state_outside_the_module_ends_a_training_before_a_release(data, name):
+    with pytest.raises(BadInput, match=r"changes when|two gradients"):
+        next(iter(fv.train(STATEFUL[name](data))))
+
+
+class Follows:
+    """A rule of one's own that moves the clip norm to what it saw, without noise."""
+
+    norm, width = Norm.L2, 1
+
+    def start(self):
+        return 1.0
+
+    def bound(self, moving, round):
+        return Bound(moving)
+
+    def watch(self, bounded, round, keys):
+        return bounded.norms[:, None]
+
+    def move(self, moving, watched, expected, round, streams):
+        return max(1e-6, float(watched[0]) / expected)
+
+
+class Quieter(fv.Quantile):
+    """Looks like ours."""
+
+    def watch(self, bounded, round, keys):
+        return 100 * super().watch(bounded, round, keys)
+
+
+def test_rules_that_watch_are_ours():
+    for rule in (Follows(), Quieter(1.0, 0.5, noise=5.0)):
+        with pytest.raises(BadInput, match="accounts for no such release"):
+            central(rule)
+
+
+def counting(work, turn, rows):
+    """Says how many of its steps were clipped, not whether."""
+    many = torch.full((len(rows),), 50)
+    return Bounded(rows, torch.ones(len(rows)), many)
+
+
+def test_a_bit_is_a_bit_whatever_a_work_says(data):
+    plan = central(fv.Quantile(1.0, 0.5, noise=20.0))
+    found = training(data, plan=plan, work=OwnWork(0.1, counting))
+    watched = found.engine.run(1, np.arange(CLIENTS), found.start()).watched
+    assert float(watched[0]) == -0.5 * CLIENTS
+
+
+def shapeless(work, turn, rows):
+    return Bounded(rows, torch.ones(3, 3), torch.zeros(len(rows), dtype=torch.bool))
+
+
+def test_a_work_says_one_norm_for_each_client(data):
+    found = training(data, work=OwnWork(0.1, shapeless))
+    with pytest.raises(BadInput, match="norm and clipped of each client"):
+        found.engine.run(1, np.arange(CLIENTS), found.start())
+
+
+class Loyal(fv.Poisson):
+    """Always the same clients, with the account of a random cohort."""
+
+    def cohort(self, population, round, streams, counts=None):
+        return np.arange(3)
+
+
+class Again(fv.RoundRobin):
+    def cohort(self, population, round, streams, counts=None):
+        return np.arange(self.size)
+
+
+def test_a_sampler_of_one_s_own_has_no_amplification(data):
+    with pytest.raises(BadInput, match="whose law nobody knows"):
+        training(data, plan=central(sampler=Loyal(0.1)))
+
+
+def test_a_sampler_that_asks_too_often_is_stopped_by_the_ledger(data):
+    plan = fv.local_updates(
+        Again(3), CLIENTS, fv.Fixed(1.0), laplace=False, rounds=5, budgets=(FREE,), multiplier=1.0
+    )
+    results = fv.train(training(data, plan=plan, work=fv.OneGradient()))
+    next(results)
+    with pytest.raises(BadInput, match="by round 2 the sampler has asked a client 2 times"):
+        next(results)
+
+
+def dealt():
+    budgets = (fv.Budget(5.0, 1e-3), fv.Budget(50.0, 1e-3))
+    return fv.local_updates(
+        fv.Everyone(),
+        CLIENTS,
+        fv.Fixed(1.0),
+        laplace=False,
+        rounds=2,
+        budgets=budgets,
+        group_of=np.arange(CLIENTS) % 2,
+    )
+
+
+def laplace():
+    rule = fv.Fixed(1.0, Norm.L1)
+    return fv.local_updates(
+        fv.Everyone(), CLIENTS, rule, laplace=True, rounds=2, budgets=(FREE,), multiplier=1.0
+    )
+
+
+def weakened(plan, clients):
+    noise = plan.multipliers.copy()
+    noise[: len(clients)] = clients
+    return replace(plan, multipliers=noise)
+
+
+CHANGED = {
+    "Laplace clipped in L2": lambda: replace(laplace(), rule=fv.Fixed(1.0)),
+    "fewer releases": lambda: (
+        (p := central()) and replace(p, lines=(replace(p.lines[0], every=10),))
+    ),
+    "one client without noise": lambda: weakened(dealt(), [1e-6]),
+    "all with the weaker noise": lambda: weakened(
+        dealt(), [float(dealt().multipliers.min())] * (CLIENTS - 1)
+    ),
+    "a median at the server": lambda: replace(
+        central(), rule=fv.Median(1.0, -3, 3, 1, fv.Budget(1.0, 1e-4))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_plans_changed_by_hand(name):
+    with pytest.raises(BadInput, match="the plan's line about"):
+        check_lines(CHANGED[name]())
+
+
+def test_budgets_per_client_agree_with_themselves():
+    check_lines(dealt())
+
+
+def test_secure_noise_is_not_for_local_steps():
+    plan = fv.local_steps(
+        fv.Everyone(), CLIENTS, 1.0, rate=0.5, steps=1, rounds=1, budget=FREE, multiplier=2.0
+    )
+    with pytest.raises(BadInput, match="not for noise in every local step"):
+        secured(plan, 15, diagnostics=False)
+
+
+def test_records_drawn_again_and_a_claim_about_one_record_contradict_each_other():
+    with pytest.raises(BadInput, match=r"data\.resample is 3000 and the claim is about one record"):
+        build(load_recipe("local", ["data.resample=3000"]))
+
+
+def test_records_drawn_again_are_told_in_a_claim_about_clients():
+    recipe = load_recipe("central", ["data.resample=500", "noise.multiplier=9.0", "rounds=1"])
+    (claim, *_) = build(recipe).plan.claims(1)
+    assert any("drawn with replacement" in text for text in claim.assumptions)
