@@ -218,7 +218,12 @@ def test_a_fifth_of_the_owners_is_held_out():
     names = np.array([f"w{i}" for i in range(455)])
     records = replace(make(910, owners=np.arange(910) % 455), owner_names=names)
     data = partition(records, kind="natural", clients=None, seed=1)
-    assert (data.clients, len(data.test_x)) == (364, 2 * 91)
+    held = 455 - data.clients
+    assert 0.15 < held / 455 < 0.25
+    assert len(data.test_x) == 2 * held
+    half = replace(make(456, owners=np.arange(456) % 228), owner_names=names[:228])
+    fewer = partition(half, kind="natural", clients=None, seed=1)
+    assert set(fewer.names) == set(names[:228]) & set(data.names)
     (one,) = (partition(make(6, owners=np.zeros(6, dtype=int)), kind="natural", clients=None,
                         seed=0, test="records"),)  # fmt: skip
     assert one.clients == 1

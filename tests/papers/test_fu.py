@@ -53,7 +53,10 @@ def check(page, experiment, monkeypatch):
     monkeypatch.setattr(Laboratory, "trial", pytest.fail)
 
 
-@pytest.mark.parametrize("name", ["fig1", "table2", "fig5", "fig7"])
+@pytest.mark.parametrize(
+    "name",
+    ["fig1", "table2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fig5", "fig7"))],
+)
 def test_an_item_from_end_to_end(made_up, tmp_path, monkeypatch, check_epsilons, name):
     experiment = Experiment(tmp_path, repeat=1, workers=1)
     page = fu.ITEMS[name](experiment)
@@ -94,7 +97,10 @@ def test_the_papers_scale_draws_its_clients(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="FEDVEIL_DATA is not set")
-@pytest.mark.parametrize("name", ["fig1", "table2", "fig5", "fig7"])
+@pytest.mark.parametrize(
+    "name",
+    ["fig1", "table2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fig5", "fig7"))],
+)
 def test_an_item_on_real_loans(small, tmp_path, monkeypatch, name):
     experiment = Experiment(tmp_path, repeat=1, workers=1, root=Path(REAL))
     check(fu.ITEMS[name](experiment), experiment, monkeypatch)

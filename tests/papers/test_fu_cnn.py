@@ -30,7 +30,10 @@ def small(monkeypatch):
     monkeypatch.setattr(fu_cnn, "FEW_STEPS", (12, 24))
 
 
-@pytest.mark.parametrize("name", fu_cnn.ITEMS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "table4" else pytest.mark.slow) for n in fu_cnn.ITEMS],
+)
 def test_an_item_from_end_to_end(small, tmp_path, check_epsilons, name):
     page = fu_cnn.ITEMS[name](Experiment(tmp_path, repeat=1, workers=1))
     check_epsilons(page)

@@ -33,6 +33,7 @@ KINDS = {
         [*FEW, "sample.size=4", "budget.epsilon=none", "budget.epsilons=[5.0, 50.0]"],
     ),
 }
+FAST = ("server, in step", "clients", "quantile")
 SMALL = ("data.clients=20", "sample.size=5", "engine.mode=vectorised")
 
 
@@ -51,7 +52,9 @@ def drawn(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[] if k in FAST else pytest.mark.slow) for k in KINDS]
+)
 def test_cells_and_repetitions_draw_their_own(kind, drawn):
     """In step and alone; no cell is another's repetition."""
     recipe, settings = KINDS[kind]
