@@ -52,7 +52,7 @@ def partition(
       in the client's own proportions, so the clients served last fit their mix least well.
     - "natural": one client per owner; `clients` keeps that many owners, chosen at random. With
       `test` "owners" (left out: the same) about a fifth of the owners, chosen by their names, are
-      held out: all their records are the test split, and nobody else's. With "records" the test split is the
+      held out: all their records are the test split, and nobody else's. With "records" it is the
       source's own, in which clients have records, and the result says so (`test_of_clients`).
 
     Equal parts differ by at most one record. The result depends on the arguments alone.

@@ -22,8 +22,8 @@ class DataSection(Section):
     split instead, whose records are no client's; "public" declares that the statistics are known
     from elsewhere, or were fitted on records that are no client's. `test` is for natural clients:
     "owners" (left out: the same) holds about a fifth of the owners out, whose records alone are the
-    test split; "records" takes the source's split, in which clients' own test records are measured in
-    the clear, which claims say and secure noise refuses.
+    test split; "records" takes the source's split, in which clients' own test records are measured
+    in the clear, which claims say and secure noise refuses.
     """
 
     name: str
