@@ -9,8 +9,11 @@ import safetensors.torch
 
 from fedveil.privacy.ledger_file import read_charges, read_runs
 from fedveil.runs import run as runs
+from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
+from fedveil.training.loop import RoundResult
+from fedveil.training.training import Training, train
 
 FALSE_ALARM = 1e-6
 
@@ -50,6 +53,39 @@ class Seen:
 
 def _multiplier(event):
     return event["multiplier"] if "multiplier" in event else _multiplier(event["event"])
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training and its rounds: for what needs many of them, whose epsilons nobody asks for."""
+
+    training: Training
+    results: list[RoundResult]
+
+    @property
+    def event(self):
+        """What a round is charged for."""
+        return self.training.plan.lines[0].event
+
+    def bounds(self):
+        """The bound in force in each round."""
+        return np.array([result.bound for result in self.results])
+
+    def cohorts(self):
+        """How many clients took part in each round."""
+        return np.array([result.clients for result in self.results])
+
+
+@pytest.fixture
+def follow():
+    """Train a recipe with `section.key=value` settings, and keep every round."""
+
+    def followed(name, *settings):
+        fixed = ("engine.workers=1", "evaluate.every=1000")
+        training = build(load_recipe(name, (*fixed, *settings)))
+        return Trained(training, list(train(training)))
+
+    return followed
 
 
 @pytest.fixture

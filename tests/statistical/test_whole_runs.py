@@ -163,11 +163,10 @@ def test_dp_sgd_takes_the_steps_and_the_noise_that_were_charged(watch, nominal, 
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_poisson_cohorts_have_the_charged_rate(watch, source):
+def test_poisson_cohorts_have_the_charged_rate(follow, source):
     settings = ("rounds=60", "data.clients=40", "local.epochs=1", "sample.rate=0.3")
-    seen = watch("central", *settings, *DROWNED, f"noise.source={source}")
-    (event,) = {str(e): e for e in seen.charges}.values()
-    rate, cohorts = event["rate"], seen.cohorts()
+    seen = follow("central", *settings, *DROWNED, f"noise.source={source}")
+    rate, cohorts = seen.event.rate, seen.cohorts()
     assert rate == 0.3
     everyone = binom(40 * len(cohorts), rate)
     assert everyone.ppf(FALSE_ALARM / 4) <= cohorts.sum() <= everyone.isf(FALSE_ALARM / 4)
@@ -176,9 +175,9 @@ def test_poisson_cohorts_have_the_charged_rate(watch, source):
     assert 0.8 * low <= spread <= 1.2 * high
 
 
-def test_secret_cohorts_do_not_follow_from_the_seed(watch):
+def test_secret_cohorts_do_not_follow_from_the_seed(follow):
     settings = (*FEW, "local.epochs=1", "noise.source=secure")
-    first, second = (watch("central", *settings, *DROWNED, out=out) for out in "ab")
+    first, second = (follow("central", *settings, *DROWNED) for _ in range(2))
     assert not np.array_equal(first.cohorts(), second.cohorts())
 
 
@@ -207,13 +206,13 @@ def test_nobody_takes_part_more_often_than_the_recipe_allows(watch, tmp_path, re
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_clients_toss_a_coin_of_their_own_in_every_round(watch, source):
+def test_clients_toss_a_coin_of_their_own_in_every_round(follow, source):
     """With a tiny bound every update needs bounding: what is left of the bits is their coins."""
     lr, epsilon, clients = 1e-3, 0.5, 40
     bound = ("bound.kind=quantile", "bound.value=1e-6", f"bound.bit_epsilon={epsilon}")
     more = (f"bound.lr={lr}", "sample.kind=all", "rounds=30", f"data.clients={clients}")
-    seen = watch("ldp-sgd", *DROWNED, *bound, *more, f"noise.source={source}")
-    assert seen.charges[0]["bit"]["epsilon"] == epsilon
+    seen = follow("ldp-sgd", *DROWNED, *bound, *more, f"noise.source={source}")
+    assert seen.event.bit.epsilon == epsilon
     keep = 1 / (1 + math.exp(-epsilon))
     shares = -np.diff(np.log(seen.bounds())) / lr  # of ones, less 1/2, in the mean over clients
     kept = (1 - (2 * keep - 1) * 2 * shares) / 2 * clients  # clients whose report says "bounded"
@@ -225,10 +224,10 @@ def test_clients_toss_a_coin_of_their_own_in_every_round(watch, source):
     assert 0.8 * low <= spread <= 1.2 * high
 
 
-def test_secret_coins_do_not_follow_from_the_seed(watch):
+def test_secret_coins_do_not_follow_from_the_seed(follow):
     bound = ("bound.kind=quantile", "bound.value=1e-6", "bound.bit_epsilon=0.5")
     settings = ("data.clients=40", "rounds=8", *bound, "sample.kind=all", "noise.source=secure")
-    first, second = (watch("ldp-sgd", *DROWNED, *settings, out=out) for out in "ab")
+    first, second = (follow("ldp-sgd", *DROWNED, *settings) for _ in range(2))
     assert not np.array_equal(first.bounds(), second.bounds())
 
 
