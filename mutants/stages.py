@@ -5,19 +5,53 @@ from pathlib import Path
 from planted import Project
 
 _ABOVE = {"privacy": ("training", "runs"), "training": ("runs",), "runs": ()}
-_NO_MIRROR = {
-    "privacy/ledger_file.py": ("privacy/test_ledger.py", "privacy/test_verification.py"),
+_ALSO = {
+    "privacy/sampling.py": ("statistical/test_cohorts.py",),
+    "privacy/randomness.py": (
+        "privacy/test_mechanisms.py",
+        "training/test_in_step.py",
+        "statistical/test_cohorts.py",
+    ),
     "privacy/mechanisms.py": ("privacy/test_secure.py",),
+    "privacy/ledger_file.py": ("privacy/test_ledger.py", "privacy/test_verification.py"),
+    "privacy/ledger.py": ("privacy/test_shared.py", "privacy/test_verification.py"),
+    "privacy/terms.py": ("statistical/test_budgets.py",),
+    "privacy/plan.py": (
+        "runs/test_plans.py",
+        "statistical/test_one_client.py",
+        "statistical/test_draws.py",
+    ),
+    "privacy/secure.py": ("runs/test_plans.py", "statistical/test_budgets.py"),
+    "privacy/steps.py": ("training/test_dp_sgd.py",),
+    "training/agreement.py": ("contracts/test_plan_and_work.py", "runs/test_plans.py"),
+    "training/batches.py": ("statistical/test_modes.py",),
     "training/chain.py": ("training/test_stacked.py",),
-    "training/evaluate.py": ("training/test_engine.py",),
+    "training/client.py": (
+        "runs/test_build.py",
+        "runs/test_plans.py",
+        "statistical/test_one_client.py",
+        "statistical/test_modes.py",
+    ),
+    "training/evaluate.py": ("training/test_engine.py", "training/test_workers.py"),
     "training/engines/chunks.py": ("training/test_engine.py",),
-    "training/engines/local.py": ("training/test_engine.py",),
+    "training/engines/local.py": ("training/test_engine.py", "training/test_in_step.py"),
+    "training/exchange.py": (
+        "training/test_engine.py",
+        "statistical/test_one_client.py",
+        "statistical/test_cohorts.py",
+        "statistical/test_draws.py",
+    ),
     "training/gradients.py": ("training/test_engine.py",),
+    "training/loop.py": ("statistical/test_one_client.py", "statistical/test_cohorts.py"),
+    "training/reports.py": ("statistical/test_one_client.py",),
+    "training/training.py": ("contracts/test_noise_is_never_reused.py",),
     "training/turn.py": ("training/test_client.py", "training/test_stacked.py"),
     "training/vmapped.py": ("training/test_examples.py", "training/test_stacked.py"),
     "runs/disk.py": ("runs/test_run.py",),
     "runs/ledgers.py": ("runs/test_evidence.py",),
     "runs/metrics.py": ("runs/test_corruption.py",),
+    "runs/plans.py": ("runs/test_secure_runs.py",),
+    "runs/run.py": ("runs/test_secure_runs.py", "runs/test_evidence.py"),
     "runs/sections.py": ("runs/test_recipe.py",),
 }
 _WIDE = ("contracts", "statistical")
@@ -43,8 +77,8 @@ def stages_of(project: Project, file: str) -> list[list[Path]]:
 
 
 def _mirrors(project: Project, file: str) -> list[Path]:
-    """tests/<package>/test_<name>*.py, what is named for a file without such, and its doctests."""
+    """tests/<package>/test_<name>*.py, the file's doctests, and what else should notice soon."""
     path = Path(file)
     found = project.tests(f"{path.parts[0]}/**/test_{path.stem}*.py")
-    named = [project.root / "tests" / test for test in _NO_MIRROR.get(file, ())]
-    return [*(test for test in named if test.is_file()), *found, project.package / file]
+    named = [project.root / "tests" / test for test in _ALSO.get(file, ())]
+    return [*found, project.package / file, *(test for test in named if test.is_file())]

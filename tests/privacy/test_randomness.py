@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.privacy.randomness import Streams, bits, normal_, uniform_
+from fedveil.privacy.randomness import Secret, Streams, bits, normal_, uniform_
 
 ALARM = 1e-6
 
@@ -44,6 +44,12 @@ def test_keys_that_begin_alike_have_rows_of_their_own():
         a, b = normals(keys[np.flatnonzero(seeds == seed)[:2]], 300)
         assert not torch.equal(a, b)
         assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.4
+
+
+def test_secret_rows_share_no_word():
+    words = np.concatenate([bits(Secret(50), 4), bits(Secret(50), 4)])
+    assert words.shape == (100, 4)
+    assert len(np.unique(words)) == 400
 
 
 def test_keys_of_one_round_are_all_different():

@@ -16,6 +16,9 @@ from fedveil.training.loop import RoundResult
 from fedveil.training.training import Training, train
 
 FALSE_ALARM = 1e-6
+DROWNED = ("noise.multiplier=50.0", "budget.epsilon=inf")
+FEW = ("data.clients=40", "rounds=15")
+SOURCES = ("seeded", "secure")
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
-"""Whole runs, from a recipe to what is released: the noise that is added, the steps that are taken
-and the cohorts that are drawn are those that the ledger was charged for.
+"""Whole runs, from a recipe to what is released: the noise that is added and the steps that are
+taken are those that the ledger was charged for.
 
 Updates are drowned in noise, so that what a round moves the model by is the noise. The multiplier,
 the relation, the rate and the number of steps are read from the ledger; bounds and cohorts from the
@@ -10,17 +10,11 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, chi2, norm
+from scipy.stats import chi2, norm
 
-from fedveil.privacy.accounting import gaussian_epsilon
-from fedveil.privacy.ledger_file import read_participations
+from .conftest import DROWNED, FALSE_ALARM, FEW, SOURCES
 
-from .conftest import FALSE_ALARM
-
-DROWNED = ("noise.multiplier=50.0", "budget.epsilon=inf")
 SMALL = ("data.clients=40", "local.epochs=1")
-FEW = ("data.clients=40", "rounds=15")
-SOURCES = ("seeded", "secure")
 
 ADAPTIVE = ("bound.kind=quantile", "bound.value=0.1", "bound.bit_noise=100.0")
 COHORT = ("sample.kind=fixed", "sample.size=10")
@@ -157,122 +151,3 @@ def test_dp_sgd_takes_the_steps_and_the_noise_that_were_charged(watch, nominal, 
     noise = seen.steps / (one / math.sqrt(10))
     assert_standard(noise, signal=0.01)
     assert_unrelated(noise)
-
-
-# --- cohorts ---
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_poisson_cohorts_have_the_charged_rate(follow, source):
-    settings = ("rounds=60", "data.clients=40", "local.epochs=1", "sample.rate=0.3")
-    seen = follow("central", *settings, *DROWNED, f"noise.source={source}")
-    rate, cohorts = seen.event.rate, seen.cohorts()
-    assert rate == 0.3
-    everyone = binom(40 * len(cohorts), rate)
-    assert everyone.ppf(FALSE_ALARM / 4) <= cohorts.sum() <= everyone.isf(FALSE_ALARM / 4)
-    spread = ((cohorts - rate * 40) ** 2).sum() / (40 * rate * (1 - rate))
-    low, high = chi2.ppf([FALSE_ALARM / 4, 1 - FALSE_ALARM / 4], len(cohorts))
-    assert 0.8 * low <= spread <= 1.2 * high
-
-
-def test_secret_cohorts_do_not_follow_from_the_seed(follow):
-    settings = (*FEW, "local.epochs=1", "noise.source=secure")
-    first, second = (follow("central", *settings, *DROWNED) for _ in range(2))
-    assert not np.array_equal(first.cohorts(), second.cohorts())
-
-
-def test_secret_cohorts_of_fixed_size_do_not_follow_from_the_seed(watch, tmp_path):
-    """The ledger says who took part in local runs."""
-    settings = (*FEW, "sample.size=10", "sample.max_participations=none", "noise.source=secure")
-    for out in "ab":
-        seen = watch("ldp-sgd", *settings, *DROWNED, out=out)
-        assert (seen.cohorts() == 10).all()
-    first, second = (read_participations(tmp_path / out / "ledger.db") for out in "ab")
-    assert first.sum() == second.sum() == 150
-    assert not np.array_equal(first, second)
-
-
-@pytest.mark.parametrize("recipe", ["ldp-sgd", "local"])
-def test_nobody_takes_part_more_often_than_the_recipe_allows(watch, tmp_path, recipe):
-    cap = ("rounds=11", "data.clients=20", "sample.size=5", "sample.max_participations=3")
-    seen = watch(recipe, *cap, *DROWNED)
-    counts = read_participations(tmp_path / "run" / "ledger.db")
-    assert counts.max() == 3
-    assert seen.lines[0]["cap"] == 3
-    assert (seen.cohorts() == 5).all()
-
-
-# --- bits of clients ---
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_clients_toss_a_coin_of_their_own_in_every_round(follow, source):
-    """With a tiny bound every update needs bounding: what is left of the bits is their coins."""
-    lr, epsilon, clients = 1e-3, 0.5, 40
-    bound = ("bound.kind=quantile", "bound.value=1e-6", f"bound.bit_epsilon={epsilon}")
-    more = (f"bound.lr={lr}", "sample.kind=all", "rounds=30", f"data.clients={clients}")
-    seen = follow("ldp-sgd", *DROWNED, *bound, *more, f"noise.source={source}")
-    assert seen.event.bit.epsilon == epsilon
-    keep = 1 / (1 + math.exp(-epsilon))
-    shares = -np.diff(np.log(seen.bounds())) / lr  # of ones, less 1/2, in the mean over clients
-    kept = (1 - (2 * keep - 1) * 2 * shares) / 2 * clients  # clients whose report says "bounded"
-    assert np.allclose(kept, kept.round(), atol=1e-3)
-    tosses = binom(clients * len(kept), keep)
-    assert tosses.ppf(FALSE_ALARM / 4) <= kept.sum() <= tosses.isf(FALSE_ALARM / 4)
-    spread = ((kept - keep * clients) ** 2).sum() / (clients * keep * (1 - keep))
-    low, high = chi2.ppf([FALSE_ALARM / 4, 1 - FALSE_ALARM / 4], len(kept))
-    assert 0.8 * low <= spread <= 1.2 * high
-
-
-def test_secret_coins_do_not_follow_from_the_seed(follow):
-    bound = ("bound.kind=quantile", "bound.value=1e-6", "bound.bit_epsilon=0.5")
-    settings = ("data.clients=40", "rounds=8", *bound, "sample.kind=all", "noise.source=secure")
-    first, second = (follow("ldp-sgd", *DROWNED, *settings) for _ in range(2))
-    assert not np.array_equal(first.bounds(), second.bounds())
-
-
-# --- budgets ---
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_clients_with_budgets_of_their_own_have_noise_of_their_own(watch, source):
-    """One client at a time: how far a round moves the model tells which noise it has."""
-    budgets = ("budget.epsilon=none", "budget.epsilons=[0.5, 5.0]", "budget.delta=1e-3")
-    turns = ("data.clients=5", "rounds=10", "sample.kind=round-robin", "sample.size=1")
-    seen = watch("ldp-sgd", *budgets, *turns, "server.lr=1.0", f"noise.source={source}")
-    noises = {line["event"]["multiplier"]: line["members"] for line in seen.lines}
-    found = np.sqrt((seen.steps**2).mean(axis=1)) / (seen.reach() * seen.bounds())
-    nearest = [min(noises, key=lambda m: abs(m - one)) for one in found]
-    room = 1.01 * norm.isf(FALSE_ALARM / 2 / 10) / math.sqrt(2 * seen.steps.shape[1])
-    assert np.abs(found / nearest - 1).max() <= room
-    assert {m: nearest.count(m) // 2 for m in noises} == noises
-    assert sorted(noises.values()) == [2, 3]
-
-
-def test_a_secure_claim_pays_for_its_sampler(watch):
-    """Of the same delta a part is the sampler's, so that epsilon is a little larger."""
-    settings = (*FEW, "local.epochs=1", "sample.kind=all", *DROWNED, "budget.delta=1e-4")
-    seeded, secure = (
-        watch("central", *settings, f"noise.source={source}", out=source).result["claims"][0]
-        for source in SOURCES
-    )
-    assert secure["epsilon"] > seeded["epsilon"]
-    assert secure["epsilon"] == pytest.approx(seeded["epsilon"], rel=1e-5)
-    assert secure["delta"] <= 1e-4 == seeded["delta"]
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_run_stops_before_its_budget_is_exceeded(watch, source):
-    """The rounds that were charged fit, one more would not have."""
-    few = ("data.clients=40", "local.epochs=1", "sample.kind=all", "rounds=30")
-    budget = ("noise.multiplier=5.0", "budget.epsilon=2.0", "budget.delta=1e-3")
-    seen = watch("central", *few, *budget, f"noise.source={source}")
-    assert seen.result["stopped"] == "budget"
-    rounds = len(seen.charges)
-    assert rounds == len(seen.steps) < 30
-
-    def spent(count):
-        return gaussian_epsilon(math.sqrt(count) / 5.0, 1e-3)
-
-    assert spent(rounds) <= 2.0 < spent(rounds + 1)
-    assert seen.result["claims"][0]["epsilon"] == pytest.approx(spent(rounds), rel=1e-5)
