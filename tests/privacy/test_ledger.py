@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
-from fedveil.privacy.claims import NoiseSource, Relation
+from fedveil.privacy.claims import NoiseSource, Relation, Trust
 from fedveil.privacy.events import Gaussian, GaussianWithCurator, to_dict
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_about, read_charges, read_participations, read_runs
@@ -151,6 +151,21 @@ def test_what_the_budget_has_beyond_the_plan_pays_for_attempts(path, make_terms)
         ledger.charge(3)
     with pytest.raises(BudgetExhausted, match="permits 3 rounds"):
         ledger.charge(4)
+    ledger.close()
+
+
+def test_an_attempt_is_a_turn_of_the_clients_asked(path, make_terms):
+    """Of two clients one has had all turns its budget pays for; the other may still be asked."""
+    local = {"noise": NoiseSource.SECURE, "trust": Trust.LOCAL, "relation": Relation.REPLACE}
+    terms = make_terms(**local)
+    most = terms.permitted(1000)
+    ledger = Ledger.create(path, {"run": "one"}, (terms,), most, 2)
+    for round in range(1, most + 1):
+        ledger.charge(round, np.array([0]))
+    with pytest.raises(BudgetExhausted):
+        ledger.charge(most, np.array([0]))
+    assert ledger.charge(most, np.array([1])) == 1
+    assert ledger.counts().tolist() == [most, 1]
     ledger.close()
 
 

@@ -89,6 +89,17 @@ def test_runs_in_turns_stop_at_the_common_budget(opened, path):
     assert len(read_charges(path)) == affordable()
 
 
+def test_a_run_counts_its_own_rounds(opened):
+    first, second = opened("one"), opened("two")
+    for round in (1, 2, 3):
+        first.charge(round)
+    assert (first.charged(), second.charged()) == (3, 0)
+    with pytest.raises(AssertionError, match="charged after 0 rounds"):
+        second.charge(3)
+    second.charge(1)
+    assert (first.charged(), second.charged()) == (3, 1)
+
+
 def test_the_runs_own_budget_still_counts(opened):
     ledger = opened("one", permitted=2)
     assert charge_all(ledger) == 2

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput
+from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.events import Gaussian, to_dict
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import statements
@@ -52,6 +53,17 @@ def test_claims_are_those_of_the_terms(make_terms, write, rounds, share):
     assert said.run == "one"
     assert said.budget == 3.0
     assert [charge.round for charge in said.charges] == list(range(1, rounds + 1))
+
+
+def test_rounds_that_were_done_again_are_told(make_terms, tmp_path):
+    """Each attempt with secure noise is one more release."""
+    terms = make_terms(noise=NoiseSource.SECURE)
+    path = tmp_path / "ledger.db"
+    ledger = Ledger.create(path, {"run": "one"}, (terms,), 100, 0)
+    for round in (1, 1, 2, 3, 3, 3):
+        ledger.charge(round)
+    ledger.close()
+    assert only(path).claims == terms.claims(6)
 
 
 def test_remainder_is_budget_minus_spent(make_terms, write):

@@ -163,6 +163,24 @@ def test_permitted_rounds_fit_and_one_more_does_not(share, target, planned):
         assert after(terms, permitted + 1) > target
 
 
+def test_permitted_rounds_leave_the_samplers_share_of_delta(make_terms):
+    budget = Budget(3.0, 1e-5)
+    kept = make_terms(slip=0.9e-5, noise=NoiseSource.SECURE, budget=budget)
+    rounds = kept.permitted(1000)
+    assert rounds < make_terms(budget=budget).permitted(1000)
+    event, relation = kept.event, kept.relation
+    assert epsilon(event, rounds, 0.1e-5, relation) <= 3.0
+    assert epsilon(event, rounds + 1, 0.1e-5, relation) > 3.0
+
+
+def test_what_is_not_vouched_for_is_not_afforded(make_terms):
+    """However large the budget."""
+    terms = make_terms(budget=Budget(100.0, 1e-5), vouched=2.0)
+    most = max(n for n in range(1, 100) if terms.claims(n)[0].epsilon <= 2.0)
+    assert terms.affords(most)
+    assert not terms.affords(most + 1)
+
+
 def test_permitted_of_sampled_rounds_stays_within_the_budget(make_terms):
     terms = make_terms(
         event=PoissonSampled(0.2, Gaussian(1.5)),

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chi2, norm
 
 from .conftest import DROWNED, FALSE_ALARM, FEW, SOURCES
@@ -151,3 +152,22 @@ def test_dp_sgd_takes_the_steps_and_the_noise_that_were_charged(watch, nominal, 
     noise = seen.steps / (one / math.sqrt(10))
     assert_standard(noise, signal=0.01)
     assert_unrelated(noise)
+
+
+# --- what moves from round to round ---
+
+
+@pytest.mark.parametrize("perturb", ["weights", "update"])
+def test_ranges_are_those_of_the_models_released_before(follow, perturb):
+    """Layer by layer: of the last model, or of the step that led to it."""
+    settings = (*FEW, "bound.adaptive=true", f"bound.perturb={perturb}", "bound.growth=1e9")
+    seen = follow("ldp-fl", *settings, "bound.radius=0.5", "local.epochs=1", "shuffle=none")
+    before = seen.training.start().params
+    for result in seen.results:
+        after = result.state.params
+        shown = (after if perturb == "weights" else after - before).double()
+        layers = torch.split(shown, list(seen.training.task.layer_sizes))
+        centres = [float(a.max() + a.min()) / 2 if perturb == "weights" else 0.0 for a in layers]
+        radii = [float(a.max() - a.min()) / 2 for a in layers]
+        assert result.state.moving.tolist() == pytest.approx([*centres, *radii], rel=1e-5)
+        before = after

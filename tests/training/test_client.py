@@ -7,6 +7,7 @@ import torch
 from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batch, Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.cohort import CohortData
@@ -172,6 +173,25 @@ def test_every_step_is_projected_around_the_rounds_model(task, data):
     assert max(float(norms.max()) for norms in seen) <= bound.value + rounding
     assert max(float(norms.max()) for norms in seen[1:]) > 0.99 * bound.value
     assert float(done.rows.double().norm(dim=1).max()) <= bound.value
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("norm", Norm)
+def test_every_gradient_is_clipped_in_the_bounds_own_norm(task, data, norm, mode):
+    """Step by step, by hand, for clients whose gradients are all too long."""
+    work, clip = LocalSgd(Batches(0, steps=4), lr=0.5), 0.05
+    bound = Bound(clip * work.reach(ROUND), norm, gradient=clip)
+    done = updates(task, data, work, mode, bound)
+    assert bool(done.clipped.all())
+    for client in range(data.clients):
+        x, y = records_of(data, client)
+        here = task.parameters.clone()
+        for _ in range(4):
+            gradient = full_gradient(task, here, x, y)
+            length = float(gradient.norm(p=1 if norm is Norm.L1 else 2))
+            assert length > clip
+            here -= 0.5 * clip / length * gradient
+        assert_close(done.rows[client], here - task.parameters, 1e-4)
 
 
 def test_projection_in_the_loop_is_not_projection_at_the_end(task, data):

@@ -14,7 +14,7 @@ from fedveil.privacy.clipping import Bound
 from fedveil.privacy.plan import unprotected
 from fedveil.privacy.randomness import JointStreams, Streams
 from fedveil.privacy.rules import Fixed, Quantile
-from fedveil.privacy.sampling import Everyone, Poisson
+from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.terms import Budget
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd
@@ -22,6 +22,7 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.gradients import Mode, gradients_of
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.quadratic import QuadraticWalk
+from fedveil.training.server import Weights
 from fedveil.training.stacked import DualWalk, StackedWalk
 from fedveil.training.training import Training, train
 from fedveil.training.vmapped import VmappedWalk
@@ -99,14 +100,20 @@ def test_joint_streams_are_the_streams_side_by_side():
     assert joint[0] != joint[2]
 
 
-def several(plan, data, seeds):
+def several(plan, data, seeds, weights=Weights.UNIFORM):
     trainings = []
     for seed in seeds:
         torch.manual_seed(seed)
         task = Task(nn.Linear(5, 3), cross_entropy)
         work = LocalSgd(Batches(2, epochs=1), 0.1)
         trainings.append(
-            Training(task, data, plan, work, seed=seed, mode=Mode.VECTORISED, workers=1)
+            Training(
+                *(task, data, plan, work),
+                weights=weights,
+                seed=seed,
+                mode=Mode.VECTORISED,
+                workers=1,
+            )
         )
     return trainings
 
@@ -138,6 +145,17 @@ def test_rounds_are_those_of_separate_trainings(kind):
                 b.epsilon,
             )
             assert torch.allclose(a.state.params, b.state.params, rtol=1e-4, atol=1e-5)
+
+
+def test_each_training_weighs_its_own_clients():
+    """Cohorts of three, by examples: other clients, and other weights, in each training."""
+    plan, data = unprotected(FixedSize(3), CLIENTS, rounds=4), federation(5)
+    seeds = (1, 2, 3)
+    found = list(train_in_step(several(plan, data, seeds, Weights.EXAMPLES)))
+    for number, training in enumerate(several(plan, data, seeds, Weights.EXAMPLES)):
+        for results, alone in zip(found, train(training), strict=True):
+            together = dict(results)[number].state.params
+            assert torch.allclose(together, alone.state.params, rtol=1e-4, atol=1e-5)
 
 
 def test_what_fits_into_a_chunk_is_computed_together():

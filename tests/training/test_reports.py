@@ -3,11 +3,17 @@
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from fedveil.models.task import Task, cross_entropy
 from fedveil.privacy.clipping import Bound
-from fedveil.training.reports import Rows, accept
+from fedveil.privacy.rows import Norm
+from fedveil.training.cohort import CohortData
+from fedveil.training.gradients import Mode, gradients_of
+from fedveil.training.reports import Rows, Spanned, accept
 
 BOUND = Bound(2.0)
 
@@ -63,6 +69,53 @@ def test_a_matrix_of_the_wrong_width_is_refused_row_by_row():
     accepted = taken(torch.ones(2, 3), 2, BOUND)
     assert accepted.refused.tolist() == [True, True]
     assert accepted.rows.tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.fixture
+def spanned(make_data):
+    """Coordinates of clients in the span of few wide records, and the rows they stand for."""
+    data = make_data((3, 2, 4), shape=(20,))
+    task = Task(nn.Linear(20, 3), cross_entropy)
+    cohort = CohortData(data, np.arange(3))
+    walk = gradients_of(task, Mode.VECTORISED, data).walk(task.parameters, cohort, spanned=True)
+    assert walk.spanned
+
+    def made(*lengths):
+        moved = torch.ones(3, walk.width)
+        moved *= (torch.tensor(lengths) / walk.norms(moved, Norm.L2).float())[:, None]
+        return Spanned(walk, moved, torch.zeros(3, dtype=torch.bool)), walk.rows(moved.clone())
+
+    return made
+
+
+def summed(reports, weights, size=63):
+    total = torch.zeros(size, dtype=torch.float64)
+    reports.add_to_(total, torch.tensor(weights, dtype=torch.float64))
+    return total
+
+
+def test_updates_in_the_span_are_scaled_to_the_bound(spanned):
+    """Whoever wrote the work, and whether or not it clipped on the way."""
+    reports, rows = spanned(1000.0, 1.0, 2.5)
+    accepted = accept(reports, BOUND)
+    assert accepted.clipped.tolist() == [True, False, True]
+    assert not accepted.refused.any()
+    for k, length in enumerate((2.0, 1.0, 2.0)):
+        total = summed(reports, [float(k == j) for j in range(3)])
+        assert float(total.norm()) <= BOUND.value
+        expected = rows[k].double() * (length / rows[k].double().norm())
+        assert torch.allclose(total, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bound", [None, BOUND])
+def test_updates_in_the_span_that_are_not_finite_count_as_zero(spanned, bound):
+    reports, _ = spanned(1.0, 1.0, 1.0)
+    reports.moved[1, 0] = math.inf
+    reports = Spanned(reports.walk, reports.moved, reports.clipped)
+    assert accept(reports, bound).refused.tolist() == [False, True, False]
+    assert not summed(reports, [0.0, 1.0, 0.0]).any()
+    assert torch.isfinite(summed(reports, [1.0, 1.0, 1.0])).all()
+    assert reports.norms(Norm.L2)[1] == 0
 
 
 def test_no_reports():
