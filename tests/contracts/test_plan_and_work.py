@@ -129,6 +129,16 @@ def test_rates_that_exceed_the_account_in_a_later_round_only_are_refused(data):
         fv.Training(task(), data, plan, work)
 
 
+def test_a_median_of_norms_that_were_clipped_before_is_refused(data):
+    rule = fv.Median(0.5, -3, 3, 1, fv.Budget(5.0, 1e-4))
+    plan = fv.local_updates(
+        fv.Everyone(), CLIENTS, rule, laplace=False, rounds=2, budgets=(FREE,), multiplier=9.0
+    )
+    with pytest.raises(BadInput, match="norms of unbounded gradients"):
+        fv.Training(task(), data, plan, fv.LocalSgd(fv.Batches(0, epochs=1), lr=0.1))
+    fv.Training(task(), data, plan, fv.OneGradient())
+
+
 def test_plans_for_another_number_of_clients_are_refused(data):
     plan = fv.central(fv.Everyone(), CLIENTS + 1, fv.Fixed(1.0), rounds=2, budget=BUDGET)
     with pytest.raises(BadInput, match="the plan is for 21 clients and the data have 20"):

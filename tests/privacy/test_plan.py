@@ -33,9 +33,9 @@ def central_plan(sampler=None, population=100, *, rounds=10, budget=BUDGET, mult
     return central(sampler, population, RULE, rounds=rounds, budget=budget, multiplier=multiplier)
 
 
-def local_plan(*, laplace=False, rule=RULE, **changes):
+def local_plan(sampler=None, *, laplace=False, rule=RULE, **changes):
     settings = {"rounds": 10, "budgets": (Budget(50.0, 1e-5),), "multiplier": 2.0, **changes}
-    return local_updates(Everyone(), 100, rule, laplace=laplace, **settings)
+    return local_updates(sampler or Everyone(), 100, rule, laplace=laplace, **settings)
 
 
 def two_point_plan(perturb=Perturb.WEIGHTS, **changes):
@@ -273,10 +273,11 @@ def test_ranges_move_with_the_released_model_only():
     assert moved.tolist() == pytest.approx([0.1, 1.0, 0.1, 0.75])
 
 
-def test_watched_bits_move_the_bound():
-    plan = local_plan(rule=Quantile(0.5, 0.5, noise=1e-9), budgets=(Budget(math.inf, 1e-5),))
+def test_watched_bits_of_a_cohort_move_the_bound():
+    rule, budgets = Quantile(0.5, 0.5, noise=1e-9), (Budget(math.inf, 1e-5),)
+    plan = local_plan(FixedSize(40), rule=rule, budgets=budgets)
     zero = torch.zeros(5)
-    watched = torch.tensor([50.0], dtype=torch.float64)
+    watched = torch.tensor([20.0], dtype=torch.float64)
     moved = plan.move(plan.start(zero), watched, zero, zero, 1, Streams(1))
     assert float(moved[0]) == pytest.approx(0.5 * math.exp(-0.2 * 0.5))
     assert plan.bound(moved, 2) == Bound(float(moved[0]))
