@@ -13,7 +13,8 @@ def test_whole_files_are_read_whole(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(line(1) + line(2) + line(4))
     history, remarks = metrics.read(path)
-    assert [each["round"] for each in history] == [1, 2, 4] and not remarks
+    assert [each["round"] for each in history] == [1, 2, 4]
+    assert not remarks
 
 
 def test_rounds_that_are_written_twice_end_the_reading(tmp_path):
