@@ -11,15 +11,17 @@ import pytest
 from fedveil import checks
 from fedveil.checks import VALUES, Kind, check, check_workers, most_workers, one_of
 from fedveil.errors import BadInput
-from fedveil.privacy.central import central
-from fedveil.privacy.local import local_steps, local_updates, two_point
+from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.dp_sgd import local_steps
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.plan import PrivacyPlan, Where
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.steps import NoisySteps
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections import Section
 from fedveil.training.batches import Batches

@@ -294,7 +294,7 @@ def laplace():
 
 
 def weakened(plan, clients):
-    noise = plan.multipliers.copy()
+    noise = plan.release.multipliers.copy()
     noise[: len(clients)] = clients
     return replace(plan, multipliers=noise)
 

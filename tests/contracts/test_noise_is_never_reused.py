@@ -12,7 +12,7 @@ import pytest
 from fedveil.privacy import entropy, mechanisms, rules
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
-from fedveil.training.training import train
+from fedveil.training.session import train
 
 SMALL = ("rounds=3", "data.clients=20", "engine.workers=1")
 NOISY = ("budget.epsilon=inf", "budget.delta=1e-4", "noise.multiplier=2.0")

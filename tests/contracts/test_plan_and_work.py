@@ -15,7 +15,7 @@ from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bounded
 from fedveil.privacy.consistency import check_lines
 from fedveil.privacy.events import Gaussian, PoissonSampled
-from fedveil.privacy.local import Published
+from fedveil.privacy.releases.client_noise import Published
 from fedveil.privacy.mechanisms import GaussianMechanism, TwoPointMechanism
 from fedveil.privacy.plan import Where
 from fedveil.privacy.ranges import Perturb

@@ -13,8 +13,8 @@ import pytest
 
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
-from fedveil.training import training as home
-from fedveil.training.training import train
+from fedveil.training import session as home
+from fedveil.training.session import train
 
 STORED = Path(__file__).with_name("stored_numbers.json")
 SMALL = ("data.clients=40", "rounds=3", "engine.workers=1")

@@ -31,9 +31,9 @@ from fedveil.runs.evidence import verify_ledger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.client import LocalSgd
-from fedveil.training.engines.local import LocalEngine
+from fedveil.training.engines.serial import Serial
 from fedveil.training.server import SgdServer
-from fedveil.training.training import Training
+from fedveil.training.session import Training
 
 ROUNDS, KILLED = 4, 3  # rounds of a run, and those in which it is killed
 SEED = 99
@@ -167,10 +167,10 @@ IN_ROUNDS = {  # what kills a run in each of its rounds, and whether the round's
     "after the charge": (after(Ledger, "charge"), True),
     "in training": (after(LocalSgd, "updates"), True),
     "after noise at the clients": (after(PrivacyPlan, "align_"), True),
-    "after training": (after(LocalEngine, "run"), True),
+    "after training": (after(Serial, "run"), True),
     "in noise at the server": (after(PrivacyPlan, "release_"), True),
     "in the step": (after(SgdServer, "step"), True),
-    "in measuring": (before(LocalEngine, "evaluate"), True),
+    "in measuring": (before(Serial, "evaluate"), True),
     "after measuring": (after(Training, "_measure"), True),
     "writing metrics": (half_a_line, True),
     "after metrics": (before(checkpoint, "save"), True),

@@ -6,7 +6,7 @@ from torch import nn
 from fedveil.errors import BadInput
 from fedveil.models.parts import TAKEN, check_parts
 from fedveil.models.task import correct, cross_entropy
-from fedveil.training.loop import RoundResult
+from fedveil.training.round import RoundResult
 
 
 def test_parts_that_are_what_they_are_called():

@@ -32,10 +32,10 @@ from fedveil.planning.theory import (
     rule_of_thumb,
     verdict,
 )
-from fedveil.privacy.central import least_noise
+from fedveil.privacy.calibration import least_noise
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.events import Gaussian
-from fedveil.privacy.local import local_updates
+from fedveil.privacy.releases.client_noise import local_updates
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
@@ -305,7 +305,7 @@ def test_trainings_do_what_the_theory_speaks_of(sampler, laplace, is_decayed):
             assert result.clipped == 0
             errors[r, seed] = ((result.state.params.double().numpy() - p.best) ** 2).sum()
     cohort = round(sampler.expected(least.clients))
-    scale = 2 * zeta * plan.multiplier * (math.sqrt(2) if laplace else 1.0)
+    scale = 2 * zeta * plan.release.multiplier * (math.sqrt(2) if laplace else 1.0)
     noise = PowerNoise(scale, 0.0)
     exact, longest = expected(p, cohort, rates, noise.variance(rates.sum(axis=1), 1))
     margin = SIGMAS * errors.std(axis=1) / math.sqrt(repetitions)

@@ -13,7 +13,7 @@ from fedveil.planning.sweep import Sweep
 from fedveil.planning.trials import Laboratory, seeded
 from fedveil.privacy.randomness import Streams
 from fedveil.runs.build import build
-from fedveil.training.training import train
+from fedveil.training.session import train
 
 NOISE = {"noise", "client-noise", "step-noise", "client-bits", "bits", "norms"}
 FEW = ("data.clients=12", "rounds=2", "engine.mode=vectorised")

@@ -13,7 +13,7 @@ from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.engines.workers import WorkerLost
 from fedveil.training.gradients import Mode
-from fedveil.training.training import train
+from fedveil.training.session import train
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=3", "local.steps=2", "engine.mode=vectorised")
 

@@ -6,7 +6,8 @@ import pytest
 
 from fedveil.privacy.claims import NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.events import Gaussian
-from fedveil.privacy.terms import Budget, Terms
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.terms import Terms
 
 
 @pytest.fixture

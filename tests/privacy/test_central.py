@@ -7,7 +7,8 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon
-from fedveil.privacy.central import central, least_noise
+from fedveil.privacy.calibration import least_noise
+from fedveil.privacy.releases.central import central
 from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.events import FixedSampled, Gaussian, Laplace, PoissonSampled
 from fedveil.privacy.mechanisms import GaussianMechanism
@@ -15,7 +16,7 @@ from fedveil.privacy.plan import Where
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 
 RULE = Fixed(0.5)
 BUDGET = Budget(3.0, 1e-5)
@@ -75,7 +76,7 @@ def test_infinite_budget_with_a_multiplier_reports_and_never_stops():
 
 def test_given_multiplier_is_kept():
     plan = plan_of(multiplier=2.0, budget=Budget(100.0, 1e-5))
-    assert plan.mechanism == GaussianMechanism(2.0)
+    assert plan.release.mechanism == GaussianMechanism(2.0)
 
 
 def test_budget_that_the_seventh_round_would_exceed_permits_six():
@@ -137,7 +138,7 @@ def test_pure_noise_computed_back_is_within_its_budget(count, target):
 def test_noise_and_its_accounting_agree_on_the_relation(sampler, event, relation, std):
     plan = plan_of(sampler, multiplier=9.0, budget=Budget(50.0, 1e-5))
     assert plan.lines[0].event == event
-    assert plan.lines[0].relation is plan.relation is relation
+    assert plan.lines[0].relation is plan.release.relation is relation
     assert noise_std(plan) == std
 
 
@@ -145,7 +146,7 @@ def test_noise_and_its_accounting_agree_on_the_relation(sampler, event, relation
 def test_divisor_is_public_and_fixed(sampler):
     plan = plan_of(sampler, multiplier=50.0)
     assert {plan.divisor(weight) for weight in (0.0, 1.0, 7.0, 1e6)} == {sampler.expected(100)}
-    assert not plan.counted
+    assert not plan.release.counted
 
 
 def test_claims_name_unit_trust_source_and_assumptions():
@@ -204,7 +205,7 @@ def test_capped_cohort_is_not_accounted_as_a_random_one():
 def test_updates_and_bits_are_one_gaussian_release(sampler, sensitivity):
     """After scaling each part by its own noise a client moves the pair by exactly 1 / z."""
     plan = plan_of(sampler, rule=Quantile(0.3, 0.5, noise=5.0), multiplier=2.0)
-    moved = plan.relation is Relation.REPLACE
+    moved = plan.release.relation is Relation.REPLACE
     update = (0.6 if moved else 0.3) / noise_std(plan)
     bit = sensitivity / plan.rule.noise
     assert math.hypot(update, bit) == pytest.approx(1 / 2.0)
@@ -216,8 +217,8 @@ def test_published_split():
     plan = plan_of(
         Everyone(), rule=Quantile(0.1, 0.5, noise=5.0), multiplier=1.0, budget=Budget(99.0, 1e-5)
     )
-    assert plan.multiplier == pytest.approx((1 - 0.1**2) ** -0.5)
-    assert plan.multiplier == pytest.approx(1.005, abs=1e-4)
+    assert plan.release.multiplier == pytest.approx((1 - 0.1**2) ** -0.5)
+    assert plan.release.multiplier == pytest.approx(1.005, abs=1e-4)
 
 
 def test_calibrated_quantile_plan_uses_the_same_budget():
@@ -273,5 +274,5 @@ def test_release_of_an_empty_round_is_noise():
 def test_clients_of_a_trusted_server_add_nothing():
     rows = torch.ones(3, 4)
     plan = plan_of()
-    plan.randomise_(rows, rows[0], [0, 1, 2], plan.start(rows[0]), 1, Streams(1))
+    plan.release.randomise_(rows, asked(plan, rows[0], [0, 1, 2], plan.start(rows[0]), 1, Streams(1)))
     assert torch.equal(rows, torch.ones(3, 4))

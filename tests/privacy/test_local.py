@@ -20,14 +20,16 @@ from fedveil.privacy.events import (
     Shuffled,
     TwoPoint,
 )
-from fedveil.privacy.local import Published, local_steps, local_updates, two_point
+from fedveil.privacy.releases.client_noise import Published, local_updates
+from fedveil.privacy.releases.dp_sgd import local_steps
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.plan import Where
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 
 L2, L1 = Fixed(1.0), Fixed(1.0, Norm.L1)
 BUDGET = Budget(3.0, 1e-5)
@@ -62,7 +64,7 @@ def test_reference_table_of_gaussian_reports(target, row):
     for turns, noise in zip((1, 2, 3, 4, 6, 8, 12, 24), row, strict=True):
         plan = plan_of(rounds=turns, budgets=(Budget(target, 1e-4),))
         assert scale(plan) == pytest.approx(2 * noise, rel=0.01)
-        assert plan.relation is Relation.REPLACE
+        assert plan.release.relation is Relation.REPLACE
 
 
 @pytest.mark.parametrize(("target", "noise"), [(1, 7.461), (2, 3.988), (4, 2.162), (8, 1.200)])
@@ -76,7 +78,7 @@ def test_laplace_scale_is_turns_times_both_inputs_over_epsilon(rounds, turns):
     rule = PerGradient(Fixed(150.0, Norm.L1), lambda round: 0.05 * 4)
     plan = plan_of(RoundRobin(100), rule, laplace=True, rounds=rounds)
     assert scale(plan) == pytest.approx(turns * 2 * 150.0 * 0.2 / 3.0)
-    assert plan.lines[0].event == Laplace(plan.multiplier)
+    assert plan.lines[0].event == Laplace(plan.release.multiplier)
     (claim,) = plan.claims(rounds)
     assert (claim.accountant, claim.delta) == (Accountant.PURE, 0.0)
     assert claim.epsilon == pytest.approx(3.0)
@@ -134,7 +136,7 @@ def test_sampling_amplifies_nothing_against_the_server(sampler):
 
 def test_noise_is_calibrated_to_the_cap_and_the_cap_is_kept():
     capped = plan_of(FixedSize(50, 4), rounds=60)
-    assert capped.multiplier == plan_of(rounds=4).multiplier
+    assert capped.multiplier == plan_of(rounds=4).release.multiplier
     assert capped.lines[0].participations(60) == 4
     assert capped.permitted == 60
     counts = np.zeros(1000, dtype=np.int64)
@@ -235,7 +237,7 @@ def test_client_without_a_budget_is_refused(members):
 
 def through_curator(plan, releases, noise, count):
     """The epsilon of all that a client's reports and the curator's noisy sums tell together."""
-    squared = releases / plan.multiplier**2 + count / noise**2
+    squared = releases / plan.release.multiplier**2 + count / noise**2
     return gaussian_epsilon(math.sqrt(squared), BUDGET.delta)
 
 
@@ -243,7 +245,7 @@ def test_line_against_the_server_composes_updates_and_the_curators_bits():
     """Replacing a client moves the sum of centred bits by 1: noise over sensitivity is sigma_b."""
     plan = plan_of(RoundRobin(100), Quantile(1.0, 0.5, noise=5.0), rounds=35)
     (line,) = plan.lines
-    assert line.event == GaussianWithCurator(Gaussian(plan.multiplier), Gaussian(5.0), 4)
+    assert line.event == GaussianWithCurator(Gaussian(plan.release.multiplier), Gaussian(5.0), 4)
     assert (line.covers, line.trust, line.relation) == (
         "updates and bits",
         Trust.CURATOR,
@@ -253,7 +255,7 @@ def test_line_against_the_server_composes_updates_and_the_curators_bits():
     claim = plan.claims(35)[0]
     assert claim.epsilon == pytest.approx(through_curator(plan, 4, 5.0, 4), rel=1e-12)
     assert 0.99 * BUDGET.epsilon < claim.epsilon <= BUDGET.epsilon
-    assert plan.multiplier > plan_of(RoundRobin(100), rounds=35).multiplier
+    assert plan.release.multiplier > plan_of(RoundRobin(100), rounds=35).release.multiplier
 
 
 def test_bits_of_capped_clients_are_capped():
@@ -308,7 +310,7 @@ def test_every_group_composes_its_own_reports_with_the_curator():
         "updates and bits of 500 clients, group 2",
         "updates and bits of 500 clients, group 1",
     ]
-    for line, m in zip(plan.lines, plan.multipliers[[1, 0]], strict=True):
+    for line, m in zip(plan.lines, plan.release.multipliers[[1, 0]], strict=True):
         assert line.event == GaussianWithCurator(Gaussian(m), Gaussian(9.0), 10)
         assert line.trust is Trust.CURATOR
         assert 0.99 * line.budget.epsilon < line.claims(10)[0].epsilon <= line.budget.epsilon
@@ -317,10 +319,10 @@ def test_every_group_composes_its_own_reports_with_the_curator():
 def test_strict_reading_beside_a_published_label_composes_too():
     plan = plan_of(rule=median(), rounds=100, published=Published())
     label, strict = plan.lines
-    assert (label.covers, label.event) == ("updates", Gaussian(plan.multiplier))
+    assert (label.covers, label.event) == ("updates", Gaussian(plan.release.multiplier))
     assert label.as_published
     curator = Gaussian(plan.rule.noise / math.sqrt(2))
-    assert strict.event == GaussianWithCurator(Gaussian(plan.multiplier / 2), curator, 10)
+    assert strict.event == GaussianWithCurator(Gaussian(plan.release.multiplier / 2), curator, 10)
     assert (strict.covers, strict.trust) == ("updates and norms", Trust.CURATOR)
     assert strict.reading
 
@@ -328,8 +330,8 @@ def test_strict_reading_beside_a_published_label_composes_too():
 def test_flipped_bits_are_part_of_the_report():
     plan = plan_of(rule=Quantile(1.0, 0.5, flip=0.05))
     (line,) = plan.lines
-    assert line.event == GaussianWithBit(Gaussian(plan.multiplier), TwoPoint(0.05))
-    assert plan.multiplier > plan_of().multiplier
+    assert line.event == GaussianWithBit(Gaussian(plan.release.multiplier), TwoPoint(0.05))
+    assert plan.release.multiplier > plan_of().release.multiplier
     assert line.trust is Trust.LOCAL
     assert plan.claims(10)[0].epsilon <= BUDGET.epsilon
 
@@ -349,7 +351,7 @@ def test_line_against_the_server_composes_updates_and_the_curators_histograms():
     plan = plan_of(rule=median(), rounds=100)
     (line,) = plan.lines
     noise = plan.rule.noise / math.sqrt(2)
-    assert line.event == GaussianWithCurator(Gaussian(plan.multiplier), Gaussian(noise), 10)
+    assert line.event == GaussianWithCurator(Gaussian(plan.release.multiplier), Gaussian(noise), 10)
     assert (line.covers, line.trust) == ("updates and norms", Trust.CURATOR)
     histograms = gaussian_epsilon(math.sqrt(10) / noise, 1e-8)
     assert 0.98 * 0.8 < histograms <= 0.8
@@ -397,15 +399,15 @@ def test_strict_reading_stands_beside_the_published_one_with_half_the_noise(lapl
     plan = plan_of(rule=rule, laplace=laplace, published=Published())
     label, reading = plan.lines
     kind = Laplace if laplace else Gaussian
-    assert label.event == kind(plan.multiplier)
-    assert reading.event == kind(plan.multiplier / 2)
+    assert label.event == kind(plan.release.multiplier)
+    assert reading.event == kind(plan.release.multiplier / 2)
     published, *strict = plan.claims(10)
     assert published.epsilon <= BUDGET.epsilon
     assert not any(claim.as_published for claim in strict)
     if laplace:
         assert strict[0].epsilon == pytest.approx(2 * published.epsilon)
     else:
-        exact = epsilon(Gaussian(plan.multiplier / 2), 10, 1e-5, Relation.REPLACE)
+        exact = epsilon(Gaussian(plan.release.multiplier / 2), 10, 1e-5, Relation.REPLACE)
         assert strict[0].epsilon == exact > 2 * published.epsilon
 
 
@@ -421,13 +423,13 @@ def test_fu_gaussian_noise_is_the_printed_formula(target, turns, c2):
     sigma = c2 * math.sqrt(turns * math.log(1e4)) / target
     assert scale(plan) == pytest.approx(sigma * 0.3)
     label, reading = plan.lines
-    assert label.event == FuGaussian(plan.multiplier, c2)
+    assert label.event == FuGaussian(plan.release.multiplier, c2)
     assert (label.unit, reading.unit) == (Unit.RECORD, Unit.CLIENT)
     assert plan.permitted == turns
     published, strict, _ = plan.claims(turns)
     assert published.accountant is Accountant.PUBLISHED
     assert published.epsilon == pytest.approx(target)
-    assert strict.epsilon == epsilon(Gaussian(plan.multiplier / 2), turns, 1e-4, Relation.REPLACE)
+    assert strict.epsilon == epsilon(Gaussian(plan.release.multiplier / 2), turns, 1e-4, Relation.REPLACE)
 
 
 def test_fu_gaussian_without_its_constant_is_refused():
@@ -477,7 +479,7 @@ def test_every_step_of_every_participation_is_counted(rounds, turns):
 def test_sizes_are_public_or_nominal(nominal, relation, words):
     plan = steps_plan(nominal=nominal)
     claim = plan.claims(4)[0]
-    assert plan.relation is claim.neighbours is relation
+    assert plan.release.relation is claim.neighbours is relation
     assert any(words in a for a in claim.assumptions)
     assert (claim.unit, claim.trust) == (Unit.RECORD, Trust.LOCAL)
     assert plan.where is Where.TRAINING
@@ -486,8 +488,8 @@ def test_sizes_are_public_or_nominal(nominal, relation, words):
 
 def test_steps_are_calibrated_to_all_of_them():
     plan = steps_plan(FixedSize(50, 3), rounds=6, rate=1.0, multiplier=None)
-    assert plan.lines[0].event == Gaussian(plan.multiplier)
-    found = epsilon(Gaussian(plan.multiplier), 15, 1e-5, Relation.ZERO_OUT)
+    assert plan.lines[0].event == Gaussian(plan.release.multiplier)
+    found = epsilon(Gaussian(plan.release.multiplier), 15, 1e-5, Relation.ZERO_OUT)
     assert 0.98 * BUDGET.epsilon < found <= BUDGET.epsilon
     assert plan.permitted == 6
 
@@ -537,7 +539,7 @@ def test_four_readings_of_the_same_reports_stand_side_by_side():
     assert "not a guarantee" in str(weight)
     assert any("shuffler" in a for a in shuffled.assumptions)
     assert any("100 honest reports" in a for a in shuffled.assumptions)
-    assert plan.least_reports == 100
+    assert plan.release.minimum == 100
     assert [line.reading for line in plan.lines] == [False, True, True]
 
 
@@ -548,7 +550,7 @@ def test_without_a_shuffler_there_is_no_shuffled_claim():
     assert weight.as_published
     assert {line.trust for line in plan.lines} == {Trust.LOCAL}
     assert [line.reading for line in plan.lines] == [False, True]
-    assert plan.least_reports == 0
+    assert plan.release.minimum == 0
 
 
 def test_clients_are_charged_for_their_own_rounds():

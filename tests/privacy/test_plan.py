@@ -8,20 +8,22 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon
-from fedveil.privacy.central import central
+from fedveil.privacy.releases.central import central
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.events import Gaussian
-from fedveil.privacy.local import local_updates, two_point
+from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
-from fedveil.privacy.plan import PrivacyPlan, Where, unprotected
+from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.steps import NoisySteps
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 
 RULE = Fixed(0.5)
 BUDGET = Budget(3.0, 1e-5)
@@ -176,11 +178,11 @@ def test_client_adds_noise_for_any_two_of_its_inputs(laplace):
     """Scale = multiplier x 2 C."""
     plan = local_plan(laplace=laplace, rule=Fixed(0.5, Norm.L1 if laplace else Norm.L2))
     rows, start = torch.zeros(3, 20_000), torch.zeros(20_000)
-    plan.randomise_(rows, start, IDS, plan.start(start), 1, Streams(1))
+    plan.release.randomise_(rows, asked(plan, start, IDS, plan.start(start), 1, Streams(1)))
     size = rows.abs().mean() if laplace else rows.std()
     assert float(size) == pytest.approx(2.0 * 2 * 0.5, rel=0.03)
     assert len(torch.unique(rows, dim=0)) == 3
-    assert isinstance(plan.mechanism, LaplaceMechanism if laplace else GaussianMechanism)
+    assert isinstance(plan.release.mechanism, LaplaceMechanism if laplace else GaussianMechanism)
 
 
 def test_server_adds_nothing_to_what_clients_protected():
@@ -192,9 +194,9 @@ def test_noise_of_a_client_is_a_function_of_round_and_client():
     plan, start = local_plan(), torch.zeros(30)
     moving = plan.start(start)
     whole, again, later = (torch.zeros(3, 30) for _ in range(3))
-    plan.randomise_(whole, start, IDS, moving, 1, Streams(1))
-    plan.randomise_(again[:1], start, IDS[2:], moving, 1, Streams(1))
-    plan.randomise_(later, start, IDS, moving, 2, Streams(1))
+    plan.release.randomise_(whole, asked(plan, start, IDS, moving, 1, Streams(1)))
+    plan.release.randomise_(again[:1], asked(plan, start, IDS[2:], moving, 1, Streams(1)))
+    plan.release.randomise_(later, asked(plan, start, IDS, moving, 2, Streams(1)))
     assert torch.equal(again[0], whole[2])
     assert not torch.equal(later, whole)
 
@@ -211,8 +213,8 @@ def test_two_point_sum_is_that_of_updates_whatever_was_reported(perturb, shuffle
     """A report is c +- r kappa, about the weights or the update; the sum estimates updates."""
     plan, start = two_point_plan(perturb, shuffled=shuffled), torch.linspace(-0.2, 0.2, 5)
     rows, moving = torch.full((4000, 5), 0.1), plan.start(start)
-    plan.randomise_(rows, start, np.arange(4000), moving, 1, Streams(1))
-    reach = 0.5 * plan.mechanism.kappa
+    plan.release.randomise_(rows, asked(plan, start, np.arange(4000), moving, 1, Streams(1)))
+    reach = 0.5 * plan.release.mechanism.kappa
     assert torch.unique(rows.abs()).tolist() == pytest.approx([reach], rel=1e-5)
     total = summed(plan, rows, torch.ones(4000, dtype=torch.float64), start, moving)
     assert total.dtype is torch.float64
@@ -238,7 +240,7 @@ def test_refused_reports_are_left_out_of_the_sum():
     for shuffled in (0, 50):
         plan, start = two_point_plan(shuffled=shuffled), torch.zeros(5)
         rows, moving = torch.zeros(60, 5), plan.start(start)
-        plan.randomise_(rows, start, np.arange(60), moving, 1, Streams(1))
+        plan.release.randomise_(rows, asked(plan, start, np.arange(60), moving, 1, Streams(1)))
         weights = torch.ones(60, dtype=torch.float64)
         weights[:10] = 0
         wanted = rows[10:].double().sum(dim=0)
@@ -251,7 +253,7 @@ def test_expected_length_of_the_noise():
     assert many == pytest.approx(4 * 2.0 * math.sqrt(3))
     plan = two_point_plan()
     length = plan.noise_length(IDS, plan.start(torch.zeros(5)), 1, 5)
-    assert length == pytest.approx(0.5 * plan.mechanism.kappa * math.sqrt(15))
+    assert length == pytest.approx(0.5 * plan.release.mechanism.kappa * math.sqrt(15))
 
 
 # --- moving ---
@@ -290,7 +292,7 @@ def test_claims_with_counts_are_those_of_the_lines():
     assert worst.epsilon == plan.lines[0].claims(4)[0].epsilon
     assert median.epsilon == plan.lines[0].claims(2)[0].epsilon
     assert plan.lines[0].event == Gaussian(2.0)
-    assert plan.relation is Relation.REPLACE
+    assert plan.release.relation is Relation.REPLACE
 
 
 def test_what_is_shown_follows_the_client_that_took_part_most():

@@ -15,7 +15,7 @@ from fedveil.privacy.clipping import Bound, Bounded
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 
 ALARM = 1e-6
 BUDGET = Budget(1.0, 1e-5)

@@ -13,10 +13,11 @@ from scipy.stats import chi2, kstest, norm
 
 from fedveil.errors import BadInput
 from fedveil.privacy import mechanisms
-from fedveil.privacy.central import central
+from fedveil.privacy.releases.central import central
 from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust
 from fedveil.privacy.grid_noise import delta_of_sampler, grid_for
-from fedveil.privacy.local import local_updates, two_point
+from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.mechanisms import (
     GaussianMechanism,
     LaplaceMechanism,
@@ -29,7 +30,8 @@ from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.secure import DIAGNOSTICS, SECURE, SLIP, planned_for, secured
-from fedveil.privacy.terms import Budget, Terms
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.terms import Terms
 
 FALSE_ALARM = 1e-6
 BUDGET = Budget(8.0, 1e-3)
@@ -195,8 +197,8 @@ def test_a_secure_plan_keeps_epsilon_and_delta(name):
         assert claim.delta == pytest.approx(slip if pure else BUDGET.delta, rel=1e-6)
         assert SECURE in claim.assumptions
         assert DIAGNOSTICS not in claim.assumptions
-    assert plan.multiplier >= seeded.multiplier
-    assert plan.multiplier == pytest.approx(seeded.multiplier, rel=1e-3)
+    assert plan.release.multiplier >= seeded.release.multiplier
+    assert plan.release.multiplier == pytest.approx(seeded.release.multiplier, rel=1e-3)
     assert plan.permitted == 5
 
 
@@ -313,7 +315,7 @@ def test_the_servers_sum_gets_its_noise(name):
     plan.align_(total[None], bound)
     noised = total.clone()
     plan.release_(noised, bound, 1, Streams(1, secret=True))
-    wanted = plan.multiplier * bound.sensitivity(plan.relation)
+    wanted = plan.release.multiplier * bound.sensitivity(plan.release.relation)
     assert within(float(((noised - total) ** 2).sum()), 5000, wanted**2)
 
 
@@ -321,7 +323,7 @@ def test_clients_rows_get_their_noise():
     plan = secured(plan_of("local, Gaussian", planned_for(BUDGET)), 5000, diagnostics=False)
     moving = plan.start(torch.zeros(1))
     rows = torch.zeros(6, 5000)
-    plan.randomise_(rows, torch.zeros(5000), np.arange(6), moving, 1, Streams(1, secret=True))
-    wanted = plan.multiplier * plan.bound(moving, 1).sensitivity(Relation.REPLACE)
+    plan.release.randomise_(rows, asked(plan, torch.zeros(5000), np.arange(6), moving, 1, Streams(1, secret=True)))
+    wanted = plan.release.multiplier * plan.bound(moving, 1).sensitivity(Relation.REPLACE)
     for row in rows.double():
         assert within(float((row**2).sum()), 5000, wanted**2)

@@ -13,7 +13,7 @@ from fedveil.privacy.filters import RenyiFilter, curve_of
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_charges, read_participations, read_runs
 from fedveil.privacy.shared import Common, common_of, spent_in
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.verification import verify
 
 LIMIT, DELTA = 3.0, 1e-5

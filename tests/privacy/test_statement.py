@@ -13,7 +13,7 @@ from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.events import Gaussian, to_dict
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import statements
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.sampling import RoundRobin
-from fedveil.privacy.terms import Budget, Terms, claims_of
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.terms import Terms, claims_of
 
 multipliers = st.floats(1e-3, 1e6)
 written = st.builds(

@@ -13,7 +13,7 @@ from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_closing
 from fedveil.privacy.shared import Common
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.verification import verify
 
 CLIENTS = 6

@@ -48,7 +48,7 @@ def test_data_and_plan_may_be_given():
     assert given.data is data
     assert given.plan is plan
     assert torch.equal(given.start().params, built.start().params)
-    assert given.plan.multiplier == built.plan.multiplier
+    assert given.plan.release.multiplier == built.plan.release.multiplier
 
 
 # --- every word of a recipe arrives ---
@@ -132,7 +132,7 @@ def test_a_resolved_recipe_builds_the_same_noise(kind):
     first = load_recipe(name, [*mode, *settings])
     training = build(first)
     again = build(resolved(first, training))
-    assert again.plan.multiplier == training.plan.multiplier
+    assert again.plan.release.multiplier == training.plan.release.multiplier
     assert again.plan.permitted == training.plan.permitted
     bound = training.plan.bound(training.start().moving, 1)
     everyone = np.arange(20)

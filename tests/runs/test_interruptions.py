@@ -8,8 +8,8 @@ from fedveil.runs import checkpoint
 from fedveil.runs import run as runs
 from fedveil.runs.done import Done
 from fedveil.runs.run import Run
-from fedveil.training.engines.local import LocalEngine
-from fedveil.training.loop import Course, RoundResult
+from fedveil.training.engines.serial import Serial
+from fedveil.training.round import Course, RoundResult
 
 
 def hook(monkeypatch, target, name, number, *, done):
@@ -31,7 +31,7 @@ def hook(monkeypatch, target, name, number, *, done):
 PLACES = {  # whose call is interrupted, which one, and the rounds that the run then has
     "charging": (Course, "ask", 3, False, 2),
     "charged": (Course, "ask", 3, True, 2),
-    "training": (LocalEngine, "run", 3, True, 2),
+    "training": (Serial, "run", 3, True, 2),
     "stepping": (Course, "take", 3, True, 2),
     "before the line": (RoundResult, "numbers", 3, False, 2),
     "after the line": (RoundResult, "numbers", 3, True, 2),

@@ -63,8 +63,8 @@ def test_a_median_arrives():
 def test_ranges_arrive_layer_by_layer():
     settings = ("bound.adaptive=true", "bound.growth=1.5", "shuffle=none", "bound.radius=0.25")
     plan = plan_of("ldp-fl", *settings, "noise.epsilon=0.5", "local.epochs=1")
-    assert plan.ranges == Ranges(0.0, 0.25, (640, 10), True, Perturb.UPDATE, 1.5)
-    assert plan.mechanism.epsilon == 0.5
+    assert plan.release.ranges == Ranges(0.0, 0.25, (640, 10), True, Perturb.UPDATE, 1.5)
+    assert plan.release.mechanism.epsilon == 0.5
 
 
 def test_a_bound_per_gradient_is_that_of_its_own_round():
@@ -129,7 +129,7 @@ def test_a_nominal_size_is_what_hides_sizes(nominal, relation):
 def test_a_shuffled_claim_hides_behind_the_minimum_that_was_asked_for():
     plan = plan_of("ldp-fl", "shuffle.minimum=30", "local.epochs=1")
     assert plan.lines[0].event.reports == 30
-    assert plan.least_reports == 30
+    assert plan.release.minimum == 30
 
 
 def test_clients_are_dealt_to_their_budgets_in_equal_numbers():
@@ -139,7 +139,7 @@ def test_clients_are_dealt_to_their_budgets_in_equal_numbers():
     assert sorted(members) == [13, 13, 14]
     noises = [line.event.multiplier for line in plan.lines]
     assert noises == sorted(noises)
-    found = [int((plan.multipliers == noise).sum()) for noise in noises]
+    found = [int((plan.release.multipliers == noise).sum()) for noise in noises]
     assert found == members
 
 

@@ -121,8 +121,8 @@ def test_some_of_these_overrides_are_taken_and_some_refused():
 
 def numbers(plan):
     """What a plan promises and does."""
-    noise = None if plan.mechanism is None else repr(plan.mechanism)
-    each = None if plan.multipliers is None else plan.multipliers.tolist()
+    noise = None if plan.release.mechanism is None else repr(plan.release.mechanism)
+    each = None if plan.release.multipliers is None else plan.release.multipliers.tolist()
     rule = None if plan.rule is None else [plan.rule.bound(plan.rule.start(), r) for r in (1, 2)]
     told = [line.to_dict() for line in plan.lines]
     return (noise, each, rule, told, plan.permitted, plan.where, plan.rounds, plan.population)

@@ -18,7 +18,7 @@ from fedveil.privacy.statement import statements
 from fedveil.runs import checkpoint
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
-from fedveil.training.engines.local import LocalEngine
+from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients import Mode
 
 FILES = {
@@ -175,7 +175,7 @@ def test_every_kind_of_plan_resumes_to_the_same_model(start, name, settings):
     assert told == first["claims"]
     counts = [read_participations(run.folder / "ledger.db") for run in (whole, cut)]
     assert np.array_equal(counts[0], counts[1])
-    assert (counts[0] is None) is not whole.training.plan.counted
+    assert (counts[0] is None) is not whole.training.plan.release.counted
 
 
 def test_a_ledger_without_its_last_charges_is_refused(start):
@@ -190,14 +190,14 @@ def test_a_ledger_without_its_last_charges_is_refused(start):
 
 def test_an_interrupted_round_is_in_the_claims_as_it_is_in_the_ledger(start, monkeypatch):
     """It was charged, and its clients' turns were counted, before it was cut off."""
-    run, whole = start("ldp-sgd"), LocalEngine.run
+    run, whole = start("ldp-sgd"), Serial.run
 
     def interrupted(self, round, ids, state):
         if round == 3:
             raise KeyboardInterrupt
         return whole(self, round, ids, state)
 
-    monkeypatch.setattr(LocalEngine, "run", interrupted)
+    monkeypatch.setattr(Serial, "run", interrupted)
     result = run.execute()
     assert (result["rounds"], result["stopped"]) == (2, "interrupted")
     told = only(run.folder / "ledger.db")
@@ -497,7 +497,7 @@ def test_the_measured_choice_is_recorded_with_its_timings_and_used_again(start, 
     assert set(engine.timings) == set(Mode)
     assert engine.mode == min(engine.timings, key=engine.timings.__getitem__)
     run.execute(stop_after(2))
-    monkeypatch.setattr("fedveil.training.training.timings", None)
+    monkeypatch.setattr("fedveil.training.session.timings", None)
     again = Run.resume(run.folder, None)
     assert again.recipe.engine == engine
     assert again.training.engine.mode == engine.mode
@@ -505,5 +505,5 @@ def test_the_measured_choice_is_recorded_with_its_timings_and_used_again(start, 
 
 
 def test_a_forced_mode_is_not_measured(start, monkeypatch):
-    monkeypatch.setattr("fedveil.training.training.timings", None)
+    monkeypatch.setattr("fedveil.training.session.timings", None)
     assert start("fedavg", "engine.mode=looped").recipe.engine.timings is None

@@ -18,8 +18,8 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import DIAGNOSTICS, SECURE
 from fedveil.privacy.statement import statements
 from fedveil.runs.run import Run
-from fedveil.training.engines.local import LocalEngine
-from fedveil.training.loop import RoundResult
+from fedveil.training.engines.serial import Serial
+from fedveil.training.round import RoundResult
 
 from .conftest import BASE
 
@@ -57,15 +57,15 @@ class Crash(Exception):
 
 def crash_in(monkeypatch, round):
     """Once, when the round was charged and before it is computed."""
-    whole = LocalEngine.run
+    whole = Serial.run
 
     def dying(self, number, ids, state):
         if number == round:
-            monkeypatch.setattr(LocalEngine, "run", whole)
+            monkeypatch.setattr(Serial, "run", whole)
             raise Crash
         return whole(self, number, ids, state)
 
-    monkeypatch.setattr(LocalEngine, "run", dying)
+    monkeypatch.setattr(Serial, "run", dying)
 
 
 # --- claims ---
@@ -186,13 +186,13 @@ def test_a_seeded_run_shows_diagnostics_unless_told_not_to(start):
 @pytest.mark.parametrize("settings", [(), ("sample.kind=fixed", "sample.size=8")])
 def test_a_secret_cohort_is_stored_nowhere(start, monkeypatch, settings):
     """Neither in a table of the ledger nor as anything that changes with it."""
-    cohorts, whole = [], LocalEngine.run
+    cohorts, whole = [], Serial.run
 
     def spy(self, round, ids, state):
         cohorts.append(ids.copy())
         return whole(self, round, ids, state)
 
-    monkeypatch.setattr(LocalEngine, "run", spy)
+    monkeypatch.setattr(Serial, "run", spy)
     run = start("central", *settings, SECRET)
     run.execute()
     with closing(sqlite3.connect(run.folder / "ledger.db")) as db:

@@ -12,8 +12,8 @@ from fedveil.runs import run as runs
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
-from fedveil.training.loop import RoundResult
-from fedveil.training.training import Training, train
+from fedveil.training.round import RoundResult
+from fedveil.training.session import Training, train
 
 FALSE_ALARM = 1e-6
 DROWNED = ("noise.multiplier=50.0", "budget.epsilon=inf")

@@ -13,7 +13,7 @@ import torch
 
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
-from fedveil.training.training import train
+from fedveil.training.session import train
 
 ALONE = ("data.clients=1", "sample.kind=all", "rounds=4", "engine.workers=1")
 HUSHED = ("noise.multiplier=1e-5", "budget.epsilon=inf", "budget.delta=1e-4")

@@ -8,20 +8,20 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.local import local_steps
+from fedveil.privacy.releases.dp_sgd import local_steps
 from fedveil.privacy.mechanisms import GaussianMechanism
-from fedveil.privacy.plan import unprotected
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.steps import NoisySteps
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 from fedveil.training.batches import Batch
 from fedveil.training.client import OneGradient
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.gradients import Mode, gradients_of
 from fedveil.training.server import Weights
-from fedveil.training.training import Training, train
+from fedveil.training.session import Training, train
 from fedveil.training.turn import Turn
 
 STREAMS, ROUND = Streams(5), 2

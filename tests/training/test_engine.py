@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.privacy.plan import unprotected
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.engines.chunks import cut, fitting_chunk
-from fedveil.training.engines.local import LocalEngine
+from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients import Mode
 from fedveil.training.server import ServerState, Weights
 
@@ -30,7 +30,7 @@ def engine_for(task, data, bound=None, **changes):
         "mode": Mode.VECTORISED,
         "chunk": 100,
     }
-    return LocalEngine(task=task, data=data, **{**parts, **changes})
+    return Serial(task=task, data=data, **{**parts, **changes})
 
 
 def run(engine, ids=None, round=1):

@@ -10,26 +10,27 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
-from fedveil.privacy.central import central
+from fedveil.privacy.releases.central import central
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_participations
-from fedveil.privacy.local import local_updates, two_point
-from fedveil.privacy.plan import unprotected
+from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.two_point import two_point
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 from fedveil.runs import checkpoint
 from fedveil.training.batches import Batches
 from fedveil.training.client import Decay, LocalSgd, OneGradient
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients import Mode, gradients_of
 from fedveil.training.server import SgdServer, Weights
-from fedveil.training.training import Training, train
+from fedveil.training.session import Training, train
 from fedveil.training.turn import Turn
 
 FREE = (Budget(math.inf, 1e-4),)
@@ -102,7 +103,7 @@ def test_a_client_that_diverged_reports_a_randomised_zero_and_is_named(make_fami
     dying = Training(task, replace(data, x=broken), training.plan, OneGradient())
     rows = reports_of(dying, state=state)
     silent = torch.zeros(1, task.size)
-    dying.plan.randomise_(silent, state.params, np.array([2]), state.moving, 1, dying.streams)
+    dying.plan.release.randomise_(silent, asked(plan, state.params, np.array([2]), state.moving, 1, dying.streams))
     assert torch.equal(rows[2], silent[0])
     done = dying.engine.run(1, np.arange(data.clients), state)
     assert done.refused == (2,)
@@ -341,7 +342,7 @@ def test_two_point_reports_are_centred_on_what_they_perturb(task, data, perturb)
     torch.manual_seed(0)
     state.params.copy_(0.2 * torch.randn(task.size))
     rows = reports_of(training, state=state)
-    reach = 0.3 * plan.mechanism.kappa
+    reach = 0.3 * plan.release.mechanism.kappa
     assert torch.allclose(rows.abs(), torch.full_like(rows, reach), rtol=1e-5)
     done = training.engine.run(1, np.arange(data.clients), state)
     perturbed = rows - state.params if perturb is Perturb.WEIGHTS else rows
@@ -376,7 +377,7 @@ def test_two_point_reports_are_unbiased(make_data, task, perturb):
     plan = two_point(Everyone(), 4000, ranges, epsilon=2.0, rounds=1, budget=FREE[0])
     training = Training(task, data, plan, OneGradient())
     done = training.engine.run(1, np.arange(4000), training.start())
-    spread = plan.mechanism.kappa / math.sqrt(4000)
+    spread = plan.release.mechanism.kappa / math.sqrt(4000)
     assert float(((done.total - done.signal) / 4000).abs().max()) < 6 * spread
 
 
@@ -441,12 +442,12 @@ def test_clients_may_have_budgets_of_their_own(task, data):
         group_of=members,
     )
     assert [line.budget.epsilon for line in plan.lines] == [40.0, 4.0]
-    careful, careless = plan.multipliers[0], plan.multipliers[1]
+    careful, careless = plan.release.multipliers[0], plan.release.multipliers[1]
     assert careful > 2 * careless
-    assert plan.multipliers.tolist() == [careful, careless, careful, careless, careful]
+    assert plan.release.multipliers.tolist() == [careful, careless, careful, careless, careful]
     scales = plan.scale(Bound(0.5), np.array([1, 4]))
     assert scales.tolist() == [careless * 1.0, careful * 1.0]
-    assert plan.relation is Relation.REPLACE
+    assert plan.release.relation is Relation.REPLACE
     claims = {claim.covers: claim.epsilon for claim in reversed(plan.claims(2))}
     assert claims["updates of 2 clients, group 2"] == pytest.approx(40.0, rel=0.01)
     assert claims["updates of 3 clients, group 1"] == pytest.approx(4.0, rel=0.01)

@@ -8,16 +8,16 @@ import torch
 
 from fedveil.errors import BudgetExhausted
 from fedveil.privacy.accounting import epsilon
-from fedveil.privacy.central import central
+from fedveil.privacy.releases.central import central
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.events import Gaussian, PoissonSampled
-from fedveil.privacy.plan import unprotected
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.terms import Budget
-from fedveil.training.loop import Course, rounds
+from fedveil.privacy.budget import Budget
+from fedveil.training.round import Course, rounds
 from fedveil.training.server import ServerState, SgdServer
 from fedveil.training.sums import CohortSum
 

@@ -10,7 +10,7 @@ from torch import nn
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task, squared_error
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.plan import unprotected
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, PerGradient
@@ -20,7 +20,7 @@ from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients import Mode
 from fedveil.training.quadratic import QuadraticWalk
-from fedveil.training.training import Training, train
+from fedveil.training.session import Training, train
 from fedveil.training.turn import Turn
 from fedveil.training.vectorised import Vectorised, quadratic
 from fedveil.training.vmapped import VmappedWalk

@@ -8,17 +8,17 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
-from fedveil.privacy.central import central
-from fedveil.privacy.plan import unprotected
+from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.evaluate import evaluate
 from fedveil.training.gradients import Mode
 from fedveil.training.server import SgdServer, Weights
-from fedveil.training.training import Training, train
+from fedveil.training.session import Training, train
 
 
 def training_of(task, data, **changes):

@@ -12,21 +12,23 @@ from torch import nn
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
-from fedveil.privacy.central import central
-from fedveil.privacy.local import local_steps, local_updates, two_point
-from fedveil.privacy.plan import unprotected
+from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.dp_sgd import local_steps
+from fedveil.privacy.releases.two_point import two_point
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.budget import Budget
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.engines.workers import WorkerLost
 from fedveil.training.gradients import Mode
 from fedveil.training.server import Weights
-from fedveil.training.training import Training, train
+from fedveil.training.session import Training, train
 
 CLIENTS = 24
 FREE = Budget(float("inf"), 1e-3)

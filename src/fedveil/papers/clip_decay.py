@@ -369,7 +369,7 @@ def _settings(here: Setting, repeat: int) -> str:
 
 def _left_open(here: Setting, rate: str, tried: Sweep, constant: Sweep) -> list[tuple[str, str]]:
     losses = ", ".join(f"{r}: {tried.mean(i, 'loss')}" for i, r in enumerate(RATES))
-    multiplier = constant.prepared[0].plan.multiplier
+    multiplier = constant.prepared[0].plan.release.multiplier
     return [
         ("data set and model", "as above; the paper's are not known to us"),
         (

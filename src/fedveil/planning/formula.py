@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from fedveil.errors import BadInput
 from fedveil.planning.theory import Federation, Verdict, rule_of_thumb, verdict
-from fedveil.privacy.central import central
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import PrivacyClaim
-from fedveil.privacy.local import local_updates
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.client_noise import local_updates
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Poisson, RoundRobin
-from fedveil.privacy.terms import Budget
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _noise(question: Question, rounds: int) -> tuple[float, PrivacyClaim]:
     federation = question.federation
     spread = math.sqrt(2) if question.laplace else 1.0
     if question.trusted_server:
-        noise = plan.multiplier / federation.cohort
+        noise = plan.release.multiplier / federation.cohort
     else:
-        noise = 2 * spread * plan.multiplier / math.sqrt(federation.cohort)
+        noise = 2 * spread * plan.release.multiplier / math.sqrt(federation.cohort)
     return noise, plan.claims(rounds)[0]

@@ -22,15 +22,15 @@ from fedveil.planning.theory import (
     verdict,
 )
 from fedveil.planning.trials import Laboratory
-from fedveil.privacy.central import least_noise
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.calibration import least_noise
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.events import Gaussian
-from fedveil.privacy.terms import Budget
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.training.client import LocalSgd, LocalWork
 from fedveil.training.gradients import Mode
-from fedveil.training.training import Training
+from fedveil.training.session import Training
 
 _MOST_ROUNDS = 1000
 

@@ -15,14 +15,15 @@ from fedveil.errors import BadInput
 from fedveil.planning.bench import Bench
 from fedveil.planning.cells import Outcome, Prepared
 from fedveil.planning.grid import Cell
-from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build, divided, records_of
 from fedveil.runs.recipe import Recipe
+from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
 from fedveil.training.gradients import Mode
 from fedveil.training.in_step import fitting_together, train_in_step
-from fedveil.training.loop import RoundResult
-from fedveil.training.training import Training, train
+from fedveil.training.round import RoundResult
+from fedveil.training.session import Training, train
 
 _NEVER = 1 << 60
 _KEPT = 2
@@ -71,7 +72,9 @@ class Laboratory:
         together = 1
         if recipe.data.seed is not None and not _dealt(recipe):  # the same clients in all of them
             training = replace(training, mode=found, workers=1)
-            training.engine.make_ready()
+            engine = training.engine
+            if isinstance(engine, Serial):
+                engine.make_ready()
             together = fitting_together(training)
         return Prepared(cell, training.plan, found, training.work, noise, together)
 
@@ -173,14 +176,15 @@ def _finite(metrics: dict[str, float]) -> dict[str, float]:
 
 def _noise(plan: PrivacyPlan, training: Training) -> float:
     """The noise on a coordinate of the first round's mean update: its standard deviation."""
-    if plan.where is Where.TRAINING:
+    if plan.steps is not None:
         return math.nan
     state = training.start()
-    turns = np.zeros(plan.population, dtype=np.int64) if plan.counted else None
+    turns = np.zeros(plan.population, dtype=np.int64) if plan.release.counted else None
     ids = plan.sampler.cohort(plan.population, 1, training.streams, turns)
     size = training.task.size
     with np.errstate(over="ignore"):
-        length = float(plan.noise_length(ids, state.moving, 1, size))
+        bound = plan.bound(state.moving, 1)
+        length = plan.release.noise_length(ids, bound, state.moving, size)
     if not math.isfinite(length):
         raise BadInput("the noise that the budget asks for is infinite: raise budget.epsilon")
-    return length / math.sqrt(size) / plan.divisor(max(1, len(ids)))
+    return length / math.sqrt(size) / plan.release.divisor(max(1, len(ids)), plan.expected)

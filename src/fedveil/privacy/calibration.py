@@ -12,7 +12,8 @@ from scipy.optimize import brentq
 
 from fedveil.checks import MOST_ROUNDS as MOST_ROUNDS
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting import FINE, epsilon, gaussian_epsilon
+from fedveil.privacy.accounting import FINE, epsilon, gaussian_epsilon, supports
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import Accountant, Relation
 from fedveil.privacy.events import (
     Event,
@@ -62,6 +63,25 @@ def noise_for(
             f"above {high:g}: ask for fewer rounds or a larger epsilon"
         )
     return found
+
+
+def least_noise(
+    make_event: Callable[[float], Event], count: int, budget: Budget, relation: Relation
+) -> float:
+    """The noise with which `count` events meet the budget, by the accountant that counts."""
+    if math.isinf(budget.epsilon):
+        raise BadInput("give noise.multiplier or budget.epsilon: one follows from the other")
+    accountant = next((a for a in Accountant if supports(make_event(1.0), relation, a)), None)
+    if accountant is None:
+        raise BadInput(f"no accountant knows {make_event(1.0)} under {relation}")
+    if accountant is Accountant.PURE:
+        return a_little_more(count / budget.epsilon)
+    return noise_for(make_event, count, budget.epsilon, budget.delta, relation, accountant)
+
+
+def a_little_more(noise: float) -> float:
+    """A little more, so that the epsilon computed back from it is not one rounding too large."""
+    return noise * (1 + 1e-12)
 
 
 def rate_for(

@@ -6,6 +6,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
 from typing import Any
 
+SEEDED = "seeded noise: whoever knows the seed can remove it, so this is a simulation"
+
 _WHOLE, _LONG, _LEAST = 1e3, 1e12, 1e-4
 
 

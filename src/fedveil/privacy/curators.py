@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon
 from fedveil.privacy.calibration import MOST_NOISE
-from fedveil.privacy.central import least_noise
 from fedveil.privacy.claims import Relation, Trust
 from fedveil.privacy.events import Gaussian, GaussianWithCurator
-from fedveil.privacy.rules import Median, Quantile, Rule
 from fedveil.privacy.terms import Terms
+from fedveil.privacy.watching import Watched
 
 _SEEN = (
     "a trusted curator (or an enclave) sees {what} and publishes them with noise; the server sees "
@@ -66,47 +65,16 @@ class Curator:
         )
 
 
-def curator_of(rule: Rule, base: Terms, rounds: int) -> Curator | None:
-    """Who watches for a rule that has its noise, if anybody does.
-
-    The sum of centred bits moves by at most 1 when a client is replaced, and every turn has a bit.
-    Replacing a client changes two counts of a histogram by one: L2 sensitivity sqrt(2).
-    """
-    if type(rule) is Quantile and rule.noise:
-        return Curator(
-            Gaussian(rule.noise),
-            base.participations(rounds),
-            "bits",
-            "the clients' bits (was the update within the bound?)",
-            "bound.bit_noise",
-            rule.noise,
-            "raise it",
-        )
-    if type(rule) is Median:
-        return Curator(
-            Gaussian(rule.noise / math.sqrt(2)),
-            _histograms(rule, base, rounds),
-            "norms",
-            "the clients' gradient norms in bins",
-            "bound.epsilon",
-            rule.budget.epsilon,
-            "lower it",
-        )
-    return None
-
-
-def with_noise(rule: Rule, base: Terms, rounds: int) -> Rule:
-    """A median rule with the noise that keeps all its histograms within its own budget.
-
-    No amplification, composed over all refreshes in which one client can take part.
-    """
-    if not isinstance(rule, Median):
-        return rule
-    count = _histograms(rule, base, rounds)
-    multiplier = least_noise(Gaussian, count, rule.budget, Relation.REPLACE)
-    return replace(rule, noise=math.sqrt(2) * multiplier)
-
-
-def _histograms(rule: Median, base: Terms, rounds: int) -> int:
-    """In how many histograms one client can be."""
-    return replace(base, every=rule.every).participations(rounds)
+def curator_of(watched: Watched | None, base: Terms, rounds: int) -> Curator | None:
+    """Who publishes what a schedule watches, if it is noised rather than flipped."""
+    if watched is None or not watched.noise:
+        return None
+    return Curator(
+        Gaussian(watched.noise / watched.sensitivity(Relation.REPLACE)),
+        replace(base, every=watched.every).participations(rounds),
+        watched.word,
+        watched.seen,
+        watched.key,
+        watched.setting,
+        watched.remedy,
+    )

@@ -1,7 +1,7 @@
 """Mechanisms: noise for rows [K, P], in place, row k from its own key, or secret on a grid.
 
-A mechanism never sees a sensitivity typed by hand: `scales` is what `PrivacyPlan.scale`
-computed from a bound. Rows are drawn in blocks that stay in the cache.
+A mechanism never sees a sensitivity typed by hand: `scales` is what a release computed from a
+bound. Rows are drawn in blocks that stay in the cache.
 """
 
 import math
@@ -41,6 +41,8 @@ class GaussianMechanism:
     multiplier: float
 
     norm = Norm.L2
+    word = "Gaussian"
+    variance = 1.0
 
     def __post_init__(self) -> None:
         _check_multiplier(self.multiplier)
@@ -78,6 +80,8 @@ class LaplaceMechanism:
     multiplier: float
 
     norm = Norm.L1
+    word = "Laplace"
+    variance = 2.0
 
     def __post_init__(self) -> None:
         _check_multiplier(self.multiplier)

@@ -1,103 +1,97 @@
-"""`PrivacyPlan`: sampler, bound, mechanism and budget as one object, checked as a whole.
+"""`PrivacyPlan`: sampler, clip, release and budget lines as one object, checked as a whole.
 
-This is what training sees of any plan. The papers' plans are built in `central.py` and `local.py`.
+This is what training sees of any plan. The papers' plans are built in `privacy/releases`.
 """
 
 import math
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from fedveil.checks import check, one_of
+from fedveil.checks import check
 from fedveil.errors import BadInput
-from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Relation
+from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Unit
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.mechanisms import (
-    GaussianMechanism,
-    LaplaceMechanism,
-    TwoPointMechanism,
-    add_to_sum_,
-)
-from fedveil.privacy.randomness import KeySource, Streams
-from fedveil.privacy.ranges import Perturb, Ranges
-from fedveil.privacy.rows import add_weighted_
-from fedveil.privacy.rules import Rule
+from fedveil.privacy.randomness import Streams
+from fedveil.privacy.releases.release import NOBODY, Asked, Release
+from fedveil.privacy.rules import Lengths, Rule
 from fedveil.privacy.sampling import Counts, Sampler
-from fedveil.privacy.shuffling import multisets
 from fedveil.privacy.steps import NoisySteps
 from fedveil.privacy.terms import Terms, claims_of
-
-_NOBODY = np.zeros(1, dtype=np.int64)
-
-Mechanism = GaussianMechanism | LaplaceMechanism | TwoPointMechanism
-
-
-class Where(StrEnum):
-    """Who adds the noise: nobody, the server on the sum, clients on their report or their steps."""
-
-    NOWHERE = "nowhere"
-    SERVER = "server"
-    CLIENT = "client"
-    TRAINING = "training"
 
 
 @dataclass(frozen=True, eq=False)
 class PrivacyPlan:
     """How one run protects its clients.
 
-    Guarantee: when a round's cohort comes from `sampler`, rows are bounded by `bound` (clamped to
-    `ranges`), clients' reports go through `randomise_`, their sum through `add_sum_` and
-    `release_`, and local steps are `steps`, then what a client that took part n times may expect is
-    in `claims`, and `permitted` rounds, of the `rounds` that are planned, stay within every line's
-    budget. `Training` compares what it was given with `steps`, `parameters` and the rule.
+    Guarantee: when a round's cohort comes from `sampler`, rows are clipped by `rule` and go
+    through `release` as `training/exchange.py` and `training/round.py` have it, then what a client
+    that took part n times may expect is in `claims`, and `permitted` rounds, of the `rounds` that
+    are planned, stay within every line's budget. `Training` compares what it was given with what
+    `release` and `rule` require of it, and lines with parts (`check_lines`).
 
-    `mechanism` holds the noise of everyone; where clients have budgets of their own,
-    `multipliers` [N] holds each one's. `relation` is the one whose sensitivity scales the noise.
-    `steps` is what DP-SGD inside clients must be. `parameters` is the number of coordinates that
-    are accounted, None where it does not matter. A shuffled round with fewer than `least_reports`
-    reports hands nothing on.
+    `parameters` is the number of coordinates that are accounted, None where it does not matter.
     """
 
     sampler: Sampler
     population: int
     rounds: int
-    where: Where = Where.NOWHERE
     rule: Rule | None = None
-    ranges: Ranges | None = None
-    mechanism: Mechanism | None = None
-    multipliers: npt.NDArray[np.float64] | None = None
-    steps: NoisySteps | None = None
-    relation: Relation = Relation.REPLACE
+    release: Release = field(default_factory=Release)
     lines: tuple[Terms, ...] = ()
-    least_reports: int = 0
     parameters: int | None = None
 
     def __post_init__(self) -> None:
         check("rounds", self.rounds)
         check("clients", self.population)
-        one_of("where", self.where, Where)
         self.sampler.check(self.population)
-        bounded = self.rule is not None or self.ranges is not None
-        if self.where is not Where.NOWHERE and (self.mechanism is None or not bounded):
-            raise BadInput("noise without a bound protects nobody: add a bound")
-        if (self.where is Where.TRAINING) != (self.steps is not None):
-            raise BadInput("noise in local steps and what these are go together: use local_steps")
-        if getattr(self.sampler, "max_participations", None) is not None and not self.counted:
+        if not isinstance(self.release, Release):
+            raise BadInput(f"release is {self.release!r}: a Release is needed")
+        self.release.check(self)
+        capped = getattr(self.sampler, "max_participations", None) is not None
+        if capped and not self.release.counted:
             raise BadInput(
                 "sample.max_participations is for local DP, where turns are counted; a capped "
                 "cohort is not uniformly random, so nothing amplifies it: leave it out"
             )
+        check_deltas(self.lines, self.population)
+
+    def check_lines(self) -> None:
+        """Refuse a plan of which a strict line accounts for less than its parts release.
+
+        Builders make lines and parts from the same numbers; a plan that was put together or
+        changed by hand may say one thing and do another.
+        """
         for line in self.lines:
-            if line.budget.delta >= 1 / self.population:
+            found = None if line.as_published else self._difference(line)
+            if found is not None:
                 raise BadInput(
-                    f"budget.delta is {line.budget.delta:g}, not below 1 / {self.population} "
-                    "clients: a delta that large would allow publishing somebody outright; use "
-                    f"less than {1 / self.population:g}"
+                    f"the plan's line about {line.covers} accounts for {line.event} and {found}: "
+                    "make plans with central, local_updates, local_steps or two_point, and do not "
+                    "change them"
                 )
+
+    def _difference(self, line: Terms) -> str | None:
+        """What the plan does otherwise than the line says, in words."""
+        if line.share < self.sampler.share(self.population):
+            return f"clients take part in {self.sampler.share(self.population)} of the rounds"
+        cap = getattr(self.sampler, "max_participations", None)
+        if line.unit is not Unit.WEIGHT and line.cap is not None and line.cap != cap:
+            return f"the cap on participations is {cap}"
+        if line.every != 1:
+            return "there is a release in every round"
+        return self.release.difference(self, line)
+
+    def check_affordable(self, multiplier: float) -> None:
+        """Refuse noise and budget that do not even go together for one round."""
+        if self.permitted >= 1:
+            return
+        line = self.lines[0]
+        raise BadInput(
+            f"noise.multiplier {multiplier:g} and budget.epsilon {line.budget.epsilon:g} "
+            f"contradict each other: one round alone costs {line.claims(1)[0].short}; raise either"
+        )
 
     def assuming(self, text: str) -> "PrivacyPlan":
         """The plan whose every claim assumes `text` as well; itself if all of them do already."""
@@ -132,26 +126,24 @@ class PrivacyPlan:
         """Whether randomness is the operating system's: whether the claims say so."""
         return any(line.noise is NoiseSource.SECURE for line in self.lines)
 
+    def describe(self) -> str:
+        """The noise in a few words, for people."""
+        return self.release.describe(self.lines)
+
     @property
-    def counted(self) -> bool:
-        """Whether each client is charged for the rounds in which it took part, and no others."""
-        return self.where in (Where.CLIENT, Where.TRAINING)
+    def steps(self) -> NoisySteps | None:
+        """What DP-SGD inside clients must be, where that is how they are protected."""
+        return self.release.steps
+
+    @property
+    def expected(self) -> float:
+        """The expected size of a cohort, which is public."""
+        return self.sampler.expected(self.population)
 
     @property
     def counted_clients(self) -> int:
         """How many clients' turns the ledger counts."""
-        return self.population if self.counted else 0
-
-    @property
-    def multiplier(self) -> float:
-        """Noise over sensitivity, the same for everyone unless `multipliers` says otherwise."""
-        return self._adding.multiplier
-
-    @property
-    def _adding(self) -> GaussianMechanism | LaplaceMechanism:
-        if not isinstance(self.mechanism, GaussianMechanism | LaplaceMechanism):
-            raise AssertionError("only additive noise has a scale")
-        return self.mechanism
+        return self.population if self.release.counted else 0
 
     @cached_property
     def permitted(self) -> int:
@@ -192,159 +184,39 @@ class PrivacyPlan:
         """
         return claims_of(self.lines, rounds, counts, again)
 
+    @property
+    def moves(self) -> bool:
+        """Whether what clients send decides what the next round asks of them."""
+        watches = self.rule is not None and self.rule.watched is not None
+        return watches or self.release.moves
+
     def start(self, params: torch.Tensor) -> torch.Tensor:
         """What moves from round to round, before the first one: a bound's value, or ranges."""
-        if self.ranges is not None:
-            return self.ranges.start(params)
         value = [] if self.rule is None else [self.rule.start()]
-        return torch.tensor(value, dtype=torch.float64)
+        return torch.cat([torch.tensor(value, dtype=torch.float64), self.release.start(params)])
 
     def bound(self, moving: torch.Tensor, round: int) -> Bound | None:
         """The bound in force in `round`."""
         return None if self.rule is None else self.rule.bound(float(moving[0]), round)
 
-    def scale(self, bound: Bound, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The noise scale of each client's row: its multiplier times the bound's sensitivity."""
-        each = np.full(len(ids), self.multiplier)
-        if self.multipliers is not None:
-            each = self.multipliers[ids]
-        return each * bound.sensitivity(self.relation)
+    @property
+    def width(self) -> int:
+        """How many numbers a client is asked for beside its update."""
+        watched = None if self.rule is None else self.rule.watched
+        return 0 if watched is None else watched.width
 
-    def _of_sum(self, bound: Bound) -> float:
-        """The scale of the server's noise."""
-        return float(self.scale(bound, _NOBODY)[0])
-
-    def noise_length(
-        self, ids: npt.NDArray[np.int64], moving: torch.Tensor, round: int, size: int
-    ) -> float:
-        """The expected L2 length of all noise on a round's sum of `size` coordinates; 0 if none.
-
-        A diagnostic. Noise inside training is not counted: it is part of the work.
-        """
-        if self.ranges is not None and isinstance(self.mechanism, TwoPointMechanism):
-            reach = self.ranges.spread(moving)[1].double() * self.mechanism.kappa
-            return float(reach.norm()) * math.sqrt(len(ids))
-        bound = self.bound(moving, round)
-        if bound is None or self.where not in (Where.SERVER, Where.CLIENT):
-            return 0.0
-        scales = self.scale(bound, ids if self.where is Where.CLIENT else _NOBODY)
-        spread = 2.0 if isinstance(self.mechanism, LaplaceMechanism) else 1.0
-        return math.sqrt(spread * size * float((scales**2).sum()))
-
-    def describe(self) -> str:
-        """The noise in a few words, for people."""
-        match self.mechanism:
-            case None:
-                return "no noise"
-            case TwoPointMechanism():
-                one = self.lines[-1].claims(1)[-1].short
-                return f"two-point reports at the clients, {one}"
-            case GaussianMechanism() | LaplaceMechanism():
-                kind = "Laplace" if isinstance(self.mechanism, LaplaceMechanism) else "Gaussian"
-                size = f"multiplier {self.multiplier:.4g}"
-                if self.multipliers is not None:
-                    low, high = self.multipliers.min(), self.multipliers.max()
-                    size = f"multipliers {low:.4g} to {high:.4g}"
-                place = {
-                    Where.SERVER: "at the server",
-                    Where.CLIENT: "at the clients",
-                    Where.TRAINING: "in every local step",
-                }
-                return f"{kind} noise, {size}, {place.get(self.where, '')}"
-
-    def randomise_(
-        self,
-        rows: torch.Tensor,
-        start: torch.Tensor,
-        ids: npt.NDArray[np.int64],
-        moving: torch.Tensor,
-        round: int,
-        streams: KeySource,
-    ) -> None:
-        """What clients do to their bounded updates [K, P] before they send them, in place.
-
-        Two-point reports of weights are weights, everything else is an update; `add_sum_` takes
-        the model off again.
-        """
-        if self.where is not Where.CLIENT or self.mechanism is None:
-            return
-        keys = streams.keys("client-noise", round, ids)
-        if isinstance(self.mechanism, TwoPointMechanism):
-            if self.ranges is None:
-                raise AssertionError("two-point reports need ranges")
-            if self.ranges.perturb is Perturb.WEIGHTS:
-                rows += start
-            centre, radius = self.ranges.spread(moving)
-            self.mechanism.report_(rows, centre, radius, keys)
-            return
-        bound = self.bound(moving, round)
-        if bound is None:
-            raise AssertionError("additive noise needs a bound")
-        self.mechanism.add_(rows, self.scale(bound, ids), keys)
-
-    def add_sum_(
-        self,
-        total: torch.Tensor,
-        rows: torch.Tensor,
-        weights: torch.Tensor,
-        start: torch.Tensor,
-        moving: torch.Tensor,
-    ) -> None:
-        """Add the weighted sum of the updates behind accepted reports to `total`, float64 [P].
-
-        Behind a shuffler only the multisets of the reports are looked at.
-        """
-        if self.ranges is None or not isinstance(self.mechanism, TwoPointMechanism):
-            add_weighted_(total, rows, weights)
-            return
-        if self.least_reports:
-            centre, radius = self.ranges.spread(moving)
-            reach = radius * self.mechanism.kappa
-            counted = rows[weights > 0]
-            if len(counted):
-                total += multisets(counted, centre, reach, 1).sums(centre, reach)
-        else:
-            add_weighted_(total, rows, weights)
-        if self.ranges.perturb is Perturb.WEIGHTS:
-            total -= weights.sum() * start.to(torch.float64)
-
-    def unreadable(self, rows: torch.Tensor, moving: torch.Tensor) -> torch.Tensor:
-        """Which reports [K, P] are not what a client of this plan can send: bool [K].
-
-        A two-point message carries one bit, so any other value is somebody's invention.
-        """
-        if self.ranges is None or not isinstance(self.mechanism, TwoPointMechanism):
-            return torch.zeros(len(rows), dtype=torch.bool)
-        centre, radius = self.ranges.spread(moving)
-        reach = radius * self.mechanism.kappa
-        return ((rows != centre + reach) & (rows != centre - reach)).any(dim=1)
-
-    def align_(self, rows: torch.Tensor, bound: Bound | None) -> None:
-        """Cut bounded rows [K, P] to the grid on which the server's secret noise is, in place.
-
-        Their float64 sum is then exact, whatever the order (docs/proofs/secure.md).
-        """
-        if self.secret and self.where is Where.SERVER and bound is not None:
-            self._adding.grid(self._of_sum(bound), rows.shape[1]).cut_(rows)
-
-    def release_(
-        self, total: torch.Tensor, bound: Bound | None, round: int, streams: Streams
-    ) -> None:
-        """What the server does to the sum of one round's rows (float64 [P]), in place."""
-        if self.where is not Where.SERVER or bound is None:
-            return
-        keys = streams.keys("noise", round, _NOBODY)
-        add_to_sum_(self._adding, total, self._of_sum(bound), keys)
-
-    def divisor(self, weight: float) -> float:
-        """What the sum is divided by: public and fixed in advance when the server adds the noise.
-
-        Otherwise each report is private by itself, and dividing by the realised weight is
-        post-processing.
-        """
-        if self.where is Where.SERVER:
-            return self.sampler.expected(self.population)
-        return max(weight, 1.0)
+    def watch(self, lengths: Lengths, asked: Asked) -> torch.Tensor:
+        """What each client sends for an adaptive bound, [K, width]: cut, and flipped if need be."""
+        clients, rule = len(asked.ids), self.rule
+        watched = None if rule is None else rule.watched
+        if rule is None or watched is None or not watched.due(asked.round):
+            return torch.zeros(clients, self.width, dtype=torch.float64)
+        rows = watched.cut(rule.watch(lengths, asked.round), clients)
+        if watched.flip:
+            keys = asked.streams.keys("client-bits", asked.round, asked.ids)
+            return watched.flipped(rows, keys)
+        watched.align_(rows, asked.streams.keys(watched.word, asked.round, NOBODY))
+        return rows
 
     def move(
         self,
@@ -355,20 +227,26 @@ class PrivacyPlan:
         round: int,
         streams: Streams,
     ) -> torch.Tensor:
-        """The moving state for the next round, from what was watched and the models released."""
-        if self.ranges is not None:
-            return self.ranges.move(moving, before, after)
-        if self.rule is None or self.rule.width == 0:
+        """The moving state for the next round, from what was watched and the models released.
+
+        What was watched gets its noise here: a rule sees nothing else of it.
+        """
+        if self.rule is None:
+            return self.release.move(moving, before, after)
+        told = self.rule.watched
+        if told is None or not told.due(round):
             return moving
-        expected = self.sampler.expected(self.population)
-        value = self.rule.move(float(moving[0]), watched, expected, round, streams)
+        noisy = told.noisy(watched, streams.keys(told.word, round, NOBODY))
+        value = self.rule.move(float(moving[0]), noisy, self.expected, round)
         return torch.tensor([value], dtype=torch.float64)
 
 
-def unprotected(
-    sampler: Sampler, population: int, *, rounds: int, rule: Rule | None = None
-) -> PrivacyPlan:
-    """No claim; a bound, if given, only limits what a client can do."""
-    if rule is not None and rule.width:
-        raise BadInput("an adaptive bound watches clients, which needs a claim: use a fixed one")
-    return PrivacyPlan(sampler, population, rounds, rule=rule)
+def check_deltas(lines: tuple[Terms, ...], population: int) -> None:
+    """Refuse a delta that large that it would allow publishing somebody outright."""
+    for line in lines:
+        if line.budget.delta >= 1 / population:
+            raise BadInput(
+                f"budget.delta is {line.budget.delta:g}, not below 1 / {population} clients: a "
+                f"delta that large would allow publishing somebody outright; use less than "
+                f"{1 / population:g}"
+            )

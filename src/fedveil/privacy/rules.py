@@ -1,26 +1,26 @@
-"""Rules: which bound is in force in a round, and how it moves to the next.
+"""Clip schedules: which bound is in force in a round, and how it moves to the next.
 
-A rule may watch the cohort (how many updates were short enough, how long they were). What it
-watches is private, so a rule that watches adds its own noise and has its own terms: `watch` says
-what is collected, `privacy/central.py` and `privacy/local.py` what that costs. A bound moves for
-the next round only.
+A schedule may watch the cohort (how many updates were short enough, how long they were). What it
+watches is private: it states what each client sends and how much noise the sum of that gets
+(`Watched`), and sees the noisy sum only. A bound moves for the next round only.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from fedveil.checks import SMALLEST_FLOOR, check, one_of
 from fedveil.errors import BadInput
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.calibration import least_noise
+from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.mechanisms import GaussianMechanism, add_to_sum_
-from fedveil.privacy.randomness import Keys, Streams, uniform_
+from fedveil.privacy.events import Gaussian
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.terms import Budget
+from fedveil.privacy.watching import Watched
 
 
 class Lengths(Protocol):
@@ -32,53 +32,58 @@ class Lengths(Protocol):
     def clipped(self) -> torch.Tensor: ...
 
 
-class Rule(Protocol):
-    """How the bound of a run comes about.
+class Rule:
+    """How the bound of a run comes about. Subclass it: `start` and `bound` are needed.
 
-    `moving` is the value that moves; `width` the length of the vector that is summed over the
-    cohort in a round, 0 when nothing is watched.
+    `moving` is the value that moves. A schedule that watches says so in `watched`, hands out each
+    client's row in `watch`, and moves by the noisy sum of them.
     """
 
     @property
-    def norm(self) -> Norm: ...
+    def norm(self) -> Norm:
+        """The norm in which updates are clipped."""
+        return Norm.L2
+
     @property
-    def width(self) -> int: ...
+    def watched(self) -> Watched | None:
+        """What clients are asked for beside their updates; None, nothing, which costs nothing."""
+        return None
 
     def start(self) -> float:
         """The moving value before the first round."""
-        ...
+        raise NotImplementedError
 
     def bound(self, moving: float, round: int) -> Bound:
         """The bound in force in `round`."""
-        ...
+        raise NotImplementedError
 
-    def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
-        """What one chunk of clients contributes: float64 [K, width], to be summed."""
-        ...
+    def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
+        """What each client of a block is asked for: float64 [K, width]; it never leaves raw."""
+        return torch.zeros(len(lengths.norms), 0, dtype=torch.float64)
 
-    def move(
-        self, moving: float, watched: torch.Tensor, expected: float, round: int, streams: Streams
-    ) -> float:
-        """The moving value for the next round, from the cohort's sum and its public size."""
-        ...
-
-
-class _Unwatched:
-    """A rule that looks at nobody, and therefore costs nothing."""
-
-    width = 0
-
-    def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
-        return torch.zeros(len(bounded.norms), 0, dtype=torch.float64)
-
-    def move(
-        self, moving: float, watched: torch.Tensor, expected: float, round: int, streams: Streams
-    ) -> float:
+    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+        """The moving value for the next round, from the noisy sum of rows and the cohort's size."""
         return moving
+
+    def rates_allowed(self, round: int) -> float | None:
+        """What the learning rates of `round` may add up to; None where they are free."""
+        return None
+
+    @property
+    def needs_raw_gradients(self) -> bool:
+        """Whether the norms watched must be those of gradients that nothing has clipped."""
+        return False
+
+    def settled(self, turns: Callable[[int], int]) -> "Rule":
+        """The schedule with its noise found, where it has a budget of its own.
+
+        `turns(every)` is in how many rounds that watch, one in `every`, a client can be.
+        """
+        return self
 
 
 @dataclass(frozen=True)
-class Fixed(_Unwatched):
+class Fixed(Rule):
     """The same bound in every round."""
 
     value: float
@@ -95,7 +100,7 @@ class Fixed(_Unwatched):
 
 
 @dataclass(frozen=True)
-class Poly(_Unwatched):
+class Poly(Rule):
     """C_0 (1 - (t - 1)/T)^power in round t of T, never below `floor`.
 
     Data-independent, so it costs nothing. The published schedule ends at exactly 0, where a
@@ -134,7 +139,7 @@ class Poly(_Unwatched):
 
 
 @dataclass(frozen=True)
-class PerGradient:
+class PerGradient(Rule):
     """`inner` bounds every local gradient; the update is then bounded by that times `reach`.
 
     `reach(round)` is the sum of the round's learning rates (Fu et al.: Xi = zeta sum(eta)).
@@ -147,9 +152,8 @@ class PerGradient:
     def norm(self) -> Norm:
         return self.inner.norm
 
-    @property
-    def width(self) -> int:
-        return 0
+    def rates_allowed(self, round: int) -> float:
+        return self.reach(round)
 
     def start(self) -> float:
         return self.inner.start()
@@ -158,29 +162,20 @@ class PerGradient:
         gradient = self.inner.bound(moving, round)
         return Bound(gradient.value * self.reach(round), gradient.norm, gradient.value)
 
-    def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
-        return self.inner.watch(bounded, round, keys)
-
-    def move(
-        self, moving: float, watched: torch.Tensor, expected: float, round: int, streams: Streams
-    ) -> float:
-        return moving
-
 
 @dataclass(frozen=True)
-class Quantile:
+class Quantile(Rule):
     """Follow the `target` quantile of update norms (Andrew et al. 2021), geometrically.
 
     Client k's bit is 1 when its update needed no bounding. With b the noisy share of ones,
     C <- C exp(-lr (b - target)). Three ways to keep the bits private, which differ in who adds
-    the noise; `privacy/central.py` accounts for the first, `privacy/local.py` for the others:
+    the noise; the releases account for them:
 
     - central: bits centred to +-1/2 (sensitivity 1/2), summed, noised with std `noise` by the
       trusted server in one joint release with the updates;
     - curator: the same sum, noised by a trusted party of its own, composed with the reports;
     - local (`flip` > 0): each client reports its bit through randomised response of epsilon
-      `flip`; the server de-biases the sum, and `noise` is 0. The draw is a multiple of 2^-52,
-      and 2^-22 is taken off the chance of keeping the bit, so that epsilon holds exactly.
+      `flip`; the server de-biases the sum, and `noise` is 0.
 
     | edge | behaviour |
     |---|---|
@@ -194,9 +189,6 @@ class Quantile:
     lr: float = 0.2
     noise: float = 0.0
     flip: float = 0.0
-
-    norm = Norm.L2
-    width = 1
 
     def __post_init__(self) -> None:
         check("bound.value", self.value)
@@ -216,28 +208,32 @@ class Quantile:
     def bound(self, moving: float, round: int) -> Bound:
         return Bound(moving)
 
-    def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
-        """Centred bits [K, 1]; in the local version flipped by the client and de-biased."""
-        bits = 0.5 - (bounded.clipped != 0).to(torch.float64)[:, None]
-        if not self.flip:
-            return bits
-        keep = 1 / (1 + math.exp(-self.flip))
-        draw = uniform_(torch.empty(len(bits), 1, dtype=torch.float64), keys)
-        flipped = torch.where(draw < max(0.0, 2 * keep - 1 - 2.0**-22), bits, -bits)
-        return flipped / (2 * keep - 1)
+    @property
+    def watched(self) -> Watched:
+        return Watched(
+            width=1,
+            length=0.5,
+            noise=self.noise,
+            flip=self.flip,
+            word="bits",
+            seen="the clients' bits (was the update within the bound?)",
+            key="bound.bit_noise",
+            setting=self.noise,
+            remedy="raise it",
+        )
 
-    def move(
-        self, moving: float, watched: torch.Tensor, expected: float, round: int, streams: Streams
-    ) -> float:
-        if self.noise:
-            watched = _noisy(watched, self.noise, streams.keys("bits", round, np.zeros(1)))
-        share = float(watched[0]) / expected + 0.5
+    def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
+        """Centred bits [K, 1]."""
+        return 0.5 - (lengths.clipped != 0).to(torch.float64)[:, None]
+
+    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+        share = float(noisy[0]) / expected + 0.5
         step = max(-3.0, min(3.0, -self.lr * (share - self.target)))
         return max(1e-12, min(1e12, moving * math.exp(step)))
 
 
 @dataclass(frozen=True)
-class Median:
+class Median(Rule):
     """Set the bound to the median of the clients' norms, from a noisy histogram (Abadi's rule).
 
     Clients send the norm of their unbounded gradient to a trusted curator (an enclave could take
@@ -265,8 +261,6 @@ class Median:
     cap: float = math.inf
     noise: float = 0.0
 
-    norm = Norm.L2
-
     def __post_init__(self) -> None:
         check("bound.value", self.value)
         check("bound.low", self.low)
@@ -284,9 +278,33 @@ class Median:
             )
 
     @property
-    def width(self) -> int:
+    def watched(self) -> Watched:
         """One count per bin: (0, 2^low], (2^low, 2^(low+1)], ..., (2^(high-1), inf)."""
-        return self.high - self.low + 1
+        return Watched(
+            width=self.high - self.low + 1,
+            length=1.0,
+            counts=True,
+            noise=self.noise,
+            every=self.every,
+            word="norms",
+            seen="the clients' gradient norms in bins",
+            key="bound.epsilon",
+            setting=self.budget.epsilon,
+            remedy="lower it",
+        )
+
+    @property
+    def needs_raw_gradients(self) -> bool:
+        return True
+
+    def settled(self, turns: Callable[[int], int]) -> "Median":
+        """With the noise that keeps all its histograms within its own budget.
+
+        No amplification, composed over all refreshes in which one client can take part.
+        """
+        reach = self.watched.sensitivity(Relation.REPLACE)
+        multiplier = least_noise(Gaussian, turns(self.every), self.budget, Relation.REPLACE)
+        return replace(self, noise=reach * multiplier)
 
     def start(self) -> float:
         return self.value
@@ -294,25 +312,14 @@ class Median:
     def bound(self, moving: float, round: int) -> Bound:
         return Bound(moving)
 
-    def due(self, round: int) -> bool:
-        """Whether norms are collected in `round`: in rounds 1, every + 1, 2 every + 1, ..."""
-        return (round - 1) % self.every == 0
+    def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
+        """One-hot rows [K, width]: the bin of each client's norm."""
+        counts = torch.zeros(len(lengths.norms), self.watched.width, dtype=torch.float64)
+        edges = torch.tensor([2.0**e for e in range(self.low, self.high)], dtype=torch.float64)
+        return counts.scatter_(1, torch.bucketize(lengths.norms, edges)[:, None], 1.0)
 
-    def watch(self, bounded: Lengths, round: int, keys: Keys) -> torch.Tensor:
-        """One-hot rows [K, width]: the bin of each client's norm; zeros when not due."""
-        counts = torch.zeros(len(bounded.norms), self.width, dtype=torch.float64)
-        if self.due(round):
-            edges = torch.tensor([2.0**e for e in range(self.low, self.high)], dtype=torch.float64)
-            counts.scatter_(1, torch.bucketize(bounded.norms, edges)[:, None], 1.0)
-        return counts
-
-    def move(
-        self, moving: float, watched: torch.Tensor, expected: float, round: int, streams: Streams
-    ) -> float:
-        if not self.due(round):
-            return moving
-        keys = streams.keys("norms", round, np.zeros(1))
-        counts = _noisy(watched, self.noise, keys).clamp_min(0)
+    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+        counts = noisy.clamp_min(0)
         if float(counts.sum()) == 0:
             return moving
         half = int((counts.cumsum(0) < counts.sum() / 2).sum())
@@ -323,10 +330,3 @@ class Median:
 def _check_bound(value: float, norm: Norm) -> None:
     check("bound.value", value)
     one_of("bound.norm", norm, Norm)
-
-
-def _noisy(counts: torch.Tensor, noise: float, keys: Keys) -> torch.Tensor:
-    """Counts [W], multiples of 1/2, with Gaussian noise of that standard deviation on each."""
-    noisy = counts.clone()
-    add_to_sum_(GaussianMechanism(noise), noisy, noise, keys)  # a sensitivity of 1 at most
-    return noisy

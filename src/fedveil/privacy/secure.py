@@ -4,13 +4,12 @@ import math
 from dataclasses import replace
 
 from fedveil.errors import BadInput
-from fedveil.privacy.central import SEEDED
-from fedveil.privacy.claims import NoiseSource, Trust
-from fedveil.privacy.grid_noise import LARGEST_SUM, delta_of_sampler
-from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
-from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.claims import SEEDED, NoiseSource, Trust
+from fedveil.privacy.grid_noise import delta_of_sampler
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Poisson
-from fedveil.privacy.terms import Budget, Terms
+from fedveil.privacy.terms import Terms
 
 SLIP = 2.0**-20
 """The share of delta that pays for the sampler."""
@@ -44,15 +43,7 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
     | sums of so many clients that float64 would round them on the grid | BadInput |
     | another account of the same release with such an epsilon | claimed as not vouched for |
     """
-    if plan.where is Where.TRAINING:
-        raise BadInput(
-            "noise.source = 'secure' is not for noise in every local step, whose sums are rounded "
-            "to float32 before it: use 'seeded'"
-        )
-    if plan.where is Where.SERVER and isinstance(
-        plan.mechanism, GaussianMechanism | LaplaceMechanism
-    ):
-        _check_sums(plan.mechanism, plan.population, parameters)
+    plan.release.check_secure(plan, parameters)
     return replace(
         plan,
         parameters=parameters,
@@ -64,7 +55,7 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
 
 def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Terms:
     whole = line.budget.delta / (1 - SLIP)
-    draws = _reports(line, plan) * parameters + _width(plan) + plan.population
+    draws = _reports(line, plan) * parameters + plan.width + plan.population
     slip = whole - line.budget.delta
     attempts = 2 * plan.rounds  # the ledger permits no more
     vouched = math.log(slip / delta_of_sampler(draws, attempts, 0.0))
@@ -91,21 +82,4 @@ def _reports(line: Terms, plan: PrivacyPlan) -> int:
         return 1
     if isinstance(plan.sampler, Poisson):
         return plan.population
-    return math.ceil(plan.sampler.expected(plan.population))
-
-
-def _width(plan: PrivacyPlan) -> int:
-    """How many numbers a bound that watches draws in a round."""
-    return 0 if plan.rule is None else plan.rule.width
-
-
-def _check_sums(
-    mechanism: GaussianMechanism | LaplaceMechanism, clients: int, parameters: int
-) -> None:
-    """Rows as long as the bound, all of them in one coordinate; a bound's size changes nothing."""
-    step = mechanism.grid(mechanism.multiplier, parameters).step
-    if clients * 2.0 / step > LARGEST_SUM:  # a bound that is no power of two: up to twice as many
-        raise BadInput(
-            f"noise.source is 'secure', noise.multiplier {mechanism.multiplier:.4g} and "
-            f"{clients:,} clients: their sum is too long for the grid; raise the multiplier"
-        )
+    return math.ceil(plan.expected)

@@ -7,11 +7,12 @@ from typing import Any
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.calibration import noise_for, rate_for, rounds_within
 from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Trust, Unit
 from fedveil.privacy.events import Event, Gaussian, PoissonSampled
 from fedveil.privacy.sampling import Poisson
-from fedveil.privacy.terms import Budget, Terms
+from fedveil.privacy.terms import Terms
 
 
 @dataclass(frozen=True)

@@ -13,27 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy import events
 from fedveil.privacy.accounting import FINE, epsilon, supports
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.calibration import rounds_within
 from fedveil.privacy.claims import Accountant, NoiseSource, PrivacyClaim, Relation, Trust, Unit
 from fedveil.privacy.events import Event, GaussianWithCurator
 
 _MILESTONES = 32
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What may be spent: epsilon (infinite: report, never stop) at a fixed delta."""
-
-    epsilon: float
-    delta: float
-
-    def __post_init__(self) -> None:
-        check("budget.epsilon", self.epsilon)
-        check("budget.delta", self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)

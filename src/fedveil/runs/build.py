@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,8 +14,7 @@ from fedveil.data.partition import partition, resampled, shortened
 from fedveil.data.records import Records
 from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
-from fedveil.privacy.plan import PrivacyPlan, Where
-from fedveil.privacy.rules import Quantile
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
@@ -35,9 +35,10 @@ from fedveil.runs.sections import (
 from fedveil.training.batches import Batches
 from fedveil.training.client import Decay, LocalSgd, LocalWork, OneGradient
 from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients import Mode
 from fedveil.training.server import AdamServer, ServerOptimizer, SgdServer, Weights
-from fedveil.training.training import Training
+from fedveil.training.session import Training
 
 _DIVISION = (
     "clients",
@@ -105,15 +106,17 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     is no single multiplier of a recipe: it is found anew from the budget.
     """
     noise, plan = recipe.noise, training.plan
-    shared = plan.where is Where.SERVER and isinstance(plan.rule, Quantile)
-    single = plan.multipliers is None and not shared
-    if isinstance(noise, GaussianSection | LaplaceSection) and single:
-        noise = noise.model_copy(update={"multiplier": plan.multiplier})
-    choice = {"mode": str(training.engine.mode), "chunk": training.engine.chunk}
+    multiplier = plan.release.setting(plan.rule)
+    if isinstance(noise, GaussianSection | LaplaceSection) and multiplier is not None:
+        noise = noise.model_copy(update={"multiplier": multiplier})
+    engine = training.engine
+    if not isinstance(engine, Serial):
+        raise AssertionError("recipes run on this machine's engine")
+    choice: dict[str, Any] = {"mode": str(engine.mode), "chunk": engine.chunk}
     if training.mode is None:
         choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
-    engine = recipe.engine.model_copy(update=choice)
-    return recipe.model_copy(update={"noise": noise, "engine": engine})
+    section = recipe.engine.model_copy(update=choice)
+    return recipe.model_copy(update={"noise": noise, "engine": section})
 
 
 def data_of(recipe: Recipe, root: Path | None = None) -> FederatedData:
@@ -228,9 +231,10 @@ def _work(section: LocalSection) -> LocalWork | None:
 
 
 def _dp_sgd(section: LocalSection, plan: PrivacyPlan) -> LocalWork:
-    if not isinstance(section, DpSgdSection) or plan.steps is None:
+    steps = plan.steps
+    if not isinstance(section, DpSgdSection) or steps is None:
         raise AssertionError("only DP-SGD is made from its plan")
-    return LocalDpSgd(plan.steps, section.lr)
+    return LocalDpSgd(steps, section.lr)
 
 
 def _server(section: ServerSection) -> ServerOptimizer:

@@ -17,7 +17,7 @@ from fedveil.privacy.terms import Terms
 from fedveil.privacy.verification import verify
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.evidence import file_of, name_of
-from fedveil.training.training import Training
+from fedveil.training.session import Training
 
 
 @dataclass(frozen=True)

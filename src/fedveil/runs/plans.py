@@ -7,19 +7,21 @@ import numpy.typing as npt
 
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
-from fedveil.privacy.central import central
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import Unit
-from fedveil.privacy.grid_noise import grid_for
-from fedveil.privacy.local import Published, local_steps, local_updates, two_point
 from fedveil.privacy.mechanisms import GaussianMechanism
-from fedveil.privacy.plan import PrivacyPlan, Where, unprotected
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.releases.central import CentralNoise, central
+from fedveil.privacy.releases.client_noise import Published, local_updates
+from fedveil.privacy.releases.dp_sgd import local_steps
+from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile, Rule
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.secure import planned_for, secured
-from fedveil.privacy.terms import Budget
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections import (
     BudgetSection,
@@ -35,9 +37,6 @@ from fedveil.runs.sections import (
 )
 from fedveil.training.client import LocalSgd, LocalWork
 
-_LARGEST_NOISE = 3 * 2.0**30
-"""Multiplier x sqrt(parameters), or x parameters in L1: beyond, noise may exceed 2^32 steps."""
-
 
 def plan_of(
     recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None, task: Task
@@ -52,29 +51,12 @@ def plan_of(
         plan = plan.assuming(_RESAMPLED)
     if not is_secure(recipe) or not plan.private:
         return plan
-    _check_grid(plan, task.size)
     return secured(plan, task.size, diagnostics=bool(recipe.evaluate.diagnostics))
 
 
 def is_secure(recipe: Recipe) -> bool:
     """Whether the recipe's randomness is to be the operating system's."""
     return getattr(recipe.noise, "source", "seeded") == "secure"
-
-
-def _check_grid(plan: PrivacyPlan, parameters: int) -> None:
-    """Refuse secure noise that has no grid of integers, before anything is trained."""
-    if plan.rule is None:
-        return
-    bound = plan.rule.bound(plan.rule.start(), 1)
-    most = plan.multiplier if plan.multipliers is None else float(plan.multipliers.max())
-    spread = parameters if bound.norm is Norm.L1 else math.sqrt(parameters)
-    if most * spread > _LARGEST_NOISE:
-        raise BadInput(
-            f"noise.multiplier is {most:g}: secure noise on {parameters:,} parameters can be at "
-            f"most {_LARGEST_NOISE / spread:.4g} times the bound; use less, or 'seeded'"
-        )
-    sensitivity = bound.sensitivity(plan.relation)
-    grid_for(sensitivity, most * sensitivity, parameters, bound.norm)
 
 
 def _budget(recipe: Recipe, epsilon: float) -> Budget:
@@ -99,10 +81,8 @@ def _plan_of(
             sampler=sampler,
             population=clients,
             rounds=rounds,
-            where=Where.SERVER,
             rule=rule,
-            mechanism=GaussianMechanism(noise.multiplier or 0.0),
-            relation=sampler.relation,
+            release=CentralNoise(GaussianMechanism(noise.multiplier or 0.0), sampler.relation),
         )
     budget = _section(recipe)
     if noise.where == "server":

@@ -31,7 +31,7 @@ from fedveil.runs.metrics import json_text, last_round
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.training.evaluate import evaluate
-from fedveil.training.training import Training
+from fedveil.training.session import Training
 
 OnRound = Callable[[dict[str, Any]], None]
 

@@ -10,9 +10,8 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.claims import Unit
-from fedveil.privacy.consistency import check_lines
-from fedveil.privacy.plan import PrivacyPlan, Where
-from fedveil.privacy.rules import Median, PerGradient
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.rules import Rule
 from fedveil.training.client import LocalSgd, LocalWork, OneGradient
 from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.server import Weights
@@ -37,7 +36,7 @@ def check_agreement(
     | ranges, secure noise | the model has as many parameters as are accounted |
     | weights by examples | nothing is claimed about how many records a client has |
     """
-    check_lines(plan)
+    plan.check_lines()
     if plan.population != data.clients:
         raise BadInput(
             f"the plan is for {plan.population} clients and the data have {data.clients}"
@@ -53,52 +52,40 @@ def check_agreement(
                 f"budget.delta is {line.budget.delta:g}, not below 1 / {len(data.x)} "
                 "records: a delta that large would allow publishing one outright"
             )
-    if weights is Weights.EXAMPLES:
-        _check_weights(plan)
+    reason = plan.release.needs_equal_weights
+    if weights is Weights.EXAMPLES and reason:
+        raise BadInput(f"server.weights is 'examples' {reason}: use 'uniform'")
     _check_steps(plan, work)
-    if isinstance(plan.rule, Median) and not isinstance(work, OneGradient):
-        raise BadInput(
-            "bound.kind 'median' needs the norms of unbounded gradients: use local.kind = "
-            "'gradient'"
-        )
-    if isinstance(plan.rule, PerGradient):
-        _check_rates(plan.rule, plan.rounds, work)
-
-
-def _check_weights(plan: PrivacyPlan) -> None:
-    """Refuse weights by examples where they would break a claim."""
-    if plan.where is Where.SERVER:
-        raise BadInput(
-            "server.weights is 'examples' under central DP, where a client of many records "
-            "would exceed the bound: use 'uniform'"
-        )
-    nominal = plan.steps is not None and plan.steps.nominal is not None
-    if plan.where is Where.CLIENT or nominal:
-        raise BadInput(
-            "server.weights is 'examples' and the claim covers how many records a client has, "
-            "which the weights would tell: use 'uniform'"
-        )
+    if plan.rule is not None:
+        _check_rule(plan.rule, plan.rounds, work)
 
 
 def _check_steps(plan: PrivacyPlan, work: LocalWork) -> None:
     """DP-SGD protects inside the work, so that the work is ours and takes the plan's steps."""
-    if plan.steps is None and not isinstance(work, LocalDpSgd):
+    steps = plan.steps
+    if steps is None and not isinstance(work, LocalDpSgd):
         return
-    if plan.steps is None or type(work) is not LocalDpSgd:
+    if steps is None or type(work) is not LocalDpSgd:
         raise BadInput("local.kind 'dp-sgd' and noise.where 'training' go together")
-    if work.noisy != plan.steps:
+    if work.noisy != steps:
         raise BadInput(
-            f"the plan accounts for {plan.steps} and the work takes {work.noisy}: make the work "
-            "as LocalDpSgd(plan.steps, lr=...)"
+            f"the plan accounts for {steps} and the work takes {work.noisy}: make the work as "
+            "LocalDpSgd(plan.steps, lr=...)"
         )
 
 
-def _check_rates(rule: PerGradient, rounds: int, work: LocalWork) -> None:
-    """The update is a sum of clipped gradients times rates: as long as the rates together."""
+def _check_rule(rule: Rule, rounds: int, work: LocalWork) -> None:
+    if rule.needs_raw_gradients and not isinstance(work, OneGradient):
+        raise BadInput(
+            "bound.kind 'median' needs the norms of unbounded gradients: use local.kind = "
+            "'gradient'"
+        )
+    if rule.rates_allowed(1) is None:
+        return
     if not isinstance(work, LocalSgd):
         raise BadInput("bound.each = 'gradient' needs local.kind = 'sgd'")
     for round in _looked_at(rounds, work.batches.steps or 1):
-        taken, accounted = work.reach(round), rule.reach(round)
+        taken, accounted = work.reach(round), rule.rates_allowed(round) or 0.0
         if taken > accounted * (1 + _ROUNDING):
             raise BadInput(
                 f"the learning rates of round {round} add up to {taken:g} and the plan accounts "

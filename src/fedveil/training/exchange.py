@@ -1,6 +1,7 @@
 """What passes between clients and the server: the clients' reports, and the server's sum of them.
 
-A simulated chunk, a worker and an attack all go through these two functions.
+Every engine goes through these two functions, in one process or in several; an adversary comes
+between them.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Bounded
-from fedveil.privacy.plan import PrivacyPlan, Where
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.client import LocalWork
 from fedveil.training.reports import Reports, Rows, Spanned, accept
 from fedveil.training.sums import CohortSum
@@ -46,7 +47,6 @@ def client_report(
     work: LocalWork,
     plan: PrivacyPlan,
     turn: Turn,
-    moving: torch.Tensor,
     before_noise: Callable[[Rows], None] = lambda rows: None,
 ) -> Sent:
     """Train, clip and, where clients protect themselves, randomise.
@@ -61,27 +61,22 @@ def client_report(
     if isinstance(done, Spanned):
         if not turn.summed:
             raise AssertionError("updates in the span of records are for sums nobody looks into")
-        watched = _watched(plan, turn, _Lengths(done.lengths, done.clipped))
+        watched = plan.watch(_Lengths(done.lengths, done.clipped), turn)
         return Sent(done, watched, done.clipped, diverged)
     rows, clipped = Rows.of(done.rows, turn.start.shape[-1]), done.clipped != 0
-    if plan.where is Where.CLIENT:
+    if plan.release.randomises:
         own = accept(rows, turn.bound)
         clipped, diverged = clipped | own.clipped, own.refused
         before_noise(rows)
-        plan.randomise_(rows.rows, turn.start, turn.cohort.ids, moving, turn.round, turn.streams)
-    watched = _watched(plan, turn, _Lengths(done.norms, clipped))
+        plan.release.randomise_(rows.rows, turn)
+    watched = plan.watch(_Lengths(done.norms, clipped), turn)
     return Sent(rows, watched, clipped, diverged)
-
-
-def _lengths(done: Bounded | Spanned) -> torch.Tensor:
-    return done.lengths if isinstance(done, Spanned) else done.norms
 
 
 def server_sum(
     parts: Sequence[tuple[CohortSum, slice]],
     plan: PrivacyPlan,
     turn: Turn,
-    moving: torch.Tensor,
     sent: Sent,
     weights: torch.Tensor,
 ) -> None:
@@ -91,30 +86,24 @@ def server_sum(
     form or not of this plan is zero, and where the server adds the noise none is longer than the
     bound. Reports that clients have randomised are not clipped again: noise is longer than a clip.
     """
-    ids, reports = turn.cohort.ids, sent.reports
-    noised = plan.where in (Where.CLIENT, Where.TRAINING)
-    accepted = accept(reports, None if noised else turn.bound)
+    reports, release = sent.reports, plan.release
+    accepted = accept(reports, None if release.counted else turn.bound)
     refused, clipped = accepted.refused, sent.clipped | accepted.clipped
     if isinstance(reports, Rows):
-        plan.align_(reports.rows, turn.bound)
-        refused = refused | plan.unreadable(reports.rows, moving)
+        refused = refused | release.read_(reports.rows, turn)
     weights = torch.where(refused, 0.0, weights)
     unusable = (refused | sent.diverged).numpy()
     for total, part in parts:
         if isinstance(reports, Rows):
-            plan.add_sum_(total.total, reports.rows[part], weights[part], turn.start, moving)
+            release.add_sum_(total.total, reports.rows[part], weights[part], turn)
         else:
             reports.add_to_(total.total, weights)
         total.watched += sent.watched[part].sum(dim=0)
         total.weight += float(weights[part].sum())
-        total.clients += len(ids[part])
+        total.clients += len(turn.ids[part])
         total.clipped += int(clipped[part].sum())
-        total.refused += tuple(int(c) for c in ids[part][unusable[part]])
+        total.refused += tuple(int(c) for c in turn.ids[part][unusable[part]])
 
 
-def _watched(plan: PrivacyPlan, turn: Turn, lengths: _Lengths) -> torch.Tensor:
-    """What an adaptive bound collects from each client, [K, width]."""
-    if plan.rule is None or plan.rule.width == 0:
-        return torch.zeros(len(turn.cohort), 0, dtype=torch.float64)
-    keys = turn.streams.keys("client-bits", turn.round, turn.cohort.ids)
-    return plan.rule.watch(lengths, turn.round, keys)
+def _lengths(done: Bounded | Spanned) -> torch.Tensor:
+    return done.lengths if isinstance(done, Spanned) else done.norms

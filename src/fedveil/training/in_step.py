@@ -1,4 +1,4 @@
-"""Several trainings in step: repetitions of a small one as one computation, a cohort of cohorts.
+"""Several trainings in step: repetitions of a small one, computed together round by round.
 
 Where a cohort is small, a round is mostly the overhead of its calls. Repetitions differ in their
 seeds only, so that the same round of all of them can be one batch of rows, each with its own start
@@ -9,27 +9,30 @@ import math
 from collections.abc import Iterator, Sequence
 
 from fedveil.training.engines.process import keep_memory, one_thread
+from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients import Mode
-from fedveil.training.loop import Course, RoundResult
-from fedveil.training.training import Training, new_ledger
+from fedveil.training.round import Ask, RoundResult
+from fedveil.training.session import Training, new_ledger
 
 
 def fitting_together(training: Training) -> int:
     """How many repetitions of a training make up a chunk; 1 if they cannot be computed together."""
-    if not _can(training):
+    engine = _engine(training)
+    if engine is None:
         return 1
-    expected = training.plan.sampler.expected(training.plan.population)
-    return max(1, training.engine.chunk // max(1, math.ceil(expected)))
+    return max(1, engine.chunk // max(1, math.ceil(training.plan.expected)))
 
 
-def _can(training: Training) -> bool:
-    """Not client by client, which secret noise always is, nor where a bound or range moves.
+def _engine(training: Training) -> Serial | None:
+    """What computes repetitions together; None if nothing does.
 
-    What moves with what clients send would be a different one for each repetition.
+    Not client by client, which secret noise always is, nor where a bound or range moves: that would
+    be a different one for each repetition.
     """
-    plan = training.plan
-    moves = plan.ranges is not None or (plan.rule is not None and plan.rule.width > 0)
-    return not (training.engine.mode is Mode.LOOPED or moves or training.adversary is not None)
+    engine = training.engine
+    if not isinstance(engine, Serial) or engine.mode is Mode.LOOPED or training.plan.moves:
+        return None
+    return engine if training.adversary is None else None
 
 
 def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, RoundResult]]]:
@@ -40,20 +43,19 @@ def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, Rou
     first = trainings[0]
     if any(t.plan is not first.plan or t.data is not first.data for t in trainings):
         raise AssertionError("in step are repetitions of one plan on the same data")
-    if any(t.work != first.work or not _can(t) for t in trainings):
+    engine = _engine(first)
+    if engine is None or any(t.work != first.work or _engine(t) is None for t in trainings):
         raise AssertionError("in step is only what can be computed as one block")
     keep_memory(first.task.size)
-    courses = [t.course(t.start(), new_ledger(t.plan)) for t in trainings]
-    going: list[tuple[int, Course]] = list(enumerate(courses))
+    going = [(n, t.course(t.start(), new_ledger(t.plan))) for n, t in enumerate(trainings)]
     while going:
         with one_thread():
-            begun = [(n, course, course.ask()) for n, course in going]
-            asked = [(ids, c.state, c.streams) for _, c, ids in begun if ids is not None]
-            going = [(n, course) for n, course, ids in begun if ids is not None]
-            if not asked:
-                return
-            sums = first.engine.run_in_step(going[0][1].state.round + 1, asked)
-            results = [
-                (n, course.take(done)) for (n, course), done in zip(going, sums, strict=True)
+            begun = [(n, course, next(course, None)) for n, course in going]
+            asked = [(n, course, ask) for n, course, ask in begun if isinstance(ask, Ask)]
+            sums = engine.run_in_step([ask for _, _, ask in asked]) if asked else []
+            done = [
+                (n, course.send(total)) for (n, course, _), total in zip(asked, sums, strict=True)
             ]
-        yield results
+        going = [(n, course) for n, course, _ in asked]
+        if done:
+            yield [(n, result) for n, result in done if isinstance(result, RoundResult)]

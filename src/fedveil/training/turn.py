@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedveil.privacy.clipping import Bound, Bounded
@@ -25,9 +27,15 @@ class Turn:
     start: torch.Tensor
     cohort: CohortData
     bound: Bound | None
+    moving: torch.Tensor
     gradients: Gradients
     streams: KeySource
     summed: bool = False
+
+    @property
+    def ids(self) -> npt.NDArray[np.int64]:
+        """Whose turn it is."""
+        return self.cohort.ids
 
 
 def bounded_(rows: torch.Tensor, bound: Bound | None, norms: torch.Tensor | None = None) -> Bounded:

@@ -19,11 +19,12 @@ from fedveil.training.arguments import check_arguments
 from fedveil.training.client import LocalWork
 from fedveil.training.engines.choice import timings
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
-from fedveil.training.engines.local import Adversary, LocalEngine
+from fedveil.training.engines.engine import Adversary, Engine, EngineMaker, Job
 from fedveil.training.engines.process import keep_memory, one_thread
+from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.workers import available
 from fedveil.training.gradients import Mode
-from fedveil.training.loop import Course, RoundResult, rounds
+from fedveil.training.round import Ask, RoundResult, Rounds, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
 
 _TRIED = 4
@@ -42,8 +43,10 @@ class Training:
     else is computed (docs/proofs/secure.md). `chunk` 0 is as many
     clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one process
     per core; their number changes nothing. `every` is the number of rounds between measurements on
-    the test split. `seed` tells repetitions of the same training apart. What the data say of
-    themselves is in the claims of this training's `plan`, not in those of the plan it was given.
+    the test split. `seed` tells repetitions of the same training apart. `make_engine`, if given,
+    makes another engine than this machine's, which then decides about chunk, memory and workers.
+    What the data say of themselves is in the claims of this training's `plan`, not in those of the
+    plan it was given.
     """
 
     task: Task
@@ -59,6 +62,7 @@ class Training:
     workers: int = 0
     every: int = 1
     adversary: Adversary | None = None
+    make_engine: EngineMaker | None = None
     _initial: torch.Tensor = field(init=False, repr=False)
     _mixes: bool = field(init=False, repr=False)
 
@@ -103,23 +107,26 @@ class Training:
         params = self._initial.clone()
         return ServerState(0, params, {}, self.plan.start(params))
 
-    def course(self, state: ServerState, ledger: Ledger) -> Course:
-        """The way from `state` on, charging `ledger` before each round."""
-        return Course(state, self.plan, self.server, ledger, self.streams, self._measure)
+    def course(self, state: ServerState, ledger: Ledger) -> Rounds:
+        """The rounds from `state` on, charging `ledger`; whoever drives them sends the sums."""
+        return rounds(self.plan, self.server, self.streams, self._measure, ledger, state)
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
         keep_memory(self.task.size)
-        every = rounds(self.course(state, ledger), self.engine)
+        course = self.course(state, ledger)
         try:
             while True:
                 with one_thread():
-                    result = next(every, None)
-                if result is None:
-                    return
+                    ask = next(course, None)
+                    if not isinstance(ask, Ask):
+                        return
+                    result = course.send(self.engine.run(ask.round, ask.ids, ask.state))
+                if not isinstance(result, RoundResult):
+                    raise AssertionError("a round that was sent its sum has a result")
                 yield result
         finally:
-            every.close()
+            course.close()
             self.engine.close()
 
     @cached_property
@@ -140,23 +147,25 @@ class Training:
         return timings(self.task, self.data, self.work, self.memory)
 
     @cached_property
-    def engine(self) -> LocalEngine:
-        """The engine, with mode, chunk and workers resolved."""
-        mode = self.mode or min(self.timings, key=self.timings.__getitem__)
-        fitting = fitting_chunk(self.task, self.data, self.work, mode, self.memory)
-        return LocalEngine(
+    def engine(self) -> Engine:
+        """The engine that this training runs on."""
+        job = Job(
             task=self.task,
             data=self.data,
             work=self.work,
             plan=self.plan,
             streams=self.streams,
             weights=self.weights,
-            mode=mode,
-            chunk=self.chunk or fitting,
-            workers=self.workers or available(),
             adversary=self.adversary,
             mixes=self._mixes,
         )
+        return (self.make_engine or self._this_machine)(job)
+
+    def _this_machine(self, job: Job) -> Processes:
+        """With mode, chunk and workers resolved."""
+        mode = self.mode or min(self.timings, key=self.timings.__getitem__)
+        fitting = fitting_chunk(self.task, self.data, self.work, mode, self.memory)
+        return Processes(job, mode, self.chunk or fitting, self.workers or available())
 
     def _measure(self, state: ServerState) -> dict[str, float]:
         if state.round % self.every and state.round != self.plan.permitted:

@@ -1,0 +1,17 @@
+"""`Budget`: what may be spent."""
+
+from dataclasses import dataclass
+
+from fedveil.checks import check
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent: epsilon (infinite: report, never stop) at a fixed delta."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        check("budget.epsilon", self.epsilon)
+        check("budget.delta", self.delta)

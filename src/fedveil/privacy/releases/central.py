@@ -1,0 +1,223 @@
+"""Central DP: Gaussian noise that a trusted server adds to the sum of clipped updates."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedveil.checks import check
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting import noise_of
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.calibration import least_noise
+from fedveil.privacy.claims import SEEDED, NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.clipping import Bound
+from fedveil.privacy.events import Event, Gaussian
+from fedveil.privacy.grid_noise import LARGEST_SUM
+from fedveil.privacy.mechanisms import GaussianMechanism, add_to_sum_
+from fedveil.privacy.plan import PrivacyPlan, check_deltas
+from fedveil.privacy.randomness import Secret, Streams
+from fedveil.privacy.releases.grids import check_grid
+from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.rules import Rule
+from fedveil.privacy.sampling import FixedSize, Poisson, Sampler
+from fedveil.privacy.terms import Terms
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class CentralNoise(Release):
+    """The server adds N(0, (multiplier x sensitivity)^2) to every coordinate of the sum.
+
+    `relation` is the one whose sensitivity scales the noise. The divisor is the expected cohort,
+    which is public: the realised weight is not.
+    """
+
+    mechanism: GaussianMechanism
+    relation: Relation
+
+    @property
+    def multiplier(self) -> float:
+        return self.mechanism.multiplier
+
+    def setting(self, rule: Rule | None) -> float | None:
+        shared = rule is not None and rule.watched is not None
+        return None if shared else self.multiplier
+
+    def describe(self, lines: tuple[Terms, ...]) -> str:
+        return f"Gaussian noise, multiplier {self.multiplier:.4g}, at the server"
+
+    @property
+    def needs_equal_weights(self) -> str:
+        return "under central DP, where a client of many records would exceed the bound"
+
+    def check(self, parts: Parts) -> None:
+        if parts.rule is None:
+            raise BadInput("noise without a bound protects nobody: add a bound")
+
+    def difference(self, parts: Parts, line: Terms) -> str | None:
+        own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
+        added = _joint(self.multiplier, parts.rule, self.relation) * own / theirs
+        claimed = noise_of(line.event)
+        if not claimed <= added * (1 + _ROUNDING):
+            return f"noise of {added:g} sensitivities is added"
+        if not isinstance(self.mechanism, GaussianMechanism):
+            return f"the noise is that of {self.mechanism}"
+        event = parts.sampler.event(Gaussian(claimed), parts.population)
+        if line.event != event:
+            return f"the sampler makes it {event}"
+        if line.event != Gaussian(claimed) and type(parts.sampler) not in (Poisson, FixedSize):
+            return f"cohorts are drawn by {type(parts.sampler).__name__}, whose law nobody knows"
+        return None
+
+    def check_secure(self, parts: Parts, parameters: int) -> None:
+        """Sums of rows as long as the bound, all in one coordinate, must fit the grid."""
+        check_grid(parts.rule, self.multiplier, self.relation, parameters)
+        step = self.mechanism.grid(self.multiplier, parameters).step
+        if parts.population * 2.0 / step > LARGEST_SUM:  # a bound that is no power of two: up to
+            raise BadInput(  # twice as many steps
+                f"noise.source is 'secure', noise.multiplier {self.multiplier:.4g} and "
+                f"{parts.population:,} clients: their sum is too long for the grid; raise the "
+                "multiplier"
+            )
+
+    def read_(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
+        """With secure noise rows are cut to its grid, so that their float64 sum is exact.
+
+        docs/proofs/secure.md.
+        """
+        secret = isinstance(asked.streams.keys("noise", asked.round, NOBODY), Secret)
+        if secret and asked.bound is not None:
+            self.mechanism.grid(self._scale(asked.bound), rows.shape[1]).cut_(rows)
+        return super().read_(rows, asked)
+
+    def noise_(
+        self, total: torch.Tensor, bound: Bound | None, round: int, streams: Streams
+    ) -> None:
+        if bound is None:
+            raise AssertionError("noise on a sum needs a bound")
+        keys = streams.keys("noise", round, NOBODY)
+        add_to_sum_(self.mechanism, total, self._scale(bound), keys)
+
+    def divisor(self, weight: float, expected: float) -> float:
+        return expected
+
+    def noise_length(self, ids: Ids, bound: Bound | None, moving: torch.Tensor, size: int) -> float:
+        return 0.0 if bound is None else math.sqrt(size) * self._scale(bound)
+
+    def _scale(self, bound: Bound) -> float:
+        return self.multiplier * bound.sensitivity(self.relation)
+
+
+def central(
+    sampler: Sampler,
+    population: int,
+    rule: Rule,
+    *,
+    rounds: int,
+    budget: Budget,
+    multiplier: float | None = None,
+) -> PrivacyPlan:
+    """Client-level central DP: Gaussian noise at a trusted server (Naseri et al., algorithm 1).
+
+    Guarantee: docs/proofs/central.md. Without `multiplier` the noise is the least that lets
+    `rounds` rounds fit into the budget; with it, the budget says how many rounds may run. With a
+    bound that watches clients, what it watches and the updates are one joint Gaussian release of
+    that multiplier, of which the updates get z_delta = (z^-2 - z_bits^-2)^(-1/2).
+
+    | edge | behaviour |
+    |---|---|
+    | neither multiplier nor a finite epsilon | BadInput |
+    | multiplier 0 | BadInput: no finite epsilon exists |
+    | multiplier whose first round exceeds the budget | BadInput |
+    | delta >= 1 / clients | BadInput |
+    | a bound that watches with z >= z_bits (2 sigma_b under zero-out) | BadInput: no split exists |
+
+    >>> from fedveil.privacy.sampling import Everyone
+    >>> from fedveil.privacy.rules import Fixed
+    >>> plan = central(Everyone(), 100, Fixed(1.0), rounds=1, budget=Budget(1.0, 1e-5))
+    >>> round(plan.release.multiplier, 2)
+    3.73
+    """
+    check("clients", population)
+    check("rounds", rounds)
+    if multiplier is not None:
+        check("noise.multiplier", multiplier)
+    sampler.check(population)
+    _check_rule(rule)
+    if multiplier == 0:
+        raise BadInput("noise.multiplier is 0: no finite epsilon exists; use noise.kind = 'none'")
+
+    def event(m: float) -> Event:
+        return sampler.event(Gaussian(m), population)
+
+    line = Terms(
+        event=event(1.0),
+        share=sampler.share(population),
+        budget=budget,
+        unit=Unit.CLIENT,
+        relation=sampler.relation,
+        trust=Trust.CENTRAL,
+        noise=NoiseSource.SEEDED,
+        assumptions=(
+            "the server is trusted: it sees true updates and adds the noise",
+            sampler.assumption,
+            f"the number of clients, {population}, is public",
+            "only models are published; metrics on clients' data are outside the claim",
+            SEEDED,
+        ),
+    )
+    check_deltas((line,), population)
+    if multiplier is None:
+        count = line.participations(rounds)
+        multiplier = least_noise(event, count, budget, sampler.relation)
+    own = _updates_part(multiplier, rule, sampler.relation)
+    plan = PrivacyPlan(
+        sampler=sampler,
+        population=population,
+        rounds=rounds,
+        rule=rule,
+        release=CentralNoise(GaussianMechanism(own), sampler.relation),
+        lines=(replace(line, event=event(multiplier)),),
+    )
+    plan.check_affordable(multiplier)
+    return plan
+
+
+def _check_rule(rule: Rule) -> None:
+    if rule.norm is not Norm.L2:
+        raise BadInput(f"bound.norm is {rule.norm} and the noise needs l2: set bound.norm = 'l2'")
+    watched = rule.watched
+    if watched is not None and watched.flip:
+        raise BadInput("bound.bit_epsilon is for local DP: give bound.bit_noise under central DP")
+    if rule.rates_allowed(1) is not None or (
+        watched is not None and (watched.every != 1 or not watched.noise)
+    ):
+        raise BadInput("central DP takes a fixed, decaying or quantile bound on the whole update")
+
+
+def _updates_part(z: float, rule: Rule, relation: Relation) -> float:
+    """z for the updates alone, or what is left of it when a bound's bits share the release."""
+    watched = rule.watched
+    if watched is None:
+        return z
+    z_bits = watched.noise / watched.sensitivity(relation)
+    if z >= z_bits:
+        raise BadInput(
+            f"bound.bit_noise {watched.noise:g} is too small for the noise multiplier {z:.4g}: the "
+            f"bits alone would spend more than a round's budget; raise it above "
+            f"{watched.noise * z / z_bits:.4g}"
+        )
+    return float((z**-2 - z_bits**-2) ** -0.5)
+
+
+def _joint(z: float, rule: Rule | None, relation: Relation) -> float:
+    """Of a sum with noise z and what a bound releases beside it, as one Gaussian."""
+    watched = None if rule is None else rule.watched
+    if watched is None or z == 0:
+        return z
+    if not watched.noise or watched.every != 1:
+        return 0.0
+    return float((z**-2 + (watched.noise / watched.sensitivity(relation)) ** -2) ** -0.5)

@@ -1,0 +1,312 @@
+"""Clients add noise to their clipped updates: LDP-SGD, and Fu et al.'s DP-FedAvg."""
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting import noise_of
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.calibration import a_little_more, least_noise
+from fedveil.privacy.claims import SEEDED, Relation, Unit
+from fedveil.privacy.clipping import Bound
+from fedveil.privacy.curators import Curator, curator_of
+from fedveil.privacy.events import (
+    Event,
+    FuGaussian,
+    Gaussian,
+    GaussianWithBit,
+    GaussianWithCurator,
+    Laplace,
+    TwoPoint,
+)
+from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.counted import (
+    Randomised,
+    check_multiplier,
+    check_sampler,
+    line_of,
+)
+from fedveil.privacy.releases.grids import check_grid
+from fedveil.privacy.releases.release import Asked, Ids, Parts
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.rules import Rule
+from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.terms import Terms
+
+_ROUNDING = 1e-9
+_ROUNDED = 1 + _ROUNDING
+
+
+@dataclass(frozen=True)
+class Published:
+    """A paper's own formula instead of the strict one; c2 is what Fu's Gaussian leaves open."""
+
+    c2: float | None = None
+    unit: Unit = Unit.CLIENT
+
+
+@dataclass(frozen=True, eq=False)
+class ClientNoise(Randomised):
+    """Every client adds noise of multiplier x sensitivity to its clipped update.
+
+    `mechanism` holds the noise of everyone; where clients have budgets of their own, `multipliers`
+    [N] holds each one's. `relation` is the one whose sensitivity scales the noise.
+    """
+
+    mechanism: GaussianMechanism | LaplaceMechanism
+    relation: Relation
+    multipliers: npt.NDArray[np.float64] | None = None
+
+    @property
+    def multiplier(self) -> float:
+        return self.mechanism.multiplier
+
+    def setting(self, rule: Rule | None) -> float | None:
+        return self.multiplier if self.multipliers is None else None
+
+    def describe(self, lines: tuple[Terms, ...]) -> str:
+        size = f"multiplier {self.multiplier:.4g}"
+        if self.multipliers is not None:
+            low, high = self.multipliers.min(), self.multipliers.max()
+            size = f"multipliers {low:.4g} to {high:.4g}"
+        return f"{self.mechanism.word} noise, {size}, at the clients"
+
+    def check(self, parts: Parts) -> None:
+        if parts.rule is None:
+            raise BadInput("noise without a bound protects nobody: add a bound")
+
+    def difference(self, parts: Parts, line: Terms) -> str | None:
+        own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
+        added = self._added(parts, line) * own / theirs
+        if not _claimed(line) <= added * _ROUNDED:
+            return f"noise of {added:g} sensitivities is added"
+        rule = parts.rule
+        if rule is None or (self.mechanism.norm is Norm.L1 and rule.norm is not Norm.L1):
+            return f"rows are clipped in {None if rule is None else rule.norm}"
+        watched = rule.watched
+        match line.event:
+            case Laplace() | Gaussian():
+                if watched is not None:
+                    return "an adaptive bound watches clients beside it"
+            case GaussianWithCurator(_, curator, most):
+                published = 0.0 if watched is None else watched.noise
+                reach = 1.0 if watched is None else watched.sensitivity(Relation.REPLACE)
+                if not curator.multiplier <= published / reach * _ROUNDED:
+                    return f"a curator publishes what {rule} watches"
+                if watched is not None and most < replace(line, every=watched.every).participations(
+                    parts.rounds
+                ):
+                    return f"a curator publishes more often than {most} times"
+            case GaussianWithBit(_, bit):
+                if watched is None or not 0 < watched.flip <= bit.epsilon:
+                    return f"bits are flipped by {rule}"
+            case _:
+                return "clients add noise"
+        if isinstance(line.event, Laplace) != isinstance(self.mechanism, LaplaceMechanism):
+            return f"the noise is that of {self.mechanism}"
+        return None
+
+    def _added(self, parts: Parts, line: Terms) -> float:
+        """The noise multiplier of the line's own clients.
+
+        Where clients have budgets of their own, nobody has less noise than some line claims for
+        as many clients.
+        """
+        if self.multipliers is None:
+            return self.multiplier
+        least = _claimed(line) * (1 - _ROUNDING)
+        weaker = int((self.multipliers < least).sum())
+        strict = [one for one in parts.lines if not one.as_published]
+        others = sum(one.members or 0 for one in strict if _claimed(one) < least)
+        return _claimed(line) if weaker <= others else float(self.multipliers.min())
+
+    def check_secure(self, parts: Parts, parameters: int) -> None:
+        most = self.multiplier if self.multipliers is None else float(self.multipliers.max())
+        check_grid(parts.rule, most, self.relation, parameters)
+
+    def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
+        if asked.bound is None:
+            raise AssertionError("additive noise needs a bound")
+        keys = asked.streams.keys("client-noise", asked.round, asked.ids)
+        self.mechanism.add_(rows, self.scales(asked.bound, asked.ids), keys)
+
+    def scales(self, bound: Bound, ids: Ids) -> npt.NDArray[np.float64]:
+        """The noise scale of each client's row: its multiplier times the clip's sensitivity."""
+        each = np.full(len(ids), self.multiplier)
+        if self.multipliers is not None:
+            each = self.multipliers[ids]
+        return each * bound.sensitivity(self.relation)
+
+    def noise_length(self, ids: Ids, bound: Bound | None, moving: torch.Tensor, size: int) -> float:
+        if bound is None:
+            return 0.0
+        square = float((self.scales(bound, ids) ** 2).sum())
+        return math.sqrt(self.mechanism.variance * size * square)
+
+
+def _claimed(line: Terms) -> float:
+    """The noise multiplier of the updates that the line's event speaks of."""
+    event = line.event
+    return noise_of(event.gaussian if isinstance(event, GaussianWithCurator) else event)
+
+
+def local_updates(
+    sampler: Sampler,
+    population: int,
+    rule: Rule,
+    *,
+    laplace: bool,
+    rounds: int,
+    budgets: tuple[Budget, ...],
+    group_of: npt.NDArray[np.int64] | None = None,
+    multiplier: float | None = None,
+    published: Published | None = None,
+) -> PrivacyPlan:
+    """Every client adds noise to its bounded update: LDP-SGD, and Fu's DP-FedAvg.
+
+    Guarantee: docs/proofs/local.md. A report is an additive-noise release of sensitivity 2 C (any
+    two inputs), charged for each participation, at most the sampler's share or cap. Without
+    `multiplier` the noise is the least that fits the budget at that number. Clients may have
+    budgets of their own: client k has budgets[group_of[k]], and lines are listed worst first. With
+    a bound that a curator watches, what it publishes is composed with the reports into each line.
+
+    | edge | behaviour |
+    |---|---|
+    | every client at its cap before the last round | BadInput |
+    | Laplace with an L2 bound, Gaussian with an L1 bound (strict) | BadInput |
+    | Laplace with an adaptive bound | BadInput |
+    | a curator that alone uses up the budget | BadInput |
+    | published Gaussian of Fu without c2 | BadInput |
+    | several budgets and a multiplier | BadInput |
+    """
+    check_sampler(sampler, population, rounds)
+    check_multiplier(multiplier)
+    _check_norm(rule, laplace, published)
+    if multiplier is not None and len(budgets) > 1:
+        raise BadInput("noise.multiplier is one number and budget.epsilons are several: give one")
+    anyone = line_of(sampler, population, budgets[0])
+    rule = rule.settled(lambda every: replace(anyone, every=every).participations(rounds))
+    curator = curator_of(rule.watched, anyone, rounds)
+    groups = np.zeros(1, dtype=np.int64) if group_of is None else group_of
+    grouped = groups.shape == (population,) or (group_of is None and len(budgets) == 1)
+    if not grouped or not np.isin(groups, np.arange(len(budgets))).all():
+        raise BadInput(f"group_of must name one of {len(budgets)} budgets for each client")
+    noise, lines = np.zeros(len(groups)), []
+    for group in sorted(range(len(budgets)), key=lambda g: -budgets[g].epsilon):
+        here = groups == group
+        base = line_of(sampler, population, budgets[group])
+        if len(budgets) > 1:
+            members = int(here.sum())
+            covers = f"updates of {members} clients, group {group + 1}"
+            base = replace(base, covers=covers, members=members)
+        count = base.participations(rounds)
+        m = multiplier
+        if m is None:
+            m = _calibrated(base, rule, curator, laplace, count, published)
+        elif curator is not None and published is None:
+            curator.check(base, 1)
+        noise[here] = m
+        lines += _readings(base, rule, curator, laplace, m, published)
+    first = float(noise[0])
+    relation = Relation.ADD_REMOVE if published else Relation.REPLACE
+    plan = PrivacyPlan(
+        sampler=sampler,
+        population=population,
+        rounds=rounds,
+        rule=rule,
+        release=ClientNoise(
+            LaplaceMechanism(first) if laplace else GaussianMechanism(first),
+            relation,
+            noise if len(budgets) > 1 else None,
+        ),
+        lines=tuple(lines),
+    )
+    plan.check_affordable(first)
+    return plan
+
+
+def _event(rule: Rule, curator: Curator | None, laplace: bool, m: float) -> Event:
+    if laplace:
+        return Laplace(m)
+    if rule.watched is not None and rule.watched.flip:
+        return GaussianWithBit(Gaussian(m), TwoPoint(rule.watched.flip))
+    return Gaussian(m) if curator is None else curator.beside(Gaussian(m))
+
+
+def _calibrated(
+    base: Terms,
+    rule: Rule,
+    curator: Curator | None,
+    laplace: bool,
+    count: int,
+    published: Published | None,
+) -> float:
+    """The least noise multiplier for `count` participations, by the strict or published rule."""
+    budget = base.budget
+    if published is not None and published.c2 is not None:
+        spread = math.sqrt(count * math.log(1 / budget.delta))
+        return a_little_more(published.c2 * spread / budget.epsilon)
+    flip = 0.0 if rule.watched is None else rule.watched.flip
+    if flip and count * flip >= budget.epsilon:
+        raise BadInput(
+            f"bound.bit_epsilon {flip:g} over {count} participations uses up the budget of "
+            f"epsilon {budget.epsilon:g}: lower it"
+        )
+    if published is not None:
+        curator = None
+    if curator is not None:
+        curator.check(base, count)
+    relation = Relation.REPLACE
+    return least_noise(lambda m: _event(rule, curator, laplace, m), count, budget, relation)
+
+
+def _readings(
+    base: Terms,
+    rule: Rule,
+    curator: Curator | None,
+    laplace: bool,
+    m: float,
+    published: Published | None,
+) -> list[Terms]:
+    """The line that is charged and, as published, what the same reports are worth strictly."""
+    seen = base if curator is None else curator.on(base)
+    if published is None:
+        return [replace(seen, event=_event(rule, curator, laplace, m))]
+    plain = _event(rule, None, laplace, m)
+    strict = replace(
+        seen,
+        event=_event(rule, curator, laplace, m / 2),
+        budget=Budget(math.inf, base.budget.delta),
+        reading=True,
+    )
+    label = replace(
+        base,
+        event=plain if published.c2 is None else FuGaussian(m, published.c2),
+        unit=published.unit,
+        relation=Relation.ADD_REMOVE,
+        as_published=True,
+        assumptions=("the paper's sensitivity, half of what two inputs can differ by", SEEDED),
+    )
+    return [label, strict]
+
+
+def _check_norm(rule: Rule, laplace: bool, published: Published | None) -> None:
+    wanted = "l1" if laplace else "l2"
+    watched, per_gradient = rule.watched, rule.rates_allowed(1) is not None
+    if laplace and watched is not None:
+        raise BadInput("an adaptive bound is in L2: use Gaussian noise with it")
+    if published is not None and watched is not None and watched.flip:
+        raise BadInput("bound.bit_epsilon has no published account: leave out as_published")
+    if laplace and published is not None and published.c2 is not None:
+        raise BadInput("noise.c2 is for Fu's Gaussian formula: leave it out with Laplace noise")
+    if per_gradient and not laplace and published and published.c2 is None:
+        raise BadInput("noise.c2 is missing: Fu's Gaussian formula leaves it open; 1.0 is common")
+    if rule.norm != wanted and not (published is not None and published.c2 is not None):
+        raise BadInput(
+            f"bound.norm is {rule.norm} and the noise needs {wanted}: set bound.norm = '{wanted}'"
+        )

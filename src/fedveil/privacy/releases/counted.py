@@ -1,0 +1,75 @@
+"""What all releases have in common in which clients protect themselves from the server.
+
+Any two inputs of a client are neighbours (replacement), a client is charged for the rounds in
+which it takes part, and no sampling amplifies anything: the server knows who reported.
+"""
+
+from fedveil.checks import check
+from fedveil.errors import BadInput
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.claims import SEEDED, NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.events import Event, Gaussian
+from fedveil.privacy.releases.release import Release
+from fedveil.privacy.sampling import FixedSize, Sampler
+from fedveil.privacy.terms import Terms
+
+TURNS = "who takes part, and how often, is public"
+
+
+class Counted(Release):
+    """A release that protects every report by itself: `event` is what one turn of a client is."""
+
+    counted = True
+
+    @property
+    def needs_equal_weights(self) -> str:
+        return "and the claim covers how many records a client has, which the weights would tell"
+
+
+class Randomised(Counted):
+    """Clients randomise their reports at the end of their work."""
+
+    randomises = True
+
+
+def line_of(sampler: Sampler, population: int, budget: Budget, event: Event | None = None) -> Terms:
+    """The line of a client's own reports."""
+    return Terms(
+        event=event or Gaussian(1.0),
+        share=sampler.share(population),
+        cap=sampler.max_participations if isinstance(sampler, FixedSize) else None,
+        budget=budget,
+        unit=Unit.CLIENT,
+        relation=Relation.REPLACE,
+        trust=Trust.LOCAL,
+        noise=NoiseSource.SEEDED,
+        assumptions=(
+            "the server is not trusted; each client randomises its own report honestly",
+            TURNS,
+            SEEDED,
+        ),
+    )
+
+
+def check_multiplier(multiplier: float | None) -> None:
+    """Refuse noise of no size."""
+    if multiplier is not None:
+        check("noise.multiplier", multiplier)
+    if multiplier == 0:
+        raise BadInput("noise.multiplier is 0: a positive number is needed")
+
+
+def check_sampler(sampler: Sampler, population: int, rounds: int) -> None:
+    """Refuse cohorts that nobody could fill to the last round."""
+    check("clients", population)
+    check("rounds", rounds)
+    sampler.check(population)
+    if not isinstance(sampler, FixedSize) or sampler.max_participations is None:
+        return
+    cap = sampler.max_participations
+    if sampler.size * rounds > population * cap:
+        last = population * cap // sampler.size
+        raise BadInput(
+            f"sample.max_participations is {cap}: after round {last} of {rounds} every one of "
+            f"{population} clients would be at its cap; raise it or run fewer rounds"
+        )

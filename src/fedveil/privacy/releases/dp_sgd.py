@@ -1,0 +1,143 @@
+"""DP-SGD inside every client: record-level DP against the server."""
+
+from dataclasses import dataclass, replace
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting import noise_of
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.calibration import least_noise
+from fedveil.privacy.claims import SEEDED, Relation, Unit
+from fedveil.privacy.clipping import Bound
+from fedveil.privacy.events import Event, Gaussian, PoissonSampled
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.counted import (
+    TURNS,
+    Counted,
+    check_multiplier,
+    check_sampler,
+    line_of,
+)
+from fedveil.privacy.releases.release import Parts
+from fedveil.privacy.rules import Fixed, Rule
+from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.steps import NoisySteps
+from fedveil.privacy.terms import Terms
+
+_ROUNDED = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class DpSgdSteps(Counted):
+    """Clients' local steps are noisy ones; what they send is private already.
+
+    The clip is one of each example's gradient.
+    """
+
+    noisy: NoisySteps
+    relation: Relation
+
+    @property
+    def steps(self) -> NoisySteps:
+        return self.noisy
+
+    @property
+    def multiplier(self) -> float:
+        return self.noisy.multiplier
+
+    def setting(self, rule: Rule | None) -> float:
+        return self.multiplier
+
+    def describe(self, lines: tuple[Terms, ...]) -> str:
+        return f"Gaussian noise, multiplier {self.multiplier:.4g}, in every local step"
+
+    @property
+    def needs_equal_weights(self) -> str:
+        """With one nominal number of records, how many a client has is part of the claim."""
+        return "" if self.noisy.nominal is None else super().needs_equal_weights
+
+    def check(self, parts: Parts) -> None:
+        if parts.rule is None:
+            raise BadInput("noise without a bound protects nobody: add a bound")
+
+    def difference(self, parts: Parts, line: Terms) -> str | None:
+        own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
+        added, claimed = self.multiplier * own / theirs, noise_of(line.event)
+        if not claimed <= added * _ROUNDED:
+            return f"noise of {added:g} sensitivities is added"
+        event = PoissonSampled(self.noisy.rate, Gaussian(claimed))
+        right = (event, Gaussian(claimed)) if self.noisy.rate == 1 else (event,)
+        if line.event not in right or line.per != self.noisy.steps:
+            return f"clients take {self.noisy}"
+        if parts.rule is None or parts.rule.watched is not None:
+            return "an adaptive bound watches clients beside it"
+        return None
+
+    def check_secure(self, parts: Parts, parameters: int) -> None:
+        raise BadInput(
+            "noise.source = 'secure' is not for noise in every local step, whose sums are rounded "
+            "to float32 before it: use 'seeded'"
+        )
+
+    def clip_of_updates(self, bound: Bound | None) -> None:
+        """Examples are clipped, of which no share is kept."""
+
+
+def local_steps(
+    sampler: Sampler,
+    population: int,
+    bound: float,
+    *,
+    rate: float,
+    steps: int,
+    nominal: int | None = None,
+    rounds: int,
+    budget: Budget,
+    multiplier: float | None = None,
+) -> PrivacyPlan:
+    """DP-SGD inside every client: record-level DP against the server (Naseri, algorithm 2).
+
+    Guarantee: docs/proofs/local.md. Each participation is `steps` Poisson-sampled Gaussians on the
+    client's own records; one account per client over all its participations. It protects records,
+    not clients: a client of k records has k of them.
+
+    | edge | behaviour |
+    |---|---|
+    | rate outside (0, 1], steps < 1 | BadInput |
+    | sizes public (`nominal` left out) | zero-out neighbours |
+    | one public nominal size for all | add-remove neighbours |
+    """
+    unnoised = NoisySteps(rate, steps, 0.0, nominal)
+    check_sampler(sampler, population, rounds)
+    check_multiplier(multiplier)
+    relation = Relation.ZERO_OUT if nominal is None else Relation.ADD_REMOVE
+
+    def event(m: float) -> Event:
+        return Gaussian(m) if rate == 1 else PoissonSampled(rate, Gaussian(m))
+
+    base = replace(
+        line_of(sampler, population, budget),
+        unit=Unit.RECORD,
+        relation=relation,
+        per=steps,
+        assumptions=(
+            "the server is not trusted; each client runs DP-SGD honestly on its own records",
+            "clients' numbers of records are public"
+            if nominal is None
+            else "a nominal number of records is used for every client",
+            TURNS,
+            "one record per person and client",
+            SEEDED,
+        ),
+    )
+    if multiplier is None:
+        multiplier = least_noise(event, steps * base.participations(rounds), budget, relation)
+    plan = PrivacyPlan(
+        sampler=sampler,
+        population=population,
+        rounds=rounds,
+        rule=Fixed(bound),
+        release=DpSgdSteps(replace(unnoised, multiplier=multiplier), relation),
+        lines=(replace(base, event=event(multiplier)),),
+    )
+    plan.check_affordable(multiplier)
+    return plan

@@ -1,0 +1,27 @@
+"""Whether secure noise of a size has a grid of integers, asked before anything is trained."""
+
+import math
+
+from fedveil.errors import BadInput
+from fedveil.privacy.claims import Relation
+from fedveil.privacy.grid_noise import grid_for
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.rules import Rule
+
+_LARGEST_NOISE = 3 * 2.0**30
+"""Multiplier x sqrt(parameters), or x parameters in L1: beyond, noise may exceed 2^32 steps."""
+
+
+def check_grid(rule: Rule | None, most: float, relation: Relation, parameters: int) -> None:
+    """Refuse noise of up to `most` sensitivities that has no grid."""
+    if rule is None:
+        raise AssertionError("noise without a clip was refused")
+    bound = rule.bound(rule.start(), 1)
+    spread = parameters if bound.norm is Norm.L1 else math.sqrt(parameters)
+    if most * spread > _LARGEST_NOISE:
+        raise BadInput(
+            f"noise.multiplier is {most:g}: secure noise on {parameters:,} parameters can be at "
+            f"most {_LARGEST_NOISE / spread:.4g} times the bound; use less, or 'seeded'"
+        )
+    sensitivity = bound.sensitivity(relation)
+    grid_for(sensitivity, most * sensitivity, parameters, bound.norm)

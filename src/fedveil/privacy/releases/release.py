@@ -1,0 +1,154 @@
+"""`Release`: how clipped updates become what is published.
+
+To add a mechanism, subclass it: say what a client does to its report, what the server does to
+reports and to their sum, and what one turn is as an event. `PrivacyPlan` and `Training` ask
+nothing else, and know none by name.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.privacy.clipping import Bound
+from fedveil.privacy.randomness import KeySource, Streams
+from fedveil.privacy.rows import add_weighted_
+from fedveil.privacy.rules import Rule
+from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.steps import NoisySteps
+from fedveil.privacy.terms import Terms
+
+Ids = npt.NDArray[np.int64]
+
+NOBODY = np.zeros(1, dtype=np.int64)
+"""Whose key the server's own noise has."""
+
+
+class Asked(Protocol):
+    """What a round asks of some clients: who they are, and what everybody knows."""
+
+    @property
+    def round(self) -> int: ...
+    @property
+    def ids(self) -> Ids: ...
+    @property
+    def start(self) -> torch.Tensor: ...
+    @property
+    def bound(self) -> Bound | None: ...
+    @property
+    def moving(self) -> torch.Tensor: ...
+    @property
+    def streams(self) -> KeySource: ...
+
+
+class Parts(Protocol):
+    """The other parts of the plan that a release belongs to."""
+
+    @property
+    def sampler(self) -> Sampler: ...
+    @property
+    def population(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def rule(self) -> Rule | None: ...
+    @property
+    def lines(self) -> tuple[Terms, ...]: ...
+
+
+class Release:
+    """One way to protect clients; by itself, none: reports are summed as they are.
+
+    `counted`: clients protect themselves, so that the server sees their reports, and each is
+    charged for its own turns. `randomises`: they do so by `randomise_`, at the end of their work.
+    `moves`: what is asked of clients in a round depends on what was released before.
+    A round with fewer than `minimum` reports publishes no mean.
+    """
+
+    counted = False
+    randomises = False
+    moves = False
+
+    @property
+    def minimum(self) -> int:
+        """The least number of reports of which something is handed on."""
+        return 0
+
+    @property
+    def multiplier(self) -> float:
+        """Noise over sensitivity, where noise is added; the same for everyone unless told."""
+        raise AssertionError(f"{type(self).__name__} has no noise multiplier")
+
+    def setting(self, rule: Rule | None) -> float | None:
+        """The `noise.multiplier` with which a recipe gets this noise again; None: by its budget."""
+        return None
+
+    def describe(self, lines: tuple[Terms, ...]) -> str:
+        """The noise in a few words, for people."""
+        return "no noise"
+
+    # What has to be so for the lines to be true.
+
+    def check(self, parts: Parts) -> None:
+        """Refuse parts that do not go together with this release."""
+
+    def difference(self, parts: Parts, line: Terms) -> str | None:
+        """What is done otherwise than a strict line says, in words; None if nothing is."""
+        return "no noise is added"
+
+    def check_secure(self, parts: Parts, parameters: int) -> None:
+        """Refuse what cannot be done with the operating system's entropy."""
+
+    @property
+    def steps(self) -> NoisySteps | None:
+        """What local work must be, where it protects by itself; None if the work is free."""
+        return None
+
+    @property
+    def needs_equal_weights(self) -> str:
+        """Why clients cannot be weighted by their numbers of records; empty if they can."""
+        return ""
+
+    # What happens in a round.
+
+    def start(self, params: torch.Tensor) -> torch.Tensor:
+        """What of the release moves from round to round, float64; empty if nothing does."""
+        return torch.zeros(0, dtype=torch.float64)
+
+    def move(self, moving: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """The same for the next round, from the models before and after this one."""
+        return moving
+
+    def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
+        """What clients do to their clipped updates [K, P] before they send them, in place."""
+
+    def read_(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
+        """What the server does to accepted reports [K, P], in place; which it refuses, bool [K]."""
+        return torch.zeros(len(rows), dtype=torch.bool)
+
+    def add_sum_(
+        self, total: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, asked: Asked
+    ) -> None:
+        """Add the weighted sum of the updates behind reports [K, P] to `total`, float64 [P]."""
+        add_weighted_(total, rows, weights)
+
+    def noise_(
+        self, total: torch.Tensor, bound: Bound | None, round: int, streams: Streams
+    ) -> None:
+        """What the server does to the sum of one round's rows (float64 [P]), in place."""
+
+    def divisor(self, weight: float, expected: float) -> float:
+        """What the sum is divided by: the weight that arrived, or the `expected` cohort.
+
+        Each report is private by itself, or nothing is: the realised weight tells nothing new.
+        """
+        return max(weight, 1.0)
+
+    def noise_length(self, ids: Ids, bound: Bound | None, moving: torch.Tensor, size: int) -> float:
+        """The expected L2 length of all noise on a sum of `size` coordinates: a diagnostic."""
+        return 0.0
+
+    def clip_of_updates(self, bound: Bound | None) -> float | None:
+        """The clip that `RoundResult.clipped` is about; None where updates have none."""
+        return None if bound is None else bound.gradient or bound.value

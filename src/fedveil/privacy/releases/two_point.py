@@ -1,0 +1,181 @@
+"""LDP-FL: every weight of every client as one of two values (Sun et al. 2021)."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedveil.errors import BadInput
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.claims import Trust, Unit
+from fedveil.privacy.clipping import Bound
+from fedveil.privacy.events import Shuffled, TwoPoint
+from fedveil.privacy.mechanisms import TwoPointMechanism
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.releases.counted import Randomised, check_sampler, line_of
+from fedveil.privacy.releases.release import Asked, Ids, Parts
+from fedveil.privacy.rows import add_weighted_
+from fedveil.privacy.sampling import Sampler
+from fedveil.privacy.shuffling import multisets
+from fedveil.privacy.terms import Terms
+
+
+@dataclass(frozen=True)
+class TwoPointReports(Randomised):
+    """Every coordinate, clamped to its range, is reported as one of two values outside of it.
+
+    Behind a shuffler that hands on nothing below `shuffled` reports (0: there is none) only the
+    multisets of the reports are looked at. Reports of weights are weights; `add_sum_` takes the
+    model off again.
+    """
+
+    mechanism: TwoPointMechanism
+    ranges: Ranges
+    shuffled: int = 0
+
+    moves = True
+
+    @property
+    def minimum(self) -> int:
+        return self.shuffled
+
+    def describe(self, lines: tuple[Terms, ...]) -> str:
+        return f"two-point reports at the clients, {lines[-1].claims(1)[-1].short}"
+
+    def check(self, parts: Parts) -> None:
+        if parts.rule is not None:
+            raise BadInput("two-point reports are clamped to ranges: leave out the bound")
+
+    def difference(self, parts: Parts, line: Terms) -> str | None:
+        weights = sum(self.ranges.sizes)
+        match line.event:
+            case TwoPoint(epsilon):
+                pass
+            case Shuffled(TwoPoint(epsilon), reports):
+                if reports > self.shuffled:
+                    return f"a round is handed on with {self.shuffled} reports"
+            case _:
+                return f"reports are those of {self.mechanism}"
+        few = line.unit is Unit.CLIENT and line.per < weights
+        if epsilon < self.mechanism.epsilon or few:
+            return f"{weights} weights are reported by {self.mechanism}"
+        return None
+
+    def start(self, params: torch.Tensor) -> torch.Tensor:
+        return self.ranges.start(params)
+
+    def move(self, moving: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        return self.ranges.move(moving, before, after)
+
+    def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
+        keys = asked.streams.keys("client-noise", asked.round, asked.ids)
+        if self.ranges.perturb is Perturb.WEIGHTS:
+            rows += asked.start
+        centre, radius = self.ranges.spread(asked.moving)
+        self.mechanism.report_(rows, centre, radius, keys)
+
+    def read_(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
+        """A message carries one bit, so any other value is somebody's invention."""
+        centre, reach = self._points(asked.moving)
+        return ((rows != centre + reach) & (rows != centre - reach)).any(dim=1)
+
+    def add_sum_(
+        self, total: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, asked: Asked
+    ) -> None:
+        if self.shuffled:
+            centre, reach = self._points(asked.moving)
+            counted = rows[weights > 0]
+            if len(counted):
+                total += multisets(counted, centre, reach, 1).sums(centre, reach)
+        else:
+            add_weighted_(total, rows, weights)
+        if self.ranges.perturb is Perturb.WEIGHTS:
+            total -= weights.sum() * asked.start.to(torch.float64)
+
+    def noise_length(self, ids: Ids, bound: Bound | None, moving: torch.Tensor, size: int) -> float:
+        return float(self._points(moving)[1].double().norm()) * math.sqrt(len(ids))
+
+    def _points(self, moving: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where reports lie: the centre of every coordinate, and how far to either side."""
+        centre, radius = self.ranges.spread(moving)
+        return centre, radius * self.mechanism.kappa
+
+
+def two_point(
+    sampler: Sampler,
+    population: int,
+    ranges: Ranges,
+    *,
+    epsilon: float,
+    rounds: int,
+    budget: Budget,
+    shuffled: int = 0,
+) -> PrivacyPlan:
+    """LDP-FL: every weight of every client as one of two values, shuffled or not (Sun et al.).
+
+    Guarantee: docs/proofs/ldp-fl.md. One round is one two-valued report per weight, all about the
+    same client, so a client's claim composes all weights and all its rounds. Four readings of
+    the same reports: composed behind an ideal shuffler with at least `shuffled` honest reports
+    per position (when it is > 0), composed exactly without one, composed by adding epsilons, and
+    the published epsilon of one weight in one round, which is no guarantee for anybody.
+
+    | edge | behaviour |
+    |---|---|
+    | epsilon <= 0 | BadInput |
+    | fewer clients per round than `shuffled` | BadInput |
+    | budget that one round of all weights exceeds | BadInput |
+    """
+    check_sampler(sampler, population, rounds)
+    if shuffled < 0:
+        raise BadInput(f"shuffle.minimum is {shuffled}: at least 1 report is needed")
+    if shuffled > sampler.expected(population):
+        raise BadInput(
+            f"shuffle.minimum is {shuffled} and a round has "
+            f"{sampler.expected(population):g} clients: lower it or ask more clients"
+        )
+    mechanism = TwoPointMechanism(epsilon)
+    alone = replace(
+        line_of(sampler, population, budget),
+        event=mechanism.release,
+        per=sum(ranges.sizes),
+    )
+    lines = [alone]
+    if shuffled:
+        behind = replace(
+            alone,
+            event=Shuffled(TwoPoint(epsilon), shuffled),
+            trust=Trust.SHUFFLED,
+            assumptions=(
+                "an ideal shuffler: per position the server sees a multiset of reports and nothing "
+                "about their senders; random delays alone are no such thing",
+                f"at least {shuffled} honest reports per position in every round",
+                *alone.assumptions,
+            ),
+        )
+        unlimited = Budget(math.inf, budget.delta)
+        lines = [behind, replace(alone, reading=True, budget=unlimited)]
+    weight = replace(
+        alone,
+        unit=Unit.WEIGHT,
+        per=1,
+        cap=1,
+        budget=Budget(math.inf, budget.delta),
+        as_published=True,
+        reading=True,
+        covers="one weight in one round",
+    )
+    plan = PrivacyPlan(
+        sampler=sampler,
+        population=population,
+        rounds=rounds,
+        release=TwoPointReports(mechanism, ranges, shuffled),
+        lines=(*lines, weight),
+        parameters=sum(ranges.sizes),
+    )
+    if plan.permitted < 1:
+        raise BadInput(
+            f"budget.epsilon is {budget.epsilon:g} and one round of {alone.per:,} weights costs "
+            f"{lines[0].claims(1)[0].short}: raise it, or leave it out to be told"
+        )
+    return plan

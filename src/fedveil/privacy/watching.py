@@ -1,0 +1,109 @@
+"""What a clip schedule learns from clients beside their updates, and how that is kept private.
+
+A schedule states it here; what clients send is cut, flipped or noised by the functions below, so
+that a claim does not rest on who wrote the schedule.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedveil.errors import BadInput
+from fedveil.privacy.claims import Relation
+from fedveil.privacy.mechanisms import GaussianMechanism, add_to_sum_
+from fedveil.privacy.randomness import Keys, Secret, uniform_
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A row of `width` numbers of each client, in one round of `every`, summed.
+
+    A row is no longer than `length` in L2, and has no negative numbers if they are `counts`.
+    Whoever sums, the trusted server or a curator, adds Gaussian noise of standard deviation
+    `noise`; or each client reports its one bit, +-`length`, by randomised response of epsilon
+    `flip`, and nobody need be trusted. `word` names it, `seen` says what it is; a budget that it
+    exceeds is met by changing the recipe's `key`, which is `setting` now, as `remedy` says.
+
+    | edge | behaviour |
+    |---|---|
+    | length outside (0, 1], width < 1, every < 1 | BadInput |
+    | flip with several numbers | BadInput |
+    """
+
+    width: int
+    length: float
+    word: str
+    seen: str
+    key: str
+    setting: float
+    remedy: str
+    counts: bool = False
+    noise: float = 0.0
+    flip: float = 0.0
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if not (0 < self.length <= 1 and self.width >= 1 and self.every >= 1):
+            raise BadInput(
+                f"{self.width} {self.word} of length {self.length:g} in one of {self.every} rounds "
+                "cannot be watched: at least one, of a length up to 1"
+            )
+        if self.flip and self.width != 1:
+            raise BadInput(f"only one bit can be flipped, and {self.width} {self.word} are watched")
+
+    def sensitivity(self, relation: Relation) -> float:
+        """How far one client can move the sum of rows, in L2.
+
+        Two rows without negative numbers meet at a right angle at most.
+        """
+        if relation is not Relation.REPLACE:
+            return self.length
+        return math.sqrt(2) * self.length if self.counts else 2 * self.length
+
+    def due(self, round: int) -> bool:
+        """Whether `round` watches: rounds 1, every + 1, 2 every + 1, ..."""
+        return (round - 1) % self.every == 0
+
+    def cut(self, rows: torch.Tensor, clients: int) -> torch.Tensor:
+        """Rows as they are accounted for, whatever a schedule made of them; not finite, zero.
+
+        Guarantee: every row has a length of at most `length`, and no negative number if `counts`.
+        """
+        if rows.shape != (clients, self.width):
+            raise BadInput(
+                f"{self.word} of {clients} clients are rows of {tuple(rows.shape)}: "
+                f"({clients}, {self.width}) are needed"
+            )
+        rows = rows.to(torch.float64).nan_to_num(0.0, 0.0, 0.0)
+        if self.counts:
+            rows = rows.clamp_min(0.0)
+        norms = rows.norm(dim=1, keepdim=True)
+        exact = (rows != 0).sum(dim=1, keepdim=True) == 1  # one number's length is not rounded
+        short = self.length * (1 - 1e-12)
+        long = norms > torch.where(exact, self.length, short)
+        return torch.where(long, rows * (short / norms), rows)
+
+    def flipped(self, bits: torch.Tensor, keys: Keys) -> torch.Tensor:
+        """Bits [K, 1] by randomised response, without bias.
+
+        Guarantee: the draw is a multiple of 2^-52, and 2^-22 is taken off the chance of keeping
+        the bit, so that epsilon `flip` holds exactly.
+        """
+        bits = torch.where(bits >= 0, self.length, -self.length)
+        keep = 1 / (1 + math.exp(-self.flip))
+        draw = uniform_(torch.empty(len(bits), 1, dtype=torch.float64), keys)
+        flipped = torch.where(draw < max(0.0, 2 * keep - 1 - 2.0**-22), bits, -bits)
+        return flipped / (2 * keep - 1)
+
+    def noisy(self, total: torch.Tensor, keys: Keys) -> torch.Tensor:
+        """The sum of rows [width] with its noise, as it is published."""
+        total = total.clone()
+        if self.noise:
+            add_to_sum_(GaussianMechanism(self.noise), total, self.noise, keys)
+        return total
+
+    def align_(self, rows: torch.Tensor, keys: Keys) -> None:
+        """Cut rows to the grid of secret noise, so that their sum is exact, in place."""
+        if self.noise and isinstance(keys, Secret):
+            GaussianMechanism(self.noise).grid(self.noise, self.width).cut_(rows)

@@ -1,0 +1,76 @@
+"""`Engine`: whatever computes the sum over a cohort, and `Job`: all it needs to know for that.
+
+To add an engine, implement the protocol and give its maker to `Training(engine=...)`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.data.federated import FederatedData
+from fedveil.models.task import Task
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.randomness import Streams
+from fedveil.training.client import LocalWork
+from fedveil.training.server import ServerState, Weights
+from fedveil.training.sums import CohortSum
+
+Ids = npt.NDArray[np.int64]
+
+
+class Engine(Protocol):
+    """Where clients train, clip and randomise, and their reports are accepted and summed.
+
+    An engine calls `client_report` and `server_sum` (training/exchange.py) for every client, on
+    whatever machine; what it returns must not depend on how it divides the work.
+    """
+
+    def run(self, round: int, ids: Ids, state: ServerState) -> CohortSum:
+        """The sum over the cohort `ids` of `round`, starting from `state`."""
+        ...
+
+    def evaluate(self, params: torch.Tensor) -> dict[str, float]:
+        """Mean loss and metrics over the test split."""
+        ...
+
+    def close(self) -> None:
+        """Let go of processes and connections; a later call starts new ones."""
+        ...
+
+
+class Adversary(Protocol):
+    """Clients that report something other than their work: returns one report per client."""
+
+    def __call__(
+        self, round: int, ids: Ids, reports: torch.Tensor
+    ) -> torch.Tensor | Sequence[torch.Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What an engine computes: all that a client's report depends on but the round itself.
+
+    `mixes`: the module lets records of a batch see each other, so that clients, and where examples
+    are clipped also those, are computed one by one.
+    """
+
+    task: Task
+    data: FederatedData
+    work: LocalWork
+    plan: PrivacyPlan
+    streams: Streams
+    weights: Weights = Weights.UNIFORM
+    adversary: Adversary | None = None
+    mixes: bool = False
+
+    def zero(self) -> CohortSum:
+        """The sum over nobody."""
+        noisy = self.plan.release.randomises
+        return CohortSum.zero(self.task.size, self.plan.width, noisy=noisy)
+
+
+EngineMaker = Callable[[Job], Engine]

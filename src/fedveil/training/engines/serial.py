@@ -1,0 +1,166 @@
+"""The engine of one process: a cohort in fixed chunks, one after the other."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from fedveil.errors import BadInput
+from fedveil.models.state import Snapshot, difference, snapshot_of
+from fedveil.privacy.randomness import JointStreams, KeySource
+from fedveil.privacy.rows import add_weighted_
+from fedveil.training.cohort import CohortData
+from fedveil.training.engines.chunks import cut
+from fedveil.training.engines.engine import Ids, Job
+from fedveil.training.engines.process import one_thread
+from fedveil.training.evaluate import batches_of, mean_of, measure
+from fedveil.training.exchange import client_report, server_sum
+from fedveil.training.gradients import Gradients, Mode, gradients_of
+from fedveil.training.reports import Rows
+from fedveil.training.round import Ask
+from fedveil.training.server import ServerState, Weights
+from fedveil.training.sums import CohortSum
+from fedveil.training.turn import Turn
+
+
+@dataclass(frozen=True, eq=False)
+class Serial:
+    """Computes chunk by chunk in this process, with one thread; chunk sums are added in order.
+
+    `mode` and `chunk`, the clients summed together, change rounding and nothing else.
+    """
+
+    job: Job
+    mode: Mode
+    chunk: int
+
+    def run(self, round: int, ids: Ids, state: ServerState) -> CohortSum:
+        """The sum over the cohort `ids` of `round`, starting from `state`."""
+        total, offsets = self.job.zero(), self.job.data.offsets
+        chunks = cut(ids, offsets[ids + 1] - offsets[ids], self.chunk)
+        for done in self._sums(round, chunks, state):
+            total.add_(done)
+        total.refused = tuple(sorted(total.refused))
+        return total
+
+    def _sums(self, round: int, chunks: list[Ids], state: ServerState) -> Iterator[CohortSum]:
+        """The sum of each chunk, in chunk order."""
+        with one_thread():
+            for chunk in chunks:
+                total = self.job.zero()
+                self.add_chunk_(total, round, chunk, state.params, state.moving)
+                yield total
+
+    def run_in_step(self, asked: Sequence[Ask]) -> list[CohortSum]:
+        """The sums over the cohorts of several trainings, as one block.
+
+        Only for plans in which nothing moves: all of them have the same bound.
+        """
+        cohorts = [self._largest_first(ask.ids) for ask in asked]
+        lengths = [len(ids) for ids in cohorts]
+        totals = [self.job.zero() for _ in asked]
+        if not any(lengths):
+            return totals
+        starts = torch.stack([ask.state.params for ask in asked])
+        starts = starts.repeat_interleave(torch.tensor(lengths), dim=0)
+        streams = JointStreams(tuple(ask.streams for ask in asked), tuple(lengths))
+        ends = np.cumsum(lengths).tolist()
+        parts = [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
+        moving, round = asked[0].state.moving, asked[0].round
+        turn = self._turn(round, np.concatenate(cohorts), starts, moving, streams, summed=False)
+        self._add_block_(list(zip(totals, parts, strict=True)), turn)
+        self._check_unchanged()
+        return totals
+
+    def _largest_first(self, ids: Ids) -> Ids:
+        """A cohort as one chunk."""
+        sizes = self.job.data.offsets[ids + 1] - self.job.data.offsets[ids]
+        return cut(ids, sizes, len(ids))[0] if len(ids) else ids
+
+    def evaluate(self, params: torch.Tensor) -> dict[str, float]:
+        """Mean loss and metrics over the test split."""
+        task, data = self.job.task, self.job.data
+        with one_thread():
+            return mean_of([measure(task, params, data, batch) for batch in batches_of(data)])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def make_ready(self) -> None:
+        """Compute what every round needs, before a fork: processes then share it."""
+        _ = self._gradients, self._work_before
+
+    @cached_property
+    def _gradients(self) -> Gradients:
+        job = self.job
+        whole = job.work.whole(int(job.data.sizes.max()))
+        return gradients_of(job.task, self.mode, job.data, whole=whole, mixes=job.mixes)
+
+    @property
+    def _summed(self) -> bool:
+        """Whether nobody sees a client's own row: not the server, which only sums, no adversary."""
+        return not self.job.plan.release.counted and self.job.adversary is None
+
+    def add_chunk_(
+        self,
+        total: CohortSum,
+        round: int,
+        ids: Ids,
+        params: torch.Tensor,
+        moving: torch.Tensor,
+    ) -> None:
+        """Add the chunk `ids`: at once when vectorised, client by client when looped."""
+        _ = self._work_before
+        step = 1 if self.mode is Mode.LOOPED else len(ids)
+        for a in range(0, len(ids), step):
+            here = ids[a : a + step]
+            turn = self._turn(round, here, params, moving, self.job.streams, summed=self._summed)
+            self._add_block_([(total, slice(None))], turn)
+        self._check_unchanged()
+
+    @cached_property
+    def _work_before(self) -> Snapshot:
+        return snapshot_of(self.job.work)
+
+    def _check_unchanged(self) -> None:
+        """Refuse a module, a loss or a work that keeps something of a client for the next."""
+        self.job.task.check_unchanged()
+        name = difference(self._work_before, snapshot_of(self.job.work))
+        if name is not None:
+            raise BadInput(
+                f"the work {name!r} changes when clients are computed: what one leaves there would "
+                "reach others outside the clip; keep nothing between clients"
+            )
+
+    def _turn(
+        self,
+        round: int,
+        ids: Ids,
+        start: torch.Tensor,
+        moving: torch.Tensor,
+        streams: KeySource,
+        *,
+        summed: bool,
+    ) -> Turn:
+        cohort, bound = CohortData(self.job.data, ids), self.job.plan.bound(moving, round)
+        return Turn(round, start, cohort, bound, moving, self._gradients, streams, summed)
+
+    def _add_block_(self, parts: Sequence[tuple[CohortSum, slice]], turn: Turn) -> None:
+        """Compute a block of clients, and add each part of it to its sum."""
+        job = self.job
+        weights = torch.ones(len(turn.cohort), dtype=torch.float64)
+        if job.weights is Weights.EXAMPLES:
+            weights = turn.cohort.weights
+
+        def keep_signal(rows: Rows) -> None:
+            for total, part in parts:
+                if total.signal is not None:
+                    add_weighted_(total.signal, rows.rows[part], weights[part])
+
+        sent = client_report(job.work, job.plan, turn, keep_signal)
+        if job.adversary is not None and isinstance(sent.reports, Rows):
+            rows = sent.reports.rows
+            sent = sent.changed(job.adversary(turn.round, turn.ids, rows.clone()), job.task.size)
+        server_sum(parts, job.plan, turn, sent, weights)

@@ -1,0 +1,142 @@
+"""The round, on one screen: sample, charge, exchange with the clients, noise, step, measure."""
+
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.errors import BudgetExhausted
+from fedveil.privacy.claims import PrivacyClaim
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.randomness import Streams
+from fedveil.training.server import ServerOptimizer, ServerState
+from fedveil.training.sums import CohortSum
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """What a round asks an engine for: the sum over the cohort `ids`, starting from `state`."""
+
+    round: int
+    ids: npt.NDArray[np.int64]
+    state: ServerState
+    streams: Streams
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """One finished round. `clipped` and `snr` come from private data: diagnostics, not releases.
+
+    `snr` is the length of the sum over the expected length of its noise, None without noise;
+    `bound` the bound on updates or local gradients, None without one; `metrics` is empty in
+    rounds that were not measured.
+    """
+
+    round: int
+    state: ServerState
+    clients: int
+    clipped: float
+    bound: float | None
+    snr: float | None
+    refused: tuple[int, ...]
+    metrics: dict[str, float]
+    seconds: float
+    spent: Callable[[], PrivacyClaim | None]
+
+    @property
+    def claim(self) -> PrivacyClaim | None:
+        """What all rounds up to this one have cost, from above; found when somebody asks."""
+        return self.spent()
+
+    @property
+    def epsilon(self) -> float | None:
+        """The number of that claim, which means nothing without it."""
+        claim = self.claim
+        return None if claim is None else claim.epsilon
+
+    def numbers(self, *, diagnostics: bool = True) -> dict[str, Any]:
+        """For the metrics file; without `diagnostics` nothing that clients' data tell."""
+        private = {
+            "clients": self.clients,
+            "clipped": self.clipped,
+            "snr": self.snr,
+            "refused": len(self.refused),
+        }
+        claim = self.claim
+        return {
+            "round": self.round,
+            **(private if diagnostics else dict.fromkeys(private)),
+            "bound": self.bound,
+            "epsilon": claim and claim.epsilon,
+            "claim": claim and claim.told,
+            **self.metrics,
+            "seconds": self.seconds,
+        }
+
+
+Rounds = Generator[Ask | RoundResult, CohortSum | None, None]
+"""Hands out an `Ask`, is sent the sum, hands out the result; and so on to the end."""
+
+
+def rounds(
+    plan: PrivacyPlan,
+    server: ServerOptimizer,
+    streams: Streams,
+    measure: Callable[[ServerState], dict[str, float]],
+    ledger: Ledger,
+    state: ServerState,
+) -> Rounds:
+    """Train to the end of the plan or of the budget, from `state`.
+
+    Guarantee: a round is charged, durably, before any client works on it. An empty cohort is
+    charged and noised like any other; refused reports change neither charge, noise nor divisor.
+    """
+    counted, release, expected = plan.release.counted, plan.release, plan.expected
+    most = int(ledger.turns(state.round).max()) if counted else 0
+    while state.round < plan.rounds:
+        number, before, began = state.round + 1, state, time.perf_counter()
+        # sample
+        turns = ledger.turns(before.round) if counted else None
+        ids = plan.sampler.cohort(plan.population, number, streams, turns)
+        # charge
+        try:
+            ledger.charge(number, ids if counted else None)
+        except BudgetExhausted:
+            return
+        # train, clip, randomise (client_report); shuffle, accept, sum (server_sum): exchange.py
+        cohort = yield Ask(number, ids, before, streams)
+        if cohort is None:
+            raise AssertionError("a round goes on when it is sent the sum it asked for")
+        bound, signal = plan.bound(before.moving, number), cohort.strength
+        # noise
+        release.noise_(cohort.total, bound, number, streams)
+        # step
+        mean = cohort.total.div_(release.divisor(cohort.weight, expected))
+        enough = cohort.weight >= release.minimum
+        state = server.step(before, mean if enough else torch.zeros_like(mean))
+        moving = plan.move(
+            before.moving, cohort.watched, before.params, state.params, number, streams
+        )
+        state = replace(state, moving=moving)
+        # measure
+        if turns is not None:
+            most = max(most, int(turns[ids].max(initial=-1)) + 1)
+        noise = release.noise_length(ids, bound, before.moving, len(mean))
+        yield RoundResult(
+            round=number,
+            state=state,
+            clients=cohort.clients,
+            clipped=cohort.clipped / max(cohort.clients, 1),
+            bound=release.clip_of_updates(bound),
+            snr=signal / noise if noise else None,
+            refused=cohort.refused,
+            metrics=measure(state),
+            seconds=time.perf_counter() - began,
+            spent=partial(plan.told, number, most if counted else None, ledger.again),
+        )
