@@ -11,17 +11,17 @@ import pytest
 from fedveil import checks
 from fedveil.checks import VALUES, Kind, check, check_workers, most_workers, one_of
 from fedveil.errors import BadInput
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import local_updates
 from fedveil.privacy.releases.dp_sgd import local_steps
 from fedveil.privacy.releases.two_point import two_point
-from fedveil.privacy.plan import PrivacyPlan, Where
-from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.steps import NoisySteps
-from fedveil.privacy.budget import Budget
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections import Section
 from fedveil.training.batches import Batches
@@ -213,7 +213,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_a_member_and_not_its_text():
-    one_of("where", Where.SERVER, Where)
+    one_of("norm", Norm.L2, Norm)
     with pytest.raises(BadInput, match=r"norm is 'l2': use one of Norm\.L1, Norm\.L2"):
         one_of("norm", "l2", Norm)
 

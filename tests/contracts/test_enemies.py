@@ -11,7 +11,6 @@ from torch import nn
 import fedveil as fv
 from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Bound, Bounded
-from fedveil.privacy.consistency import check_lines
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import secured
 from fedveil.runs.build import build
@@ -203,24 +202,82 @@ class Follows:
     def bound(self, moving, round):
         return Bound(moving)
 
-    def watch(self, bounded, round, keys):
-        return bounded.norms[:, None]
+    def watch(self, lengths, round):
+        return lengths.norms[:, None]
 
-    def move(self, moving, watched, expected, round, streams):
-        return max(1e-6, float(watched[0]) / expected)
-
-
-class Quieter(fv.Quantile):
-    """Looks like ours."""
-
-    def watch(self, bounded, round, keys):
-        return 100 * super().watch(bounded, round, keys)
+    def move(self, moving, noisy, expected, round):
+        return max(1e-6, float(noisy[0]) / expected)
 
 
-def test_rules_that_watch_are_ours():
-    for rule in (Follows(), Quieter(1.0, 0.5, noise=5.0)):
-        with pytest.raises(BadInput, match="accounts for no such release"):
-            central(rule)
+def test_what_is_no_clip_schedule_is_refused():
+    with pytest.raises(BadInput, match="a ClipSchedule is needed"):
+        central(Follows())
+
+
+class Louder(fv.Quantile):
+    """Asks clients for more than it is accounted for."""
+
+    def watch(self, lengths, round):
+        return 100 * super().watch(lengths, round)
+
+
+class Shameless(fv.Quantile):
+    def watch(self, lengths, round):
+        return torch.full((len(lengths.norms), 1), math.inf, dtype=torch.float64)
+
+
+class Wider(fv.Quantile):
+    def watch(self, lengths, round):
+        return super().watch(lengths, round).repeat(1, 9)
+
+
+def watched_by(data, rule):
+    found = training(data, plan=central(rule))
+    return found.engine.run(1, np.arange(1), found.start()).watched
+
+
+def test_what_a_schedule_watches_is_cut_to_what_is_accounted(data):
+    assert watched_by(data, Louder(1.0, 0.5, noise=5.0)).abs().tolist() == pytest.approx([0.5])
+    assert float(watched_by(data, Louder(1.0, 0.5, noise=5.0)).abs()) <= 0.5
+    assert watched_by(data, Shameless(1.0, 0.5, noise=5.0)).tolist() == [0.0]
+    with pytest.raises(BadInput, match=r"bits of 1 clients are rows of \(1, 9\)"):
+        watched_by(data, Wider(1.0, 0.5, noise=5.0))
+
+
+class Hushed(fv.Quantile):
+    """Says that no noise is needed."""
+
+    @property
+    def watched(self):
+        return replace(super().watched, noise=0.0)
+
+
+def test_a_schedule_that_watches_without_noise_is_refused(data):
+    with pytest.raises(BadInput, match="takes a fixed, decaying or quantile"):
+        central(Hushed(1.0, 0.5, noise=5.0))
+    plan = replace(central(fv.Quantile(1.0, 0.5, noise=5.0)), rule=Hushed(1.0, 0.5, noise=5.0))
+    with pytest.raises(BadInput, match="the plan's line about"):
+        training(data, plan=plan)
+
+
+class Remembers(fv.Fixed):
+    """Keeps a client's norm for the next round's clip."""
+
+    def bound(self, moving, round):
+        return Bound(getattr(self, "seen", moving))
+
+    @property
+    def watched(self):
+        return fv.Quantile(1.0, 0.5, noise=5.0).watched
+
+    def watch(self, lengths, round):
+        object.__setattr__(self, "seen", float(lengths.norms.max()) + 1e-3)
+        return torch.zeros(len(lengths.norms), 1, dtype=torch.float64)
+
+
+def test_a_schedule_that_remembers_clients_is_stopped(data):
+    with pytest.raises(BadInput, match="changes when"):
+        next(iter(fv.train(training(data, plan=central(Remembers(1.0))))))
 
 
 def counting(work, turn, rows):
@@ -296,7 +353,7 @@ def laplace():
 def weakened(plan, clients):
     noise = plan.release.multipliers.copy()
     noise[: len(clients)] = clients
-    return replace(plan, multipliers=noise)
+    return replace(plan, release=replace(plan.release, multipliers=noise))
 
 
 CHANGED = {
@@ -306,7 +363,7 @@ CHANGED = {
     ),
     "one client without noise": lambda: weakened(dealt(), [1e-6]),
     "all with the weaker noise": lambda: weakened(
-        dealt(), [float(dealt().multipliers.min())] * (CLIENTS - 1)
+        dealt(), [float(dealt().release.multipliers.min())] * (CLIENTS - 1)
     ),
     "a median at the server": lambda: replace(
         central(), rule=fv.Median(1.0, -3, 3, 1, fv.Budget(1.0, 1e-4))
@@ -317,11 +374,11 @@ CHANGED = {
 @pytest.mark.parametrize("name", CHANGED)
 def test_plans_changed_by_hand(name):
     with pytest.raises(BadInput, match="the plan's line about"):
-        check_lines(CHANGED[name]())
+        CHANGED[name]().check_lines()
 
 
 def test_budgets_per_client_agree_with_themselves():
-    check_lines(dealt())
+    dealt().check_lines()
 
 
 def test_secure_noise_is_not_for_local_steps():

@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from fedveil.privacy import entropy, mechanisms, rules
+from fedveil.privacy import entropy, mechanisms, watching
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import train
@@ -70,7 +70,9 @@ def drawn(monkeypatch):
 
         return spy
 
-    for module, name in itertools.product((mechanisms, rules), ("normal_", "laplace_", "uniform_")):
+    for module, name in itertools.product(
+        (mechanisms, watching), ("normal_", "laplace_", "uniform_")
+    ):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, recording(getattr(module, name)))
     return keys

@@ -13,12 +13,11 @@ import fedveil as fv
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bounded
-from fedveil.privacy.consistency import check_lines
 from fedveil.privacy.events import Gaussian, PoissonSampled
-from fedveil.privacy.releases.client_noise import Published
 from fedveil.privacy.mechanisms import GaussianMechanism, TwoPointMechanism
-from fedveil.privacy.plan import Where
 from fedveil.privacy.ranges import Perturb
+from fedveil.privacy.releases.client_noise import Published
+from fedveil.privacy.releases.release import Release
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import planned_for, secured
 from fedveil.privacy.steps import NoisySteps
@@ -203,6 +202,10 @@ def test_rows_of_a_work_that_forgets_the_clip_are_clipped(data, name, row):
     assert (length > 0.49) == math.isfinite(row)
 
 
+def released(plan, **changes):
+    return replace(plan, release=replace(plan.release, **changes))
+
+
 def line_of(plan, **changes):
     return (replace(plan.lines[0], **changes), *plan.lines[1:])
 
@@ -235,9 +238,9 @@ QUANTILE, BITS = fv.Quantile(0.5, 0.5, noise=3.0), fv.Quantile(0.5, 0.5, flip=1.
 CHANGED = {
     "less noise at the server": (
         lambda: centrally(),
-        lambda p: replace(p, mechanism=GaussianMechanism(1.9)),
+        lambda p: released(p, mechanism=GaussianMechanism(1.9)),
     ),
-    "no noise": (lambda: centrally(), lambda p: replace(p, where=Where.NOWHERE, mechanism=None)),
+    "no noise": (lambda: centrally(), lambda p: replace(p, release=Release())),
     "another sampler": (lambda: centrally(), lambda p: replace(p, sampler=fv.Poisson(0.6))),
     "everyone": (lambda: centrally(), lambda p: replace(p, sampler=fv.Everyone())),
     "sampled line": (
@@ -255,21 +258,25 @@ CHANGED = {
     ),
     "less noise at clients": (
         lambda: locally(),
-        lambda p: replace(p, mechanism=GaussianMechanism(1.0)),
+        lambda p: released(p, mechanism=GaussianMechanism(1.0)),
     ),
     "noise for half the sensitivity": (
         lambda: locally(),
-        lambda p: replace(p, relation=Relation.ADD_REMOVE),
+        lambda p: released(p, relation=Relation.ADD_REMOVE),
     ),
     "Gaussian called Laplace": (
         lambda: locally(laplace=True),
-        lambda p: replace(p, mechanism=GaussianMechanism(2.0)),
+        lambda p: released(p, mechanism=GaussianMechanism(2.0)),
     ),
     "a lower cap": (lambda: locally(), lambda p: replace(p, lines=line_of(p, cap=1))),
     "a curator left out": (lambda: locally(), lambda p: replace(p, rule=QUANTILE)),
     "a curator with less noise": (
         lambda: locally(QUANTILE),
         lambda p: replace(p, rule=replace(QUANTILE, noise=2.0)),
+    ),
+    "a curator who publishes more often": (
+        lambda: locally(QUANTILE),
+        lambda p: replace(p, lines=line_of(p, event=replace(p.lines[0].event, most=1))),
     ),
     "bits that are flipped less": (
         lambda: locally(BITS),
@@ -281,21 +288,21 @@ CHANGED = {
     ),
     "a higher rate of records": (
         lambda: in_steps(),
-        lambda p: replace(p, steps=replace(p.steps, rate=0.9)),
+        lambda p: released(p, noisy=replace(p.steps, rate=0.9)),
     ),
     "noise of steps": (
         lambda: in_steps(),
-        lambda p: replace(p, steps=replace(p.steps, multiplier=0.1)),
+        lambda p: released(p, noisy=replace(p.steps, multiplier=0.1)),
     ),
     "larger epsilon per weight": (
         lambda: reported(),
-        lambda p: replace(p, mechanism=TwoPointMechanism(2.0)),
+        lambda p: released(p, mechanism=TwoPointMechanism(2.0)),
     ),
     "weights that are not counted": (
         lambda: reported(),
         lambda p: replace(p, lines=line_of(p, per=1)),
     ),
-    "fewer shuffled reports": (lambda: reported(18), lambda p: replace(p, least_reports=2)),
+    "fewer shuffled reports": (lambda: reported(18), lambda p: released(p, shuffled=2)),
 }
 
 
@@ -327,4 +334,4 @@ def test_a_plan_that_was_changed_by_hand_is_refused(data, name):
     ids=lambda plan: plan.describe() if hasattr(plan, "describe") else None,
 )
 def test_plans_as_they_are_built_agree_with_themselves(plan):
-    check_lines(plan)
+    plan.check_lines()

@@ -70,7 +70,9 @@ def test_noise_is_what_clients_draw(asked):
     streams, size = Streams(5), 40_000
     ids = plan.sampler.cohort(40, 1, streams)
     rows = torch.zeros(len(ids), size)
-    plan.release.randomise_(rows, asked(plan, torch.zeros(size), ids, plan.start(torch.zeros(size)), 1, streams))
+    plan.release.randomise_(
+        rows, asked(plan, torch.zeros(size), ids, plan.start(torch.zeros(size)), 1, streams)
+    )
     drawn = rows.double().mean(dim=0).numpy()
     found = float(np.square(drawn).mean()) / choice.noise**2
     assert abs(found - 1) <= 6 * math.sqrt(5 / size)

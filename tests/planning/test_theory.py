@@ -35,8 +35,8 @@ from fedveil.planning.theory import (
 from fedveil.privacy.calibration import least_noise
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.events import Gaussian
-from fedveil.privacy.releases.client_noise import local_updates
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.releases.client_noise import local_updates
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.training.batches import Batches
@@ -519,7 +519,7 @@ def test_noise_is_what_the_privacy_plan_adds(laplace, clients, cohort, rounds):
     turns = Federation(clients, cohort, 3).turns(rounds)
     moving = plan.start(torch.zeros(3))
     for r in range(1, rounds + 1):
-        scale = plan.scale(plan.bound(moving, r), np.zeros(1, dtype=np.int64))[0]
+        scale = plan.release.scales(plan.bound(moving, r), np.zeros(1, dtype=np.int64))[0]
         found = noise.variance(np.array([work.reach(r)]), turns)[0]
         assert found == pytest.approx(
             (2 if laplace else 1) * scale**2, rel=1e-9 if laplace else 2e-3

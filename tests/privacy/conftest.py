@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import pytest
 
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.events import Gaussian
-from fedveil.privacy.budget import Budget
 from fedveil.privacy.terms import Terms
 
 

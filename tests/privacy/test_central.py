@@ -7,16 +7,16 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.calibration import least_noise
-from fedveil.privacy.releases.central import central
 from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.events import FixedSampled, Gaussian, Laplace, PoissonSampled
 from fedveil.privacy.mechanisms import GaussianMechanism
-from fedveil.privacy.plan import Where
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.budget import Budget
+from tests.asking import asked
 
 RULE = Fixed(0.5)
 BUDGET = Budget(3.0, 1e-5)
@@ -25,7 +25,7 @@ SAMPLERS = [Everyone(), Poisson(0.2), Poisson(1.0), FixedSize(40), FixedSize(100
 
 def released(plan, total, *rest):
     noised = total.clone()
-    plan.release_(noised, *rest)
+    plan.release.noise_(noised, *rest)
     return noised
 
 
@@ -37,7 +37,7 @@ def plan_of(sampler=None, population=100, rule=RULE, *, rounds=10, budget=BUDGET
 
 def noise_std(plan, round=1):
     """The std of the noise on a sum, from the bound in force."""
-    return float(plan.scale(plan.rule.bound(plan.rule.start(), round), [0])[0])
+    return plan.release.scale(plan.rule.bound(plan.rule.start(), round))
 
 
 # --- calibrated noise ---
@@ -47,7 +47,7 @@ def noise_std(plan, round=1):
 def test_calibrated_plan_uses_its_budget_for_all_of_its_rounds(sampler):
     plan = plan_of(sampler)
     assert plan.permitted == 10
-    assert plan.where is Where.SERVER
+    assert isinstance(plan.release, CentralNoise)
     assert 0.98 * BUDGET.epsilon < plan.claims(10)[0].epsilon <= BUDGET.epsilon
 
 
@@ -55,7 +55,7 @@ def test_round_robin_needs_less_noise_than_everyone():
     """A client in 3 of 10 rounds is charged three times."""
     often, seldom = plan_of(Everyone()), plan_of(RoundRobin(30))
     assert seldom.lines[0].participations(10) == 3
-    ratio = seldom.multiplier / often.multiplier
+    ratio = seldom.release.multiplier / often.release.multiplier
     assert ratio == pytest.approx(math.sqrt(0.3), rel=5e-3)
 
 
@@ -145,7 +145,9 @@ def test_noise_and_its_accounting_agree_on_the_relation(sampler, event, relation
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 def test_divisor_is_public_and_fixed(sampler):
     plan = plan_of(sampler, multiplier=50.0)
-    assert {plan.divisor(weight) for weight in (0.0, 1.0, 7.0, 1e6)} == {sampler.expected(100)}
+    assert {plan.release.divisor(weight, plan.expected) for weight in (0.0, 1.0, 7.0, 1e6)} == {
+        sampler.expected(100)
+    }
     assert not plan.release.counted
 
 
@@ -224,7 +226,7 @@ def test_published_split():
 def test_calibrated_quantile_plan_uses_the_same_budget():
     fixed, quantile = plan_of(), plan_of(rule=Quantile(0.5, 0.5, noise=50.0))
     assert quantile.claims(10) == fixed.claims(10)
-    assert quantile.multiplier > fixed.multiplier
+    assert quantile.release.multiplier > fixed.release.multiplier
 
 
 @pytest.mark.parametrize(
@@ -274,5 +276,7 @@ def test_release_of_an_empty_round_is_noise():
 def test_clients_of_a_trusted_server_add_nothing():
     rows = torch.ones(3, 4)
     plan = plan_of()
-    plan.release.randomise_(rows, asked(plan, rows[0], [0, 1, 2], plan.start(rows[0]), 1, Streams(1)))
+    plan.release.randomise_(
+        rows, asked(plan, rows[0], [0, 1, 2], plan.start(rows[0]), 1, Streams(1))
+    )
     assert torch.equal(rows, torch.ones(3, 4))

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import NoiseSource, Relation, Trust
 from fedveil.privacy.events import Gaussian, GaussianWithCurator, to_dict
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_about, read_charges, read_participations, read_runs
-from fedveil.privacy.budget import Budget
 from fedveil.privacy.verification import read_links
 
 ABOUT = {"run": "one", "recipe": "abc", "data": "def"}

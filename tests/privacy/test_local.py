@@ -9,6 +9,7 @@ from scipy.optimize import brentq
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon, gaussian_epsilon
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import Accountant, Relation, Trust, Unit
 from fedveil.privacy.events import (
     FuGaussian,
@@ -20,16 +21,14 @@ from fedveil.privacy.events import (
     Shuffled,
     TwoPoint,
 )
-from fedveil.privacy.releases.client_noise import Published, local_updates
-from fedveil.privacy.releases.dp_sgd import local_steps
-from fedveil.privacy.releases.two_point import two_point
-from fedveil.privacy.plan import Where
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.releases.client_noise import ClientNoise, Published, local_updates
+from fedveil.privacy.releases.dp_sgd import DpSgdSteps, local_steps
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.budget import Budget
 
 L2, L1 = Fixed(1.0), Fixed(1.0, Norm.L1)
 BUDGET = Budget(3.0, 1e-5)
@@ -45,7 +44,7 @@ def plan_of(sampler=None, rule=L2, *, laplace=False, rounds=10, population=1000,
 def scale(plan, round=1, client=0):
     """The noise scale of a client's report."""
     bound = plan.rule.bound(plan.rule.start(), round)
-    return float(plan.scale(bound, np.array([client]))[0])
+    return float(plan.release.scales(bound, np.array([client]))[0])
 
 
 # --- strict noise ---
@@ -113,7 +112,7 @@ def test_calibrated_plan_runs_all_of_its_rounds_within_its_budget(laplace, targe
 
 def test_claims_are_local_and_about_clients():
     plan = plan_of(multiplier=5.0)
-    assert plan.where is Where.CLIENT
+    assert isinstance(plan.release, ClientNoise)
     for claim in plan.claims(4):
         assert (claim.unit, claim.trust, claim.neighbours) == (
             Unit.CLIENT,
@@ -136,7 +135,7 @@ def test_sampling_amplifies_nothing_against_the_server(sampler):
 
 def test_noise_is_calibrated_to_the_cap_and_the_cap_is_kept():
     capped = plan_of(FixedSize(50, 4), rounds=60)
-    assert capped.multiplier == plan_of(rounds=4).release.multiplier
+    assert capped.release.multiplier == plan_of(rounds=4).release.multiplier
     assert capped.lines[0].participations(60) == 4
     assert capped.permitted == 60
     counts = np.zeros(1000, dtype=np.int64)
@@ -370,7 +369,7 @@ def test_histograms_that_keep_step_with_the_turns_are_all_counted(size, populati
     plan = plan_of(sampler, median(every=every), rounds=rounds, population=population)
     concerned = np.zeros(population, dtype=np.int64)
     for round in range(1, rounds + 1):
-        if plan.rule.due(round):
+        if plan.rule.watched.due(round):
             concerned[sampler.cohort(population, round, Streams(1))] += 1
     event = plan.lines[0].event
     assert event.most >= concerned.max()
@@ -429,7 +428,9 @@ def test_fu_gaussian_noise_is_the_printed_formula(target, turns, c2):
     published, strict, _ = plan.claims(turns)
     assert published.accountant is Accountant.PUBLISHED
     assert published.epsilon == pytest.approx(target)
-    assert strict.epsilon == epsilon(Gaussian(plan.release.multiplier / 2), turns, 1e-4, Relation.REPLACE)
+    assert strict.epsilon == epsilon(
+        Gaussian(plan.release.multiplier / 2), turns, 1e-4, Relation.REPLACE
+    )
 
 
 def test_fu_gaussian_without_its_constant_is_refused():
@@ -482,8 +483,7 @@ def test_sizes_are_public_or_nominal(nominal, relation, words):
     assert plan.release.relation is claim.neighbours is relation
     assert any(words in a for a in claim.assumptions)
     assert (claim.unit, claim.trust) == (Unit.RECORD, Trust.LOCAL)
-    assert plan.where is Where.TRAINING
-    assert scale(plan) == pytest.approx(2.0 * 0.7)
+    assert isinstance(plan.release, DpSgdSteps)
 
 
 def test_steps_are_calibrated_to_all_of_them():

@@ -8,22 +8,24 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon
-from fedveil.privacy.releases.central import central
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.events import Gaussian
-from fedveil.privacy.releases.client_noise import local_updates
-from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
-from fedveil.privacy.plan import PrivacyPlan, Where
-from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.releases.central import CentralNoise, central
+from fedveil.privacy.releases.client_noise import ClientNoise, local_updates
+from fedveil.privacy.releases.dp_sgd import DpSgdSteps
+from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.steps import NoisySteps
-from fedveil.privacy.budget import Budget
+from tests.asking import asked
 
 RULE = Fixed(0.5)
 BUDGET = Budget(3.0, 1e-5)
@@ -107,29 +109,29 @@ def test_tightest_line_ends_the_run(make_terms):
     assert plan.limit == 100.0
 
 
-@pytest.mark.parametrize(
-    ("where", "counted"),
-    [(Where.SERVER, False), (Where.CLIENT, True), (Where.TRAINING, True)],
-)
-def test_only_clients_that_protect_themselves_are_counted(where, counted):
-    steps = NoisySteps(0.5, 1, 1.0) if where is Where.TRAINING else None
-    noisy = PrivacyPlan(
-        *(Everyone(), 10, 1),
-        where=where,
-        rule=Fixed(1.0),
-        mechanism=GaussianMechanism(1.0),
-        steps=steps,
-    )
-    assert noisy.counted is counted
-    assert not PrivacyPlan(Everyone(), 10, 1).counted
+RELEASES = {
+    "central": CentralNoise(GaussianMechanism(1.0), Relation.ZERO_OUT),
+    "clients": ClientNoise(GaussianMechanism(1.0), Relation.REPLACE),
+    "steps": DpSgdSteps(NoisySteps(0.5, 1, 1.0), Relation.ZERO_OUT),
+}
 
 
-@pytest.mark.parametrize("where", [Where.SERVER, Where.CLIENT, Where.TRAINING])
-def test_noise_without_a_bound_or_a_mechanism_is_refused(where):
+@pytest.mark.parametrize("name", RELEASES)
+def test_only_clients_that_protect_themselves_are_counted(name):
+    plan = PrivacyPlan(Everyone(), 10, 1, rule=Fixed(1.0), release=RELEASES[name])
+    assert plan.counted_clients == (0 if name == "central" else 10)
+    assert PrivacyPlan(Everyone(), 10, 1).counted_clients == 0
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_noise_without_a_bound_is_refused(name):
     with pytest.raises(BadInput, match="without a bound"):
-        PrivacyPlan(Everyone(), 10, 1, where=where, mechanism=GaussianMechanism(1.0))
-    with pytest.raises(BadInput, match="without a bound"):
-        PrivacyPlan(Everyone(), 10, 1, where=where, rule=Fixed(1.0))
+        PrivacyPlan(Everyone(), 10, 1, release=RELEASES[name])
+
+
+def test_what_is_no_release_is_refused():
+    with pytest.raises(BadInput, match="a Release is needed"):
+        PrivacyPlan(Everyone(), 10, 1, rule=Fixed(1.0), release=GaussianMechanism(1.0))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_unprotected_plan_claims_nothing(rule):
     assert plan.spent(5) is None
     total = torch.ones(3, dtype=torch.float64)
     assert torch.equal(released(plan, total, Bound(1.0), 1, Streams(1)), total)
-    assert plan.noise_length(IDS, plan.start(total), 1, 3) == 0
+    assert length(plan, 3) == 0
 
 
 def test_watching_clients_without_a_claim_is_refused():
@@ -203,8 +205,8 @@ def test_noise_of_a_client_is_a_function_of_round_and_client():
 
 def test_reports_are_divided_by_those_that_came():
     plan = local_plan()
-    assert plan.divisor(7.0) == 7.0
-    assert plan.divisor(0.0) == 1.0
+    assert plan.release.divisor(7.0, 10.0) == 7.0
+    assert plan.release.divisor(0.0, 10.0) == 1.0
 
 
 @pytest.mark.parametrize("perturb", list(Perturb))
@@ -226,13 +228,18 @@ def test_two_point_sum_is_that_of_updates_whatever_was_reported(perturb, shuffle
 
 def released(plan, total, *rest):
     noised = total.clone()
-    plan.release_(noised, *rest)
+    plan.release.noise_(noised, *rest)
     return noised
+
+
+def length(plan, size):
+    moving = plan.start(torch.zeros(size))
+    return plan.release.noise_length(IDS, plan.bound(moving, 1), moving, size)
 
 
 def summed(plan, rows, weights, start, moving):
     total = torch.zeros(len(start), dtype=torch.float64)
-    plan.add_sum_(total, rows, weights, start, moving)
+    plan.release.add_sum_(total, rows, weights, asked(plan, start, IDS, moving))
     return total
 
 
@@ -248,12 +255,10 @@ def test_refused_reports_are_left_out_of_the_sum():
 
 
 def test_expected_length_of_the_noise():
-    assert central_plan().noise_length(IDS, torch.tensor([0.5]), 1, 16) == pytest.approx(4 * 4.5)
-    many = local_plan().noise_length(IDS, torch.tensor([0.5]), 1, 16)
-    assert many == pytest.approx(4 * 2.0 * math.sqrt(3))
+    assert length(central_plan(), 16) == pytest.approx(4 * 4.5)
+    assert length(local_plan(), 16) == pytest.approx(4 * 2.0 * math.sqrt(3))
     plan = two_point_plan()
-    length = plan.noise_length(IDS, plan.start(torch.zeros(5)), 1, 5)
-    assert length == pytest.approx(0.5 * plan.release.mechanism.kappa * math.sqrt(15))
+    assert length(plan, 5) == pytest.approx(0.5 * plan.release.mechanism.kappa * math.sqrt(15))
 
 
 # --- moving ---

@@ -11,11 +11,14 @@ import torch
 from scipy import stats
 
 from fedveil.errors import BadInput
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.clipping import Bound, Bounded
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
-from fedveil.privacy.budget import Budget
+from fedveil.privacy.sampling import Everyone, FixedSize
+from tests.asking import asked
 
 ALARM = 1e-6
 BUDGET = Budget(1.0, 1e-5)
@@ -27,8 +30,19 @@ def seen(norms, bound):
     return Bounded(norms[:, None], norms, norms > bound)
 
 
-def keys(count, round=1):
-    return Streams(1).keys("client-bits", round, np.arange(count))
+def watch(rule, lengths, round=1, ids=None):
+    """What clients send for the rule, as a plan has it."""
+    ids = np.arange(len(lengths.norms)) if ids is None else ids
+    plan = PrivacyPlan(Everyone(), 100, 10**6, rule=rule)
+    return plan.watch(lengths, asked(plan, torch.zeros(1), ids, round=round))
+
+
+def move(rule, moving, watched, expected, round=1, streams=None):
+    """Where the bound goes from a sum that was watched, as a plan has it."""
+    clients = int(expected)
+    plan = PrivacyPlan(FixedSize(clients), clients, 10**6, rule=rule)
+    before, model = torch.tensor([moving], dtype=torch.float64), torch.zeros(1)
+    return float(plan.move(before, watched, model, model, round, streams or Streams(1))[0])
 
 
 # --- fixed ---
@@ -38,9 +52,9 @@ def test_fixed_bound_is_the_same_in_every_round_and_watches_nobody():
     rule = Fixed(0.5, Norm.L1)
     for round in (1, 7, 10**6):
         assert rule.bound(rule.start(), round) == Bound(0.5, Norm.L1)
-    assert rule.width == 0
-    assert rule.watch(seen([1.0, 2.0], 0.5), 1, keys(2)).shape == (2, 0)
-    assert rule.move(0.5, torch.zeros(0), 10.0, 1, Streams(1)) == 0.5
+    assert rule.watched is None
+    assert watch(rule, seen([1.0, 2.0], 0.5), 1).shape == (2, 0)
+    assert move(rule, 0.5, torch.zeros(0), 10, 1, Streams(1)) == 0.5
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
@@ -84,9 +98,9 @@ def test_poly_of_power_zero_is_a_fixed_bound():
 
 def test_poly_does_not_depend_on_anybody():
     rule = Poly(1.0, 1.0, 10, 0.1)
-    watched = rule.watch(seen([5.0, 0.1, math.nan], 1.0), 3, keys(3))
+    watched = watch(rule, seen([5.0, 0.1, math.nan], 1.0), 3)
     assert watched.shape == (3, 0)
-    assert rule.move(1.0, watched.sum(dim=0), 3.0, 3, Streams(1)) == 1.0
+    assert move(rule, 1, watched.sum(dim=0), 3.0, 3, Streams(1)) == 1.0
 
 
 @pytest.mark.parametrize("power", [-0.1, math.nan, math.inf])
@@ -116,9 +130,9 @@ def test_per_gradient_bounds_the_update_by_gradient_times_reach():
 
 def test_per_gradient_watches_nobody():
     rule = PerGradient(Fixed(3.0), lambda round: 1.0)
-    assert rule.width == 0
-    assert rule.watch(seen([1.0], 3.0), 1, keys(1)).shape == (1, 0)
-    assert rule.move(3.0, torch.zeros(0), 1.0, 1, Streams(1)) == 3.0
+    assert rule.watched is None
+    assert watch(rule, seen([1.0], 3.0), 1).shape == (1, 0)
+    assert move(rule, 3, torch.zeros(0), 1.0, 1, Streams(1)) == 3.0
 
 
 # --- quantile ---
@@ -153,7 +167,7 @@ def test_quantile_refuses(changes, name):
 
 def test_quantile_bits_are_centred_so_that_one_client_moves_the_sum_by_a_half():
     rule = Quantile(1.0, 0.5, noise=1.0)
-    bits = rule.watch(seen([0.5, 1.0, 1.5], 1.0), 1, keys(3))
+    bits = watch(rule, seen([0.5, 1.0, 1.5], 1.0), 1)
     assert bits.tolist() == [[0.5], [0.5], [-0.5]]
 
 
@@ -161,7 +175,7 @@ def test_quantile_rule_is_the_published_one():
     """C exp(-lr (b - target)), with b the noisy share of short updates."""
     rule = Quantile(1.0, 0.3, lr=0.2, noise=1e-300)
     watched = torch.tensor([0.5 * 60 - 0.5 * 40], dtype=torch.float64)
-    assert rule.move(2.0, watched, 100.0, 1, Streams(1)) == pytest.approx(
+    assert move(rule, 2, watched, 100.0, 1, Streams(1)) == pytest.approx(
         2 * math.exp(-0.2 * (0.6 - 0.3))
     )
 
@@ -170,13 +184,13 @@ def test_quantile_divides_by_the_public_size():
     """Half as many clients as expected, all short: the share is 3/4, not 1."""
     rule = Quantile(1.0, 0.5, lr=1.0, noise=1e-300)
     watched = torch.tensor([0.5 * 50], dtype=torch.float64)
-    assert rule.move(1.0, watched, 100.0, 1, Streams(1)) == pytest.approx(math.exp(-0.25))
+    assert move(rule, 1, watched, 100.0, 1, Streams(1)) == pytest.approx(math.exp(-0.25))
 
 
 def test_quantile_noise_has_the_promised_law():
     rule = Quantile(1.0, 0.5, lr=1e-3, noise=3.0)
     zero = torch.zeros(1, dtype=torch.float64)
-    moved = [rule.move(1.0, zero, 10.0, r, Streams(5)) for r in range(1, 2001)]
+    moved = [move(rule, 1, zero, 10.0, r, Streams(5)) for r in range(1, 2001)]
     shares = -np.log(moved) / 1e-3
     assert stats.kstest(10 * shares, stats.norm(0, 3).cdf).pvalue > ALARM
 
@@ -184,16 +198,16 @@ def test_quantile_noise_has_the_promised_law():
 def test_quantile_of_an_empty_cohort_is_pure_noise_and_moves_all_the_same():
     rule = Quantile(1.0, 0.5, noise=1.0)
     zero = torch.zeros(1, dtype=torch.float64)
-    assert len({rule.move(1.0, zero, 10.0, r, Streams(1)) for r in range(1, 9)}) == 8
+    assert len({move(rule, 1, zero, 10.0, r, Streams(1)) for r in range(1, 9)}) == 8
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_quantile_moves_by_e_cubed_at_most(sign):
     rule = Quantile(1.0, 0.5, lr=100.0, noise=1e-300)
     watched = torch.tensor([sign * 1e6], dtype=torch.float64)
-    assert rule.move(1.0, watched, 1.0, 1, Streams(1)) == pytest.approx(math.exp(-3 * sign))
+    assert move(rule, 1, watched, 1.0, 1, Streams(1)) == pytest.approx(math.exp(-3 * sign))
     for start in (1e-12, 1e12):
-        assert 1e-12 <= rule.move(start, watched, 1.0, 1, Streams(1)) <= 1e12
+        assert 1e-12 <= move(rule, start, watched, 1, 1, Streams(1)) <= 1e12
 
 
 def thresholds(flip):
@@ -223,11 +237,11 @@ def test_bit_is_kept_exactly_below_the_threshold(monkeypatch, flip):
         asked.append(keys)
         return out.copy_(torch.from_numpy(np.asarray(draws)[:, None]))
 
-    monkeypatch.setattr("fedveil.privacy.rules.uniform_", chosen)
+    monkeypatch.setattr("fedveil.privacy.watching.uniform_", chosen)
     edge = max(0.0, math.tanh(flip / 2) - 2.0**-22)
     last = (math.ceil(edge * 2**23) - 1) * 2.0**-23
     draws = [-1.0, last, last + 2.0**-23, 1 - 2.0**-23]
-    reports = rule.watch(seen([0.5] * 4, 1.0), 1, keys(4))
+    reports = watch(rule, seen([0.5] * 4, 1.0), 1)
     assert (reports > 0).ravel().tolist() == [True, True, False, False]
     assert len(asked) == 1
 
@@ -236,7 +250,7 @@ def test_bit_is_kept_exactly_below_the_threshold(monkeypatch, flip):
 def test_flipped_bits_are_unbiased_and_as_random_as_promised(flip):
     rule, count = Quantile(1.0, 0.5, flip=flip), 40_000
     for norm, bit in ((0.5, 0.5), (2.0, -0.5)):
-        reports = rule.watch(seen([norm] * count, 1.0), 1, keys(count)).numpy().ravel()
+        reports = watch(rule, seen([norm] * count, 1.0), 1).numpy().ravel()
         kept = int((np.sign(reports) == np.sign(bit)).sum())
         keep = 1 / (1 + math.exp(-flip))
         assert stats.binomtest(kept, count, keep).pvalue > ALARM
@@ -247,8 +261,8 @@ def test_flipped_bits_are_unbiased_and_as_random_as_promised(flip):
 
 def test_flip_of_a_client_does_not_depend_on_the_others():
     rule = Quantile(1.0, 0.5, flip=1.0)
-    whole = rule.watch(seen([0.5] * 9, 1.0), 1, keys(9))
-    assert torch.equal(rule.watch(seen([0.5] * 4, 1.0), 1, keys(9)[5:]), whole[5:])
+    whole = watch(rule, seen([0.5] * 9, 1.0), 1)
+    assert torch.equal(watch(rule, seen([0.5] * 4, 1.0), 1, np.arange(5, 9)), whole[5:])
 
 
 @pytest.mark.parametrize("version", QUANTILES)
@@ -263,8 +277,8 @@ def test_quantile_finds_the_quantile_of_log_normal_norms(version, factor, target
     for round in range(1, 301):
         norms = law.rvs(200, random_state=generator)
         bounded = seen(norms, rule.bound(moving, round).value)
-        watched = rule.watch(bounded, round, keys(200, round)).sum(dim=0)
-        moving = rule.move(moving, watched, 200.0, round, streams)
+        watched = watch(rule, bounded, round).sum(dim=0)
+        moving = move(rule, moving, watched, 200, round, streams)
         if round > 200:
             late.append(moving)
     share = law.cdf(np.exp(np.mean(np.log(late))))
@@ -300,7 +314,7 @@ def test_median_counts_each_client_in_exactly_one_bin():
     """So that replacing a client changes two counts by one: sqrt(2) in L2."""
     rule = median()
     norms = [0.0, 0.125, 0.1251, 1.0, 1.5, 8.0, 8.1, 1e30, math.inf]
-    counts = rule.watch(seen(norms, 1.0), 1, keys(len(norms)))
+    counts = watch(rule, seen(norms, 1.0), 1)
     assert counts.shape == (9, 8)
     assert counts.argmax(dim=1).tolist() == [0, 0, 1, 3, 4, 6, 7, 7, 7]
     assert torch.equal(counts.sum(dim=1), torch.ones(9, dtype=torch.float64))
@@ -309,37 +323,37 @@ def test_median_counts_each_client_in_exactly_one_bin():
 
 
 def test_median_counts_a_norm_that_is_no_number_once():
-    counts = median().watch(seen([math.nan], 1.0), 1, keys(1))
+    counts = watch(median(), seen([math.nan], 1.0), 1)
     assert float(counts.sum()) == 1
 
 
 def test_median_collects_nothing_between_refreshes():
     rule = median(every=3, noise=1.0)
-    due = [bool(rule.watch(seen([1.0], 1.0), r, keys(1)).any()) for r in range(1, 8)]
+    due = [bool(watch(rule, seen([1.0], 1.0), r).any()) for r in range(1, 8)]
     assert due == [True, False, False, True, False, False, True]
     full = torch.ones(8, dtype=torch.float64)
-    assert rule.move(1.7, full, 8.0, 2, Streams(1)) == 1.7
+    assert move(rule, 1.7, full, 8, 2, Streams(1)) == 1.7
 
 
 def test_median_of_nothing_leaves_the_bound():
     counts = torch.zeros(8, dtype=torch.float64)
-    assert median(noise=0.0).move(1.7, counts, 8.0, 1, Streams(1)) == 1.7
-    assert median(noise=1.0).move(1.7, counts - 1e9, 8.0, 1, Streams(1)) == 1.7
+    assert move(median(noise=0.0), 1.7, counts, 8, 1, Streams(1)) == 1.7
+    assert move(median(noise=1.0), 1.7, counts - 1e9, 8, 1, Streams(1)) == 1.7
 
 
 def test_median_is_the_upper_edge_of_its_bin():
     rule = median()
     for norm, edge in ((0.01, 0.125), (0.2, 0.25), (3.0, 4.0), (100.0, 16.0)):
-        counts = rule.watch(seen([norm] * 5, 1.0), 1, keys(5)).sum(dim=0)
-        assert rule.move(1.0, counts, 5.0, 1, Streams(1)) == edge
+        counts = watch(rule, seen([norm] * 5, 1.0), 1).sum(dim=0)
+        assert move(rule, 1, counts, 5.0, 1, Streams(1)) == edge
 
 
 def test_median_noise_is_on_every_count_and_new_in_every_refresh():
     """One huge count, noise as large: the bound moves about; without noise it does not."""
     counts = torch.zeros(8, dtype=torch.float64)
     counts[2] = 10.0
-    assert {median().move(1.0, counts, 10.0, r, Streams(1)) for r in range(1, 30)} == {0.5}
-    noisy = {median(noise=100.0).move(1.0, counts, 10.0, r, Streams(1)) for r in range(1, 30)}
+    assert {move(median(), 1, counts, 10.0, r, Streams(1)) for r in range(1, 30)} == {0.5}
+    noisy = {move(median(noise=100.0), 1, counts, 10.0, r, Streams(1)) for r in range(1, 30)}
     assert len(noisy) > 3
 
 
@@ -349,8 +363,8 @@ def followed(rule, law, rounds=20, clients=500):
     for round in range(1, rounds + 1):
         norms = law.rvs(clients, random_state=generator)
         bounded = seen(norms, rule.bound(moving, round).value)
-        watched = rule.watch(bounded, round, keys(clients, round)).sum(dim=0)
-        moving = rule.move(moving, watched, float(clients), round, streams)
+        watched = watch(rule, bounded, round).sum(dim=0)
+        moving = move(rule, moving, watched, clients, round, streams)
         path.append(moving)
     return path
 

@@ -13,11 +13,9 @@ from scipy.stats import chi2, kstest, norm
 
 from fedveil.errors import BadInput
 from fedveil.privacy import mechanisms
-from fedveil.privacy.releases.central import central
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust
 from fedveil.privacy.grid_noise import delta_of_sampler, grid_for
-from fedveil.privacy.releases.client_noise import local_updates
-from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.mechanisms import (
     GaussianMechanism,
     LaplaceMechanism,
@@ -26,12 +24,15 @@ from fedveil.privacy.mechanisms import (
 )
 from fedveil.privacy.randomness import Secret, Streams, laplace_, normal_
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.secure import DIAGNOSTICS, SECURE, SLIP, planned_for, secured
-from fedveil.privacy.budget import Budget
 from fedveil.privacy.terms import Terms
+from tests.asking import asked
 
 FALSE_ALARM = 1e-6
 BUDGET = Budget(8.0, 1e-3)
@@ -312,9 +313,10 @@ def test_the_servers_sum_gets_its_noise(name):
     plan = secured(plan_of(name, planned_for(BUDGET)), 5000, diagnostics=False)
     bound = plan.bound(plan.start(torch.zeros(1)), 1)
     total = torch.linspace(-1, 1, 5000, dtype=torch.float64)
-    plan.align_(total[None], bound)
+    secret = Streams(1, secret=True)
+    plan.release.read_(total[None], asked(plan, total, [0], streams=secret))
     noised = total.clone()
-    plan.release_(noised, bound, 1, Streams(1, secret=True))
+    plan.release.noise_(noised, bound, 1, secret)
     wanted = plan.release.multiplier * bound.sensitivity(plan.release.relation)
     assert within(float(((noised - total) ** 2).sum()), 5000, wanted**2)
 
@@ -323,7 +325,9 @@ def test_clients_rows_get_their_noise():
     plan = secured(plan_of("local, Gaussian", planned_for(BUDGET)), 5000, diagnostics=False)
     moving = plan.start(torch.zeros(1))
     rows = torch.zeros(6, 5000)
-    plan.release.randomise_(rows, asked(plan, torch.zeros(5000), np.arange(6), moving, 1, Streams(1, secret=True)))
+    plan.release.randomise_(
+        rows, asked(plan, torch.zeros(5000), np.arange(6), moving, 1, Streams(1, secret=True))
+    )
     wanted = plan.release.multiplier * plan.bound(moving, 1).sensitivity(Relation.REPLACE)
     for row in rows.double():
         assert within(float((row**2).sum()), 5000, wanted**2)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.events import Gaussian, Shuffled, TwoPoint
 from fedveil.privacy.filters import RenyiFilter, curve_of
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_charges, read_participations, read_runs
 from fedveil.privacy.shared import Common, common_of, spent_in
-from fedveil.privacy.budget import Budget
 from fedveil.privacy.verification import verify
 
 LIMIT, DELTA = 3.0, 1e-5

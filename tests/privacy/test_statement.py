@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.events import Gaussian, to_dict
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.statement import statements
-from fedveil.privacy.budget import Budget
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import epsilon, gaussian_epsilon
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.events import (
     FixedSampled,
@@ -24,7 +25,6 @@ from fedveil.privacy.events import (
 )
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.sampling import RoundRobin
-from fedveil.privacy.budget import Budget
 from fedveil.privacy.terms import Terms, claims_of
 
 multipliers = st.floats(1e-3, 1e6)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.chain import Head
 from fedveil.privacy.claims import NoiseSource
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_closing
 from fedveil.privacy.shared import Common
-from fedveil.privacy.budget import Budget
 from fedveil.privacy.verification import verify
 
 CLIENTS = 6

@@ -136,6 +136,6 @@ def test_a_resolved_recipe_builds_the_same_noise(kind):
     assert again.plan.permitted == training.plan.permitted
     bound = training.plan.bound(training.start().moving, 1)
     everyone = np.arange(20)
-    scales = [t.plan.scale(bound, everyone).tolist() for t in (training, again)]
+    scales = [t.plan.release.scales(bound, everyone).tolist() for t in (training, again)]
     assert scales[0] == scales[1]
     assert len(set(scales[0])) == (2 if kind == "noise of groups" else 1)

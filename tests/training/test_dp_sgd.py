@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from fedveil.errors import BadInput
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.releases.dp_sgd import local_steps
 from fedveil.privacy.mechanisms import GaussianMechanism
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.releases.dp_sgd import local_steps
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.steps import NoisySteps
-from fedveil.privacy.budget import Budget
 from fedveil.training.batches import Batch
 from fedveil.training.client import OneGradient
 from fedveil.training.cohort import CohortData

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.engines.chunks import cut, fitting_chunk
+from fedveil.training.engines.engine import Job
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients import Mode
 from fedveil.training.server import ServerState, Weights
@@ -27,16 +28,16 @@ def engine_for(task, data, bound=None, **changes):
         "streams": Streams(1),
         "plan": unprotected(Everyone(), data.clients, rounds=9, rule=bound),
         "weights": Weights.UNIFORM,
-        "mode": Mode.VECTORISED,
-        "chunk": 100,
     }
-    return Serial(task=task, data=data, **{**parts, **changes})
+    how = {name: changes.pop(name) for name in ("mode", "chunk") if name in changes}
+    job = Job(task=task, data=data, **{**parts, **changes})
+    return Serial(job, **{"mode": Mode.VECTORISED, "chunk": 100, **how})
 
 
 def run(engine, ids=None, round=1):
-    ids = np.arange(engine.data.clients) if ids is None else np.array(ids)
-    params = engine.task.parameters
-    return engine.run(round, ids, ServerState(round - 1, params, {}, engine.plan.start(params)))
+    ids = np.arange(engine.job.data.clients) if ids is None else np.array(ids)
+    params = engine.job.task.parameters
+    return engine.run(round, ids, ServerState(round - 1, params, {}, engine.job.plan.start(params)))
 
 
 def relative(actual, expected):

@@ -9,13 +9,13 @@ from torch import nn
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task, cross_entropy, squared_error
-from fedveil.privacy.releases.central import central
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import JointStreams, Streams
+from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rules import Fixed, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.budget import Budget
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd
 from fedveil.training.cohort import CohortData
@@ -23,8 +23,8 @@ from fedveil.training.gradients import Mode, gradients_of
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.quadratic import QuadraticWalk
 from fedveil.training.server import Weights
-from fedveil.training.stacked import DualWalk, StackedWalk
 from fedveil.training.session import Training, train
+from fedveil.training.stacked import DualWalk, StackedWalk
 from fedveil.training.vmapped import VmappedWalk
 
 CLIENTS = 8

@@ -7,11 +7,11 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Poisson
 from fedveil.privacy.secure import planned_for, secured
-from fedveil.privacy.budget import Budget
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd
 from fedveil.training.gradients import Mode

@@ -10,20 +10,20 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
-from fedveil.privacy.releases.central import central
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_participations
-from fedveil.privacy.releases.client_noise import local_updates
-from fedveil.privacy.releases.two_point import two_point
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
-from fedveil.privacy.budget import Budget
 from fedveil.runs import checkpoint
 from fedveil.training.batches import Batches
 from fedveil.training.client import Decay, LocalSgd, OneGradient
@@ -32,6 +32,7 @@ from fedveil.training.gradients import Mode, gradients_of
 from fedveil.training.server import SgdServer, Weights
 from fedveil.training.session import Training, train
 from fedveil.training.turn import Turn
+from tests.asking import asked
 
 FREE = (Budget(math.inf, 1e-4),)
 STREAMS = Streams(0)
@@ -63,7 +64,7 @@ def reports_of(training, ids=None, round=1, state=None):
         return reports
 
     ids = np.arange(training.data.clients) if ids is None else np.asarray(ids)
-    engine = replace(training.engine, adversary=watching)
+    engine = replace(training.engine, job=replace(training.engine.job, adversary=watching))
     engine.run(round, ids, state or training.start())
     return torch.stack([row for _, row in sorted(seen, key=lambda one: one[0])])
 
@@ -103,7 +104,9 @@ def test_a_client_that_diverged_reports_a_randomised_zero_and_is_named(make_fami
     dying = Training(task, replace(data, x=broken), training.plan, OneGradient())
     rows = reports_of(dying, state=state)
     silent = torch.zeros(1, task.size)
-    dying.plan.release.randomise_(silent, asked(plan, state.params, np.array([2]), state.moving, 1, dying.streams))
+    dying.plan.release.randomise_(
+        silent, asked(dying.plan, state.params, np.array([2]), state.moving, 1, dying.streams)
+    )
     assert torch.equal(rows[2], silent[0])
     done = dying.engine.run(1, np.arange(data.clients), state)
     assert done.refused == (2,)
@@ -445,7 +448,7 @@ def test_clients_may_have_budgets_of_their_own(task, data):
     careful, careless = plan.release.multipliers[0], plan.release.multipliers[1]
     assert careful > 2 * careless
     assert plan.release.multipliers.tolist() == [careful, careless, careful, careless, careful]
-    scales = plan.scale(Bound(0.5), np.array([1, 4]))
+    scales = plan.release.scales(Bound(0.5), np.array([1, 4]))
     assert scales.tolist() == [careless * 1.0, careful * 1.0]
     assert plan.release.relation is Relation.REPLACE
     claims = {claim.covers: claim.epsilon for claim in reversed(plan.claims(2))}

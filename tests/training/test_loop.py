@@ -8,16 +8,16 @@ import torch
 
 from fedveil.errors import BudgetExhausted
 from fedveil.privacy.accounting import epsilon
-from fedveil.privacy.releases.central import central
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.clipping import Bound
 from fedveil.privacy.events import Gaussian, PoissonSampled
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.budget import Budget
-from fedveil.training.round import Course, rounds
+from fedveil.training.round import driven, rounds
 from fedveil.training.server import ServerState, SgdServer
 from fedveil.training.sums import CohortSum
 
@@ -28,7 +28,7 @@ BOUND = Bound(1.5)
 
 def released(plan, total, *rest):
     noised = total.clone()
-    plan.release_(noised, *rest)
+    plan.release.noise_(noised, *rest)
     return noised
 
 
@@ -65,7 +65,8 @@ def start(plan):
 
 
 def loop(plan, engine, ledger, measure=lambda state: {}, state=None):
-    return rounds(Course(state or start(plan), plan, SgdServer(), ledger, STREAMS, measure), engine)
+    course = rounds(plan, SgdServer(), STREAMS, measure, ledger, state or start(plan))
+    return driven(course, engine)
 
 
 def test_a_round_is_sum_plus_noise_over_the_expected_cohort(open_ledger):
@@ -104,7 +105,7 @@ def test_noise_has_the_standard_deviation_of_the_plan(open_ledger):
         steps.append(result.state.params - before)
         before = result.state.params
     noise = torch.stack(steps).double() * CLIENTS
-    assert plan.scale(BOUND, np.zeros(1)).tolist() == [30.0]
+    assert plan.release.scale(BOUND) == 30.0
     assert abs(float(noise.std()) / 30.0 - 1) < 0.04
 
 

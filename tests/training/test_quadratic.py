@@ -10,8 +10,8 @@ from torch import nn
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task, squared_error
 from fedveil.privacy.clipping import Bound
-from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.randomness import Streams
+from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, PerGradient
 from fedveil.privacy.sampling import RoundRobin

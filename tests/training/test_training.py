@@ -8,11 +8,11 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
+from fedveil.privacy.budget import Budget
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.budget import Budget
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.evaluate import evaluate

@@ -12,16 +12,16 @@ from torch import nn
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
+from fedveil.privacy.budget import Budget
+from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import local_updates
 from fedveil.privacy.releases.dp_sgd import local_steps
-from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.releases.none import unprotected
-from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.rules import Fixed, Median, PerGradient, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.budget import Budget
 from fedveil.training.batches import Batches
 from fedveil.training.client import LocalSgd, OneGradient
 from fedveil.training.dp_sgd import LocalDpSgd

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from fedveil.checks import check
+from fedveil.checks import check, shown
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Unit
 from fedveil.privacy.clipping import Bound
@@ -48,6 +48,8 @@ class PrivacyPlan:
         self.sampler.check(self.population)
         if not isinstance(self.release, Release):
             raise BadInput(f"release is {self.release!r}: a Release is needed")
+        if self.rule is not None:
+            check_schedule(self.rule)
         self.release.check(self)
         capped = getattr(self.sampler, "max_participations", None) is not None
         if capped and not self.release.counted:
@@ -239,6 +241,12 @@ class PrivacyPlan:
         noisy = told.noisy(watched, streams.keys(told.word, round, NOBODY))
         value = self.rule.move(float(moving[0]), noisy, self.expected, round)
         return torch.tensor([value], dtype=torch.float64)
+
+
+def check_schedule(rule: Rule) -> None:
+    """Refuse what is no clip schedule: what it watches would not be accounted."""
+    if not isinstance(rule, Rule):
+        raise BadInput(f"the clip is {shown(rule)}: a ClipSchedule is needed")
 
 
 def check_deltas(lines: tuple[Terms, ...], population: int) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,15 @@ from fedveil.privacy.randomness import Streams
 from fedveil.training.server import ServerOptimizer, ServerState
 from fedveil.training.sums import CohortSum
 
+Ids = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, eq=False)
 class Ask:
     """What a round asks an engine for: the sum over the cohort `ids`, starting from `state`."""
 
     round: int
-    ids: npt.NDArray[np.int64]
+    ids: Ids
     state: ServerState
     streams: Streams
 
@@ -140,3 +142,20 @@ def rounds(
             seconds=time.perf_counter() - began,
             spent=partial(plan.told, number, most if counted else None, ledger.again),
         )
+
+
+class Summing(Protocol):
+    """As much of an engine as a round needs."""
+
+    def run(self, round: int, ids: Ids, state: ServerState) -> CohortSum: ...
+
+
+def driven(course: Rounds, engine: Summing) -> Generator[RoundResult, None, None]:
+    """One training on one engine: what each round asks for is computed, and its result told."""
+    for ask in course:
+        if not isinstance(ask, Ask):
+            raise AssertionError("a round begins with what it asks for")
+        result = course.send(engine.run(ask.round, ask.ids, ask.state))
+        if not isinstance(result, RoundResult):
+            raise AssertionError("a round that was sent its sum has a result")
+        yield result

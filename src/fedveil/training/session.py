@@ -22,9 +22,10 @@ from fedveil.training.engines.chunks import MEMORY, fitting_chunk
 from fedveil.training.engines.engine import Adversary, Engine, EngineMaker, Job
 from fedveil.training.engines.process import keep_memory, one_thread
 from fedveil.training.engines.processes import Processes
+from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
 from fedveil.training.gradients import Mode
-from fedveil.training.round import Ask, RoundResult, Rounds, rounds
+from fedveil.training.round import RoundResult, Rounds, driven, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
 
 _TRIED = 4
@@ -114,19 +115,16 @@ class Training:
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
         keep_memory(self.task.size)
-        course = self.course(state, ledger)
+        every = driven(self.course(state, ledger), self.engine)
         try:
             while True:
                 with one_thread():
-                    ask = next(course, None)
-                    if not isinstance(ask, Ask):
-                        return
-                    result = course.send(self.engine.run(ask.round, ask.ids, ask.state))
-                if not isinstance(result, RoundResult):
-                    raise AssertionError("a round that was sent its sum has a result")
+                    result = next(every, None)
+                if result is None:
+                    return
                 yield result
         finally:
-            course.close()
+            every.close()
             self.engine.close()
 
     @cached_property
@@ -161,11 +159,14 @@ class Training:
         )
         return (self.make_engine or self._this_machine)(job)
 
-    def _this_machine(self, job: Job) -> Processes:
-        """With mode, chunk and workers resolved."""
+    def _this_machine(self, job: Job) -> Serial:
+        """With mode, chunk and workers resolved; in this process where an adversary remembers."""
         mode = self.mode or min(self.timings, key=self.timings.__getitem__)
-        fitting = fitting_chunk(self.task, self.data, self.work, mode, self.memory)
-        return Processes(job, mode, self.chunk or fitting, self.workers or available())
+        chunk = self.chunk or fitting_chunk(self.task, self.data, self.work, mode, self.memory)
+        workers = self.workers or available()
+        if workers == 1 or self.adversary is not None:
+            return Serial(job, mode, chunk)
+        return Processes(job, mode, chunk, workers)
 
     def _measure(self, state: ServerState) -> dict[str, float]:
         if state.round % self.every and state.round != self.plan.permitted:

@@ -1,6 +1,6 @@
 """`Turn`: what a cohort is asked to do in one round."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,10 @@ class Turn:
     start: torch.Tensor
     cohort: CohortData
     bound: Bound | None
-    moving: torch.Tensor
     gradients: Gradients
     streams: KeySource
     summed: bool = False
+    moving: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:

@@ -15,7 +15,7 @@ from fedveil.privacy.clipping import Bound
 from fedveil.privacy.events import Event, Gaussian
 from fedveil.privacy.grid_noise import LARGEST_SUM
 from fedveil.privacy.mechanisms import GaussianMechanism, add_to_sum_
-from fedveil.privacy.plan import PrivacyPlan, check_deltas
+from fedveil.privacy.plan import PrivacyPlan, check_deltas, check_schedule
 from fedveil.privacy.randomness import Secret, Streams
 from fedveil.privacy.releases.grids import check_grid
 from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release
@@ -90,7 +90,7 @@ class CentralNoise(Release):
         """
         secret = isinstance(asked.streams.keys("noise", asked.round, NOBODY), Secret)
         if secret and asked.bound is not None:
-            self.mechanism.grid(self._scale(asked.bound), rows.shape[1]).cut_(rows)
+            self.mechanism.grid(self.scale(asked.bound), rows.shape[1]).cut_(rows)
         return super().read_(rows, asked)
 
     def noise_(
@@ -99,15 +99,16 @@ class CentralNoise(Release):
         if bound is None:
             raise AssertionError("noise on a sum needs a bound")
         keys = streams.keys("noise", round, NOBODY)
-        add_to_sum_(self.mechanism, total, self._scale(bound), keys)
+        add_to_sum_(self.mechanism, total, self.scale(bound), keys)
 
     def divisor(self, weight: float, expected: float) -> float:
         return expected
 
     def noise_length(self, ids: Ids, bound: Bound | None, moving: torch.Tensor, size: int) -> float:
-        return 0.0 if bound is None else math.sqrt(size) * self._scale(bound)
+        return 0.0 if bound is None else math.sqrt(size) * self.scale(bound)
 
-    def _scale(self, bound: Bound) -> float:
+    def scale(self, bound: Bound) -> float:
+        """The standard deviation of the noise on a sum: multiplier times the clip's sensitivity."""
         return self.multiplier * bound.sensitivity(self.relation)
 
 
@@ -146,6 +147,7 @@ def central(
     if multiplier is not None:
         check("noise.multiplier", multiplier)
     sampler.check(population)
+    check_schedule(rule)
     _check_rule(rule)
     if multiplier == 0:
         raise BadInput("noise.multiplier is 0: no finite epsilon exists; use noise.kind = 'none'")

@@ -24,7 +24,7 @@ from fedveil.privacy.events import (
     TwoPoint,
 )
 from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
-from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.plan import PrivacyPlan, check_schedule
 from fedveil.privacy.releases.counted import (
     Randomised,
     check_multiplier,
@@ -186,6 +186,7 @@ def local_updates(
     """
     check_sampler(sampler, population, rounds)
     check_multiplier(multiplier)
+    check_schedule(rule)
     _check_norm(rule, laplace, published)
     if multiplier is not None and len(budgets) > 1:
         raise BadInput("noise.multiplier is one number and budget.epsilons are several: give one")

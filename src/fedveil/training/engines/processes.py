@@ -19,14 +19,13 @@ class Processes(Serial):
     """As `Serial`, with `workers` processes; their number changes nothing at all.
 
     Every process computes with one thread, and a draw depends on the client, not on who draws it.
-    A cohort of one chunk is computed in this process, and so is everything when an adversary, who
-    may remember what it saw, takes part.
+    A cohort of one chunk is computed in this process.
     """
 
-    workers: int = 1
+    workers: int = 2
 
     def _sums(self, round: int, chunks: list[Ids], state: ServerState) -> Iterator[CohortSum]:
-        if len(chunks) > 1 and self.job.adversary is None:
+        if len(chunks) > 1:
             return self._pool.sums(round, chunks, state.params, state.moving)
         return super()._sums(round, chunks, state)
 

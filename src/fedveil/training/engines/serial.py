@@ -90,7 +90,7 @@ class Serial:
 
     def make_ready(self) -> None:
         """Compute what every round needs, before a fork: processes then share it."""
-        _ = self._gradients, self._work_before
+        _ = self._gradients, self._before
 
     @cached_property
     def _gradients(self) -> Gradients:
@@ -112,7 +112,7 @@ class Serial:
         moving: torch.Tensor,
     ) -> None:
         """Add the chunk `ids`: at once when vectorised, client by client when looped."""
-        _ = self._work_before
+        _ = self._before
         step = 1 if self.mode is Mode.LOOPED else len(ids)
         for a in range(0, len(ids), step):
             here = ids[a : a + step]
@@ -121,18 +121,20 @@ class Serial:
         self._check_unchanged()
 
     @cached_property
-    def _work_before(self) -> Snapshot:
-        return snapshot_of(self.job.work)
+    def _before(self) -> tuple[Snapshot, Snapshot]:
+        return snapshot_of(self.job.work), snapshot_of(self.job.plan.rule)
 
     def _check_unchanged(self) -> None:
-        """Refuse a module, a loss or a work that keeps something of a client for the next."""
+        """Refuse a part that keeps something of a client for the next."""
         self.job.task.check_unchanged()
-        name = difference(self._work_before, snapshot_of(self.job.work))
-        if name is not None:
-            raise BadInput(
-                f"the work {name!r} changes when clients are computed: what one leaves there would "
-                "reach others outside the clip; keep nothing between clients"
-            )
+        parts = (("work", self.job.work), ("clip schedule", self.job.plan.rule))
+        for (word, part), before in zip(parts, self._before, strict=True):
+            name = difference(before, snapshot_of(part))
+            if name is not None:
+                raise BadInput(
+                    f"the {word} {name!r} changes when clients are computed: what one leaves there "
+                    "would reach others outside the clip; keep nothing between clients"
+                )
 
     def _turn(
         self,
@@ -145,7 +147,7 @@ class Serial:
         summed: bool,
     ) -> Turn:
         cohort, bound = CohortData(self.job.data, ids), self.job.plan.bound(moving, round)
-        return Turn(round, start, cohort, bound, moving, self._gradients, streams, summed)
+        return Turn(round, start, cohort, bound, self._gradients, streams, summed, moving)
 
     def _add_block_(self, parts: Sequence[tuple[CohortSum, slice]], turn: Turn) -> None:
         """Compute a block of clients, and add each part of it to its sum."""
