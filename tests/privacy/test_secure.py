@@ -180,8 +180,11 @@ def plan_of(name, budget=BUDGET):
     return local_updates(sampler, 100, bound, laplace=laplace, rounds=5, budgets=(budget,))
 
 
+COSTLY = ("fixed", "poisson")  # to calibrate
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n == "fixed" else []) for n in NAMES]
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in COSTLY else []) for n in NAMES]
 )
 def test_a_secure_plan_keeps_epsilon_and_delta(name):
     """The claim is at the delta that was asked for; noise was planned with a little less."""
