@@ -165,8 +165,8 @@ NAMES = ("poisson", "fixed", "everyone", "local, Gaussian", "local, Laplace")
 
 
 @functools.cache
-def plan_of(name, budget=BUDGET):
-    rule, few = Fixed(1.0), {"rounds": 5, "budget": budget}
+def plan_of(name, budget=BUDGET, multiplier=None):
+    rule, few = Fixed(1.0), {"rounds": 5, "budget": budget, "multiplier": multiplier}
     match name:
         case "poisson":
             return central(Poisson(0.5), 100, rule, **few)
@@ -205,7 +205,7 @@ def test_a_secure_plan_keeps_epsilon_and_delta(name):
 
 def test_the_share_of_delta_pays_for_the_sampler():
     plan = secured(
-        central(Poisson(0.5), 100, Fixed(1.0), rounds=5, budget=BUDGET), 10**6, diagnostics=False
+        central(Everyone(), 100, Fixed(1.0), rounds=5, budget=BUDGET), 10**6, diagnostics=False
     )
     (line,) = plan.lines
     epsilon = plan.claims(5)[0].epsilon
@@ -310,7 +310,8 @@ def test_sums_that_float64_would_round_are_refused():
 
 @pytest.mark.parametrize("name", ["poisson", "fixed", "everyone"])
 def test_the_servers_sum_gets_its_noise(name):
-    plan = secured(plan_of(name, planned_for(BUDGET)), 5000, diagnostics=False)
+    free = planned_for(Budget(math.inf, BUDGET.delta))
+    plan = secured(plan_of(name, free, multiplier=2.0), 5000, diagnostics=False)
     bound = plan.bound(plan.start(torch.zeros(1)), 1)
     total = torch.linspace(-1, 1, 5000, dtype=torch.float64)
     plan.align_(total[None], bound)
