@@ -214,7 +214,7 @@ def test_the_share_of_delta_pays_for_the_sampler():
 
 
 def test_diagnostics_are_in_the_assumptions_of_every_claim():
-    plan = secured(plan_of("poisson"), 650, diagnostics=True)
+    plan = secured(plan_of("everyone"), 650, diagnostics=True)
     assert all(DIAGNOSTICS in claim.assumptions for claim in plan.claims(5))
 
 
