@@ -30,7 +30,7 @@ def test_poisson_cohorts_have_the_charged_rate(follow, source):
 
 
 def test_secret_cohorts_do_not_follow_from_the_seed(follow):
-    """Two cohorts are equally large once in four times, and all of ten once in a million."""
+    """Two cohorts are equally large once in six times, ten pairs of them once in 10^7."""
     settings = ("data.clients=12", "rounds=10", "local.epochs=1", "noise.source=secure")
     first, second = (follow("central", *settings, *DROWNED) for _ in range(2))
     assert not np.array_equal(first.cohorts(), second.cohorts())
