@@ -119,14 +119,17 @@ def test_tells_caught_from_survived(fake):
     assert "survived: nobody-looks (privacy/numbers.py): no test looks at it" in done.stdout
     assert "not counted, survived: unseen" in done.stdout
     assert "2 of 3 caught, 66.7%" in done.stdout
+    assert (fake / "src" / "fake" / "privacy" / "numbers.py").read_text() == SOURCE
 
 
+@pytest.mark.slow
 def test_all_caught_is_success(fake):
     done = run("--root", fake, "--jobs", 2, "--only", "half-noise", "process-dies")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 of 2 caught, 100.0%" in done.stdout
 
 
+@pytest.mark.slow
 def test_leaves_the_source_alone(fake):
     run("--root", fake, "--trust", "--only", "half-noise")
     assert (fake / "src" / "fake" / "privacy" / "numbers.py").read_text() == SOURCE

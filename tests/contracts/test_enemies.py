@@ -378,7 +378,9 @@ def test_plans_changed_by_hand(name):
 
 
 def test_budgets_per_client_agree_with_themselves():
-    dealt().check_lines()
+    plan = dealt()
+    assert plan.lines
+    plan.check_lines()
 
 
 def test_secure_noise_is_not_for_local_steps():

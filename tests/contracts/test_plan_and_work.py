@@ -334,4 +334,5 @@ def test_a_plan_that_was_changed_by_hand_is_refused(data, name):
     ids=lambda plan: plan.describe() if hasattr(plan, "describe") else None,
 )
 def test_plans_as_they_are_built_agree_with_themselves(plan):
+    assert plan.lines
     plan.check_lines()

@@ -20,7 +20,6 @@ SETTINGS = {
     "noise none with a budget": ("noise.kind=none", "budget"),
     "noise without a budget": ("budget=none", "budget"),
     "noise without a bound": ("bound=none", "bound"),
-    "noise and epsilon that contradict": ("noise.multiplier=0.3", "contradict"),
     "text for a number": ("local.lr=fast", "local.lr"),
     "text for a count": ("data.clients=many", "data.clients"),
     "list for a number": ("local.lr=[1]", "local.lr"),
@@ -91,7 +90,14 @@ SEVERAL = {
     ),
     "neither epochs nor steps": (["local.kind=sgd", "local.lr=1"], "local.epochs or local.steps"),
     "a gradient with epochs": (["local.kind=gradient", "local.epochs=3"], "local.epochs"),
-    "unequal weights with noise": (["server.weights=examples"], "server.weights"),
+    "noise and epsilon that contradict": (
+        ["noise.multiplier=0.3", "sample.kind=all"],
+        "contradict",
+    ),
+    "unequal weights with noise": (
+        ["server.weights=examples", "noise.multiplier=2.0", "budget.epsilon=inf"],
+        "server.weights",
+    ),
     "dirichlet without alpha": (["data.partition=dirichlet"], "alpha"),
     "natural clients that are not there": (["data.partition=natural"], "natural"),
     "saved data without a path": (["data.name=saved", "data.partition=iid"], "saved"),

@@ -82,7 +82,9 @@ def test_recipes_as_a_table(cli):
 GIVEN = {"--noise": "1.0", "--rate": "0.1", "--rounds": "20", "--epsilon": "3.0"}
 
 
-@pytest.mark.parametrize("solved", GIVEN)
+@pytest.mark.parametrize(
+    "solved", [pytest.param(n, marks=pytest.mark.slow if n == "--rate" else []) for n in GIVEN]
+)
 def test_account_solves_for_what_is_left_out(cli, solved):
     arguments = [part for pair in GIVEN.items() if pair[0] != solved for part in pair]
     told = cli("account", *arguments, "--delta", "1e-5", "--json")

@@ -44,8 +44,9 @@ QUANTILE = (
 
 @pytest.mark.parametrize(
     ("recipe", "more"),
-    [("central", ()), pytest.param("ldp-sgd", QUANTILE, marks=pytest.mark.slow)],
+    [("central", ()), ("ldp-sgd", QUANTILE)],
 )
+@pytest.mark.slow
 def test_kill_and_resume(cli, spawn, settings, whole, tmp_path, recipe, more):
     folder = tmp_path / "killed"
     wanted = settings(recipe, ROUNDS, *more)

@@ -1,5 +1,6 @@
 """`fedveil sweep`: what it prints, refuses and survives."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -193,6 +194,18 @@ class Forked:
             self.code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.code
 
+    def stop_at(self, folder, count):
+        """Hold it and its workers still as soon as so many trials are on disk."""
+        self.wait_for_lines(folder, count)
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def kill(self):
+        """Kill it, and let its workers go on, whom nobody killed."""
+        os.kill(self.pid, signal.SIGKILL)
+        assert self.wait() == -signal.SIGKILL
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGCONT)
+
     def wait_for_lines(self, folder, count):
         while lines_of(folder) < count:
             assert os.waitpid(self.pid, os.WNOHANG) == (0, 0), self.err.read_text()
@@ -215,21 +228,20 @@ def fork(tmp_path):
         process.wait()
 
 
-LONG = {"rounds": 60, "repeat": 4}
+LONG = {"rounds": 30, "repeat": 4}
 TRIALS = 16
 
 
 def test_killed_with_its_workers_and_started_again(cli, fork, tmp_path):
-    """Kill a sweep over two workers three times; another one may not have its directory."""
+    """Kill a sweep over two workers twice; another one may not have its directory."""
     folder, kept = tmp_path / "killed", []
     wanted = command(folder, "--workers", "2", "--quiet", **LONG)
-    for count in (1, 4, 8):
+    for count in (1, 6):
         process = fork(*wanted)
-        process.wait_for_lines(folder, count)
+        process.stop_at(folder, count)
         assert "in use by another process" in cli(*wanted).error
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-        deadline = time.monotonic() + 20
+        process.kill()
+        deadline = time.monotonic() + 100
         while members(process.pid):
             assert time.monotonic() < deadline, "workers outlive a sweep that was killed"
             time.sleep(0.002)
@@ -255,8 +267,9 @@ def test_ctrl_c_and_the_same_command_again(cli, fork, tmp_path):
     folder = tmp_path / "interrupted"
     wanted = command(folder, "--workers", "2", "--quiet", **LONG)
     process = fork(*wanted)
-    process.wait_for_lines(folder, 2)
+    process.stop_at(folder, 2)
     os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGCONT)
     assert process.wait() == 1
     assert process.out.read_text() == ""
     assert process.err.read_text() == f"interrupted: the same command goes on in {folder}\n"

@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 FILES = (
@@ -12,6 +14,7 @@ FILES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_commands_and_what_they_print(cli):
     """Numbers may differ elsewhere in their last digits: rows are compared without them."""
     printed, shown = "", 0

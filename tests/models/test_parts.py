@@ -5,13 +5,17 @@ from torch import nn
 
 from fedveil.errors import BadInput
 from fedveil.models.parts import TAKEN, check_parts
-from fedveil.models.task import correct, cross_entropy
+from fedveil.models.task import Task, correct, cross_entropy
 from fedveil.training.round import RoundResult
 
 
 def test_parts_that_are_what_they_are_called():
-    check_parts(nn.Linear(2, 3), cross_entropy, {})
-    check_parts(nn.EmbeddingBag(5, 3), cross_entropy, {"accuracy": correct})
+    for module, metrics, size in (
+        (nn.Linear(2, 3), {}, 9),
+        (nn.EmbeddingBag(5, 3), {"accuracy": correct}, 15),
+    ):
+        check_parts(module, cross_entropy, metrics)
+        assert Task(module, cross_entropy, metrics).size == size
 
 
 @pytest.mark.parametrize(

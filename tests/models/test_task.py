@@ -179,8 +179,14 @@ def test_records_that_do_not_fit_are_refused(task, x, y, classes, message):
 
 
 def test_records_that_fit():
-    classifier().check_fits(X, Y, classes=2)
-    Task(nn.Linear(3, 1), squared_error).check_fits(X, Y.float(), classes=0)
+    """They are tried, and the model stays as it was."""
+    for task, y, classes in (
+        (classifier(), Y, 2),
+        (Task(nn.Linear(3, 1), squared_error), Y.float(), 0),
+    ):
+        before = task.parameters.clone()
+        task.check_fits(X, y, classes)
+        assert torch.equal(task.parameters, before)
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])

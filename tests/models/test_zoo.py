@@ -47,7 +47,9 @@ def test_parameter_counts(name, size):
 def test_models_fit_their_records(name):
     shape, classes = SHAPES[name]
     y = torch.tensor([0, 1]) if classes else torch.tensor([0.5, 1.0])
-    zoo(name).check_fits(torch.rand(2, *shape), y, classes)
+    task, x = zoo(name), torch.rand(2, *shape)
+    task.check_fits(x, y, classes)
+    assert task.losses(task.parameters, x, y).shape == (2,)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -106,7 +106,7 @@ def test_a_client_takes_part_a_fifth_more_often_than_the_mean_at_most() -> None:
     assert Setting("mnist", 60_000, 100, 3001, 1000, 1000).cap == 7
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])
 def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """Both items' page in small: the embedded digits and a few rounds."""
     small = Setting("digits", clients=100, cohort=20, rounds=12, refresh=4, tried=4)

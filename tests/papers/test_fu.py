@@ -55,7 +55,7 @@ def check(page, experiment, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["fig1", "table2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fig5", "fig7"))],
+    ["fig1", *(pytest.param(n, marks=pytest.mark.slow) for n in ("table2", "fig5", "fig7"))],
 )
 def test_an_item_from_end_to_end(made_up, tmp_path, monkeypatch, check_epsilons, name):
     experiment = Experiment(tmp_path, repeat=1, workers=1)
@@ -80,6 +80,7 @@ def test_an_item_from_end_to_end(made_up, tmp_path, monkeypatch, check_epsilons,
         assert all(finding.evidence for finding in page.findings)
 
 
+@pytest.mark.slow
 def test_noise_hurts_and_the_worst_is_worse(made_up, tmp_path):
     rows = fu.table2(Experiment(tmp_path, repeat=1, workers=1)).tables[0].rows
     noisy, plain = (float(row[5]) for row in rows)

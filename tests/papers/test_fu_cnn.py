@@ -32,7 +32,7 @@ def small(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if n == "table4" else pytest.mark.slow) for n in fu_cnn.ITEMS],
+    [pytest.param(n, marks=pytest.mark.slow) for n in fu_cnn.ITEMS],
 )
 def test_an_item_from_end_to_end(small, tmp_path, check_epsilons, name):
     page = fu_cnn.ITEMS[name](Experiment(tmp_path, repeat=1, workers=1))

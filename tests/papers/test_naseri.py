@@ -27,7 +27,7 @@ SMALL = Federation(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])
 def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(naseri, "federations", lambda experiment: [SMALL])

@@ -227,24 +227,28 @@ def forked(action):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_any_moment(made, tmp_path, workers):
-    """Nothing that was finished is repeated, and the tables are those of an undisturbed sweep."""
+    """Nothing that was finished is repeated, and the tables are those of an undisturbed sweep.
+
+    Every other kill waits until a trial has been added; the rest come at any time.
+    """
     wanted = tables(run(tmp_path / "whole", laboratory=made).folder)
     made.log.write_text("")
-    made.workers, made.seconds, folder = workers, 0.01, tmp_path / "killed"
+    made.workers, made.seconds, folder = workers, 0.03, tmp_path / "killed"
     chance, kills = random.Random(workers), 0
-    for _ in range(25):
-        finished = (folder / "trials.jsonl").exists() and (
-            (folder / "trials.jsonl").read_text().splitlines()
-        )
+    for attempt in range(12):
+        wait_for_lock(folder)
+        finished = lines_of(folder)
         child = forked(lambda: run(folder, laboratory=made))
-        time.sleep(chance.uniform(0.0, 0.1))
+        if attempt % 2 == 0:
+            wait_for_more(folder, len(finished), child)
+        time.sleep(chance.uniform(0.0, 0.03))
         os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        if finished:
-            now = (folder / "trials.jsonl").read_text()
-            assert all(line in now for line in finished if is_json(line))
-        if os.WIFEXITED(status):
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        now = lines_of(folder)
+        assert all(line in now for line in finished if is_json(line))
+        if code == 0:
             break
+        assert code == -signal.SIGKILL
         kills += 1
     assert kills >= 3
     wait_for_lock(folder)
@@ -265,8 +269,23 @@ def is_json(line):
     return True
 
 
+def lines_of(folder):
+    path = folder / "trials.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def wait_for_more(folder, count, child):
+    """Until more than so many trials are on disk, or the child has ended."""
+    while len(lines_of(folder)) <= count:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
+        time.sleep(0.001)
+
+
 def wait_for_lock(folder):
     """Workers of a killed process end with it, but not in the same instant."""
+    if not (folder / "lock").exists():
+        return
     with (folder / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 

@@ -17,16 +17,24 @@ from fedveil.training.session import train
 
 NOISE = {"noise", "client-noise", "step-noise", "client-bits", "bits", "norms"}
 FEW = ("data.clients=12", "rounds=2", "engine.mode=vectorised")
+GIVEN = ("noise.multiplier=2.0", "budget.epsilon=inf")
 KINDS = {
-    "server": ("central", [*FEW, "local.epochs=1"]),
-    "server, in step": ("central", [*FEW, "local.epochs=1", "data.seed=1"]),
+    "server": ("central", [*FEW, *GIVEN, "local.epochs=1"]),
+    "server, in step": ("central", [*FEW, *GIVEN, "local.epochs=1", "data.seed=1"]),
     "clients": ("dp-fedavg", [*FEW, "sample.size=4", "local.steps=2"]),
     "clients, in step": ("dp-fedavg", [*FEW, "sample.size=4", "local.steps=2", "data.seed=1"]),
     "steps, in step": ("local", [*FEW, "sample.size=4", "data.seed=1", "local.steps=2"]),
     "two-point": ("ldp-fl", [*FEW, "shuffle=none"]),
     "quantile": (
         "central",
-        [*FEW, "local.epochs=1", "bound.kind=quantile", "bound.value=1.0", "bound.bit_noise=2.0"],
+        [
+            *FEW,
+            *GIVEN,
+            "local.epochs=1",
+            "bound.kind=quantile",
+            "bound.value=1.0",
+            "bound.bit_noise=20.0",
+        ],
     ),
     "dealt": (
         "dp-fedavg",

@@ -32,7 +32,13 @@ CASES = [
         id="curator-rdp",
     ),
     pytest.param(
-        lambda m: PoissonSampled(0.05, Gaussian(m)), 100, 2.0, ADD_REMOVE, Accountant.PLD, id="pld"
+        lambda m: PoissonSampled(0.05, Gaussian(m)),
+        100,
+        2.0,
+        ADD_REMOVE,
+        Accountant.PLD,
+        id="pld",
+        marks=pytest.mark.slow,
     ),
     pytest.param(
         lambda m: PoissonSampled(0.5, Gaussian(m)),
@@ -71,12 +77,12 @@ REFERENCE = [
     (30 / 2400, 300, 1e-5, 1, 1.147),
     pytest.param(30 / 2400, 300, 1e-5, 3, 0.749, marks=pytest.mark.slow),
     pytest.param(30 / 2400, 300, 1e-5, 8, 0.540, marks=pytest.mark.slow),
-    (30 / 3383, 1000, 1e-5, 1, 1.299),
+    pytest.param(30 / 3383, 1000, 1e-5, 1, 1.299, marks=pytest.mark.slow),
     pytest.param(30 / 3383, 1000, 1e-5, 3, 0.780, marks=pytest.mark.slow),
     pytest.param(30 / 3383, 1000, 1e-5, 8, 0.568, marks=pytest.mark.slow),
     (0.1, 100, 1e-4, 1, 3.380),
     (0.1, 100, 1e-4, 3, 1.495),
-    (0.1, 100, 1e-4, 8, 0.862),
+    pytest.param(0.1, 100, 1e-4, 8, 0.862, marks=pytest.mark.slow),
 ]
 
 
@@ -189,7 +195,13 @@ def test_noise_that_no_rate_can_save_is_refused():
         (Gaussian(5.0), 2.0, REPLACE, Accountant.RDP),
         (PoissonSampled(0.05, Gaussian(1.2)), 2.0, ADD_REMOVE, Accountant.PLD),
         (PoissonSampled(0.5, Gaussian(3.0)), 0.15, ADD_REMOVE, Accountant.PLD),
-        (PoissonSampled(0.2, Gaussian(2.0)), 3.0, ADD_REMOVE, Accountant.RDP),
+        pytest.param(
+            PoissonSampled(0.2, Gaussian(2.0)),
+            3.0,
+            ADD_REMOVE,
+            Accountant.RDP,
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             FixedSampled(10, 100, Gaussian(2.0)),
             4.0,

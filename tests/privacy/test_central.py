@@ -43,7 +43,11 @@ def noise_std(plan, round=1):
 # --- calibrated noise ---
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+@pytest.mark.parametrize(
+    "sampler",
+    [pytest.param(s, marks=pytest.mark.slow if s == FixedSize(40) else []) for s in SAMPLERS],
+    ids=str,
+)
 def test_calibrated_plan_uses_its_budget_for_all_of_its_rounds(sampler):
     plan = plan_of(sampler)
     assert plan.permitted == 10

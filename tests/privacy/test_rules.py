@@ -4,6 +4,7 @@ Statistical tests use fixed seeds and a false-alarm rate of 1e-6 each.
 """
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 import pytest
@@ -210,23 +211,22 @@ def test_quantile_moves_by_e_cubed_at_most(sign):
         assert 1e-12 <= move(rule, start, watched, 1, 1, Streams(1)) <= 1e12
 
 
-def thresholds(flip):
-    """How many of the draws a client can make keep its bit, and how many there are.
-
-    Counted on the grid of 2^-23 and on the finer grid of 2^-52, whichever the draw is made on.
-    """
-    keep = 1 / (1 + math.exp(-flip))
-    edge = max(0.0, 2 * keep - 1 - 2.0**-22)
-    for fine in (23, 52):
-        yield math.ceil(edge * 2**fine) + 2**fine, 2 ** (fine + 1)
-
-
+@pytest.mark.parametrize("fine", [23, 52])
 @pytest.mark.parametrize("flip", [1e-9, 1e-7, 1e-3, 0.1, 1.0, 5.0, 15.0])
-def test_realised_chance_of_keeping_the_bit_respects_epsilon(flip):
-    """Counted, not sampled: the odds of the grid are at most e^epsilon either way."""
-    for kept, total in thresholds(flip):
-        odds = math.log(kept) - math.log(total - kept)
-        assert abs(odds) <= flip * (1 + 1e-9)
+def test_realised_chance_of_keeping_the_bit_respects_epsilon(monkeypatch, flip, fine):
+    """Counted, not sampled: the odds of the grid of 2^-fine are at most e^epsilon either way."""
+    rule, half = Quantile(1.0, 0.5, flip=flip), 2**fine
+
+    def keeps(draw):
+        """Whether a client that draws so many steps of the grid keeps its bit."""
+        monkeypatch.setattr("fedveil.privacy.rules.uniform_", lambda out, _: out.fill_(draw / half))
+        return float(rule.watch(seen([0.5], 1.0), 1, keys(1))) > 0
+
+    first = bisect_left(range(-half, half), True, key=lambda draw: not keeps(draw))
+    assert 0 < first < 2 * half
+    odds = math.log(first) - math.log(2 * half - first)
+    assert abs(odds) <= flip * (1 + 1e-9)
+    assert odds >= 0
 
 
 @pytest.mark.parametrize("flip", [1e-9, 0.1, 1.0, 5.0])

@@ -118,7 +118,9 @@ def test_the_resolved_recipe_runs_to_the_same_model(start, tmp_path, name):
 
 
 def test_a_calibrated_recipe_is_resolved_with_its_noise(start, tmp_path):
-    recipe = load_recipe("central", ["data.clients=20", "budget.delta=1e-3", "rounds=3"])
+    recipe = load_recipe(
+        "central", ["data.clients=20", "sample.kind=all", "budget.delta=1e-3", "rounds=3"]
+    )
     run = Run.start(recipe, tmp_path / "run", None)
     assert run.recipe.noise.multiplier > 0
     assert run.recipe.engine.mode == "vectorised"

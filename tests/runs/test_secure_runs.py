@@ -211,7 +211,12 @@ def test_a_secret_cohort_is_stored_nowhere(start, monkeypatch, settings):
 # --- repeating ---
 
 
-@pytest.mark.parametrize("kind", KINDS)
+COSTLY = ("central, fixed", "central, everyone", "dp-fedavg, Gaussian", "ldp-fl, unshuffled")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.slow if k in COSTLY else []) for k in KINDS]
+)
 def test_two_secure_runs_of_one_seed_differ_and_two_seeded_ones_do_not(start, kind):
     recipe, settings = KINDS[kind]
     for source, alike in ((SECRET, False), ("noise.source=seeded", True)):
@@ -234,9 +239,9 @@ def test_the_seed_does_not_draw_a_secret_cohort(start):
 
 
 def test_an_interrupted_round_is_a_new_attempt_with_a_charge_of_its_own(start, monkeypatch):
-    settings = ("rounds=6", "noise.multiplier=none", "budget.epsilon=9.0")
-    whole = start("central", SECRET, *settings, out="whole").training.plan
-    run = start("central", SECRET, *settings)
+    whole = start("central", SECRET, "rounds=6", out="whole").training.plan
+    room = (whole.claims(6)[0].epsilon + whole.claims(7)[0].epsilon) / 2
+    run = start("central", SECRET, "rounds=6", f"budget.epsilon={room}")
     crash_in(monkeypatch, 3)
     with pytest.raises(Crash):
         run.execute()

@@ -32,6 +32,11 @@ RUNS = {
     "ldp-fl": ("ldp-fl", ("local.epochs=2", "local.batch=8", "shuffle=none")),
     "local": ("local", ("sample.size=6", "sample.max_participations=none", *LOUD)),
 }
+MODES = ("looped", "vectorised")
+COSTLY = {  # and drawn like others; in `make test-all`
+    *(("central, fixed size", mode) for mode in MODES),
+    *((kind, "looped") for kind in ("ldp-sgd, curator", "ldp-sgd, median", "dp-fedavg", "ldp-fl")),
+}
 
 
 @pytest.fixture
@@ -55,8 +60,14 @@ def drawn(monkeypatch):
     return asked
 
 
-@pytest.mark.parametrize("mode", ["looped", "vectorised"])
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        pytest.param(kind, mode, marks=pytest.mark.slow if (kind, mode) in COSTLY else [])
+        for kind in RUNS
+        for mode in MODES
+    ],
+)
 def test_nothing_is_drawn_twice(watch, drawn, kind, mode):
     name, settings = RUNS[kind]
     watch(name, *SMALL, *settings, f"engine.mode={mode}", "data.seed=1", start=drawn.clear)

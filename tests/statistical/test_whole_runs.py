@@ -6,6 +6,7 @@ the relation, the rate and the number of steps are read from the ledger; bounds 
 metrics. Statistical tests have a false-alarm rate of 1e-6 each.
 """
 
+import itertools
 import math
 
 import numpy as np
@@ -30,6 +31,19 @@ SERVER = {  # settings, clients that a round is divided by, rounds
     "quantile, fixed size": ((*ADAPTIVE, *COHORT), 10, 6),
 }
 SECRET = ("poisson", "fixed size", "decay", "quantile")
+COSTLY = (  # and covered by others; in `make test-all`
+    ("quantile, fixed size", "seeded"),
+    ("fixed size", "secure"),
+    ("decay", "secure"),
+    ("fu, Gaussian", "secure"),
+    ("shuffle.minimum=36", "secure"),
+    (30, "looped"),
+)
+
+
+def quickly(pairs):
+    """The costly ones of `pairs` of arguments marked as slow."""
+    return [pytest.param(*p, marks=pytest.mark.slow if p in COSTLY else []) for p in pairs]
 
 
 def assert_standard(values, signal=2e-3):
@@ -62,7 +76,7 @@ def of_updates(seen, bit_noise=None):
 
 @pytest.mark.parametrize(
     ("kind", "source"),
-    [*((kind, "seeded") for kind in SERVER), *((kind, "secure") for kind in SECRET)],
+    quickly([*((kind, "seeded") for kind in SERVER), *((kind, "secure") for kind in SECRET)]),
 )
 def test_the_servers_noise_is_what_was_charged(watch, kind, source):
     settings, size, rounds = SERVER[kind]
@@ -99,12 +113,11 @@ CLIENTS = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("kind", CLIENTS)
+@pytest.mark.parametrize(("kind", "source"), quickly(itertools.product(CLIENTS, SOURCES)))
 def test_the_clients_noise_is_what_was_charged(watch, kind, source):
     """The mean of K reports has the noise of one over the root of K."""
     name, settings = CLIENTS[kind]
-    rounds = 15 if name == "ldp-sgd" else 50
+    rounds = 15 if name == "ldp-sgd" else 50 if source == "seeded" else 25
     more = ("data.clients=40", f"rounds={rounds}", f"noise.source={source}")
     seen = watch(name, *DROWNED, *settings, *more)
     bounds = seen.bounds() * (1.0 if name == "ldp-sgd" else 2 * 0.02)
@@ -116,8 +129,13 @@ def test_the_clients_noise_is_what_was_charged(watch, kind, source):
         assert np.allclose(seen.bounds(), 0.05 * (1 - np.arange(15) / 15))
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("shuffle", ["shuffle.minimum=36", "shuffle=none"])
+SHUFFLES = ("shuffle.minimum=36", "shuffle=none")
+
+
+@pytest.mark.parametrize(
+    ("shuffle", "source"),
+    quickly(itertools.product(SHUFFLES, SOURCES)),
+)
 def test_two_point_reports_are_what_was_charged(watch, source, shuffle):
     """A report lies at r kappa on either side; kappa follows from the charged epsilon."""
     settings = (*FEW, "local.epochs=1", "noise.epsilon=0.01", shuffle, f"noise.source={source}")
@@ -134,8 +152,9 @@ def test_two_point_reports_are_what_was_charged(watch, source, shuffle):
 # --- noise in the clients' steps ---
 
 
-@pytest.mark.parametrize("mode", ["looped", "vectorised"])
-@pytest.mark.parametrize("nominal", [None, 30])
+@pytest.mark.parametrize(
+    ("nominal", "mode"), quickly(itertools.product([None, 30], ["looped", "vectorised"]))
+)
 def test_dp_sgd_takes_the_steps_and_the_noise_that_were_charged(watch, nominal, mode):
     """A client's update is the sum of its steps' noise, each over rate x n."""
     few = ("data.clients=20", "rounds=8", "sample.size=10", "sample.max_participations=none")

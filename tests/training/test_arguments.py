@@ -31,8 +31,11 @@ def arguments(make_data):
 
 
 def test_arguments_that_are_what_they_are_called(arguments):
-    check_arguments(**arguments)
-    check_arguments(**{**arguments, "mode": Mode.LOOPED, "weights": Weights.EXAMPLES})
+    for changes in ({}, {"mode": Mode.LOOPED, "weights": Weights.EXAMPLES}):
+        given = {**arguments, **changes}
+        check_arguments(**given)
+        with pytest.raises(BadInput):
+            check_arguments(**{**given, "mode": "looped"})
 
 
 REFUSED = {

@@ -34,6 +34,10 @@ def engine_for(task, data, bound=None, **changes):
     return Serial(job, **{"mode": Mode.VECTORISED, "chunk": 100, **how})
 
 
+def attacked_by(engine, adversary):
+    return replace(engine, job=replace(engine.job, adversary=adversary))
+
+
 def run(engine, ids=None, round=1):
     ids = np.arange(engine.job.data.clients) if ids is None else np.array(ids)
     params = engine.job.task.parameters
@@ -127,8 +131,8 @@ def test_a_thousandfold_report_moves_the_sum_by_at_most_the_bound(task, data, ch
     shout = torch.randn(task.size)
     shout *= 1000 * BOUND.value / shout.norm()
     engine = engine_for(task, data, bound=BOUND, chunk=chunk)
-    without = run(replace(engine, adversary=replacing(2, torch.zeros(task.size))))
-    attacked = run(replace(engine, adversary=replacing(2, shout)))
+    without = run(attacked_by(engine, replacing(2, torch.zeros(task.size))))
+    attacked = run(attacked_by(engine, replacing(2, shout)))
     moved = float((attacked.total - without.total).norm())
     assert 0.99 * BOUND.value < moved <= BOUND.value
     assert attacked.refused == ()
@@ -143,7 +147,7 @@ def test_a_thousandfold_report_moves_the_sum_by_at_most_the_bound(task, data, ch
 def test_bad_reports_count_as_zero_and_are_named(task, data, report, bound):
     assert task.size == 21
     engine = engine_for(task, data, bound=bound, chunk=2)
-    attacked = run(replace(engine, adversary=replacing(3, report)))
+    attacked = run(attacked_by(engine, replacing(3, report)))
     without = run(engine, [0, 1, 2, 4])
     assert attacked.refused == (3,)
     assert attacked.clients == data.clients

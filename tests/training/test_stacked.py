@@ -1,5 +1,6 @@
 """Chains of linear layers as batched algebra: the same rows as vmap, in either form."""
 
+import itertools
 import math
 import types
 from dataclasses import replace
@@ -296,8 +297,20 @@ def on_its_way(walk, general, spanned):
     return [(None, None), (moved, walk.rows(moved))]
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("after", ACTIVATIONS)
+def sampled(cases, stride):
+    """The cases, of which the quick run takes one in `stride`, a prime."""
+    marks = itertools.cycle([[], *([pytest.mark.slow] for _ in range(stride - 1))])
+    return [pytest.param(*case, marks=mark) for case, mark in zip(cases, marks, strict=False)]
+
+
+FORMS = ("stacked", "dual")
+
+
+@pytest.mark.parametrize(
+    ("after", "batch", "spanned"),
+    sampled(itertools.product(ACTIVATIONS, BATCHES, FORMS), 5),
+    indirect=["spanned"],
+)
 def test_means_are_those_of_vmap_for_any_function(make_walks, after, batch, spanned):
     walk, general = make_walks(chain(after=ACTIVATIONS[after], hidden=(5, 4)), spanned=spanned)
     for moved, row in on_its_way(walk, general, spanned):
@@ -330,13 +343,17 @@ def test_an_idle_client_stays_where_its_loss_overflows(make_walks, general):
     assert torch.equal(walk.descend_(moved, step, 0.1)[3], before)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("hidden", [(), (5,), (1,), (6, 4)])
+LOSSES = ((cross_entropy, 3), (brier, 3), (squared_error, 1), (smooth, 1), (cross_entropy, 4))
+HIDDEN = ((), (5,), (1,), (6, 4))
+
+
 @pytest.mark.parametrize(
-    ("loss", "outputs"),
-    [(cross_entropy, 3), (brier, 3), (squared_error, 1), (smooth, 1), (cross_entropy, 4)],
+    ("last", "hidden", "bias", "spanned"),
+    sampled(itertools.product(LOSSES, HIDDEN, (True, False), FORMS), 5),
+    indirect=["spanned"],
 )
-def test_means_are_those_of_vmap_for_any_shape(make_walks, loss, outputs, hidden, bias, spanned):
+def test_means_are_those_of_vmap_for_any_shape(make_walks, last, hidden, bias, spanned):
+    loss, outputs = last
     module = chain(outputs, hidden, bias=bias)
     walk, general = make_walks(module, loss, spanned=spanned)
     for moved, row in on_its_way(walk, general, spanned):

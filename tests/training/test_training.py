@@ -99,9 +99,14 @@ def test_the_seed_decides_noise_and_cohorts(task, data):
 
 
 def test_the_budget_ends_a_training(task, data):
-    free = private_plan(data, rounds=5)
+    def plan_for(budget):
+        return central(
+            Everyone(), data.clients, Fixed(0.5), rounds=5, budget=budget, multiplier=1.0
+        )
+
+    free = plan_for(Budget(float("inf"), 1e-3))
     limit = (free.claims(2)[0].epsilon + free.claims(3)[0].epsilon) / 2
-    plan = private_plan(data, rounds=5, budget=Budget(limit, 1e-3))
+    plan = plan_for(Budget(limit, 1e-3))
     done = list(train(training_of(task, data, plan=plan)))
     assert len(done) == 2
     assert done[-1].metrics
