@@ -155,7 +155,7 @@ REFUSED = {
     "plan of half a round": (lambda: PrivacyPlan(Everyone(), 9, 2.5), "rounds is 2.5"),
     "plan of half a client": (lambda: PrivacyPlan(Everyone(), 9.5, 2), "clients is 9.5"),
     "plan without rounds": (lambda: PrivacyPlan(Everyone(), 9, None), "rounds is None"),
-    "where as text": (lambda: PrivacyPlan(Everyone(), 9, 2, "server"), "where is 'server'"),
+    "clip as text": (lambda: PrivacyPlan(Everyone(), 9, 2, "fixed"), "the clip is 'fixed'"),
     "central with half a round": (
         lambda: central(Poisson(0.5), 9, Fixed(1.0), rounds=2.5, budget=Budget(1.0, 1e-5)),
         "rounds is 2.5",

@@ -24,7 +24,8 @@ from fedveil.errors import BadInput
 from fedveil.privacy import ledger
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.ledger_file import read_charges, read_closing, read_runs
-from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.central import CentralNoise
+from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.sampling import FixedSize
 from fedveil.runs import build, checkpoint, disk, run
 from fedveil.runs.evidence import verify_ledger
@@ -166,9 +167,9 @@ IN_ROUNDS = {  # what kills a run in each of its rounds, and whether the round's
     "during the charge": (after(Ledger, "_insert"), False),
     "after the charge": (after(Ledger, "charge"), True),
     "in training": (after(LocalSgd, "updates"), True),
-    "after noise at the clients": (after(PrivacyPlan, "align_"), True),
+    "after noise at the clients": (after(ClientNoise, "randomise_"), True),
     "after training": (after(Serial, "run"), True),
-    "in noise at the server": (after(PrivacyPlan, "release_"), True),
+    "in noise at the server": (after(CentralNoise, "noise_"), True),
     "in the step": (after(SgdServer, "step"), True),
     "in measuring": (before(Serial, "evaluate"), True),
     "after measuring": (after(Training, "_measure"), True),

@@ -13,6 +13,7 @@ from fedveil.privacy.accounting import epsilon, gaussian_epsilon
 from fedveil.privacy.claims import Relation, Trust, Unit
 from fedveil.privacy.events import Gaussian, PoissonSampled
 from fedveil.privacy.randomness import Streams
+from tests.asking import asked
 
 SIZES = Federation(clients=40, cohort=8, parameters=25)
 STEPS, ITERATIONS = (1, 2, 5), (10, 20, 40)
@@ -58,21 +59,19 @@ def test_central_noise_is_the_least_that_meets_the_claim(central):
     assert cost(0.995 * 8 * choice.noise) > 2.0
 
 
-@pytest.mark.parametrize("asked", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])
-def test_noise_is_what_clients_draw(asked):
+@pytest.mark.parametrize("question", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])
+def test_noise_is_what_clients_draw(question):
     """The mean of b reports of nothing, 40,000 coordinates, in standard deviations of its error.
 
     The variance of a sample variance is (kurtosis + 2) / n, at most 5 / n for Laplace noise;
     6 of them: false alarms below 1e-6.
     """
-    (choice,) = choices(asked, (2,), (20,))
-    plan = asked.plan(choice.rounds)
+    (choice,) = choices(question, (2,), (20,))
+    plan = question.plan(choice.rounds)
     streams, size = Streams(5), 40_000
     ids = plan.sampler.cohort(40, 1, streams)
     rows = torch.zeros(len(ids), size)
-    plan.release.randomise_(
-        rows, asked(plan, torch.zeros(size), ids, plan.start(torch.zeros(size)), 1, streams)
-    )
+    plan.release.randomise_(rows, asked(plan, torch.zeros(size), ids, streams=streams))
     drawn = rows.double().mean(dim=0).numpy()
     found = float(np.square(drawn).mean()) / choice.noise**2
     assert abs(found - 1) <= 6 * math.sqrt(5 / size)

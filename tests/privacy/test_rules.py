@@ -219,8 +219,10 @@ def test_realised_chance_of_keeping_the_bit_respects_epsilon(monkeypatch, flip, 
 
     def keeps(draw):
         """Whether a client that draws so many steps of the grid keeps its bit."""
-        monkeypatch.setattr("fedveil.privacy.rules.uniform_", lambda out, _: out.fill_(draw / half))
-        return float(rule.watch(seen([0.5], 1.0), 1, keys(1))) > 0
+        monkeypatch.setattr(
+            "fedveil.privacy.watching.uniform_", lambda out, _: out.fill_(draw / half)
+        )
+        return float(watch(rule, seen([0.5], 1.0))) > 0
 
     first = bisect_left(range(-half, half), True, key=lambda draw: not keeps(draw))
     assert 0 < first < 2 * half

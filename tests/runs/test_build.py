@@ -134,8 +134,6 @@ def test_a_resolved_recipe_builds_the_same_noise(kind):
     again = build(resolved(first, training))
     assert again.plan.release.multiplier == training.plan.release.multiplier
     assert again.plan.permitted == training.plan.permitted
-    bound = training.plan.bound(training.start().moving, 1)
-    everyone = np.arange(20)
-    scales = [t.plan.release.scales(bound, everyone).tolist() for t in (training, again)]
-    assert scales[0] == scales[1]
-    assert len(set(scales[0])) == (2 if kind == "noise of groups" else 1)
+    each = [getattr(t.plan.release, "multipliers", None) for t in (training, again)]
+    assert np.array_equal(each[0], each[1])
+    assert (each[0] is not None) == (kind == "noise of groups")

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
+from fedveil.privacy.ledger import Ledger
 from fedveil.runs import checkpoint
 from fedveil.runs import run as runs
 from fedveil.runs.done import Done
 from fedveil.runs.run import Run
 from fedveil.training.engines.serial import Serial
-from fedveil.training.round import Course, RoundResult
+from fedveil.training.round import RoundResult
+from fedveil.training.server import SgdServer
 
 
 def hook(monkeypatch, target, name, number, *, done):
@@ -29,10 +31,10 @@ def hook(monkeypatch, target, name, number, *, done):
 
 
 PLACES = {  # whose call is interrupted, which one, and the rounds that the run then has
-    "charging": (Course, "ask", 3, False, 2),
-    "charged": (Course, "ask", 3, True, 2),
+    "charging": (Ledger, "charge", 3, False, 2),
+    "charged": (Ledger, "charge", 3, True, 2),
     "training": (Serial, "run", 3, True, 2),
-    "stepping": (Course, "take", 3, True, 2),
+    "stepping": (SgdServer, "step", 3, True, 2),
     "before the line": (RoundResult, "numbers", 3, False, 2),
     "after the line": (RoundResult, "numbers", 3, True, 2),
     "before the round is kept": (Done, "add", 3, False, 2),

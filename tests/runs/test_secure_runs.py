@@ -14,7 +14,8 @@ from scipy.stats import chi2
 
 from fedveil.errors import BadInput
 from fedveil.privacy.ledger_file import read_charges, read_participations
-from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.central import CentralNoise
+from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.secure import DIAGNOSTICS, SECURE
 from fedveil.privacy.statement import statements
 from fedveil.runs.run import Run
@@ -229,7 +230,7 @@ def test_two_secure_runs_of_one_seed_differ_and_two_seeded_ones_do_not(start, ki
 def test_the_seed_does_not_draw_a_secret_cohort(start):
     plans = [start("central", SECRET, out=f"{k}").training for k in range(2)]
     drawn = [
-        [plan.plan.sampler.cohort(20, n, plan.engine.streams).tolist() for n in range(1, 9)]
+        [plan.plan.sampler.cohort(20, n, plan.streams).tolist() for n in range(1, 9)]
         for plan in plans
     ]
     assert drawn[0] != drawn[1]
@@ -331,14 +332,14 @@ def test_a_run_cannot_change_its_noise_source(start):
 
 def test_the_servers_sum_carries_the_noise_that_is_claimed(start, monkeypatch):
     """The sum after noise less the sum before it, over all weights and rounds: chi-squared."""
-    sums, release = [], PrivacyPlan.release_
+    sums, release = [], CentralNoise.noise_
 
     def spy(self, total, bound, round, streams):
         before = total.clone()
         release(self, total, bound, round, streams)
-        sums.append((total - before, self.multiplier * bound.sensitivity(self.relation)))
+        sums.append((total - before, self.scale(bound)))
 
-    monkeypatch.setattr(PrivacyPlan, "release_", spy)
+    monkeypatch.setattr(CentralNoise, "noise_", spy)
     run = start("central", SECRET, "rounds=8")
     run.execute()
     scaled = torch.cat([noise / scale for noise, scale in sums])
@@ -348,15 +349,15 @@ def test_the_servers_sum_carries_the_noise_that_is_claimed(start, monkeypatch):
 
 
 def test_reports_of_clients_carry_the_noise_that_is_claimed(start, monkeypatch):
-    reports, randomise = [], PrivacyPlan.randomise_
+    reports, randomise = [], ClientNoise.randomise_
 
-    def spy(self, rows, start, ids, moving, round, streams):
+    def spy(self, rows, asked):
         before = rows.clone()
-        randomise(self, rows, start, ids, moving, round, streams)
-        scales = torch.from_numpy(self.scale(self.bound(moving, round), ids))[:, None]
+        randomise(self, rows, asked)
+        scales = torch.from_numpy(self.scales(asked.bound, asked.ids))[:, None]
         reports.append((rows.double() - before.double()) / scales)
 
-    monkeypatch.setattr(PrivacyPlan, "randomise_", spy)
+    monkeypatch.setattr(ClientNoise, "randomise_", spy)
     start("ldp-sgd", SECRET).execute()
     rows = torch.cat(reports)
     assert len(rows) == 40

@@ -28,6 +28,7 @@ from fedveil.runs import checkpoint
 from fedveil.training.batches import Batches
 from fedveil.training.client import Decay, LocalSgd, OneGradient
 from fedveil.training.cohort import CohortData
+from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients import Mode, gradients_of
 from fedveil.training.server import SgdServer, Weights
 from fedveil.training.session import Training, train
@@ -64,7 +65,8 @@ def reports_of(training, ids=None, round=1, state=None):
         return reports
 
     ids = np.arange(training.data.clients) if ids is None else np.asarray(ids)
-    engine = replace(training.engine, job=replace(training.engine.job, adversary=watching))
+    here = training.engine
+    engine = Serial(replace(here.job, adversary=watching), here.mode, here.chunk)
     engine.run(round, ids, state or training.start())
     return torch.stack([row for _, row in sorted(seen, key=lambda one: one[0])])
 

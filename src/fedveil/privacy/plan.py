@@ -217,8 +217,7 @@ class PrivacyPlan:
         if watched.flip:
             keys = asked.streams.keys("client-bits", asked.round, asked.ids)
             return watched.flipped(rows, keys)
-        watched.align_(rows, asked.streams.keys(watched.word, asked.round, NOBODY))
-        return rows
+        return watched.aligned(rows) if asked.streams.secret else rows
 
     def move(
         self,

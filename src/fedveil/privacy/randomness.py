@@ -94,6 +94,8 @@ class JointStreams:
     each: tuple[Streams, ...]
     counts: tuple[int, ...]
 
+    secret = False
+
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
         """One key per client, that of its own seed."""
         places = np.cumsum(self.counts)[:-1]
@@ -107,6 +109,9 @@ class JointStreams:
 
 class KeySource(Protocol):
     """Whatever gives each client of a cohort its key."""
+
+    @property
+    def secret(self) -> bool: ...
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys: ...
 

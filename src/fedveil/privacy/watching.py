@@ -12,7 +12,7 @@ import torch
 from fedveil.errors import BadInput
 from fedveil.privacy.claims import Relation
 from fedveil.privacy.mechanisms import GaussianMechanism, add_to_sum_
-from fedveil.privacy.randomness import Keys, Secret, uniform_
+from fedveil.privacy.randomness import Keys, uniform_
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ class Watched:
             add_to_sum_(GaussianMechanism(self.noise), total, self.noise, keys)
         return total
 
-    def align_(self, rows: torch.Tensor, keys: Keys) -> None:
-        """Cut rows to the grid of secret noise, so that their sum is exact, in place."""
-        if self.noise and isinstance(keys, Secret):
-            GaussianMechanism(self.noise).grid(self.noise, self.width).cut_(rows)
+    def aligned(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows cut to the grid of secret noise, so that their sum is exact."""
+        if not self.noise:
+            return rows
+        return GaussianMechanism(self.noise).grid(self.noise, self.width).cut_(rows.clone())

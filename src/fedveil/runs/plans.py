@@ -144,11 +144,6 @@ def _check_sections(recipe: Recipe) -> None:
         raise BadInput("noise.claim = false is for noise.where = 'server' with a multiplier")
     if is_secure(recipe) and not claimed:
         raise BadInput("noise.source = 'secure' is for noise that is claimed: use 'seeded'")
-    if is_secure(recipe) and recipe.local.kind == "dp-sgd":
-        raise BadInput(
-            "noise.source = 'secure' is not for noise in every local step, whose sums are rounded "
-            "to float32 before it: use 'seeded'"
-        )
     if is_secure(recipe) and budget is not None and budget.as_published:
         raise BadInput("budget.as_published is for simulations: use noise.source = 'seeded'")
     if is_secure(recipe) and recipe.engine.checkpoint != 1:

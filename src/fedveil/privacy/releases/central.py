@@ -16,7 +16,7 @@ from fedveil.privacy.events import Event, Gaussian
 from fedveil.privacy.grid_noise import LARGEST_SUM
 from fedveil.privacy.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.plan import PrivacyPlan, check_deltas, check_schedule
-from fedveil.privacy.randomness import Secret, Streams
+from fedveil.privacy.randomness import Streams
 from fedveil.privacy.releases.grids import check_grid
 from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release
 from fedveil.privacy.rows import Norm
@@ -88,8 +88,7 @@ class CentralNoise(Release):
 
         docs/proofs/secure.md.
         """
-        secret = isinstance(asked.streams.keys("noise", asked.round, NOBODY), Secret)
-        if secret and asked.bound is not None:
+        if asked.streams.secret and asked.bound is not None:
             self.mechanism.grid(self.scale(asked.bound), rows.shape[1]).cut_(rows)
         return super().read_(rows, asked)
 
