@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from fedveil.planning.cells import Prepared
-from fedveil.planning.grid import axis, cells
-from fedveil.planning.trials import Laboratory
+from fedveil.tuning.cells import Prepared
+from fedveil.tuning.grid import axis, cells
+from fedveil.tuning.trials import Laboratory
 
 REPETITIONS, TRIES = 16, 3
 LOANS = ("data.name=lending-club", "data.partition=shards", "data.seed=1")

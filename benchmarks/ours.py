@@ -23,13 +23,13 @@ from work import WORK, Work
 
 import fedveil as fv
 from fedveil.models.task import PerExample
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.randomness import Streams
 from fedveil.privacy.rows import Norm
-from fedveil.training.client import LocalWork
 from fedveil.training.cohort import CohortData
 from fedveil.training.reports import Rows, accept
+from fedveil.training.work import LocalWork
 
 FREE = fv.Budget(math.inf, 1e-6)
 PARAMETERS, UPDATES = 10_000_000, 10

@@ -12,12 +12,12 @@ from ours import data_of, training_of
 from pytest_benchmark.fixture import BenchmarkFixture
 from work import WORK
 
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.rows import add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients import Mode, Walk, gradients_of
+from fedveil.training.gradients.choice import Mode, Walk, gradients_of
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism, TwoPointMechanism
+from fedveil.privacy.noise.streams import Streams
 
 CLIENTS, SIZE = 400, 10_000
 

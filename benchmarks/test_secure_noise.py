@@ -11,10 +11,10 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from fedveil.privacy.entropy import Entropy
-from fedveil.privacy.grid_noise import gaussian_int, laplace_int
-from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
-from fedveil.privacy.randomness import Keys, Secret, Streams, laplace_, normal_
+from fedveil.privacy.noise.grid import gaussian_int, laplace_int
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
+from fedveil.privacy.noise.secure_random import Entropy
+from fedveil.privacy.noise.streams import Keys, Secret, Streams, laplace_, normal_
 
 SIZE, ROUNDS, AT_MOST = 10_000_000, 3, 8.0
 SCALE = 2.0**24  # standard deviations (or Laplace scales) are this many steps long

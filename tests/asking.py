@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.noise.streams import Streams
 
 
 @dataclass(frozen=True)

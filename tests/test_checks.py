@@ -11,7 +11,8 @@ import pytest
 from fedveil import checks
 from fedveil.checks import VALUES, Kind, check, check_workers, most_workers, one_of
 from fedveil.errors import BadInput
-from fedveil.privacy.budget import Budget
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.clip_schedules import Fixed, Median, Poly, Quantile
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
@@ -19,15 +20,14 @@ from fedveil.privacy.releases.client_noise import local_updates
 from fedveil.privacy.releases.dp_sgd import local_steps
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.rules import Fixed, Median, Poly, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.steps import NoisySteps
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections import Section
 from fedveil.training.batches import Batches
-from fedveil.training.client import Decay, LocalSgd
 from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.server import AdamServer, SgdServer
+from fedveil.training.work import Decay, LocalSgd
 
 NO_NUMBER = ("1", None, [1], {"a": 1}, (1,), 1j, np.array([1.0, 2.0]), object(), True)
 

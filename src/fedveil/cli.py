@@ -254,7 +254,7 @@ def plan(
         from fedveil.runs.recipe import load_recipe
 
         _check_data(data, [load_recipe(recipe, set_ or ()).data.name])
-    from fedveil.planning.command import Sizes, by_formula, by_recipe, space_of, tell
+    from fedveil.tuning.command import Sizes, by_formula, by_recipe, space_of, tell
 
     sizes = Sizes(clients, per_round, parameters, epsilon, delta, noise, trust)
     space = space_of(steps, iterations, bounds, rates)
@@ -266,7 +266,7 @@ def plan(
     from rich.console import Console
 
     from fedveil.console import Counter
-    from fedveil.planning.trials import Laboratory
+    from fedveil.tuning.trials import Laboratory
 
     listen()
 
@@ -309,7 +309,7 @@ def sweep(
     _check_given(repeat=repeat)
     check_workers("--workers", workers)
     _check_out(out)
-    from fedveil.planning.grid import axis, cells
+    from fedveil.tuning.grid import axis, cells
 
     axes = [axis(text) for text in grid]
     _check_data(data, (cell.recipe.data.name for cell in cells(recipe, set_ or (), axes)))
@@ -317,9 +317,9 @@ def sweep(
     from rich.console import Console
 
     from fedveil.console import Counter, print_rows
-    from fedveil.planning.sweep import Sweep
-    from fedveil.planning.trials import Laboratory
     from fedveil.training.engines.workers import WorkerLost
+    from fedveil.tuning.sweep import Sweep
+    from fedveil.tuning.trials import Laboratory
 
     listen()
 
@@ -433,7 +433,7 @@ def account(
 ) -> None:
     """Solve for the one of noise, rate, rounds and epsilon that is left out (central DP)."""
     _check_given(delta=delta, noise=noise, rate=rate, rounds=rounds, epsilon=epsilon)
-    from fedveil.privacy.solve import solve
+    from fedveil.privacy.accounting.solve import solve
 
     answer = solve(noise=noise, rate=rate, rounds=rounds, epsilon=epsilon, delta=delta)
     if json_:
@@ -457,8 +457,8 @@ def ledger(
     json_: Json = False,
 ) -> None:
     """Show every charge, the total claim, and what is left of the budget."""
-    from fedveil.privacy.events import from_dict
-    from fedveil.privacy.events import told as told_of
+    from fedveil.privacy.accounting.events import from_dict
+    from fedveil.privacy.accounting.events import told as told_of
     from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 
     if head is not None and not verify:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.privacy.claims import PrivacyClaim
+from fedveil.privacy.accounting.claims import PrivacyClaim
 
 
 class Progress:

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.errors import BadInput
-from fedveil.privacy.clipping import Bound, Bounded
+from fedveil.privacy.clip import Bound, Bounded
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import secured
 from fedveil.runs.build import build

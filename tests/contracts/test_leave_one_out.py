@@ -15,7 +15,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import planned_for, secured
-from fedveil.training.gradients import Mode
+from fedveil.training.gradients.choice import Mode
 from tests.contracts.zoo import MODULES, REFUSED, SIZES, contrasted, focal, records, task
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")

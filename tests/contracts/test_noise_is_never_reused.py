@@ -9,7 +9,9 @@ import os
 
 import pytest
 
-from fedveil.privacy import entropy, mechanisms, watching
+from fedveil.privacy import watching
+from fedveil.privacy.noise import mechanisms
+from fedveil.privacy.noise import secure_random as entropy
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import train

@@ -11,10 +11,10 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.errors import BadInput
-from fedveil.privacy.claims import Relation
-from fedveil.privacy.clipping import Bounded
-from fedveil.privacy.events import Gaussian, PoissonSampled
-from fedveil.privacy.mechanisms import GaussianMechanism, TwoPointMechanism
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
+from fedveil.privacy.clip import Bounded
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, TwoPointMechanism
 from fedveil.privacy.ranges import Perturb
 from fedveil.privacy.releases.client_noise import Published
 from fedveil.privacy.releases.release import Release

@@ -11,9 +11,9 @@ import torch
 
 from fedveil.data import digits
 from fedveil.data.federated import FederatedData
-from fedveil.privacy.accounting import epsilon
-from fedveil.privacy.claims import Relation
-from fedveil.privacy.events import Gaussian, PoissonSampled
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.accounting.composition import epsilon
+from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 
 
 def strict_json(text):

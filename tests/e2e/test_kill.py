@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.privacy import ledger
-from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.ledger_file import read_charges, read_closing, read_runs
+from fedveil.privacy.ledger import ledger
+from fedveil.privacy.ledger.file import read_charges, read_closing, read_runs
+from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.releases.central import CentralNoise
 from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.sampling import FixedSize
@@ -31,10 +31,10 @@ from fedveil.runs import build, checkpoint, disk, run
 from fedveil.runs.evidence import verify_ledger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
-from fedveil.training.client import LocalSgd
 from fedveil.training.engines.serial import Serial
 from fedveil.training.server import SgdServer
 from fedveil.training.session import Training
+from fedveil.training.work import LocalSgd
 
 ROUNDS, KILLED = 4, 3  # rounds of a run, and those in which it is killed
 SEED = 99

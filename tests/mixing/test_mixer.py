@@ -22,9 +22,9 @@ from fedveil.errors import BadInput
 from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.protocol import Refused, Status
 from fedveil.mixing.server import MixerConfig, serve
-from fedveil.privacy.mechanisms import TwoPointMechanism
-from fedveil.privacy.randomness import Streams
-from fedveil.privacy.shuffling import highs, multisets
+from fedveil.privacy.noise.mechanisms import TwoPointMechanism
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.shuffle import highs, multisets
 
 HOST = "127.0.0.1"
 POSITIONS = 6

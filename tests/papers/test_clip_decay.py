@@ -9,7 +9,7 @@ from fedveil.papers import clip_decay
 from fedveil.papers.clip_decay import Curve, Setting
 from fedveil.papers.experiment import Experiment
 from fedveil.papers.page import Finding, Page
-from fedveil.planning.trials import Outcome
+from fedveil.tuning.trials import Outcome
 
 ROUNDS = (100, 200, 1000, 2000)
 

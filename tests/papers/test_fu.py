@@ -9,8 +9,8 @@ import pytest
 from fedveil.data.records import Records
 from fedveil.papers import fu
 from fedveil.papers.experiment import Experiment, Scale
-from fedveil.planning.trials import Laboratory
 from fedveil.runs import build
+from fedveil.tuning.trials import Laboratory
 
 REAL = os.environ.get("FEDVEIL_DATA")
 

@@ -2,9 +2,7 @@ import pytest
 
 from fedveil.papers import ldp_fl_readings
 from fedveil.papers.ldp_fl_settings import PAPER
-from fedveil.planning.grid import cells
-from fedveil.planning.trials import Laboratory
-from fedveil.privacy.claims import (
+from fedveil.privacy.accounting.claims import (
     Accountant,
     NoiseSource,
     PrivacyClaim,
@@ -12,6 +10,8 @@ from fedveil.privacy.claims import (
     Trust,
     Unit,
 )
+from fedveil.tuning.grid import cells
+from fedveil.tuning.trials import Laboratory
 
 MNIST = PAPER["mnist"]
 

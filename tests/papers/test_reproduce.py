@@ -11,8 +11,8 @@ from fedveil.papers import reproduce as papers
 from fedveil.papers.experiment import Experiment, Scale
 from fedveil.papers.page import Page, Table
 from fedveil.papers.reproduce import PAPERS, TITLES, items_of, reproduce
-from fedveil.planning.grid import axis
-from fedveil.planning.trials import Laboratory
+from fedveil.tuning.grid import axis
+from fedveil.tuning.trials import Laboratory
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=2", "engine.mode=vectorised")
 

@@ -4,10 +4,10 @@ from fractions import Fraction
 
 import pytest
 
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.claims import NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.events import Gaussian
-from fedveil.privacy.terms import Terms
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.claims import NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.accounting.events import Gaussian
 
 
 @pytest.fixture

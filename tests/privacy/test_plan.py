@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting import epsilon
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.claims import Relation
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.events import Gaussian
-from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.accounting.composition import epsilon
+from fedveil.privacy.accounting.events import Gaussian
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip_schedules import Fixed, Quantile
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.releases.client_noise import ClientNoise, local_updates
@@ -22,7 +23,6 @@ from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.rules import Fixed, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.steps import NoisySteps
 from tests.asking import asked

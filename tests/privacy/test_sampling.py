@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedveil.errors import BadInput
-from fedveil.privacy.claims import Relation
-from fedveil.privacy.events import FixedSampled, Gaussian, PoissonSampled
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.accounting.events import FixedSampled, Gaussian, PoissonSampled
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 
 ALARM = 1e-6

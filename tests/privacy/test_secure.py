@@ -12,26 +12,26 @@ import torch
 from scipy.stats import chi2, kstest, norm
 
 from fedveil.errors import BadInput
-from fedveil.privacy import mechanisms
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.claims import Accountant, NoiseSource, Relation, Trust
-from fedveil.privacy.grid_noise import delta_of_sampler, grid_for
-from fedveil.privacy.mechanisms import (
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust
+from fedveil.privacy.clip_schedules import Fixed, Median
+from fedveil.privacy.noise import mechanisms
+from fedveil.privacy.noise.grid import delta_of_sampler, grid_for
+from fedveil.privacy.noise.mechanisms import (
     GaussianMechanism,
     LaplaceMechanism,
     TwoPointMechanism,
     add_to_sum_,
 )
-from fedveil.privacy.randomness import Secret, Streams, laplace_, normal_
+from fedveil.privacy.noise.streams import Secret, Streams, laplace_, normal_
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import local_updates
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.rules import Fixed, Median
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.secure import DIAGNOSTICS, SECURE, SLIP, planned_for, secured
-from fedveil.privacy.terms import Terms
 from tests.asking import asked
 
 FALSE_ALARM = 1e-6

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from fedveil import cli as commands
-from fedveil.privacy.claims import (
+from fedveil.privacy.accounting.claims import (
     Accountant,
     NoiseSource,
     PrivacyClaim,

@@ -9,9 +9,9 @@ from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.build import build, data_of, resolved
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.batches import Batches
-from fedveil.training.client import LocalSgd
-from fedveil.training.gradients import Mode
+from fedveil.training.gradients.choice import Mode
 from fedveil.training.server import AdamServer, SgdServer, Weights
+from fedveil.training.work import LocalSgd
 
 SMALL = ["data.clients=20", "rounds=2", "engine.workers=1"]
 

@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedveil.privacy.chain import Head
+from fedveil.privacy.ledger.hash_chain import Head
 from fedveil.runs import checkpoint
 from fedveil.runs.disk import write_atomic
 from fedveil.training.server import ServerState

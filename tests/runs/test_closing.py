@@ -8,9 +8,9 @@ from contextlib import closing
 import pytest
 import safetensors.torch
 
-from fedveil.privacy import chain
-from fedveil.privacy.ledger_file import read_about, read_closing, read_runs
-from fedveil.privacy.verification import read_links, verify
+from fedveil.privacy.ledger import hash_chain
+from fedveil.privacy.ledger.file import read_about, read_closing, read_runs
+from fedveil.privacy.ledger.verification import read_links, verify
 from fedveil.runs import closing as closings
 from fedveil.runs import run as runs
 from fedveil.runs.ledgers import Shared
@@ -131,7 +131,9 @@ def forge(folder, other):
     path = folder / "ledger.db"
     *_, (_, before), (entry, _) = read_links(path, read_about(path)["salt"])
     files = json.dumps(closings.digests(folder), sort_keys=True)
-    forged = chain.next_hash(before, chain.Closing(entry.run, files, entry.closed_at, entry.runs))
+    forged = hash_chain.next_hash(
+        before, hash_chain.Closing(entry.run, files, entry.closed_at, entry.runs)
+    )
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE closings SET files = ?, hash = ?", (files, forged))
         db.commit()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.privacy.ledger_file import query, read_charges
+from fedveil.privacy.ledger.file import query, read_charges
 from fedveil.runs import checkpoint, disk
 from fedveil.runs import run as runs
 from fedveil.runs.evidence import verify_ledger

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.privacy.filters import curve_of
-from fedveil.privacy.shared import Common
+from fedveil.privacy.ledger.filter import curve_of
+from fedveil.privacy.ledger.shared import Common
 from fedveil.runs.build import build
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe import load_recipe

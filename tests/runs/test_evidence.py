@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput, LedgerMismatch
-from fedveil.privacy.chain import Closing, Entry, Head, broken_at
-from fedveil.privacy.filters import curve_of
-from fedveil.privacy.ledger_file import read_about, read_charges, read_participations, read_runs
-from fedveil.privacy.shared import common_of, spent_in
-from fedveil.privacy.verification import read_links, verify
+from fedveil.privacy.ledger.file import read_about, read_charges, read_participations, read_runs
+from fedveil.privacy.ledger.filter import curve_of
+from fedveil.privacy.ledger.hash_chain import Closing, Entry, Head, broken_at
+from fedveil.privacy.ledger.shared import common_of, spent_in
+from fedveil.privacy.ledger.verification import read_links, verify
 from fedveil.runs.closing import digests
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe import load_recipe

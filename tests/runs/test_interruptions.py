@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.runs import checkpoint
 from fedveil.runs import run as runs
 from fedveil.runs.done import Done

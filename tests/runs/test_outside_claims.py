@@ -11,11 +11,11 @@ import pytest
 from fedveil.data.load import load_records
 from fedveil.data.partition import holdout
 from fedveil.errors import BadInput
-from fedveil.planning.grid import cells
-from fedveil.planning.trials import Laboratory
 from fedveil.runs.build import build, data_of
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
+from fedveil.tuning.grid import cells
+from fedveil.tuning.trials import Laboratory
 
 LOANS = 1000
 BOUND = 1.0

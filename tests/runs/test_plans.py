@@ -5,9 +5,9 @@ import math
 import pytest
 
 from fedveil.errors import BadInput
+from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.rules import Fixed, Poly, Quantile
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 

@@ -13,13 +13,13 @@ import safetensors.torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput, LedgerMismatch
-from fedveil.privacy.ledger_file import read_charges, read_participations
-from fedveil.privacy.statement import statements
+from fedveil.privacy.ledger.file import read_charges, read_participations
+from fedveil.privacy.ledger.statement import statements
 from fedveil.runs import checkpoint
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients import Mode
+from fedveil.training.gradients.choice import Mode
 
 FILES = {
     "checkpoint",

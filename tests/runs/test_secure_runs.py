@@ -13,11 +13,11 @@ import torch
 from scipy.stats import chi2
 
 from fedveil.errors import BadInput
-from fedveil.privacy.ledger_file import read_charges, read_participations
+from fedveil.privacy.ledger.file import read_charges, read_participations
+from fedveil.privacy.ledger.statement import statements
 from fedveil.privacy.releases.central import CentralNoise
 from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.secure import DIAGNOSTICS, SECURE
-from fedveil.privacy.statement import statements
 from fedveil.runs.run import Run
 from fedveil.training.engines.serial import Serial
 from fedveil.training.round import RoundResult

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from fedveil.privacy.ledger_file import read_charges, read_runs
+from fedveil.privacy.ledger.file import read_charges, read_runs
 from fedveil.runs import run as runs
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, chi2
 
-from fedveil.privacy.ledger_file import read_participations
+from fedveil.privacy.ledger.file import read_participations
 
 from .conftest import DROWNED, FALSE_ALARM, SOURCES
 

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedveil.privacy.randomness import Secret, Streams
+from fedveil.privacy.noise.streams import Secret, Streams
 
 SMALL = ("data.clients=12", "rounds=4")
 LOUD = ("noise.multiplier=5.0", "budget.epsilon=inf")

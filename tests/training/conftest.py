@@ -6,7 +6,7 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.zoo import build_task
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.sampling import Everyone
 
 SIZES = (7, 1, 4, 10, 3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.noise.streams import Streams
 from fedveil.training.batches import Batches
 
 IDS, SIZES = np.array([4, 9, 2, 7]), np.array([7, 1, 4, 10])

@@ -7,22 +7,22 @@ import pytest
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.mechanisms import GaussianMechanism
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.dp_sgd import local_steps
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch
-from fedveil.training.client import OneGradient
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import LocalDpSgd
-from fedveil.training.gradients import Mode, gradients_of
+from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
 from fedveil.training.turn import Turn
+from fedveil.training.work import OneGradient
 
 STREAMS, ROUND = Streams(5), 2
 FEW = {"fu-cnn": (2, 1), "small-cnn": (3, 1), "vgg": (2, 1)}

@@ -9,23 +9,23 @@ from torch import nn
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task, cross_entropy, squared_error
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.randomness import JointStreams, Streams
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip_schedules import Fixed, Quantile
+from fedveil.privacy.noise.streams import JointStreams, Streams
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.none import unprotected
-from fedveil.privacy.rules import Fixed, Quantile
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.training.batches import Batches
-from fedveil.training.client import LocalSgd
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients import Mode, gradients_of
+from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.gradients.quadratic import QuadraticWalk
+from fedveil.training.gradients.stacked import DualWalk, StackedWalk
+from fedveil.training.gradients.vmapped import VmappedWalk
 from fedveil.training.in_step import fitting_together, train_in_step
-from fedveil.training.quadratic import QuadraticWalk
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
-from fedveil.training.stacked import DualWalk, StackedWalk
-from fedveil.training.vmapped import VmappedWalk
+from fedveil.training.work import LocalSgd
 
 CLIENTS = 8
 

@@ -7,15 +7,15 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
-from fedveil.privacy.budget import Budget
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.rules import Fixed
 from fedveil.privacy.sampling import Poisson
 from fedveil.privacy.secure import planned_for, secured
 from fedveil.training.batches import Batches
-from fedveil.training.client import LocalSgd
-from fedveil.training.gradients import Mode
+from fedveil.training.gradients.choice import Mode
 from fedveil.training.session import Training
+from fedveil.training.work import LocalSgd
 
 CLIENTS, FEATURES, LENGTH = 12, 16, 20.0
 

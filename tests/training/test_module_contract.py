@@ -9,9 +9,9 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.errors import BadInput
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.noise.streams import Streams
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients import Mode, gradients_of
+from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.turn import Turn
 
 FREE = fv.Budget(math.inf, 1e-3)

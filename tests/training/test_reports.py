@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from fedveil.models.task import Task, cross_entropy
-from fedveil.privacy.clipping import Bound
+from fedveil.privacy.clip import Bound
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients import Mode, gradients_of
+from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.reports import Rows, Spanned, accept
 
 BOUND = Bound(2.0)

@@ -25,7 +25,7 @@ connection breaks before the last answer cannot know whether it was counted and 
 What it does NOT protect against:
 
 - whoever watches the network: traffic is neither encrypted nor authenticated, and latency is not a
-  shuffler (`fedveil.privacy.shuffling`). Run it behind TLS and an anonymity layer.
+  shuffler (`fedveil.privacy.shuffle`). Run it behind TLS and an anonymity layer.
 - a mixer that sides with the server: then only the claims without a shuffler hold.
 - Sybils: `minimum` counts reports, not honest clients. Whoever sends all but one knows the last.
 - denial of service: sizes, rounds, connections and time are bounded, but anybody who reaches the

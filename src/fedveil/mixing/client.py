@@ -24,8 +24,8 @@ from fedveil.mixing.protocol import (
     Status,
     Writer,
 )
-from fedveil.privacy.randomness import Streams, bits
-from fedveil.privacy.shuffling import Flags, Multisets, unit_interval
+from fedveil.privacy.noise.streams import Streams, bits
+from fedveil.privacy.shuffle import Flags, Multisets, unit_interval
 
 _SLOT = 0.01  # seconds; messages due within one slot leave together at its end
 _PATIENCE = 30.0  # seconds a client waits for a connection or an answer

@@ -25,7 +25,7 @@ from fedveil.mixing.protocol import (
     Words,
     Writer,
 )
-from fedveil.privacy.shuffling import Counts, Flags, Multisets
+from fedveil.privacy.shuffle import Counts, Flags, Multisets
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,11 @@ from matplotlib.figure import Figure
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.lines import claim_of
 from fedveil.papers.page import Finding, Page, Table
-from fedveil.planning.cells import Outcome
-from fedveil.planning.figures import COLOURS, png
-from fedveil.planning.grid import Axis
-from fedveil.planning.statistics import mean_of
-from fedveil.planning.sweep import Sweep
+from fedveil.tuning.cells import Outcome
+from fedveil.tuning.figures import COLOURS, png
+from fedveil.tuning.grid import Axis
+from fedveil.tuning.statistics import mean_of
+from fedveil.tuning.sweep import Sweep
 
 RATES = ("0.03", "0.1", "0.3", "1")
 BOUNDS = ("0.01", "0.05")

@@ -6,9 +6,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from fedveil.papers.page import Page
-from fedveil.planning.grid import Axis
-from fedveil.planning.sweep import Sweep
-from fedveil.planning.trials import Laboratory
+from fedveil.tuning.grid import Axis
+from fedveil.tuning.sweep import Sweep
+from fedveil.tuning.trials import Laboratory
 
 
 class Scale(StrEnum):

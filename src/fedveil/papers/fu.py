@@ -13,14 +13,14 @@ from itertools import pairwise
 from fedveil.papers.experiment import Experiment, Item, Scale
 from fedveil.papers.lines import claim_of, curve_of, lines_of, lines_png, meaning, strictly
 from fedveil.papers.page import Finding, Page, Table
-from fedveil.planning.constants import constants_of
-from fedveil.planning.grid import Axis, cells
-from fedveil.planning.statistics import Mean, worse
-from fedveil.planning.sweep import Sweep
-from fedveil.planning.theory import Federation, LaplaceNoise, best_steps, decayed_bound
-from fedveil.planning.trials import Laboratory
-from fedveil.privacy.claims import PrivacyClaim
+from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
+from fedveil.tuning.constants import constants_of
+from fedveil.tuning.grid import Axis, cells
+from fedveil.tuning.statistics import Mean, worse
+from fedveil.tuning.sweep import Sweep
+from fedveil.tuning.theory import Federation, LaplaceNoise, best_steps, decayed_bound
+from fedveil.tuning.trials import Laboratory
 
 EPSILONS = ("1", "3", "5", "inf")
 RATES = ("0.01", "0.02", "0.03", "0.05", "0.07", "0.1")

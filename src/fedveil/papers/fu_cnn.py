@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from fedveil.papers.experiment import Experiment, Item, Scale
 from fedveil.papers.lines import claim_of, curve_of, lines_of, lines_png, meaning, strictly
 from fedveil.papers.page import Finding, Page, Table
-from fedveil.planning.grid import Axis
-from fedveil.planning.statistics import Mean
-from fedveil.planning.sweep import Sweep
-from fedveil.privacy.claims import PrivacyClaim
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.tuning.grid import Axis
+from fedveil.tuning.statistics import Mean
+from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("10", "20", "30", "inf")
 RATES = ("3", "10", "30", "100")

@@ -35,9 +35,9 @@ from fedveil.papers.ldp_fl_settings import (
     studies,
 )
 from fedveil.papers.page import Page, Table
-from fedveil.planning.figures import COLOURS, draw_line, png
-from fedveil.planning.grid import Axis
-from fedveil.planning.statistics import Mean
+from fedveil.tuning.figures import COLOURS, draw_line, png
+from fedveil.tuning.grid import Axis
+from fedveil.tuning.statistics import Mean
 
 
 def epsilon(experiment: Experiment) -> Page:

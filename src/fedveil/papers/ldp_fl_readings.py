@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from fedveil.papers.ldp_fl_settings import Published
 from fedveil.papers.page import Finding
-from fedveil.planning.statistics import Mean, mean_of, worse
-from fedveil.planning.sweep import Sweep
-from fedveil.privacy.claims import Accountant, PrivacyClaim, Trust
+from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Trust
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.tuning.statistics import Mean, mean_of, worse
+from fedveil.tuning.sweep import Sweep
 
 PUBLISHED = "at delta 0 per weight (replace, local trust, as published, not a guarantee)"
 """What belongs to the paper's epsilons."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from fedveil.planning.figures import COLOURS, draw_line, png, promises
-from fedveil.planning.statistics import Mean, mean_of
-from fedveil.planning.sweep import Sweep
-from fedveil.privacy.claims import PrivacyClaim
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.tuning.figures import COLOURS, draw_line, png, promises
+from fedveil.tuning.statistics import Mean, mean_of
+from fedveil.tuning.sweep import Sweep
 
 
 def lines_of(sweep: Sweep, length: int, metric: str) -> list[list[Mean]]:

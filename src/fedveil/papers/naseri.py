@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from fedveil.papers.experiment import Experiment, Item, Scale
 from fedveil.papers.lines import claim_of, meaning
 from fedveil.papers.page import Finding, Page, Table
-from fedveil.planning.figures import COLOURS, draw_line, png
-from fedveil.planning.grid import Axis
-from fedveil.planning.statistics import Mean, mean_of
-from fedveil.planning.sweep import Sweep
-from fedveil.privacy.claims import PrivacyClaim
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.tuning.figures import COLOURS, draw_line, png
+from fedveil.tuning.grid import Axis
+from fedveil.tuning.statistics import Mean, mean_of
+from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("0.5", "1", "4", "20")
 DELTA = 1e-5

@@ -9,11 +9,11 @@ import math
 from dataclasses import dataclass, replace
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting import epsilon
-from fedveil.privacy.calibration import MOST_NOISE
-from fedveil.privacy.claims import Relation, Trust
-from fedveil.privacy.events import Gaussian, GaussianWithCurator
-from fedveil.privacy.terms import Terms
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.calibration import MOST_NOISE
+from fedveil.privacy.accounting.claims import Relation, Trust
+from fedveil.privacy.accounting.composition import epsilon
+from fedveil.privacy.accounting.events import Gaussian, GaussianWithCurator
 from fedveil.privacy.watching import Watched
 
 _SEEN = (

@@ -11,14 +11,14 @@ import torch
 
 from fedveil.checks import check, shown
 from fedveil.errors import BadInput
-from fedveil.privacy.claims import NoiseSource, PrivacyClaim, Unit
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.accounting.budget_line import Terms, claims_of
+from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Unit
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip_schedules import Lengths, Rule
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.release import NOBODY, Asked, Release
-from fedveil.privacy.rules import Lengths, Rule
 from fedveil.privacy.sampling import Counts, Sampler
 from fedveil.privacy.steps import NoisySteps
-from fedveil.privacy.terms import Terms, claims_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
-from fedveil.privacy.claims import Relation
-from fedveil.privacy.events import Event, FixedSampled, Gaussian, PoissonSampled
-from fedveil.privacy.randomness import Streams
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
+from fedveil.privacy.noise.streams import Streams
 
 Cohort = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int64]

@@ -4,12 +4,12 @@ import math
 from dataclasses import replace
 
 from fedveil.errors import BadInput
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.claims import SEEDED, NoiseSource, Trust
-from fedveil.privacy.grid_noise import delta_of_sampler
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Trust
+from fedveil.privacy.noise.grid import delta_of_sampler
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Poisson
-from fedveil.privacy.terms import Terms
 
 SLIP = 2.0**-20
 """The share of delta that pays for the sampler."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.claims import Relation
-from fedveil.privacy.mechanisms import GaussianMechanism, add_to_sum_
-from fedveil.privacy.randomness import Keys, uniform_
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
+from fedveil.privacy.noise.streams import Keys, uniform_
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,12 @@ from fedveil.runs.sections import (
     ServerSection,
 )
 from fedveil.training.batches import Batches
-from fedveil.training.client import Decay, LocalSgd, LocalWork, OneGradient
 from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients import Mode
+from fedveil.training.gradients.choice import Mode
 from fedveil.training.server import AdamServer, ServerOptimizer, SgdServer, Weights
 from fedveil.training.session import Training
+from fedveil.training.work import Decay, LocalSgd, LocalWork, OneGradient
 
 _DIVISION = (
     "clients",

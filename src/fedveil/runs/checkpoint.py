@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.chain import Head
+from fedveil.privacy.ledger.hash_chain import Head
 from fedveil.runs.disk import write_atomic
 from fedveil.training.server import ServerState
 

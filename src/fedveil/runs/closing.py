@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.privacy import chain
-from fedveil.privacy.ledger_file import read_closing, read_runs
-from fedveil.privacy.statement import Statement
+from fedveil.privacy.ledger import hash_chain
+from fedveil.privacy.ledger.file import read_closing, read_runs
+from fedveil.privacy.ledger.statement import Statement
 from fedveil.runs import toml
 from fedveil.runs.recipe import Recipe, load_recipe
 
@@ -26,7 +26,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 def recipe_digest(recipe: Recipe) -> str:
     """What a ledger knows a recipe by."""
-    return chain.digest(toml.dumps(recipe.model_dump()))
+    return hash_chain.digest(toml.dumps(recipe.model_dump()))
 
 
 def is_open(file: Path, run: str) -> bool:

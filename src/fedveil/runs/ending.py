@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from fedveil.errors import CommonBudgetExhausted
-from fedveil.privacy.claims import PrivacyClaim
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.shared import common_of
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.shared import common_of
 
 Stopped = Literal["rounds", "budget", "interrupted"]
 

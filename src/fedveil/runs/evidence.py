@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.privacy.chain import Head, first_hash
-from fedveil.privacy.ledger_file import read_about, read_runs
-from fedveil.privacy.looking import one_look
-from fedveil.privacy.shared import common_of, spent_in
-from fedveil.privacy.statement import Statement, statements
-from fedveil.privacy.verification import check_head, read_hashes, read_links, verify
+from fedveil.privacy.ledger.file import read_about, read_runs
+from fedveil.privacy.ledger.hash_chain import Head, first_hash
+from fedveil.privacy.ledger.looking import one_look
+from fedveil.privacy.ledger.shared import common_of, spent_in
+from fedveil.privacy.ledger.statement import Statement, statements
+from fedveil.privacy.ledger.verification import check_head, read_hashes, read_links, verify
 from fedveil.runs import checkpoint
 from fedveil.runs.closing import differences, is_open
 from fedveil.runs.disk import write_atomic

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.errors import BadInput
-from fedveil.privacy.filters import curve_of
-from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.ledger_file import read_runs
-from fedveil.privacy.looking import query
-from fedveil.privacy.shared import Common, check_common, check_company, common_of
-from fedveil.privacy.terms import Terms
-from fedveil.privacy.verification import verify
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.ledger.file import read_runs
+from fedveil.privacy.ledger.filter import curve_of
+from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.looking import query
+from fedveil.privacy.ledger.shared import Common, check_common, check_company, common_of
+from fedveil.privacy.ledger.verification import verify
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.evidence import file_of, name_of
 from fedveil.training.session import Training

@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.claims import Unit
-from fedveil.privacy.mechanisms import GaussianMechanism
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.claims import Unit
+from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile, Rule
+from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.randomness import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.releases.client_noise import Published, local_updates
@@ -19,7 +20,6 @@ from fedveil.privacy.releases.dp_sgd import local_steps
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.rules import Fixed, Median, PerGradient, Poly, Quantile, Rule
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.secure import planned_for, secured
 from fedveil.runs.recipe import Recipe
@@ -35,7 +35,7 @@ from fedveil.runs.sections import (
     RangeBoundSection,
     TwoPointSection,
 )
-from fedveil.training.client import LocalSgd, LocalWork
+from fedveil.training.work import LocalSgd, LocalWork
 
 
 def plan_of(

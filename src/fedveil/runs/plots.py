@@ -10,7 +10,7 @@ matplotlib.use("Agg")
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedveil.privacy.claims import PrivacyClaim
+from fedveil.privacy.accounting.claims import PrivacyClaim
 
 
 def progress_png(

@@ -15,9 +15,9 @@ from typing import Any
 import safetensors.torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.chain import digest
-from fedveil.privacy.ledger import Ledger
-from fedveil.privacy.verification import verify
+from fedveil.privacy.ledger.hash_chain import digest
+from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.verification import verify
 from fedveil.runs import checkpoint, metrics, toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.closing import digests, recipe_digest

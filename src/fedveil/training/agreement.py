@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
-from fedveil.privacy.claims import Unit
+from fedveil.privacy.accounting.claims import Unit
+from fedveil.privacy.clip_schedules import Rule
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.rules import Rule
-from fedveil.training.client import LocalSgd, LocalWork, OneGradient
 from fedveil.training.dp_sgd import LocalDpSgd
 from fedveil.training.server import Weights
+from fedveil.training.work import LocalSgd, LocalWork, OneGradient
 
 _STEPS_LOOKED_AT = 1 << 16
 _ROUNDING = 1e-9

@@ -9,7 +9,7 @@ import torch
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
-from fedveil.privacy.randomness import KeySource, bits
+from fedveil.privacy.noise.streams import KeySource, bits
 from fedveil.training.cohort import CohortData
 
 

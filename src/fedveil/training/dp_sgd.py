@@ -8,10 +8,10 @@ import torch
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
-from fedveil.privacy.claims import Relation
-from fedveil.privacy.clipping import Bounded
-from fedveil.privacy.mechanisms import GaussianMechanism
-from fedveil.privacy.randomness import KeySource, bits
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.clip import Bounded
+from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.privacy.noise.streams import KeySource, bits
 from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clipping import Bounded
+from fedveil.privacy.clip import Bounded
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.client import LocalWork
 from fedveil.training.reports import Reports, Rows, Spanned, accept
 from fedveil.training.sums import CohortSum
 from fedveil.training.turn import Turn
+from fedveil.training.work import LocalWork
 
 
 @dataclass(frozen=True, eq=False)

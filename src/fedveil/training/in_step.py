@@ -8,9 +8,9 @@ and its own keys. Draws are those of separate trainings; sums differ from theirs
 import math
 from collections.abc import Iterator, Sequence
 
-from fedveil.training.engines.process import keep_memory, one_thread
+from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.serial import Serial
-from fedveil.training.gradients import Mode
+from fedveil.training.gradients.choice import Mode
 from fedveil.training.round import Ask, RoundResult
 from fedveil.training.session import Training, new_ledger
 

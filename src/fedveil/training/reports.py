@@ -7,9 +7,9 @@ from typing import Protocol
 
 import torch
 
-from fedveil.privacy.clipping import ROUNDING, Bound
+from fedveil.privacy.clip import ROUNDING, Bound
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
-from fedveil.training.gradients import Walk
+from fedveil.training.gradients.choice import Walk
 
 
 class Reports(Protocol):

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import BudgetExhausted
-from fedveil.privacy.claims import PrivacyClaim
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.randomness import Streams
 from fedveil.training.server import ServerOptimizer, ServerState
 from fedveil.training.sums import CohortSum
 

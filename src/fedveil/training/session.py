@@ -11,22 +11,22 @@ from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.models.trial import mixes_records
 from fedveil.privacy.identity import seed_of
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.randomness import Streams
 from fedveil.training.agreement import check_agreement
 from fedveil.training.arguments import check_arguments
-from fedveil.training.client import LocalWork
-from fedveil.training.engines.choice import timings
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
 from fedveil.training.engines.engine import Adversary, Engine, EngineMaker, Job
-from fedveil.training.engines.process import keep_memory, one_thread
+from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
+from fedveil.training.engines.timings import timings
 from fedveil.training.engines.workers import available
-from fedveil.training.gradients import Mode
+from fedveil.training.gradients.choice import Mode
 from fedveil.training.round import RoundResult, Rounds, driven, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
+from fedveil.training.work import LocalWork
 
 _TRIED = 4
 _CHECKED = (

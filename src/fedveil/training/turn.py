@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.clipping import Bound, Bounded
-from fedveil.privacy.randomness import KeySource
+from fedveil.privacy.clip import Bound, Bounded
+from fedveil.privacy.noise.streams import KeySource
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients import Gradients
+from fedveil.training.gradients.choice import Gradients
 
 
 @dataclass(frozen=True, eq=False)

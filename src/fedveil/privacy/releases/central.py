@@ -7,22 +7,22 @@ import torch
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting import noise_of
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.calibration import least_noise
-from fedveil.privacy.claims import SEEDED, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.events import Event, Gaussian
-from fedveil.privacy.grid_noise import LARGEST_SUM
-from fedveil.privacy.mechanisms import GaussianMechanism, add_to_sum_
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.calibration import least_noise
+from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.accounting.composition import noise_of
+from fedveil.privacy.accounting.events import Event, Gaussian
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip_schedules import Rule
+from fedveil.privacy.noise.grid import LARGEST_SUM
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan, check_deltas, check_schedule
-from fedveil.privacy.randomness import Streams
 from fedveil.privacy.releases.grids import check_grid
 from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.rules import Rule
 from fedveil.privacy.sampling import FixedSize, Poisson, Sampler
-from fedveil.privacy.terms import Terms
 
 _ROUNDING = 1e-9
 
@@ -136,7 +136,7 @@ def central(
     | a bound that watches with z >= z_bits (2 sigma_b under zero-out) | BadInput: no split exists |
 
     >>> from fedveil.privacy.sampling import Everyone
-    >>> from fedveil.privacy.rules import Fixed
+    >>> from fedveil.privacy.clip_schedules import Fixed
     >>> plan = central(Everyone(), 100, Fixed(1.0), rounds=1, budget=Budget(1.0, 1e-5))
     >>> round(plan.release.multiplier, 2)
     3.73

@@ -8,13 +8,12 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting import noise_of
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.calibration import a_little_more, least_noise
-from fedveil.privacy.claims import SEEDED, Relation, Unit
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.curators import Curator, curator_of
-from fedveil.privacy.events import (
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.calibration import a_little_more, least_noise
+from fedveil.privacy.accounting.claims import SEEDED, Relation, Unit
+from fedveil.privacy.accounting.composition import noise_of
+from fedveil.privacy.accounting.events import (
     Event,
     FuGaussian,
     Gaussian,
@@ -23,7 +22,10 @@ from fedveil.privacy.events import (
     Laplace,
     TwoPoint,
 )
-from fedveil.privacy.mechanisms import GaussianMechanism, LaplaceMechanism
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip_schedules import Rule
+from fedveil.privacy.curators import Curator, curator_of
+from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, check_schedule
 from fedveil.privacy.releases.counted import (
     Randomised,
@@ -34,9 +36,7 @@ from fedveil.privacy.releases.counted import (
 from fedveil.privacy.releases.grids import check_grid
 from fedveil.privacy.releases.release import Asked, Ids, Parts
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.rules import Rule
 from fedveil.privacy.sampling import Sampler
-from fedveil.privacy.terms import Terms
 
 _ROUNDING = 1e-9
 _ROUNDED = 1 + _ROUNDING

@@ -6,12 +6,12 @@ which it takes part, and no sampling amplifies anything: the server knows who re
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.claims import SEEDED, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.events import Event, Gaussian
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.accounting.events import Event, Gaussian
 from fedveil.privacy.releases.release import Release
 from fedveil.privacy.sampling import FixedSize, Sampler
-from fedveil.privacy.terms import Terms
 
 TURNS = "who takes part, and how often, is public"
 

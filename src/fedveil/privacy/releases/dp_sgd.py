@@ -3,12 +3,14 @@
 from dataclasses import dataclass, replace
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting import noise_of
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.calibration import least_noise
-from fedveil.privacy.claims import SEEDED, Relation, Unit
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.events import Event, Gaussian, PoissonSampled
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.calibration import least_noise
+from fedveil.privacy.accounting.claims import SEEDED, Relation, Unit
+from fedveil.privacy.accounting.composition import noise_of
+from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip_schedules import Fixed, Rule
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.counted import (
     TURNS,
@@ -18,10 +20,8 @@ from fedveil.privacy.releases.counted import (
     line_of,
 )
 from fedveil.privacy.releases.release import Parts
-from fedveil.privacy.rules import Fixed, Rule
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.steps import NoisySteps
-from fedveil.privacy.terms import Terms
 
 _ROUNDED = 1 + 1e-9
 

@@ -3,10 +3,10 @@
 import math
 
 from fedveil.errors import BadInput
-from fedveil.privacy.claims import Relation
-from fedveil.privacy.grid_noise import grid_for
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.clip_schedules import Rule
+from fedveil.privacy.noise.grid import grid_for
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.rules import Rule
 
 _LARGEST_NOISE = 3 * 2.0**30
 """Multiplier x sqrt(parameters), or x parameters in L1: beyond, noise may exceed 2^32 steps."""

@@ -1,8 +1,8 @@
 """No noise and no claim: what plain federated averaging releases."""
 
 from fedveil.errors import BadInput
+from fedveil.privacy.clip_schedules import Rule
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.rules import Rule
 from fedveil.privacy.sampling import Sampler
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.randomness import KeySource, Streams
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip_schedules import Rule
+from fedveil.privacy.noise.streams import KeySource, Streams
 from fedveil.privacy.rows import add_weighted_
-from fedveil.privacy.rules import Rule
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.steps import NoisySteps
-from fedveil.privacy.terms import Terms
 
 Ids = npt.NDArray[np.int64]
 

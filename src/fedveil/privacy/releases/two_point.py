@@ -6,19 +6,19 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.budget import Budget
-from fedveil.privacy.claims import Trust, Unit
-from fedveil.privacy.clipping import Bound
-from fedveil.privacy.events import Shuffled, TwoPoint
-from fedveil.privacy.mechanisms import TwoPointMechanism
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.claims import Trust, Unit
+from fedveil.privacy.accounting.events import Shuffled, TwoPoint
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.counted import Randomised, check_sampler, line_of
 from fedveil.privacy.releases.release import Asked, Ids, Parts
 from fedveil.privacy.rows import add_weighted_
 from fedveil.privacy.sampling import Sampler
-from fedveil.privacy.shuffling import multisets
-from fedveil.privacy.terms import Terms
+from fedveil.privacy.shuffle import multisets
 
 
 @dataclass(frozen=True)

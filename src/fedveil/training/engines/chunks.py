@@ -9,9 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
-from fedveil.training.client import LocalWork
-from fedveil.training.gradients import Mode
-from fedveil.training.vectorised import quadratic
+from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.vectorised import quadratic
+from fedveil.training.work import LocalWork
 
 MEMORY = 512
 """MiB for the clients that are computed together, per worker."""

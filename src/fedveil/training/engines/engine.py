@@ -13,11 +13,11 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
+from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.randomness import Streams
-from fedveil.training.client import LocalWork
 from fedveil.training.server import ServerState, Weights
 from fedveil.training.sums import CohortSum
+from fedveil.training.work import LocalWork
 
 Ids = npt.NDArray[np.int64]
 

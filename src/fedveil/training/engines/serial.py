@@ -9,15 +9,15 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.models.state import Snapshot, difference, snapshot_of
-from fedveil.privacy.randomness import JointStreams, KeySource
+from fedveil.privacy.noise.streams import JointStreams, KeySource
 from fedveil.privacy.rows import add_weighted_
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.engine import Ids, Job
-from fedveil.training.engines.process import one_thread
+from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import batches_of, mean_of, measure
 from fedveil.training.exchange import client_report, server_sum
-from fedveil.training.gradients import Gradients, Mode, gradients_of
+from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
 from fedveil.training.reports import Rows
 from fedveil.training.round import Ask
 from fedveil.training.server import ServerState, Weights

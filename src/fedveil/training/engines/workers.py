@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import FedveilError
-from fedveil.training.engines.process import LARGE_MODEL, die_with_parent, keep_memory
+from fedveil.training.engines.housekeeping import LARGE_MODEL, die_with_parent, keep_memory
 from fedveil.training.evaluate import Measured
 from fedveil.training.sums import CohortSum
 

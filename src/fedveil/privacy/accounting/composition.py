@@ -1,0 +1,286 @@
+"""From events to epsilon.
+
+Only this file knows how the accountants of dp-accounting read an event. They do not agree with
+each other: under replacement its PLD doubles the sensitivity and its RDP does not. fedveil's
+events carry std / sensitivity *under the claim's own relation*, and `_composition` is the one
+table that turns them into the library's, or into our own closed forms; each entry is tested
+against an independent computation, and what is not in the table is refused.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache, partial
+
+import dp_accounting as dpa
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from fedveil.errors import BadInput, UnsupportedEvent
+from fedveil.privacy.accounting.amplification import shuffled_epsilon
+from fedveil.privacy.accounting.claims import Accountant, Relation
+from fedveil.privacy.accounting.events import (
+    Event,
+    FixedSampled,
+    FuGaussian,
+    Gaussian,
+    GaussianWithBit,
+    GaussianWithCurator,
+    Laplace,
+    PoissonSampled,
+    Shuffled,
+    TwoPoint,
+    kind_of,
+)
+from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
+
+FINE = 1e-4
+_NO_NOISE = 1e-6
+_WIDEST = 500.0
+"""Of a grid: beyond, e^interval is no float any more, and no epsilon on it means anything."""
+
+_ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE = dpa.NeighboringRelation.REPLACE_ONE
+
+
+def epsilon(
+    event: Event,
+    count: int,
+    delta: float,
+    relation: Relation,
+    accountant: Accountant = Accountant.PLD,
+    *,
+    interval: float = FINE,
+) -> float:
+    """The epsilon at `delta` of `count` releases of `event`.
+
+    Guarantee: an upper bound on the true epsilon. PLD rounds the privacy loss up to a grid of
+    `interval` (coarser where the loss is so large that the grid would not fit into memory);
+    a coarser grid gives a larger value, never a smaller one. Plain Gaussians compose to a
+    Gaussian, so that their PLD needs no grid and is evaluated in closed form; the binomial
+    accountant is exact; the pure one adds epsilons and holds at every delta, 0 included.
+
+    | edge | behaviour |
+    |---|---|
+    | count 0 | 0 |
+    | count negative, delta outside (0, 1) (pure: [0, 1)) | BadInput |
+    | noise multiplier below 1e-6, or a loss that only a grid wider than 500 holds | infinity |
+    | (event, relation, accountant) not in the table | UnsupportedEvent |
+
+    >>> round(epsilon(Gaussian(3.7306), 1, 1e-5, Relation.ADD_REMOVE), 3)
+    1.0
+    """
+    if not 0 < delta < 1 and not (delta == 0 and accountant is Accountant.PURE):
+        raise BadInput(f"delta is {delta:g}: a number in (0, 1) is needed")
+    if count < 0:
+        raise BadInput(f"rounds is {count}: a number >= 0 is needed")
+    compose = _composition(event, relation, accountant)
+    if count == 0:
+        return 0.0
+    if noise_of(event) < _NO_NOISE:
+        return math.inf
+    return compose(count, delta, interval)
+
+
+def supports(event: Event, relation: Relation, accountant: Accountant) -> bool:
+    """Whether the table has an entry for this release."""
+    try:
+        _composition(event, relation, accountant)
+    except UnsupportedEvent:
+        return False
+    return True
+
+
+def noise_of(event: Event) -> float:
+    """The noise multiplier inside an event; infinite for reports that have none."""
+    match event:
+        case Gaussian(m) | Laplace(m) | FuGaussian(m, _) | GaussianWithBit(Gaussian(m), _):
+            return m
+        case GaussianWithCurator(Gaussian(m), Gaussian(c), _):
+            return min(m, c)
+        case PoissonSampled(_, Gaussian(m)) | FixedSampled(_, _, Gaussian(m)):
+            return m
+        case TwoPoint() | Shuffled():
+            return math.inf
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The exact epsilon of a Gaussian mechanism with sensitivity / std = `mu`.
+
+    The root of delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
+    (Balle and Wang 2018), valid for every epsilon; 0 where delta(0) is small enough already.
+    """
+
+    def log_excess(eps: float) -> float:
+        first = float(log_ndtr(mu / 2 - eps / mu))
+        second = eps + float(log_ndtr(-mu / 2 - eps / mu))
+        gap = -math.expm1(min(0.0, second - first))
+        return first + (math.log(gap) if gap > 0 else -math.inf) - math.log(delta)
+
+    if log_excess(0.0) <= 0:
+        return 0.0
+    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    return float(brentq(lambda e: max(log_excess(e), -1e6), 0.0, high, xtol=1e-12, rtol=1e-12))
+
+
+_Composition = Callable[[int, float, float], float]
+"""(count, delta, interval) -> epsilon."""
+
+
+def _composition(event: Event, relation: Relation, accountant: Accountant) -> _Composition:
+    """The table of (event, relation, accountant): how that accountant composes that event.
+
+    A plain Gaussian is the pair N(0, m^2), N(1, m^2) under every relation, m being relative to
+    that relation's sensitivity; the library reads it so under add-remove. Under replacement a
+    Poisson-sampled cohort differs by a row of length S on one side and another on the other: the
+    library's PLD models exactly that, with noise relative to S, twice our multiplier. Its RDP
+    bound for sampling without replacement takes noise relative to 2 S, which is ours; where that
+    bound is so loose that it exceeds the release without sampling, the latter is used.
+    """
+    match event, accountant:
+        case Gaussian(m), Accountant.PLD:
+            return lambda count, delta, _: gaussian_epsilon(math.sqrt(count) / m, delta)
+        case Gaussian(m), Accountant.RDP:
+            return _rdp(dpa.GaussianDpEvent(m), _ADD_REMOVE)
+        case Laplace(m), Accountant.PURE:
+            return lambda count, *_: count / m
+        case PoissonSampled(rate, Gaussian(m)), Accountant.PLD:
+            grid = partial(_coarsening, event)
+            if relation is Relation.REPLACE:
+                return _sampled_pld(rate, 2 * m, _REPLACE, grid)
+            return _sampled_pld(rate, m, _ADD_REMOVE, grid)
+        case PoissonSampled(rate, Gaussian(m)), Accountant.RDP if relation is not Relation.REPLACE:
+            return _rdp(dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(m)), _ADD_REMOVE)
+        case FixedSampled(size, n, Gaussian(m)), Accountant.RDP if relation is Relation.REPLACE:
+            plain = dpa.GaussianDpEvent(m)
+            sampled = _rdp(dpa.SampledWithoutReplacementDpEvent(n, size, plain), _REPLACE)
+            unsampled = _rdp(plain, _ADD_REMOVE)
+            return lambda *args: min(sampled(*args), unsampled(*args))
+        case FuGaussian(m, c2), Accountant.PUBLISHED:
+            return lambda count, delta, _: c2 * math.sqrt(count * math.log(1 / delta)) / m
+        case TwoPoint(eps0), Accountant.PURE if relation is Relation.REPLACE:
+            return lambda count, *_: count * eps0
+        case TwoPoint(eps0), Accountant.BINOMIAL if relation is Relation.REPLACE:
+            return lambda count, delta, _: randomised_response_epsilon(eps0, count, delta)
+        case Shuffled(TwoPoint(eps0), reports), Accountant.PLD if relation is Relation.REPLACE:
+            return lambda count, delta, _: shuffled_epsilon(eps0, reports, count, delta)
+        case GaussianWithBit(Gaussian(m), TwoPoint(eps0)), Accountant.PLD if (
+            relation is Relation.REPLACE
+        ):
+            grid = partial(_coarsening, PoissonSampled(1.0, Gaussian(m)))
+            return lambda count, delta, interval: _gaussian_with_bit_pld(
+                m, eps0, count, delta, interval * grid(count)
+            )
+        case GaussianWithCurator(), Accountant.PLD if relation is Relation.REPLACE:
+            return lambda count, delta, _: gaussian_epsilon(_joint_mu(event, count), delta)
+        case GaussianWithCurator(), Accountant.RDP if relation is Relation.REPLACE:
+            return lambda count, delta, _: _rdp_epsilon(
+                dpa.GaussianDpEvent(1 / _joint_mu(event, count)), _ADD_REMOVE, 1, delta
+            )
+    raise UnsupportedEvent(
+        f"{accountant.upper()} has no entry for {kind_of(event)} under {relation}: "
+        "use another sampler or accountant"
+    )
+
+
+def _rdp(event: dpa.DpEvent, relation: dpa.NeighboringRelation) -> _Composition:
+    return lambda count, delta, _: _rdp_epsilon(event, relation, count, delta)
+
+
+def _sampled_pld(
+    rate: float, noise: float, relation: dpa.NeighboringRelation, coarsen: Callable[[int], float]
+) -> _Composition:
+    return lambda count, delta, interval: _sampled_epsilon(
+        rate, noise, relation, count, delta, interval * coarsen(count)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _rdp_epsilon(
+    event: dpa.DpEvent, relation: dpa.NeighboringRelation, count: int, delta: float
+) -> float:
+    with _quiet():
+        accountant = RdpAccountant(neighboring_relation=relation)
+        accountant.compose(event, count)
+        return float(accountant.get_epsilon(delta))
+
+
+@lru_cache(maxsize=1024)
+def _sampled_epsilon(
+    rate: float,
+    noise: float,
+    relation: dpa.NeighboringRelation,
+    count: int,
+    delta: float,
+    interval: float,
+) -> float:
+    if interval > _WIDEST:
+        return math.inf
+    composed = _pld(rate, noise, relation, interval).self_compose(count)
+    return max(0.0, float(composed.get_epsilon_for_delta(delta)))
+
+
+@lru_cache(maxsize=16)
+def _pld(
+    rate: float, noise: float, relation: dpa.NeighboringRelation, interval: float
+) -> privacy_loss_distribution.PrivacyLossDistribution:
+    """The PLD of one Poisson-sampled Gaussian, kept because budgets ask for many counts of it."""
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=noise,
+        sampling_prob=rate,
+        value_discretization_interval=interval,
+        neighboring_relation=relation,
+    )
+
+
+def _gaussian_with_bit_pld(
+    multiplier: float, eps0: float, count: int, delta: float, interval: float
+) -> float:
+    """`count` Gaussians are one Gaussian; `count` bits are composed one by one, as the library's
+    accountant does not.
+    """
+    if interval > _WIDEST:
+        return math.inf
+    updates = privacy_loss_distribution.from_gaussian_mechanism(
+        multiplier / math.sqrt(count), value_discretization_interval=interval
+    )
+    bits = privacy_loss_distribution.from_randomized_response(
+        noise_parameter=2 / (1 + math.exp(eps0)),
+        num_buckets=2,
+        value_discretization_interval=interval,
+        neighboring_relation=_REPLACE,
+    ).self_compose(count)
+    return max(0.0, float(updates.compose(bits).get_epsilon_for_delta(delta)))
+
+
+def _joint_mu(event: GaussianWithCurator, count: int) -> float:
+    """Gaussian releases about one unit are one Gaussian release: squares of 1 / noise add up."""
+    reports = math.sqrt(count) / event.gaussian.multiplier
+    return math.hypot(reports, math.sqrt(min(count, event.most)) / event.curator.multiplier)
+
+
+def _coarsening(event: PoissonSampled, count: int) -> float:
+    """How much wider than asked the grid must be to stay at a few hundred thousand points.
+
+    1 unless the privacy loss is very large: of one release above about 40 (noise below 0.3), or
+    of all of them above about 150.
+    """
+    m = noise_of(event)
+    one = 1 / (2 * m * m) + 10 / m
+    spread = event.rate**2 * count * math.expm1(min(1 / (m * m), 600.0))
+    return max(1.0, one / 40, min(count * one, one + spread) / 150)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the library's remarks about RDP orders it skipped from the user; skipping is safe."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,92 @@
+"""`fedveil account`: noise, rate, rounds, epsilon; any one follows from the other three."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from fedveil.checks import check
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.calibration import noise_for, rate_for, rounds_within
+from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust, Unit
+from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
+from fedveil.privacy.sampling import Poisson
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Central DP with Poisson sampling: the settings, and what they are worth."""
+
+    noise: float
+    rate: float
+    rounds: int
+    claims: tuple[PrivacyClaim, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "noise": self.noise,
+            "rate": self.rate,
+            "rounds": self.rounds,
+            "claims": [claim.to_dict() for claim in self.claims],
+        }
+
+
+def solve(
+    *,
+    noise: float | None,
+    rate: float | None,
+    rounds: int | None,
+    epsilon: float | None,
+    delta: float,
+) -> Answer:
+    """Fill in the one of the four that is None, so that the PLD epsilon is at most `epsilon`.
+
+    >>> solve(noise=1.0, rate=1.0, rounds=1, epsilon=None, delta=1e-5).claims[0].accountant
+    <Accountant.PLD: 'pld'>
+    """
+    given = {"noise": noise, "rate": rate, "rounds": rounds, "epsilon": epsilon}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) != 1:
+        raise BadInput(
+            "leave out exactly one of --noise, --rate, --rounds, --epsilon to solve for it; "
+            f"missing now: {', '.join(missing) or 'none'}"
+        )
+    for name, value in {**given, "delta": delta}.items():
+        if value is not None:
+            check(f"--{name}", value)
+    if noise is None and rate and rounds and epsilon:
+        share = rate
+        noise = noise_for(lambda m: _event(share, m), rounds, epsilon, delta, Poisson.relation)
+    elif rate is None and noise and rounds and epsilon:
+        rate = rate_for(noise, rounds, epsilon, delta, Poisson.relation)
+    elif rounds is None and noise and rate and epsilon:
+        rounds = rounds_within(_event(rate, noise), epsilon, delta, Poisson.relation)
+        if rounds == 0:
+            raise BadInput(
+                f"one round alone exceeds epsilon {epsilon:g}: raise the noise or the epsilon"
+            )
+    if noise is None or rate is None or rounds is None:
+        raise AssertionError("one of the four was solved for")
+    terms = Terms(
+        event=_event(rate, noise),
+        share=Fraction(1),
+        budget=Budget(math.inf, delta),
+        unit=Unit.CLIENT,
+        relation=Poisson.relation,
+        trust=Trust.CENTRAL,
+        noise=NoiseSource.SECURE,
+        assumptions=(
+            "Gaussian noise of std noise x bound on the sum of bounded updates",
+            "clients join each round independently with probability rate, in secret",
+            "the number of clients is public; the sum is divided by nothing that depends on data",
+            "the noise is drawn from a secure source",
+        ),
+    )
+    return Answer(noise, rate, rounds, terms.claims(rounds))
+
+
+def _event(rate: float, noise: float) -> Event:
+    return Gaussian(noise) if rate == 1 else PoissonSampled(rate, Gaussian(noise))

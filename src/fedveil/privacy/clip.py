@@ -1,0 +1,98 @@
+"""Bounds: what limits one client's influence, and therefore knows its sensitivity."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from fedveil.checks import SMALLEST_BOUND
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.rows import BLOCK, Norm, at_a_time, row_norms
+
+ROUNDING = 1e-6
+SMALLEST = SMALLEST_BOUND
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Rows after a bound: their `norms` before it, and which were too long."""
+
+    rows: torch.Tensor
+    norms: torch.Tensor
+    clipped: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Scale each row down to a norm of at most `value`; shorter rows are left alone.
+
+    `gradient`, when given, says how the bound is reached: every local gradient is bounded by it
+    and the learning rates add up to value / gradient. Without it the update itself is bounded.
+
+    Guarantee: the returned rows have a norm of at most `value` exactly, as real numbers. Norms
+    and scaled rows are computed in float64 and rows are scaled to `value * (1 - 1e-6)`, which
+    leaves room for rounding them back to float32.
+
+    | edge | behaviour |
+    |---|---|
+    | value below 1e-20, NaN or infinite | BadInput (float32 has no room for the rounding) |
+    | zero row | stays zero |
+    | row as long as float32 allows | bounded like any other |
+    | row with NaN or infinity | ValueError: `training.server.accept` zeroes and names it first |
+    | rows of half precision or integers | ValueError (1e-6 leaves no room for their rounding) |
+    | no rows | no rows |
+
+    >>> Bound(1.0).apply_(torch.tensor([[3.0, 4.0], [0.0, 0.5]])).clipped.tolist()
+    [True, False]
+    """
+
+    value: float
+    norm: Norm = Norm.L2
+    gradient: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.value >= SMALLEST and math.isfinite(self.value)):
+            raise BadInput(
+                f"bound.value is {self.value}: a number of at least {SMALLEST} is needed"
+            )
+
+    @property
+    def per_gradient(self) -> "Bound | None":
+        """The bound on each local gradient, if that is how this bound is reached."""
+        return None if self.gradient is None else Bound(self.gradient, self.norm)
+
+    def sensitivity(self, relation: Relation) -> float:
+        """How far one client can move a sum of bounded rows, in this bound's norm.
+
+        Adding, removing or zeroing a client moves it by one row; replacing a client by another
+        moves it by the difference of two.
+        """
+        match relation:
+            case Relation.ADD_REMOVE | Relation.ZERO_OUT:
+                return self.value
+            case Relation.REPLACE:
+                return 2 * self.value
+
+    def apply_(self, rows: torch.Tensor, norms: torch.Tensor | None = None) -> Bounded:
+        """Bound the rows of [K, P] in place.
+
+        `norms`, when given, are their lengths (float64 [K]) as the caller knows them.
+        """
+        if rows.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"rows are {rows.dtype}: 1e-6 leaves no room for its rounding")
+        norms = row_norms(rows, self.norm) if norms is None else norms
+        if not bool(torch.isfinite(norms).all()):
+            raise ValueError("a row is not finite: reject it before bounding")
+        limit = self.value * (1 - ROUNDING)
+        clipped = norms > limit
+        if rows.shape[1] <= BLOCK:
+            scales, step = (limit / norms).clamp_max_(1.0)[:, None], at_a_time(rows)
+            for a in range(0, len(rows), step):
+                block = rows[a : a + step]
+                block.copy_(block.double().mul_(scales[a : a + step]))
+            return Bounded(rows, norms, clipped)
+        for k in torch.nonzero(clipped)[:, 0].tolist():
+            for piece in torch.split(rows[k], BLOCK):
+                piece.copy_(piece.double().mul_(limit / norms[k]))
+        return Bounded(rows, norms, clipped)

@@ -1,0 +1,332 @@
+"""Clip schedules: which bound is in force in a round, and how it moves to the next.
+
+A schedule may watch the cohort (how many updates were short enough, how long they were). What it
+watches is private: it states what each client sends and how much noise the sum of that gets
+(`Watched`), and sees the noisy sum only. A bound moves for the next round only.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from fedveil.checks import SMALLEST_FLOOR, check, one_of
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.calibration import least_noise
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.accounting.events import Gaussian
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.watching import Watched
+
+
+class Lengths(Protocol):
+    """What a rule may watch: clients' lengths before the bound, [K], and whom it has met."""
+
+    @property
+    def norms(self) -> torch.Tensor: ...
+    @property
+    def clipped(self) -> torch.Tensor: ...
+
+
+class Rule:
+    """How the bound of a run comes about. Subclass it: `start` and `bound` are needed.
+
+    `moving` is the value that moves. A schedule that watches says so in `watched`, hands out each
+    client's row in `watch`, and moves by the noisy sum of them.
+    """
+
+    @property
+    def norm(self) -> Norm:
+        """The norm in which updates are clipped."""
+        return Norm.L2
+
+    @property
+    def watched(self) -> Watched | None:
+        """What clients are asked for beside their updates; None, nothing, which costs nothing."""
+        return None
+
+    def start(self) -> float:
+        """The moving value before the first round."""
+        raise NotImplementedError
+
+    def bound(self, moving: float, round: int) -> Bound:
+        """The bound in force in `round`."""
+        raise NotImplementedError
+
+    def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
+        """What each client of a block is asked for: float64 [K, width]; it never leaves raw."""
+        return torch.zeros(len(lengths.norms), 0, dtype=torch.float64)
+
+    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+        """The moving value for the next round, from the noisy sum of rows and the cohort's size."""
+        return moving
+
+    def rates_allowed(self, round: int) -> float | None:
+        """What the learning rates of `round` may add up to; None where they are free."""
+        return None
+
+    @property
+    def needs_raw_gradients(self) -> bool:
+        """Whether the norms watched must be those of gradients that nothing has clipped."""
+        return False
+
+    def settled(self, turns: Callable[[int], int]) -> "Rule":
+        """The schedule with its noise found, where it has a budget of its own.
+
+        `turns(every)` is in how many rounds that watch, one in `every`, a client can be.
+        """
+        return self
+
+
+@dataclass(frozen=True)
+class Fixed(Rule):
+    """The same bound in every round."""
+
+    value: float
+    norm: Norm = Norm.L2
+
+    def __post_init__(self) -> None:
+        _check_bound(self.value, self.norm)
+
+    def start(self) -> float:
+        return self.value
+
+    def bound(self, moving: float, round: int) -> Bound:
+        return Bound(moving, self.norm)
+
+
+@dataclass(frozen=True)
+class Poly(Rule):
+    """C_0 (1 - (t - 1)/T)^power in round t of T, never below `floor`.
+
+    Data-independent, so it costs nothing. The published schedule ends at exactly 0, where a
+    release says nothing and std / bound is undefined: hence the floor.
+
+    | edge | behaviour |
+    |---|---|
+    | power < 0 | BadInput: the bound would grow without limit |
+    | power 0 | a fixed bound |
+    | floor above the start | BadInput |
+    """
+
+    value: float
+    power: float
+    rounds: int
+    floor: float
+    norm: Norm = Norm.L2
+
+    def __post_init__(self) -> None:
+        _check_bound(self.value, self.norm)
+        check("bound.power", self.power)
+        check("rounds", self.rounds)
+        check("bound.floor", self.floor)
+        if self.floor > self.value:
+            raise BadInput(
+                f"bound.floor is {self.floor}: a number from {SMALLEST_FLOOR} to bound.value, "
+                f"{self.value}, is needed"
+            )
+
+    def start(self) -> float:
+        return self.value
+
+    def bound(self, moving: float, round: int) -> Bound:
+        share = max(0.0, 1 - (round - 1) / self.rounds)
+        return Bound(max(self.floor, moving * share**self.power), self.norm)
+
+
+@dataclass(frozen=True)
+class PerGradient(Rule):
+    """`inner` bounds every local gradient; the update is then bounded by that times `reach`.
+
+    `reach(round)` is the sum of the round's learning rates (Fu et al.: Xi = zeta sum(eta)).
+    """
+
+    inner: Fixed | Poly
+    reach: Callable[[int], float]
+
+    @property
+    def norm(self) -> Norm:
+        return self.inner.norm
+
+    def rates_allowed(self, round: int) -> float:
+        return self.reach(round)
+
+    def start(self) -> float:
+        return self.inner.start()
+
+    def bound(self, moving: float, round: int) -> Bound:
+        gradient = self.inner.bound(moving, round)
+        return Bound(gradient.value * self.reach(round), gradient.norm, gradient.value)
+
+
+@dataclass(frozen=True)
+class Quantile(Rule):
+    """Follow the `target` quantile of update norms (Andrew et al. 2021), geometrically.
+
+    Client k's bit is 1 when its update needed no bounding. With b the noisy share of ones,
+    C <- C exp(-lr (b - target)). Three ways to keep the bits private, which differ in who adds
+    the noise; the releases account for them:
+
+    - central: bits centred to +-1/2 (sensitivity 1/2), summed, noised with std `noise` by the
+      trusted server in one joint release with the updates;
+    - curator: the same sum, noised by a trusted party of its own, composed with the reports;
+    - local (`flip` > 0): each client reports its bit through randomised response of epsilon
+      `flip`; the server de-biases the sum, and `noise` is 0.
+
+    | edge | behaviour |
+    |---|---|
+    | target outside (0, 1) | BadInput |
+    | empty cohort | the share is pure noise; the bound moves all the same |
+    | bound far outside norms | moves by a factor e^(-lr (b - target)) a round, at most e^3 |
+    """
+
+    value: float
+    target: float
+    lr: float = 0.2
+    noise: float = 0.0
+    flip: float = 0.0
+
+    def __post_init__(self) -> None:
+        check("bound.value", self.value)
+        check("bound.quantile", self.target)
+        check("bound.lr", self.lr)
+        check("bound.bit_noise", self.noise)
+        check("bound.bit_epsilon", self.flip)
+        if (self.noise > 0) == (self.flip > 0):
+            raise BadInput(
+                f"bound.bit_noise is {self.noise} and bound.bit_epsilon {self.flip}: give exactly "
+                "one, positive"
+            )
+
+    def start(self) -> float:
+        return self.value
+
+    def bound(self, moving: float, round: int) -> Bound:
+        return Bound(moving)
+
+    @property
+    def watched(self) -> Watched:
+        return Watched(
+            width=1,
+            length=0.5,
+            noise=self.noise,
+            flip=self.flip,
+            word="bits",
+            seen="the clients' bits (was the update within the bound?)",
+            key="bound.bit_noise",
+            setting=self.noise,
+            remedy="raise it",
+        )
+
+    def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
+        """Centred bits [K, 1]."""
+        return 0.5 - (lengths.clipped != 0).to(torch.float64)[:, None]
+
+    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+        share = float(noisy[0]) / expected + 0.5
+        step = max(-3.0, min(3.0, -self.lr * (share - self.target)))
+        return max(1e-12, min(1e12, moving * math.exp(step)))
+
+
+@dataclass(frozen=True)
+class Median(Rule):
+    """Set the bound to the median of the clients' norms, from a noisy histogram (Abadi's rule).
+
+    Clients send the norm of their unbounded gradient to a trusted curator (an enclave could take
+    that role), which counts them in bins fixed in advance, with edges 2^low ... 2^high, adds
+    Gaussian noise of std `noise` to every count and publishes the counts, every `every` rounds.
+    The plan sets `noise` so that all histograms together stay within `budget`. The bound becomes
+    the upper edge of the bin in which the noisy cumulative count passes half.
+
+    Tracking can run away under local noise: a larger bound means more noise, worse gradients and
+    larger norms. `monotone` lets the bound only fall; `cap` limits it.
+
+    | edge | behaviour |
+    |---|---|
+    | low >= high, every < 1, cap below 2^low or the start | BadInput |
+    | norm outside the bins | counted in the first or last one |
+    | all noisy counts negative | the bound stays |
+    """
+
+    value: float
+    low: int
+    high: int
+    every: int
+    budget: Budget
+    monotone: bool = False
+    cap: float = math.inf
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        check("bound.value", self.value)
+        check("bound.low", self.low)
+        check("bound.high", self.high)
+        check("bound.every", self.every)
+        check("bound.cap", self.cap)
+        if not self.low < self.high:
+            raise BadInput(
+                f"bound.low and bound.high are {self.low} and {self.high}: powers of two with "
+                "-60 <= low < high <= 60 are needed"
+            )
+        if not self.cap >= max(self.value, 2.0**self.low):
+            raise BadInput(
+                f"bound.cap is {self.cap}: at least bound.value and 2^bound.low are needed"
+            )
+
+    @property
+    def watched(self) -> Watched:
+        """One count per bin: (0, 2^low], (2^low, 2^(low+1)], ..., (2^(high-1), inf)."""
+        return Watched(
+            width=self.high - self.low + 1,
+            length=1.0,
+            counts=True,
+            noise=self.noise,
+            every=self.every,
+            word="norms",
+            seen="the clients' gradient norms in bins",
+            key="bound.epsilon",
+            setting=self.budget.epsilon,
+            remedy="lower it",
+        )
+
+    @property
+    def needs_raw_gradients(self) -> bool:
+        return True
+
+    def settled(self, turns: Callable[[int], int]) -> "Median":
+        """With the noise that keeps all its histograms within its own budget.
+
+        No amplification, composed over all refreshes in which one client can take part.
+        """
+        reach = self.watched.sensitivity(Relation.REPLACE)
+        multiplier = least_noise(Gaussian, turns(self.every), self.budget, Relation.REPLACE)
+        return replace(self, noise=reach * multiplier)
+
+    def start(self) -> float:
+        return self.value
+
+    def bound(self, moving: float, round: int) -> Bound:
+        return Bound(moving)
+
+    def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
+        """One-hot rows [K, width]: the bin of each client's norm."""
+        counts = torch.zeros(len(lengths.norms), self.watched.width, dtype=torch.float64)
+        edges = torch.tensor([2.0**e for e in range(self.low, self.high)], dtype=torch.float64)
+        return counts.scatter_(1, torch.bucketize(lengths.norms, edges)[:, None], 1.0)
+
+    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+        counts = noisy.clamp_min(0)
+        if float(counts.sum()) == 0:
+            return moving
+        half = int((counts.cumsum(0) < counts.sum() / 2).sum())
+        median = min(2.0 ** (self.low + half), self.cap)
+        return min(moving, median) if self.monotone else median
+
+
+def _check_bound(value: float, norm: Norm) -> None:
+    check("bound.value", value)
+    one_of("bound.norm", norm, Norm)

@@ -1,0 +1,1 @@
+"""What was spent: the ledger, its file and hash chain, and who may look at it."""

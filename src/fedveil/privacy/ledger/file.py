@@ -1,0 +1,225 @@
+"""The file of a ledger: its tables, how it is opened, and what can be read back from it."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput
+from fedveil.privacy.ledger.looking import DAMAGED, one_look, query
+
+FORMAT = "5"
+
+_MOST_CLIENTS = 1 << 27
+"""What a ledger may say of its clients: counts of more would not fit into memory."""
+
+Counts = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int64]
+
+SCHEMA = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE runs (run TEXT PRIMARY KEY, about TEXT NOT NULL);
+CREATE TABLE charges (
+    seq INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    covers TEXT NOT NULL,
+    event TEXT NOT NULL,
+    charged_at TEXT NOT NULL,
+    hash TEXT NOT NULL,
+    UNIQUE (run, round, attempt, covers)
+);
+CREATE TABLE cohorts (
+    run TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    ids BLOB NOT NULL,
+    PRIMARY KEY (run, round, attempt)
+);
+CREATE TABLE closings (
+    seq INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    files TEXT NOT NULL,
+    closed_at TEXT NOT NULL,
+    hash TEXT NOT NULL
+);
+"""
+
+
+_TABLES = "SELECT type, name, tbl_name, sql FROM sqlite_master"
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One row of the ledger; `round` counts from 1, `covers` is the line it belongs to."""
+
+    round: int
+    attempt: int
+    covers: str
+    event: dict[str, Any]
+    charged_at: str
+    run: str = ""
+
+
+def read_about(path: Path) -> dict[str, str]:
+    """What a ledger says of itself; one of another format, or with other tables, is refused.
+
+    `salt` is the key of its seals: it stays in the file.
+    """
+    with one_look(path):
+        rows, tables = query(path, "SELECT key, value FROM about"), set(query(path, _TABLES))
+    try:
+        about = {as_text(k): as_text(v) for k, v in rows}
+    except TypeError as e:
+        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+    if about.get("format") != FORMAT:
+        raise BadInput(
+            f"{path}: ledger format {about.get('format')!r}, this fedveil reads {FORMAT!r}"
+        )
+    if tables != _own_tables() or "salt" not in about:
+        raise BadInput(
+            f"{path}: its tables are not as fedveil makes them: the file was changed; restore it "
+            "from a copy"
+        )
+    return about
+
+
+@lru_cache(1)
+def _own_tables() -> frozenset[tuple[str, ...]]:
+    """Tables and indices of a new ledger: one more trigger, and charges could vanish."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMA)
+        return frozenset(db.execute(_TABLES).fetchall())
+
+
+def read_runs(path: Path) -> dict[str, dict[str, str]]:
+    """The runs of a ledger, as they registered."""
+    with one_look(path):
+        read_about(path)
+        rows = query(path, "SELECT run, about FROM runs ORDER BY rowid")
+    try:
+        return {as_text(run): _texts(json.loads(as_text(about))) for run, about in rows}
+    except (ValueError, TypeError) as e:
+        raise BadInput(f"{path}: a run cannot be read: {e}") from e
+
+
+def read_charges(path: Path, run: str | None = None) -> list[Charge]:
+    """All charges, or those of one run, in order."""
+    rows = query(
+        path,
+        "SELECT round, attempt, covers, event, charged_at, run FROM charges "
+        "ORDER BY run, round, attempt, covers",
+    )
+    try:
+        found = [
+            Charge(
+                as_count(round),
+                as_count(attempt),
+                as_text(covers),
+                dict(json.loads(as_text(event))),
+                as_text(at),
+                as_text(of),
+            )
+            for round, attempt, covers, event, at, of in rows
+        ]
+    except (ValueError, TypeError) as e:
+        raise BadInput(f"{path}: a charge cannot be read: {e}") from e
+    return [charge for charge in found if run is None or charge.run == run]
+
+
+def read_participations(path: Path, run: str | None = None) -> Counts | None:
+    """How often each client took part in a run (the only one, if it is left out)."""
+    with one_look(path):
+        runs = read_runs(path)
+        found = query(path, "SELECT run, ids FROM cohorts")
+    name = run if run is not None else next(iter(runs), "")
+    rows = [ids for of, ids in found if of == name]
+    try:
+        counts = np.zeros(counted_clients(runs.get(name, {})), dtype=np.int64)
+        for ids in rows:
+            counts[clients_of(ids)] += 1
+    except (ValueError, TypeError, IndexError) as e:
+        raise BadInput(f"{path}: the ledger's cohorts cannot be read: {e}") from e
+    return counts if len(counts) else None
+
+
+def read_closing(path: Path, run: str) -> dict[str, str]:
+    """The digests of a run's files when it ended last; none while it is open."""
+    rows = query(path, "SELECT run, files FROM closings ORDER BY seq DESC")
+    try:
+        return next((_texts(json.loads(as_text(files))) for of, files in rows if of == run), {})
+    except (ValueError, TypeError) as e:
+        raise BadInput(f"{path}: the end of the run {run!r} cannot be read: {e}") from e
+
+
+def counted_clients(about: dict[str, str]) -> int:
+    """How many clients' turns a run counts; raises ValueError if that cannot be."""
+    clients = int(about.get("clients", "0"))
+    if not 0 <= clients <= _MOST_CLIENTS:
+        raise ValueError(f"it speaks of {clients} clients")
+    return clients
+
+
+def as_text(value: object) -> str:
+    """A column of text; SQLite holds whatever was put there."""
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text should be")
+    return value
+
+
+def as_count(value: object) -> int:
+    """A column of counts."""
+    if not isinstance(value, int):
+        raise TypeError(f"{type(value).__name__} where a count should be")
+    return value
+
+
+def _texts(about: object) -> dict[str, str]:
+    """What a run registered with."""
+    if not isinstance(about, dict):
+        raise TypeError(f"{type(about).__name__} where names and texts should be")
+    return {name: as_text(value) for name, value in about.items()}
+
+
+def clients_of(ids: bytes) -> Ids:
+    """A cohort as it is stored."""
+    return np.frombuffer(ids, dtype="<u4").astype(np.int64)
+
+
+def connect(path: Path | None) -> sqlite3.Connection:
+    """Open a file for writing, or memory, so that every commit waits for the disk."""
+    where = ":memory:" if path is None else path
+    try:
+        db = sqlite3.connect(where, isolation_level=None, timeout=10)
+    except sqlite3.OperationalError as e:
+        raise BadInput(
+            f"{path}: the ledger cannot be opened ({e}): see that it and its directory can be read "
+            "and written"
+        ) from e
+    try:
+        db.execute("PRAGMA synchronous = FULL")
+    except DAMAGED as e:
+        db.close()
+        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+    return db
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Everything inside, or nothing; nobody else writes meanwhile."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:  # a full disk may have ended it already
+            db.execute("ROLLBACK")
+        raise

@@ -1,0 +1,404 @@
+"""The ledger: a durable record of charges, written before anything is released.
+
+One SQLite file, a run's own or shared by several, with a write-ahead log that is synced at every
+commit (synchronous = FULL): a charge is on disk before the round begins, so a crash can count a
+round that was never released and never miss one that was. The log, `ledger.db-wal`, is part of the
+ledger until it is closed. Charges, and what a run left at its end, are chained by their hashes
+(`hash_chain.py`).
+"""
+
+import json
+import secrets
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.privacy.accounting import events
+from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.claims import NoiseSource, Unit
+from fedveil.privacy.ledger import hash_chain
+from fedveil.privacy.ledger.entries import (
+    add_charge,
+    add_closing,
+    head_of,
+    last_closing,
+    runs_digest,
+)
+from fedveil.privacy.ledger.file import (
+    FORMAT,
+    SCHEMA,
+    Counts,
+    Ids,
+    clients_of,
+    connect,
+    read_about,
+    read_runs,
+    transaction,
+)
+from fedveil.privacy.ledger.hash_chain import Entry, Head
+from fedveil.privacy.ledger.looking import begin_writing, end_writing
+from fedveil.privacy.ledger.shared import Common, SharedBudget, check_common, check_company
+
+Lines = tuple[Terms, ...]
+
+
+class Ledger:
+    """The charges of one run, one row per round, attempt and line of the budget.
+
+    Guarantee: `charge` returns only after the charge is on disk, and raises `BudgetExhausted`
+    without writing when it would exceed the budget. A round with seeded noise that was charged
+    before is a replay of the same randomness on the same data, hence the same release: it costs
+    nothing. With secure noise it is a new release, hence a new attempt with a new charge. Where
+    clients are charged for their own turns, the ledger also notes who took part, in the same
+    transaction, and knows how often each of them did. On a shared ledger, every charge must also
+    pass the filter over all runs, in that same transaction. What it says of data and cohorts is
+    sealed, and with secure noise charges have a date and no time, which would tell how many clients
+    a round had. A round costs time and space in proportion to its cohort, not to the number of
+    clients.
+
+    | edge | behaviour |
+    |---|---|
+    | no lines: nothing is claimed | no charge is written, none is refused |
+    | round charged before, seeded | no second charge, no second count |
+    | round charged before, secure | a new attempt, charged, or BudgetExhausted |
+    | round charged before for another cohort, seeded | LedgerMismatch |
+    | ledger of another run, recipe or data set | LedgerMismatch |
+    | shared ledger of another unit, relation, trust, delta, noise or data set | LedgerMismatch |
+    | shared ledger with a seeded run of the same seed | LedgerMismatch: noise would cancel out |
+    | file missing, corrupt or of another version | BadInput |
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        about: dict[str, str],
+        lines: Lines,
+        permitted: int,
+        clients: int,
+        common: Common | None,
+    ) -> None:
+        self._db, self._run, self._salt = connection, about["run"], _salt(connection)
+        self._file = _file(connection)
+        if self._file is not None:
+            begin_writing(self._file)
+        self._lines, self._permitted = lines, permitted
+        self._replays = all(line.noise is NoiseSource.SEEDED for line in lines)
+        self._turns, self._counted = np.zeros(clients, dtype=np.int64), 0
+        self._lasting: dict[tuple[str, int], bool] = {}
+        self.refusal: BudgetExhausted | None = None
+        self._shared = None if common is None else SharedBudget(common, clients, lines)
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | None,
+        about: dict[str, str],
+        lines: Lines,
+        permitted: int,
+        clients: int = 0,
+        common: Common | None = None,
+    ) -> "Ledger":
+        """A new ledger at `path` (None: in memory, for a training that leaves no run behind).
+
+        `about` says whose ledger it is, with the run's name under "run"; `permitted` is the
+        number of rounds that fit the budgets in `lines`; `clients` is how many clients' turns are
+        counted, 0 if none are; `common` makes it one that other runs may share.
+        """
+        db = connect(path)
+        db.execute("PRAGMA journal_mode = WAL")
+        with transaction(db):
+            for statement in filter(str.strip, SCHEMA.split(";")):
+                db.execute(statement)
+            salt = secrets.token_hex(32)
+            rows = {"format": FORMAT, "salt": salt, **(common.to_rows(salt) if common else {})}
+            db.executemany("INSERT INTO about VALUES (?, ?)", rows.items())
+            _register(db, about, lines, clients)
+        return cls(db, about, lines, permitted, clients, common)
+
+    @classmethod
+    def reopen(
+        cls,
+        path: Path,
+        about: dict[str, str],
+        lines: Lines,
+        permitted: int,
+        clients: int = 0,
+        common: Common | None = None,
+    ) -> "Ledger":
+        """Go on with a run's ledger; refuse one that belongs to something else."""
+        stored = _read_run(path, about["run"])
+        salt = read_about(path)["salt"]
+        for key, value in _run_rows(about, lines, clients, salt).items():
+            if stored.get(key) != value:
+                raise LedgerMismatch(
+                    f"{path}: {key} is {stored.get(key)!r} in the ledger and {value!r} now: "
+                    "resume with what the run was started with, or start a new run"
+                )
+        check_common(path, common)
+        return cls(connect(path), about, lines, permitted, clients, common)
+
+    @classmethod
+    def join(
+        cls,
+        path: Path,
+        about: dict[str, str],
+        lines: Lines,
+        permitted: int,
+        clients: int,
+        common: Common,
+    ) -> "Ledger":
+        """A new run on a shared ledger that exists; refused if it promises something else."""
+        read_about(path)
+        check_common(path, common)
+        db = connect(path)
+        try:
+            with transaction(db):
+                if db.execute("SELECT 1 FROM runs WHERE run = ?", (about["run"],)).fetchone():
+                    raise LedgerMismatch(f"{path}: there is a run {about['run']!r} already")
+                others = db.execute("SELECT run, about FROM runs").fetchall()
+                check_company(
+                    path,
+                    {str(run): json.loads(text) for run, text in others},
+                    about.get("seed", ""),
+                    clients,
+                )
+                _register(db, about, lines, clients)
+        except BaseException:
+            db.close()
+            raise
+        return cls(db, about, lines, permitted, clients, common)
+
+    def charge(self, round: int, ids: Ids | None = None) -> int:
+        """Charge `round` (counting from 1), or raise `BudgetExhausted` and write nothing.
+
+        `ids` are the clients that take part, where their turns are counted. Returns the attempt,
+        0 unless the round was charged before with noise that cannot be replayed. `refusal` keeps
+        the last `BudgetExhausted`.
+        """
+        if not self._lines:
+            return 0
+        cohort = b"" if ids is None else ids.astype("<u4").tobytes()
+        with transaction(self._db):
+            query = "SELECT MAX(attempt) FROM charges WHERE run = ? AND round = ?"
+            before = self._db.execute(query, (self._run, round)).fetchone()[0]
+            if before is not None and self._replays:
+                if ids is not None and self._cohort(round) != cohort:
+                    raise LedgerMismatch(
+                        f"round {round} was charged for another cohort: a replay must be the same"
+                    )
+                return int(before)
+            attempt = 0 if before is None else int(before) + 1
+            try:
+                self._check(round, ids)
+            except BudgetExhausted as e:
+                self.refusal = e
+                raise
+            self._insert(round, attempt, cohort, ids is not None)
+        return attempt
+
+    def _check(self, round: int, ids: Ids | None) -> None:
+        """Refuse what the run's own budget, or the common one, does not permit."""
+        last = self.charged()
+        if round > last + 1 or round < 1:
+            raise AssertionError(f"round {round} charged after {last} rounds")
+        if round > self._permitted:
+            raise BudgetExhausted(
+                f"round {round} would exceed the budget, which permits {self._permitted} rounds; "
+                "nothing was released"
+            )
+        again = self.again + (round <= last)
+        if ids is not None:
+            self._check_turns(round, again, ids)
+        if again:
+            self._check_again(max(round, last), again, ids)
+        if self._shared is not None:
+            self._shared.check(self._db, self._run, ids)
+
+    def _check_turns(self, round: int, again: int, ids: Ids) -> None:
+        """Refuse a cohort in which somebody takes part more often than the lines account for."""
+        turns = int(self.turns(round - 1)[ids].max(initial=-1)) + 1
+        for line in self._lines:
+            if line.unit is not Unit.WEIGHT and turns > line.participations(round) + again:
+                raise BadInput(
+                    f"by round {round} the sampler has asked a client {turns} times, and "
+                    f"{line.covers} are accounted for {line.participations(round)}: nothing was "
+                    "released; use a sampler that does what its account says"
+                )
+
+    def _check_again(self, rounds: int, again: int, ids: Ids | None) -> None:
+        """Refuse a charge after `again` attempts beyond each round's first if that is too much.
+
+        Each of them is one more release, and may be anybody's unless turns are counted.
+        """
+        if again > self._permitted:
+            raise BudgetExhausted(
+                f"{again} rounds were done again, as many as there are: nothing more was released; "
+                "start anew"
+            )
+        turns = None if ids is None else int(self.turns(rounds)[ids].max(initial=0)) + 1
+        for line in (line.after(again) for line in self._lines):
+            if line.reading or self._lasts(line, again):
+                continue
+            most = line.participations(rounds) + again
+            if not line.affords(most if turns is None else min(most, turns)):
+                raise BudgetExhausted(
+                    f"round {rounds} would exceed the budget of {line.covers}, which also paid for "
+                    f"rounds that had to be done again ({again}); nothing was released"
+                )
+
+    def _lasts(self, line: Terms, again: int) -> bool:
+        """Whether the budget lasts to the end of the plan, so that rounds need no look at it."""
+        key = (line.covers, again)
+        if key not in self._lasting:
+            end = line.participations(self._permitted) + again
+            self._lasting[key] = line.affords(end)
+        return self._lasting[key]
+
+    def _insert(self, round: int, attempt: int, cohort: bytes, counted: bool) -> None:
+        when, runs = self._now(), runs_digest(self._db)
+        for line in self._lines:
+            if not line.due(round) or line.reading:
+                continue
+            entry = Entry(
+                self._run,
+                round,
+                attempt,
+                line.covers,
+                json.dumps(events.to_dict(line.event)),
+                when,
+                hash_chain.seal(self._salt, cohort) if counted else "",
+                runs,
+            )
+            add_charge(self._db, entry)
+        if counted:
+            taken = (self._run, round, attempt, cohort)
+            self._db.execute("INSERT INTO cohorts VALUES (?, ?, ?, ?)", taken)
+
+    def _now(self) -> str:
+        now = datetime.now(UTC)
+        return (now if self._replays else now.date()).isoformat()
+
+    def end(self, files: dict[str, str]) -> Head:
+        """Note what the run left when it ended: a digest by file name. Returns the new head.
+
+        A later one takes its place; `go_on` takes it back.
+        """
+        with transaction(self._db):
+            return add_closing(self._db, self._run, files, self._now())
+
+    def go_on(self) -> None:
+        """Note that a run that had ended goes on, before anything it left is changed."""
+        if self.ended():
+            self.end({})
+
+    def ended(self) -> dict[str, str]:
+        """What the run left when it ended last; nothing while it is open."""
+        return last_closing(self._db, self._run)
+
+    def head(self) -> Head:
+        """The end of the chain: to be kept elsewhere as well."""
+        return head_of(self._db)
+
+    def charged(self) -> int:
+        """How many rounds were charged, released or not."""
+        query = "SELECT MAX(round) FROM charges WHERE run = ?"  # they are charged in turn
+        return int(self._db.execute(query, (self._run,)).fetchone()[0] or 0)
+
+    @property
+    def again(self) -> int:
+        """How many attempts were charged beyond each round's first."""
+        if self._replays:
+            return 0
+        query = (
+            "SELECT COUNT(*) FROM (SELECT DISTINCT round, attempt FROM charges "
+            "WHERE run = ? AND attempt > 0)"
+        )
+        return int(self._db.execute(query, (self._run,)).fetchone()[0])
+
+    def turns(self, rounds: int) -> Counts:
+        """How often each client took part in the first `rounds` rounds, as charged; not a copy.
+
+        With noise that cannot be replayed every attempt counts, also of a round that is going to be
+        done again.
+        """
+        if len(self._turns) == 0:
+            raise BadInput("this ledger counts nobody's turns: create it with `clients`")
+        if not self._replays:
+            query = "SELECT ids FROM cohorts WHERE run = ? ORDER BY rowid LIMIT -1 OFFSET ?"
+            for (ids,) in self._db.execute(query, (self._run, self._counted)).fetchall():
+                self._turns[clients_of(ids)] += 1
+                self._counted += 1
+            return self._turns
+        if rounds < self._counted:
+            self._turns[:], self._counted = 0, 0
+        for round in range(self._counted + 1, rounds + 1):
+            self._turns[clients_of(self._cohort(round))] += 1
+        self._counted = rounds
+        return self._turns
+
+    def counts(self) -> Counts | None:
+        """How often each client took part in all charged rounds, where that is counted."""
+        if len(self._turns) == 0:
+            return None
+        return self.turns(self.charged()).copy()
+
+    def common_spent(self) -> float | None:
+        """What all runs on a shared ledger have spent together; None if it is the run's own."""
+        return None if self._shared is None else self._shared.spent(self._db)
+
+    def fitting(self, rounds: int) -> int | None:
+        """How many of `rounds` more rounds fit the common budget now; None if there is none."""
+        if self._shared is None:
+            return None
+        return self._shared.fitting(self._db, self._lines[0], rounds)
+
+    def _cohort(self, round: int) -> bytes:
+        query = "SELECT ids FROM cohorts WHERE run = ? AND round = ? AND attempt = 0"
+        row = self._db.execute(query, (self._run, round)).fetchone()
+        return b"" if row is None else bytes(row[0])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+        if self._file is not None:
+            end_writing(self._file)
+            self._file = None
+
+
+def _read_run(path: Path, run: str) -> dict[str, str]:
+    runs = read_runs(path)
+    if run in runs:
+        return runs[run]
+    if len(runs) == 1:
+        return next(iter(runs.values()))
+    raise LedgerMismatch(f"{path}: there is no run {run!r} in this ledger")
+
+
+def _register(db: sqlite3.Connection, about: dict[str, str], lines: Lines, clients: int) -> None:
+    """`after` is the number of entries there were: from the next on, the chain covers the run."""
+    after = str(head_of(db).length)
+    text = json.dumps({**_run_rows(about, lines, clients, _salt(db)), "after": after})
+    db.execute("INSERT INTO runs VALUES (?, ?)", (about["run"], text))
+
+
+def _run_rows(about: dict[str, str], lines: Lines, clients: int, salt: str) -> dict[str, str]:
+    """What a run is known by; what it says of its data is sealed."""
+    data = {"data": hash_chain.seal(salt, about["data"])} if "data" in about else {}
+    return {**about, **data, "lines": _text(lines), "clients": str(clients)}
+
+
+def _file(db: sqlite3.Connection) -> Path | None:
+    """The file of a connection; None for memory."""
+    name = db.execute("PRAGMA database_list").fetchone()[2]
+    return Path(name) if name else None
+
+
+def _salt(db: sqlite3.Connection) -> str:
+    return str(db.execute("SELECT value FROM about WHERE key = 'salt'").fetchone()[0])
+
+
+def _text(lines: Lines) -> str:
+    return json.dumps([line.to_dict() for line in lines])

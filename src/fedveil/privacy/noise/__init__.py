@@ -1,0 +1,1 @@
+"""Noise: mechanisms on rows, seeded streams, and secure randomness on a grid."""

@@ -1,0 +1,333 @@
+"""Noise on an integer grid: the low bits of a release say nothing.
+
+Bounded rows become multiples of a public step, sums are integers, and the noise is a rounded
+Gaussian (or Laplace) variable, drawn exactly. A release is then a rounding of the textbook
+mechanism, with its sensitivity and its epsilon. The proof note is docs/proofs/secure.md.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import ndtri
+
+from fedveil.errors import BadInput
+from fedveil.privacy.noise.secure_random import DISTANCE, Entropy
+from fedveil.privacy.rows import BLOCK, Norm
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+LARGEST_SCALE = 2.0**32
+"""Noise of more steps than this is refused: too many draws would need exact arithmetic."""
+
+LARGEST_SUM = 2.0**53
+"""Sums of multiples of a step are exact in float64 up to as many steps."""
+
+_PIECE = 1 << 16
+_MARGIN = 2.0**-44
+_FAR = np.uint64(1 << 47)
+_FIRST_BITS, _MORE_BITS = 63, 128
+_WORDS_PER_DRAW = 8
+_GUARD_BITS = 64
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The multiples of `step`, a power of two.
+
+    Guarantee: `cut_` never makes a coordinate larger, so a row of norm at most S still has norm at
+    most S, in L1 and L2, as a real number; and cut rows add up exactly in float64, in any order,
+    while the sum is below 2^53 steps. A sum of cut rows therefore has the sensitivity that
+    `Bound.sensitivity` says.
+
+    | edge | behaviour |
+    |---|---|
+    | step not a power of two, or outside 2^-500 .. 2^500 | BadInput |
+
+    >>> Grid(0.25).cut_(torch.tensor([[0.9, -0.9, 0.2]])).tolist()
+    [[0.75, -0.75, 0.0]]
+    """
+
+    step: float
+
+    def __post_init__(self) -> None:
+        fine = math.isfinite(self.step) and self.step > 0 and math.frexp(self.step)[0] == 0.5
+        if not (fine and 2.0**-500 <= self.step <= 2.0**500):
+            raise BadInput(f"the grid's step is {self.step}: a power of two is needed")
+
+    def cut_(self, rows: torch.Tensor) -> torch.Tensor:
+        """Round rows towards zero to multiples of the step, in place, as the floats they are.
+
+        Scaling by a power of two and cutting off the fraction are exact; what is left has no more
+        digits than the row had.
+
+        | edge | behaviour |
+        |---|---|
+        | a coordinate smaller than a step | 0 |
+        | NaN or infinity | stays: `training.server.accept` zeroes and names it first |
+        | rows of half precision or integers | ValueError |
+        """
+        _check_type(rows)
+        return rows.mul_(1 / self.step).trunc_().mul_(self.step)
+
+    def holds(self, total: torch.Tensor) -> bool:
+        """Whether every coordinate is a multiple of the step, of at most 2^53 of them."""
+        steps = total.to(torch.float64) * (1 / self.step)
+        return bool(((steps == steps.trunc()) & (steps.abs() <= LARGEST_SUM)).all())
+
+    def quantise(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows in steps, rounded towards zero: int64, never holding all rows in float64.
+
+        | edge | behaviour |
+        |---|---|
+        | a coordinate beyond 2^53 steps | 2^53 steps |
+        | NaN or infinity | ValueError |
+        | rows of half precision or integers | ValueError |
+        """
+        _check_type(rows)
+        out = torch.empty(rows.shape, dtype=torch.int64)
+        for piece, place in zip(
+            torch.split(rows.reshape(-1), BLOCK), torch.split(out.view(-1), BLOCK), strict=True
+        ):
+            if not bool(torch.isfinite(piece).all()):
+                raise ValueError("a row is not finite: reject it before quantising")
+            steps = (piece.double() * (1 / self.step)).trunc_()
+            place.copy_(steps.clamp_(-LARGEST_SUM, LARGEST_SUM))
+        return out
+
+    def dequantise(self, steps: torch.Tensor) -> torch.Tensor:
+        """Integers as numbers: float64, exact below 2^53 steps."""
+        return steps.to(torch.float64).mul_(self.step)
+
+
+def grid_for(sensitivity: float, scale: float, coordinates: int, norm: Norm = Norm.L2) -> Grid:
+    """The grid for rows of a sensitivity and noise of a scale (standard deviation or Laplace's b).
+
+    Guarantee: any grid is safe; this one costs little. A quantised row is off by at most 2^-13
+    of `sensitivity` in `norm`; the step is at most 2^-20 of `scale`.
+    Where these would need noise of more than 2^30 steps, or a row of more than 2^40, the grid is
+    as fine as that allows. It depends on public numbers only.
+
+    | edge | behaviour |
+    |---|---|
+    | sensitivity or scale not above 0, or not finite; coordinates < 1 | BadInput |
+
+    >>> grid_for(1.0, 1.0, 10**6).step == 2.0**-23
+    True
+    """
+    if not (0 < sensitivity < math.inf and 0 < scale < math.inf and coordinates >= 1):
+        raise BadInput(
+            f"no grid for sensitivity {sensitivity}, noise {scale} and {coordinates} coordinates: "
+            "positive numbers are needed"
+        )
+    spread = coordinates if norm is Norm.L1 else math.sqrt(coordinates)
+    wanted = min(scale * 2.0**-20, sensitivity * 2.0**-13 / spread)
+    finest = max(scale * 2.0**-30, sensitivity * 2.0**-40)
+    (_, below), (fraction, above) = math.frexp(wanted), math.frexp(finest)
+    return Grid(2.0 ** max(below - 1, above - (fraction == 0.5)))
+
+
+def delta_of_sampler(coordinates: int, releases: int, epsilon: float) -> float:
+    """What to add to delta because words are not perfectly uniform; at most 1.
+
+    Guarantee: `releases` releases of `coordinates` draws each are (epsilon, delta + this)-DP if
+    they would be (epsilon, delta)-DP with the exact law. It is (1 + e^epsilon) times the total
+    variation distance, of 2^-110 per draw. Pure DP (delta 0) becomes approximate by it.
+
+    >>> delta_of_sampler(10**7, 10**4, 8.0) < 1e-18
+    True
+    """
+    distance = coordinates * releases * _WORDS_PER_DRAW * DISTANCE
+    return min(1.0, distance * (1 + math.exp(min(epsilon, 700.0))))
+
+
+def gaussian_int(entropy: Entropy, scale: npt.ArrayLike, shape: int | tuple[int, ...]) -> Integers:
+    """round(scale x Z) for independent standard normals Z; `scale` is in steps of the grid.
+
+    Guarantee: for uniform words the law is exact: P(k) = Phi((k + 1/2) / scale)
+    - Phi((k - 1/2) / scale) for every integer k. An integer plus such a draw is the rounding of
+    that integer plus scale x Z, so adding it to quantised values is a post-processing of the
+    Gaussian mechanism. `scale` may be an array that broadcasts to `shape`.
+
+    | edge | behaviour |
+    |---|---|
+    | scale < 0, NaN or above 2^32 | ValueError |
+    | scale 0 | zeros |
+    | scale far below 1 | nearly always 0, which is what rounding does |
+    | a draw on the edge of two integers | more words are drawn until it is clear |
+
+    >>> gaussian_int(Entropy(), 1000.0, (2, 3)).shape
+    (2, 3)
+    """
+    return _rounded(_NORMAL, entropy, scale, shape)
+
+
+def laplace_int(entropy: Entropy, scale: npt.ArrayLike, shape: int | tuple[int, ...]) -> Integers:
+    """round(scale x X) for independent X of density exp(-|x|) / 2; `scale` is in steps.
+
+    Guarantee: as `gaussian_int`, for the Laplace mechanism: P(|k| >= n) = exp(-(n - 1/2) / scale)
+    for n >= 1, exactly. The edges are the same.
+
+    >>> laplace_int(Entropy(), 0.0, 3).tolist()
+    [0, 0, 0]
+    """
+    return _rounded(_LAPLACE, entropy, scale, shape)
+
+
+def _rounded(
+    law: "_Law", entropy: Entropy, scale: npt.ArrayLike, shape: int | tuple[int, ...]
+) -> Integers:
+    """Rounded draws of a law, a piece at a time.
+
+    The lowest bit of a word is the sign, the others are the first 63 bits of p, uniform on
+    (0, 1). Floats err by less than `_MARGIN` in |Z| for p above 2^-16; where that could change
+    the integer, and for smaller p, exact arithmetic decides.
+    """
+    scales = np.asarray(scale, dtype=np.float64)
+    if not bool(((scales >= 0) & (scales <= LARGEST_SCALE)).all()):
+        raise ValueError(f"noise of {scale!r} steps: at least 0 and at most 2^32 are possible")
+    out = np.empty(shape, dtype=np.int64)
+    flat, each = out.reshape(-1), np.broadcast_to(scales, out.shape).reshape(-1)
+    for start in range(0, len(flat), _PIECE):
+        piece, steps = flat[start : start + _PIECE], each[start : start + _PIECE]
+        words = entropy.words(len(piece))
+        place = words >> np.uint64(1)
+        sizes = law.size((place.astype(np.float64) + 0.5) * 2.0**-63)
+        sizes *= steps
+        whole = np.rint(sizes)
+        np.copyto(piece, whole, casting="unsafe")
+        sizes -= whole
+        unsure = np.abs(sizes, out=sizes) > 0.5 - _MARGIN * np.maximum(steps, 1.0)
+        unsure |= place < _FAR
+        for i in np.flatnonzero(unsure & (steps > 0)).tolist():
+            piece[i] = _settled(law, entropy, float(steps[i]), int(place[i]))
+        piece *= 1 - 2 * (words & np.uint64(1)).astype(np.int64)
+    return out
+
+
+def _settled(law: "_Law", entropy: Entropy, scale: float, place: int) -> int:
+    """round(scale x |Z|), exactly, for p that starts with the bits of `place`."""
+    bits = _FIRST_BITS
+    while True:
+        high, low = entropy.words(2).tolist()
+        place, bits = place << _MORE_BITS | high << 64 | low, bits + _MORE_BITS
+        middle = np.array((2 * place + 1) / (1 << bits + 1))
+        guess = int(np.rint(law.size(middle) * scale))
+        cell = _cell(law, Fraction(scale), place, bits, guess)
+        if cell is not None:
+            return cell
+
+
+def _cell(law: "_Law", scale: Fraction, place: int, bits: int, guess: int) -> int | None:
+    """The k with (k - 1/2) / scale < |Z| < (k + 1/2) / scale; None if `bits` bits cannot tell."""
+
+    def beyond(k: int) -> bool | None:
+        """Whether |Z| is beyond the upper edge of k: whether p is below that edge's tail."""
+        tail = law.tail(Fraction(2 * k + 1, 2) / scale, bits)
+        if place + 1 <= tail - 2:
+            return True
+        return False if place >= tail + 2 else None
+
+    k = guess
+    while above := beyond(k):
+        k += 1
+    while above is False and k > 0:
+        above = beyond(k - 1)
+        if above:
+            return k
+        k -= 1
+    return None if above is None else k
+
+
+def _check_type(rows: torch.Tensor) -> None:
+    if rows.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"rows are {rows.dtype}: float32 or float64 is needed")
+
+
+# --- tails to any number of bits, in integers ---
+
+
+def normal_tail(x: Fraction, bits: int) -> int:
+    """P(|Z| > x) x 2^bits for a standard normal Z and x >= 0.
+
+    Guarantee: less than two units off, for bits up to 1000.
+
+    | edge | behaviour |
+    |---|---|
+    | x 0 | 2^bits |
+    | a tail far below 2^-bits | 0 |
+
+    >>> normal_tail(Fraction(196, 100), 63) / 2**63
+    0.049995790296440...
+    """
+    power = x * x / 2
+    if power > bits:
+        return 0
+    room = bits + _GUARD_BITS
+    inside = _series(power, room, 2) * _root(room) * x.numerator // (x.denominator << room)
+    return ((1 << room) - inside) >> _GUARD_BITS
+
+
+def exponential_tail(x: Fraction, bits: int) -> int:
+    """P(X > x) x 2^bits = exp(-x) x 2^bits for x >= 0. Guarantee and edges: as `normal_tail`.
+
+    >>> exponential_tail(Fraction(1), 63) / 2**63 == math.exp(-1)
+    True
+    """
+    if x > bits:
+        return 0
+    return _series(x, bits + _GUARD_BITS, 0) >> _GUARD_BITS
+
+
+def _series(power: Fraction, room: int, step: int) -> int:
+    """The sum over n of (-power)^n / (n! (step n + 1)), times 2^room: two units off per term.
+
+    Terms grow before they shrink, but cutting one off at a unit moves the sum by at most a unit.
+    """
+    top, bottom = power.numerator, power.denominator
+    term = total = 1 << room
+    n = 0
+    while term:
+        n += 1
+        term = term * top // (bottom * n)
+        total += (-term if n % 2 else term) // (step * n + 1)
+    return total
+
+
+@lru_cache(maxsize=32)
+def _root(room: int) -> int:
+    """sqrt(2 / pi) x 2^room."""
+    pi = 4 * (4 * _arccot(5, room) - _arccot(239, room))
+    return math.isqrt((2 << 3 * room) // pi)
+
+
+def _arccot(n: int, room: int) -> int:
+    """arccot(n) x 2^room."""
+    power = total = (1 << room) // n
+    k = 1
+    while power:
+        power //= -n * n
+        k += 2
+        total += power // k
+    return total
+
+
+@dataclass(frozen=True)
+class _Law:
+    """A symmetric law: `size` is the |Z| that is exceeded with probability p, in floats.
+
+    `tail(x, bits)` is P(|Z| > x) x 2^bits, less than two units off.
+    """
+
+    size: Callable[[Floats], Floats]
+    tail: Callable[[Fraction, int], int]
+
+
+_NORMAL = _Law(lambda p: -ndtri(p * 0.5), normal_tail)
+_LAPLACE = _Law(lambda p: -np.log(p), exponential_tail)

@@ -1,0 +1,214 @@
+"""Mechanisms: noise for rows [K, P], in place, row k from its own key, or secret on a grid.
+
+A mechanism never sees a sensitivity typed by hand: `scales` is what a release computed from a
+bound. Rows are drawn in blocks that stay in the cache.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting import events
+from fedveil.privacy.noise.grid import Grid, gaussian_int, grid_for, laplace_int
+from fedveil.privacy.noise.secure_random import Entropy
+from fedveil.privacy.noise.streams import Keys, Secret, laplace_, normal_, uniform_
+from fedveil.privacy.rows import Norm
+
+Scales = npt.NDArray[np.float64]
+
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class GaussianMechanism:
+    """Add N(0, (multiplier x sensitivity)^2) to every coordinate of rows bounded in L2.
+
+    Guarantee: a row (or a sum of rows) of L2 sensitivity D, released once, is the Gaussian
+    mechanism with the event `release`.
+
+    | edge | behaviour |
+    |---|---|
+    | multiplier < 0, NaN or infinite | BadInput |
+    | multiplier 0 | no noise; the event has multiplier 0 and its epsilon is infinite |
+    | zero row | noise all the same |
+    """
+
+    multiplier: float
+
+    norm = Norm.L2
+    word = "Gaussian"
+    variance = 1.0
+
+    def __post_init__(self) -> None:
+        _check_multiplier(self.multiplier)
+
+    @property
+    def release(self) -> events.Gaussian:
+        """What one application releases."""
+        return events.Gaussian(self.multiplier)
+
+    def grid(self, scale: float, size: int) -> Grid:
+        """The grid of secret noise of this scale on rows of `size` coordinates."""
+        return grid_for(scale / self.multiplier, scale, size, self.norm)
+
+    def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
+        """rows[k] += scales[k] x standard normals; scales[k] = multiplier x sensitivity."""
+        if isinstance(keys, Secret):
+            _add_on_grid_(rows, scales, self.grid, gaussian_int)
+            return
+        for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
+            block.addcmul_(normal_(scratch, block_keys), scale)
+
+
+@dataclass(frozen=True)
+class LaplaceMechanism:
+    """Add Laplace noise of scale multiplier x sensitivity to every coordinate, rows bounded in L1.
+
+    Guarantee: a row of L1 sensitivity D, released once, is (1 / multiplier)-DP, pure.
+
+    | edge | behaviour |
+    |---|---|
+    | multiplier < 0, NaN or infinite | BadInput |
+    | a uniform at the very end of its range | finite noise: at most 46 scales |
+    """
+
+    multiplier: float
+
+    norm = Norm.L1
+    word = "Laplace"
+    variance = 2.0
+
+    def __post_init__(self) -> None:
+        _check_multiplier(self.multiplier)
+
+    @property
+    def release(self) -> events.Laplace:
+        """What one application releases."""
+        return events.Laplace(self.multiplier)
+
+    def grid(self, scale: float, size: int) -> Grid:
+        """The grid of secret noise of this scale on rows of `size` coordinates."""
+        return grid_for(scale / self.multiplier, scale, size, self.norm)
+
+    def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
+        """rows[k] += scales[k] x standard Laplace; scales[k] = multiplier x sensitivity."""
+        if isinstance(keys, Secret):
+            _add_on_grid_(rows, scales, self.grid, laplace_int)
+            return
+        for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
+            block.addcmul_(laplace_(scratch, block_keys), scale)
+
+
+@dataclass(frozen=True)
+class TwoPointMechanism:
+    """Report every weight of [c - r, c + r] as c + r kappa or c - r kappa (Sun et al. 2021).
+
+    kappa = (e^eps + 1) / (e^eps - 1), P(high) = 1/2 + (w - c) / (2 r kappa). Weights outside the
+    range are clamped first.
+
+    Guarantee: for any two inputs, clamped or not, the probability of either report differs by a
+    factor of at most e^eps, exactly: the uniform draw is a multiple of 2^-23 and inputs are drawn
+    2^-22 towards the centre to make up for it. The report is unbiased for the clamped weight, up
+    to that 2^-22 r kappa, with variance (r kappa)^2 - (w - c)^2.
+
+    | edge | behaviour |
+    |---|---|
+    | epsilon below 1e-6, NaN or infinite | BadInput (the draw has a grid of 2^-23) |
+    | weight outside the range | clamped |
+    | radius 0 | the report is c: constant, nothing is said |
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        if not (self.epsilon >= 1e-6 and math.isfinite(self.epsilon)):
+            raise BadInput(f"noise.epsilon is {self.epsilon}: a number >= 1e-6 is needed")
+
+    @property
+    def release(self) -> events.TwoPoint:
+        """What one weight releases."""
+        return events.TwoPoint(self.epsilon)
+
+    @property
+    def kappa(self) -> float:
+        """How far outside the range a report lies: 2.16 at epsilon 1, 20 at epsilon 0.1.
+
+        >>> round(TwoPointMechanism(1.0).kappa, 3)
+        2.164
+        """
+        return 1 / math.tanh(self.epsilon / 2)
+
+    def report_(
+        self, rows: torch.Tensor, centre: torch.Tensor, radius: torch.Tensor, keys: Keys
+    ) -> None:
+        """Replace rows [K, P] by reports; centre and radius [P] are public."""
+        reach = radius * self.kappa
+        inverse = torch.where(reach > 0, 1 / reach, 0.0)
+        most = max(0.0, 1 / self.kappa - 2.0**-22)
+        for block, _, block_keys, scratch in _blocks(rows, np.ones(len(rows)), keys):
+            draw = uniform_(scratch, block_keys)
+            block.sub_(centre).mul_(inverse).clamp_(-most, most).sub_(draw)
+            torch.copysign(reach, block, out=block)
+            block.add_(centre)
+
+
+def add_to_sum_(
+    mechanism: GaussianMechanism | LaplaceMechanism, total: torch.Tensor, scale: float, keys: Keys
+) -> None:
+    """total [P], a sum of clients' rows, += noise of that scale.
+
+    Guarantee: with secret noise, a sum of rows that were not cut to the grid is an AssertionError:
+    float sums round, and that would move one client's influence.
+    """
+    if isinstance(keys, Secret) and not mechanism.grid(scale, len(total)).holds(total):
+        raise AssertionError("a sum that is not on the grid has no sensitivity to rely on")
+    mechanism.add_(total[None, :], np.array([scale]), keys)
+
+
+def _add_on_grid_(
+    rows: torch.Tensor,
+    scales: Scales,
+    grid_of: Callable[[float, int], Grid],
+    draw: Callable[[Entropy, float, int], npt.NDArray[np.int64]],
+) -> None:
+    """rows[k] becomes a multiple of a public step: cut to it, plus rounded secret noise.
+
+    Guarantee: docs/proofs/secure.md. Cutting lengthens no row. A sum of rows must consist of cut
+    ones (`Grid.cut_`), which cutting leaves alone. The integers are the release; writing them into
+    float32 rows comes after it.
+    """
+    entropy, size = Entropy(), rows.shape[1]
+    for scale in np.unique(scales[scales > 0]).tolist():
+        grid = grid_of(scale, size)
+        alike = np.flatnonzero(scales == scale)
+        together = max(1, _BLOCK // max(1, size))
+        for a in range(0, len(alike), together):
+            some = torch.from_numpy(alike[a : a + together])
+            block = rows[some]
+            for piece in torch.split(block, _BLOCK, dim=1):
+                noise = torch.from_numpy(draw(entropy, scale / grid.step, piece.numel()))
+                piece.copy_(grid.dequantise(grid.quantise(piece) + noise.view_as(piece)))
+            rows[some] = block
+
+
+def _blocks(
+    rows: torch.Tensor, scales: Scales, keys: Keys
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, Keys, torch.Tensor]]:
+    """(rows, scales as a column, keys, scratch) a few rows at a time."""
+    step = max(1, _BLOCK // max(1, rows.shape[1]))
+    scratch = torch.empty(min(step, len(rows)), rows.shape[1], dtype=rows.dtype)
+    columns = torch.from_numpy(np.asarray(scales, dtype=np.float64)).to(rows.dtype)[:, None]
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step]
+        here = slice(start, start + len(block))
+        yield block, columns[here], keys[here], scratch[: len(block)]
+
+
+def _check_multiplier(multiplier: float) -> None:
+    if not (multiplier >= 0 and math.isfinite(multiplier)):
+        raise BadInput(f"noise.multiplier is {multiplier}: a number >= 0 is needed")

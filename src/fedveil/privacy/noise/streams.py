@@ -1,0 +1,239 @@
+"""Keyed streams: every draw is a pure function of (seed, purpose, round, client, index).
+
+Nothing here keeps state between calls, so a draw does not depend on the chunk, the worker, the
+engine or the order in which clients are processed, and a round can be replayed on its own.
+These streams make a simulation repeatable. They are not secret: whoever knows the seed knows
+the noise, and a claim made from them says so (`NoiseSource.SEEDED`). Secret streams draw everything
+that protects somebody from the operating system instead, and repeat nothing.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import ndtr, ndtri
+
+from fedveil.privacy.noise.secure_random import Entropy
+
+
+class Secret:
+    """In place of keys: `count` rows whose randomness is the operating system's, drawn anew.
+
+    Nothing can be drawn twice from it. Words and uniforms come straight from it; noise only
+    through a mechanism, which puts it on a grid.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, rows: Any) -> "Secret":
+        return Secret(len(np.empty(self._count, dtype=np.int8)[rows]))
+
+
+SeededKeys = npt.NDArray[np.uint64]
+Keys = SeededKeys | Secret
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_SMALL = 256  # below this many coordinates a row, one vectorised draw beats a generator per row
+_FAR_NORMAL = 4.8
+_FAR_LAPLACE = 12 * math.log(2)
+_TAILS = np.uint64(0xD1B54A32D192ED03)
+_STATE_WORDS = 624
+_STATE_START = 24
+_STATE_STOP = _STATE_START + 8 * _STATE_WORDS
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The streams of one seed.
+
+    >>> a, b = Streams(1), Streams(1)
+    >>> int(a.generator("cohort", 3).integers(1000)) == int(b.generator("cohort", 3).integers(1000))
+    True
+    """
+
+    seed: int
+    secret: bool = False
+
+    @property
+    def entropy(self) -> Entropy | None:
+        """Where sampling is to be secret, the source of it."""
+        return Entropy() if self.secret else None
+
+    def key(self, purpose: str, *parts: int) -> int:
+        """128 bits that identify (seed, purpose, parts)."""
+        text = "\x1f".join([str(self.seed), purpose, *map(str, parts)])
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+
+    def generator(self, purpose: str, *parts: int) -> np.random.Generator:
+        """One generator for draws that are not per client: cohorts, orders, partitions."""
+        return np.random.Generator(np.random.Philox(key=self.key(purpose, *parts)))
+
+    def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
+        """One 64-bit key per client, for the row functions below; none where noise is secret."""
+        if self.secret:
+            return Secret(len(np.asarray(clients)))
+        base = self.key(purpose, round, *parts)
+        low, high = np.uint64(base & (2**64 - 1)), np.uint64(base >> 64)
+        ids = np.asarray(clients, dtype=np.uint64)
+        return _mix(_mix(ids * _GOLDEN + low) ^ high)
+
+
+@dataclass(frozen=True)
+class JointStreams:
+    """The streams of several seeds side by side: the first `counts[0]` clients have the first."""
+
+    each: tuple[Streams, ...]
+    counts: tuple[int, ...]
+
+    secret = False
+
+    def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
+        """One key per client, that of its own seed."""
+        places = np.cumsum(self.counts)[:-1]
+        pieces = np.split(np.asarray(clients), places)
+        found = [
+            streams.keys(purpose, round, piece, *parts)
+            for streams, piece in zip(self.each, pieces, strict=True)
+        ]
+        return np.concatenate([keys for keys in found if not isinstance(keys, Secret)])
+
+
+class KeySource(Protocol):
+    """Whatever gives each client of a cohort its key."""
+
+    @property
+    def secret(self) -> bool: ...
+
+    def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys: ...
+
+
+def bits(keys: Keys, count: int) -> npt.NDArray[np.uint64]:
+    """[K, count] uniform 64-bit words: row k is the SplitMix64 sequence that starts at keys[k]."""
+    if isinstance(keys, Secret):
+        return Entropy().words(len(keys) * count).reshape(len(keys), count)
+    with np.errstate(over="ignore"):
+        steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+        return _mix(keys[:, None] + steps[None, :])
+
+
+def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
+    """Fill the rows of `out` [K, P] with standard normals, row k from keys[k], and return it.
+
+    A float32 draw by itself ends at 5.77 standard deviations, beyond which an unnoised value would
+    show itself outright. Values beyond 4.8 are therefore drawn again from the exact tail, with 53
+    bits, which reaches 9.9.
+    """
+    keys = _seeded(out, keys)
+    if out.shape[1] > _SMALL:
+        _fill_rows(out, keys, lambda row, generator: row.normal_(generator=generator))
+    else:
+        pairs = -(-out.shape[1] // 2)
+        first, second = np.hsplit(_uniforms(keys, 2 * pairs), 2)
+        radius, angle = np.sqrt(-2 * np.log1p(-first)), 2 * np.pi * second
+        both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+        out.copy_(torch.from_numpy(both[:, : out.shape[1]]))
+    if out.numel():
+        rows = torch.nonzero(out.abs().amax(dim=1) > _FAR_NORMAL)[:, 0]
+        few = out[rows]
+        far = few.abs() > _FAR_NORMAL
+        _renew(few, far, keys[rows.numpy()], lambda u: -ndtri(u * ndtr(-_FAR_NORMAL)))
+        out[rows] = few
+    return out
+
+
+def laplace_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
+    """Fill the rows of `out` [K, P] with Laplace noise of scale 1, row k from keys[k]; return it.
+
+    Values beyond 12 ln 2 are drawn again from the exact tail, which reaches 45 scales: the draw of
+    24 bits would end at 17 and be coarse before that.
+    """
+    keys = _seeded(out, keys)
+    uniform_(out, keys)
+    minus_size = out.abs().neg_().log1p_()
+    torch.copysign(minus_size, out, out=out)
+    _renew(out, minus_size < -_FAR_LAPLACE, keys, lambda u: _FAR_LAPLACE - np.log(u))
+    return out
+
+
+def uniform_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
+    """Fill the rows of `out` [K, P] with uniforms on [-1, 1), row k from keys[k], and return it.
+
+    A float32 row holds multiples of 2^-23, a float64 row of 2^-52.
+    """
+    _check_rows(out, keys)
+    if out.shape[1] > _SMALL and not isinstance(keys, Secret):
+        return _fill_rows(
+            out, keys, lambda row, generator: row.uniform_(-1, 1, generator=generator)
+        )
+    fine = 24 if out.dtype is torch.float32 else 53
+    words = bits(keys, out.shape[1]) >> np.uint64(64 - fine)
+    return out.copy_(torch.from_numpy(words.astype(np.float64) * 2.0 ** (1 - fine) - 1))
+
+
+def _renew(
+    out: torch.Tensor,
+    far: torch.Tensor,
+    keys: SeededKeys,
+    tail: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
+) -> None:
+    """Give the values marked `far` new sizes tail(u), u uniform on (0, 1); their signs stay."""
+    rows, columns = np.divmod(np.flatnonzero(far.numpy()), max(1, far.shape[1]))
+    if len(rows):
+        with np.errstate(over="ignore"):
+            words = _mix(_mix(keys[rows] ^ _TAILS) + columns.astype(np.uint64) * _GOLDEN)
+        uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        sizes = torch.from_numpy(tail(uniform)).to(out.dtype)
+        out[rows, columns] = torch.copysign(sizes, out[rows, columns])
+
+
+def _seeded(out: torch.Tensor, keys: Keys) -> SeededKeys:
+    """Refuse noise in floats where it is to be secret: its low bits would tell what it hides."""
+    _check_rows(out, keys)
+    if isinstance(keys, Secret):
+        raise AssertionError("secret noise is added by a mechanism, on a grid")
+    return keys
+
+
+def _check_rows(out: torch.Tensor, keys: Keys) -> None:
+    """Refuse to spread one key's noise over several rows."""
+    if len(out) != len(keys):
+        raise AssertionError(f"{len(out)} rows for {len(keys)} keys")
+
+
+def _fill_rows(
+    out: torch.Tensor, keys: SeededKeys, draw: Callable[[torch.Tensor, torch.Generator], object]
+) -> torch.Tensor:
+    """Draw each row with torch's generator, its whole state of 624 words set from the row's key.
+
+    Seeding the generator in the ordinary way would keep only 32 bits of the key, and among a
+    hundred thousand rows some would carry the same noise.
+    """
+    generator = torch.Generator()
+    state = generator.manual_seed(0).get_state().numpy()
+    for row, words in zip(out, bits(keys, _STATE_WORDS) >> np.uint64(32), strict=True):
+        state[_STATE_START:_STATE_STOP] = words.view(np.uint8)
+        generator.set_state(torch.from_numpy(state))
+        draw(row, generator)
+    return out
+
+
+def _uniforms(keys: SeededKeys, count: int) -> npt.NDArray[np.float64]:
+    """[K, count] uniforms on [0, 1) with 53 bits."""
+    return (bits(keys, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of SplitMix64: a bijection in which every input bit reaches every output."""
+    with np.errstate(over="ignore"):
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,133 @@
+"""One client after the other, by ordinary autograd on its real records only.
+
+Convolutions run channels-last where the module can, and a batch is computed in pieces that stay in
+the cache: the gradient of a mean is a sum, so this changes rounding and nothing else.
+"""
+
+import sys
+
+import torch
+from torch import nn
+
+from fedveil.models.task import Task
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.rows import Norm, add_weighted_, row_norms
+from fedveil.training.batches import Batch
+from fedveil.training.cohort import CohortData
+from fedveil.training.gradients.per_example import ExampleBounds
+
+_IMAGES = 32
+_RECORDS = 1024
+
+
+class Looped:
+    """One client after the other."""
+
+    def __init__(
+        self, task: Task, x: torch.Tensor, y: torch.Tensor, *, mixes: bool = False
+    ) -> None:
+        """`x`, `y` are a few records, for a look at how the module treats them.
+
+        Where the records of a batch see each other (`mixes`), it is never cut into pieces.
+        """
+        self._task = task
+        self._examples = ExampleBounds(task, x, y)
+        images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.layers.values())
+        self._piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
+
+    def walk(self, start: torch.Tensor, cohort: CohortData, *, spanned: bool) -> "LoopedWalk":
+        """A walk in the parameters themselves."""
+        return LoopedWalk(self._task, self._examples, self._piece, start, cohort)
+
+
+class LoopedWalk:
+    """Parameters of one client at a time, in one buffer."""
+
+    def __init__(
+        self,
+        task: Task,
+        examples: ExampleBounds,
+        piece: int,
+        start: torch.Tensor,
+        cohort: CohortData,
+    ) -> None:
+        self._task, self._examples, self._piece = task, examples, piece
+        self._start, self._cohort = start, cohort
+        self._here = torch.empty_like(start)
+        self.width, self.spanned = task.size, False
+
+    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """Autograd writes each client's gradient straight into its row."""
+        out = torch.zeros(len(self._cohort), self.width)
+        self._add_gradients_(out, moved, batch, 1.0)
+        return out
+
+    def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
+        """Autograd steps straight along the gradient, which has no row of its own."""
+        out = torch.zeros(len(self._cohort), self.width) if moved is None else moved
+        self._add_gradients_(out, moved, batch, -rate)
+        return out
+
+    def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
+        """Norms from what each layer sees and sends back, where its kind is known."""
+        out = torch.zeros(len(self._cohort), self.width)
+        for k in range(len(out)):
+            x, y = batch.real(self._cohort, k)
+            if len(x):
+                self._examples.add_bounded_(out[k], self._parameters(moved, k), x, y, bound)
+        return out
+
+    def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return row_norms(moved, norm)
+
+    def rows(self, moved: torch.Tensor) -> torch.Tensor:
+        return moved
+
+    def add_weighted_(
+        self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        add_weighted_(total, moved, weights)
+
+    def _parameters(self, moved: torch.Tensor | None, k: int) -> torch.Tensor:
+        """Client k's parameters: always a copy, which a module may spoil for that client alone."""
+        if moved is None:
+            return self._here.copy_(self._start)
+        return torch.add(self._start, moved[k], out=self._here)
+
+    def _add_gradients_(
+        self, rows: torch.Tensor, moved: torch.Tensor | None, batch: Batch, factor: float
+    ) -> None:
+        """rows += factor x gradients at `moved`, which may be the rows themselves."""
+        for k, row in enumerate(rows):
+            x, y = batch.real(self._cohort, k)
+            if len(x) == 0:
+                continue
+            named, beside = self._leaves(self._parameters(moved, k), row)
+            for a in range(0, len(x), self._piece):
+                piece = slice(a, a + self._piece)
+                with torch.enable_grad():
+                    records = self._examples.layout(x[piece])
+                    outputs = self._task.call(named, records)
+                    loss = self._task.loss(outputs, y[piece]).sum() * (factor / len(x))
+                torch.autograd.backward(loss)
+            for place, gradient in beside:
+                place += gradient
+
+    def _leaves(
+        self, flat: torch.Tensor, row: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
+        """Parameters whose gradients accumulate in `row`; and those that must do it elsewhere.
+
+        Kernels may lie channels-last, and torch wants their gradients to lie as they do.
+        """
+        leaves, beside = {}, []
+        places = self._task.named(row)
+        for name, value in self._task.named(flat).items():
+            leaf = self._examples.layout(value.detach()).requires_grad_()
+            if leaf.stride() == value.stride():
+                leaf.grad = places[name]
+            else:
+                leaf.grad = torch.zeros_like(leaf)
+                beside.append((places[name], leaf.grad))
+            leaves[name] = leaf
+        return leaves, beside

@@ -1,0 +1,89 @@
+"""Any module, all clients in one call, by `torch.func.vmap`: the general vectorised walk."""
+
+from collections.abc import Callable
+
+import torch
+from torch.func import grad, vmap
+
+from fedveil.models.task import Task
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.rows import Norm, add_weighted_, row_norms
+from fedveil.training.batches import Batch
+from fedveil.training.cohort import CohortData
+
+_EXAMPLES = 1 << 26
+
+Vmapped = Callable[..., torch.Tensor]
+
+
+class VmappedWalk:
+    """Parameters of all clients side by side, [K, P]."""
+
+    def __init__(self, task: Task, start: torch.Tensor, cohort: CohortData) -> None:
+        self._task, self._start, self._cohort = task, start, cohort
+        self.width, self.spanned = task.size, False
+
+    def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """Autograd of each client's weighted losses."""
+
+        def loss(
+            params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+        ) -> torch.Tensor:
+            return (self._task.losses(params, x, y) * weights).sum()
+
+        x, y = batch.of(self._cohort)
+        if moved is None and self._start.ndim == 1:
+            at_start: Vmapped = vmap(grad(loss), in_dims=(None, 0, 0, 0))
+            return batch.without_idle_(at_start(self._start, x, y, batch.weights))
+        out: Vmapped = vmap(grad(loss))
+        here = self._start if moved is None else self._start + moved
+        return batch.without_idle_(out(here, x, y, batch.weights))
+
+    def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
+        gradient = self.mean(moved, batch)
+        return gradient.mul_(-rate) if moved is None else moved.add_(gradient, alpha=-rate)
+
+    def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
+        """Every example's gradient is materialised, a few clients at a time."""
+        x, y = batch.of(self._cohort)
+        params = (self._start if moved is None else self._start + moved).expand(len(x), -1)
+        out = torch.zeros(len(x), self.width)
+        examples: Vmapped = vmap(example_gradients(self._task))
+        step = max(1, _EXAMPLES // (self.width * max(1, x.shape[1])))
+        for a in range(0, len(x), step):
+            here = slice(a, a + step)
+            rows = examples(params[here], x[here], y[here])
+            bounded = bounded_or_zero_(rows.flatten(0, 1), bound).view_as(rows)
+            out[here] = torch.einsum("kbp,kb->kp", bounded, batch.mask[here])
+        return out
+
+    def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return row_norms(moved, norm)
+
+    def rows(self, moved: torch.Tensor) -> torch.Tensor:
+        return moved
+
+    def add_weighted_(
+        self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        add_weighted_(total, moved, weights)
+
+
+def example_gradients(task: Task) -> Vmapped:
+    """(params [P], x [B, ...], y [B]) -> the gradient of each example, [B, P]."""
+
+    def loss(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return task.losses(params, x[None], y[None])[0]
+
+    examples: Vmapped = vmap(grad(loss), in_dims=(None, 0, 0))
+    return examples
+
+
+def bounded_or_zero_(rows: torch.Tensor, bound: Bound) -> torch.Tensor:
+    """Bound the rows [B, P] in place; one that is not finite becomes zero."""
+    norms = row_norms(rows, bound.norm)
+    finite = torch.isfinite(norms)
+    if not bool(finite.all()):
+        rows[~finite] = 0.0
+        norms = torch.where(finite, norms, 0.0)
+    return bound.apply_(rows, norms).rows

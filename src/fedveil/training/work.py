@@ -1,0 +1,155 @@
+"""Local work on a cohort: from the round's model to one update per client, as rows [K, P]."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fedveil.checks import check, shown
+from fedveil.errors import BadInput
+from fedveil.privacy.clip import Bounded
+from fedveil.privacy.rows import Norm
+from fedveil.training.batches import Batches
+from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.reports import Spanned
+from fedveil.training.turn import Turn, bounded_
+
+
+@dataclass(frozen=True)
+class OneGradient:
+    """FedSGD: the update is minus the full-batch gradient at the round's model."""
+
+    def visits(self, records: int) -> int:
+        """How many records a client with `records` of them looks at in a round."""
+        return records
+
+    def at_once(self, records: int) -> int:
+        """How many of them in one step."""
+        return records
+
+    def whole(self, records: int) -> bool:
+        """Whether every step is the mean over all records of a client with `records` of them."""
+        return True
+
+    def updates(self, turn: Turn) -> Bounded:
+        """One gradient per client, bounded when there is a bound."""
+        cohort = turn.cohort
+        batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, turn.round, turn.streams)
+        walk = turn.gradients.walk(turn.start, cohort, spanned=False)
+        return bounded_(walk.mean(None, batch.at(0)).neg_(), turn.bound)
+
+
+@dataclass(frozen=True)
+class Decay:
+    """2 / (mu (k + gamma)) in local iteration k, counted over all rounds (Fu et al., Theorem 3)."""
+
+    mu: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("mu", self.mu), ("gamma", self.gamma)):
+            check(f"local.{name}", value)
+
+    def rate(self, iteration: int) -> float:
+        return 2 / (self.mu * (iteration + self.gamma))
+
+
+@dataclass(frozen=True)
+class LocalSgd:
+    """FedAvg: SGD from the round's model; the update is where it ended minus where it began.
+
+    With a bound on the update it is projected onto the ball around the *round's* model after
+    every batch (Naseri et al., algorithm 1, line 21 as it must be read); with a bound per gradient
+    every gradient is bounded instead (Fu et al.). `clipped` tells whether either was active in any
+    step. `decay`, when given, replaces the constant learning rate.
+    """
+
+    batches: Batches
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    decay: Decay | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.batches, Batches):
+            raise BadInput(f"batches is {shown(self.batches)}: use Batches(size, epochs or steps)")
+        for name in ("lr", "momentum", "weight_decay"):
+            check(f"local.{name}", getattr(self, name))
+        if self.decay is not None and not isinstance(self.decay, Decay):
+            raise BadInput(f"decay is {shown(self.decay)}: use Decay(mu, gamma), or None")
+
+    def rate(self, step: int, round: int) -> float:
+        """The learning rate of local step `step` (from 0) in `round` (from 1)."""
+        if self.decay is None:
+            return self.lr
+        return self.decay.rate((round - 1) * (self.batches.steps or 1) + step)
+
+    def reach(self, round: int) -> float:
+        """The sum of the learning rates of `round`, which is what a bound per gradient needs.
+
+        Only for a fixed number of steps without momentum or weight decay: with either, the update
+        is not a sum of bounded gradients.
+        """
+        if self.batches.steps is None or self.momentum or self.weight_decay:
+            raise BadInput(
+                "bound.each = 'gradient' needs local.steps, no momentum and no weight decay: bound "
+                "the update instead (bound.each = 'update')"
+            )
+        return sum(self.rate(step, round) for step in range(self.batches.steps))
+
+    def visits(self, records: int) -> int:
+        """How many records a client with `records` of them looks at in a round."""
+        if self.batches.epochs is not None:
+            return self.batches.epochs * records
+        return (self.batches.steps or 1) * self.at_once(records)
+
+    def at_once(self, records: int) -> int:
+        """How many of them in one step."""
+        return min(self.batches.size or records, records)
+
+    def whole(self, records: int) -> bool:
+        """Whether every step is the mean over all records of a client with `records` of them."""
+        return self.at_once(records) == records
+
+    def updates(self, turn: Turn) -> Bounded | Spanned:
+        """Run every client's local steps side by side."""
+        bound, cohort = turn.bound, turn.cohort
+        plan = self.batches.of(cohort.ids, cohort.sizes, turn.round, turn.streams)
+        spanned = not self.weight_decay and (bound is None or bound.norm is Norm.L2)
+        walk = turn.gradients.walk(turn.start, cohort, spanned=spanned)
+        per_gradient = None if bound is None else bound.per_gradient
+        per_update = None if bound is None or per_gradient is not None else bound
+        plain = per_gradient is None and not self.weight_decay and not self.momentum
+        moved: torch.Tensor | None = None
+        velocity: torch.Tensor | None = None
+        clipped = torch.zeros(len(cohort), dtype=torch.bool)
+        for step in range(plan.steps):
+            batch, rate = plan.at(step), self.rate(step, turn.round)
+            if plain:
+                moved = walk.descend_(moved, batch, rate)
+            else:
+                direction = walk.mean(moved, batch)
+                if per_gradient is not None:
+                    lengths = walk.norms(direction, per_gradient.norm)
+                    clipped |= bounded_(direction, per_gradient, lengths).clipped
+                if self.weight_decay:
+                    here = turn.start if moved is None else turn.start + moved
+                    direction.add_(here, alpha=self.weight_decay)
+                if self.momentum:
+                    velocity = direction + (0 if velocity is None else self.momentum * velocity)
+                    direction = velocity.clone()
+                batch.without_idle_(direction)
+                moved = (
+                    direction.mul_(-rate) if moved is None else moved.sub_(direction, alpha=rate)
+                )
+            if per_update is not None:
+                lengths = walk.norms(moved, per_update.norm)
+                clipped |= bounded_(moved, per_update, lengths).clipped
+        if moved is None:
+            raise AssertionError("local SGD takes at least one step")
+        if turn.summed and walk.spanned:
+            return Spanned(walk, moved, clipped)
+        final = bounded_(walk.rows(moved), bound)
+        return Bounded(final.rows, final.norms, clipped | final.clipped)
+
+
+LocalWork = OneGradient | LocalSgd | LocalDpSgd

@@ -1,0 +1,309 @@
+"""`fedveil plan`: from the words of the command line to a ranked table and a recipe."""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedveil.checks import check
+from fedveil.errors import BadInput
+from fedveil.runs.disk import write_atomic
+from fedveil.tuning.candidates import STEPS, Space
+from fedveil.tuning.formula import Choice, Question, choices, thumb
+from fedveil.tuning.grid import Axis
+from fedveil.tuning.report import Report
+from fedveil.tuning.search import OnTrial
+from fedveil.tuning.simulate import simulate
+from fedveil.tuning.theorise import theorise
+from fedveil.tuning.theory import Federation
+from fedveil.tuning.trials import Laboratory
+
+_SHOWN = 12
+_DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What formulas alone go by."""
+
+    clients: int | None
+    per_round: int | None
+    parameters: int | None
+    epsilon: float | None
+    delta: float | None = None
+    noise: str | None = None
+    trust: str | None = None
+
+    def question(self) -> Question:
+        """The question they ask; refuses one that is not whole."""
+        missing = [
+            f"--{name.replace('_', '-')}"
+            for name in ("clients", "per_round", "parameters", "epsilon")
+            if getattr(self, name) is None
+        ]
+        if missing:
+            raise BadInput(f"formulas need {', '.join(missing)}; or name a recipe to plan")
+        for name in ("clients", "per_round", "parameters", "epsilon"):
+            check(f"--{name.replace('_', '-')}", getattr(self, name))
+        delta = _DELTA if self.delta is None else self.delta
+        check("--delta", delta)
+        if self.noise not in (None, "laplace", "gaussian"):
+            raise BadInput(f"--noise is {self.noise!r}: use laplace or gaussian")
+        if self.trust not in (None, "local", "central"):
+            raise BadInput(f"--trust is {self.trust!r}: use local or central")
+        return Question(
+            Federation(self.clients or 0, self.per_round or 0, self.parameters or 0),
+            self.epsilon or 0.0,
+            delta,
+            laplace=self.noise == "laplace",
+            trusted_server=self.trust == "central",
+        )
+
+    def check_unused(self) -> None:
+        """With a recipe all of this is the recipe's to say."""
+        for field in fields(self):
+            if getattr(self, field.name) is not None:
+                raise BadInput(
+                    f"--{field.name.replace('_', '-')} is for formulas without a recipe: use "
+                    "--set, as in --set budget.epsilon=1"
+                )
+
+
+def by_formula(sizes: Sizes, space: Space, *, as_json: bool) -> None:
+    """No data, no training: what the noise leaves of the signal."""
+    if space.bounds or space.rates:
+        raise BadInput("--bounds and --rates need a recipe: name one")
+    question = sizes.question()
+    found = choices(question, space.steps, space.iterations)
+    most = max(space.iterations)
+    if as_json:
+        print(json.dumps(_formula_json(question, found, most), indent=2))
+        return
+    table = Table(title="strongest signal first", title_justify="left")
+    for name in ("E", "T", "rounds", "reports per client", "noise / bound", "signal / noise"):
+        table.add_column(name, justify="right")
+    for choice in found[:_SHOWN]:
+        table.add_row(
+            str(choice.steps),
+            str(choice.iterations),
+            str(choice.rounds),
+            str(choice.turns),
+            f"{choice.noise:.3g}",
+            f"{choice.signal:.3g}",
+        )
+    console = Console(markup=False, emoji=False)
+    console.print(table)
+    _say(console, f"z = {question.exponent:g}: {question.verdict}")
+    _say(console, f"theory without constants: {thumb(question, most)}")
+    _say(console, f"the claim of the first: {found[0].claim}")
+    _say(
+        console,
+        "noise / bound: on a coordinate of a round's mean update, as a share of the bound on one "
+        "client's update; signal / noise: of the whole run, if every update reached the bound",
+    )
+
+
+def by_recipe(
+    recipe: str,
+    overrides: Sequence[str],
+    space: Space,
+    laboratory: Laboratory,
+    *,
+    simulated: bool,
+    against: Sequence[str],
+    repeat: int,
+    out: Path | None,
+    on_trial: OnTrial,
+) -> Report:
+    """On the recipe's data: by the bound, or by trying."""
+    if against and not simulated:
+        raise BadInput("--against compares by training: add --simulate")
+    if out is not None:
+        _check_out(out)
+    if not simulated:
+        return theorise(recipe, overrides, space, laboratory)
+    return simulate(
+        recipe, overrides, space, laboratory, repeat=repeat, against=against, on_trial=on_trial
+    )
+
+
+def space_of(steps: str, iterations: str, bounds: str, rates: str) -> Space:
+    """The space that the command line's lists describe.
+
+    Of the steps that are looked at unless others are named, those that fit the iterations stay.
+    """
+    e, t = _integers("steps", steps), _integers("iterations", iterations)
+    if e == STEPS:
+        e = tuple(number for number in e if number <= max(t, default=0)) or e
+    return Space(e, t, _numbers("bounds", bounds), _numbers("rates", rates))
+
+
+def tell(report: Report, recipe: str, out: Path | None, *, as_json: bool) -> None:
+    """Write the recipe that won, and print the report."""
+    path = _written(report, out, recipe)
+    if as_json:
+        print(json.dumps(_report_json(report, path), indent=2))
+    else:
+        _print_report(Console(markup=False, emoji=False), report, path)
+
+
+def _print_report(console: Console, report: Report, path: Path) -> None:
+    table = Table()
+    keys = list(dict.fromkeys(key for row in report.rows for key in row.choice))
+    told = any(row.remark for row in report.rows)
+    for name in ("E", "T", "rounds", *keys, report.measure, "noise", *(["remark"] if told else [])):
+        table.add_column(name, overflow="fold")
+    for row in report.rows[:_SHOWN]:
+        table.add_row(
+            str(row.steps),
+            str(row.iterations),
+            str(row.rounds),
+            *(row.choice.get(key, "") for key in keys),
+            row.told,
+            row.told_noise,
+            *([row.remark] if told else []),
+        )
+    _say(console, report.title)
+    console.print(table)
+    if len(report.rows) > _SHOWN:
+        _say(console, f"and {len(report.rows) - _SHOWN} more")
+    _print_heat(console, report)
+    _say(console, f"the claim of the first: {report.rows[0].privacy}")
+    for line in report.why:
+        _say(console, f"why: {line}")
+    for line in report.warnings:
+        console.print(f"note: {line}", style="yellow", highlight=False, soft_wrap=True)
+    _say(console, f"run it: fedveil run {path}")
+
+
+def _print_heat(console: Console, report: Report) -> None:
+    steps, times = _heat_axes(report)
+    _say(console, f"the least {report.measure} over E (down) and T (across):")
+    table = Table()
+    table.add_column("E \\ T")
+    for t in times:
+        table.add_column(str(t), justify="right")
+    for e in steps:
+        values = [report.heat.get((e, t)) for t in times]
+        table.add_row(str(e), *("" if v is None else _heat_text(v) for v in values))
+    console.print(table)
+
+
+def _heat_text(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "diverged"
+
+
+def _heat_axes(report: Report) -> tuple[list[int], list[int]]:
+    return sorted({e for e, _ in report.heat}), sorted({t for _, t in report.heat})
+
+
+def _written(report: Report, out: Path | None, recipe: str) -> Path:
+    """Write the recipe, and the heat map beside it."""
+    from fedveil.tuning.figures import heat_png
+
+    name = Path(recipe).stem
+    path = out or _free(Path("runs"), f"plan-{name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BadInput(f"{path.parent} cannot be made: {e.strerror}; use another --out") from e
+    steps, times = _heat_axes(report)
+    heat = [[report.heat.get((e, t), float("nan")) for t in times] for e in steps]
+    rows, columns = Axis("E", tuple(map(str, steps))), Axis("T", tuple(map(str, times)))
+    write_atomic(path.with_suffix(".png"), heat_png(rows, columns, heat, report.measure))
+    write_atomic(path, report.recipe.encode())
+    return path
+
+
+def _check_out(out: Path) -> None:
+    """Refuse, before any training, what cannot be written in the end."""
+    if out.suffix != ".toml" or out.exists():
+        raise BadInput(f"--out {out}: name a .toml file that does not exist")
+    if out.with_suffix(".png").exists():
+        raise BadInput(f"--out {out}: the heat map beside it, {out.stem}.png, exists already")
+    there = next(parent for parent in out.absolute().parents if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise BadInput(f"--out {out}: nothing can be written in {there}")
+
+
+def _free(folder: Path, name: str) -> Path:
+    for number in range(1, 1000):
+        path = folder / (f"{name}.toml" if number == 1 else f"{name}-{number}.toml")
+        if not path.exists() and not path.with_suffix(".png").exists():
+            return path
+    raise BadInput(f"{folder}/{name}.toml and 999 more exist: use --out")
+
+
+def _report_json(report: Report, path: Path) -> dict[str, Any]:
+    return {
+        "title": report.title,
+        "options": [
+            {
+                "steps": row.steps,
+                "iterations": row.iterations,
+                "rounds": row.rounds,
+                **row.choice,
+                report.measure: _number(row.value),
+                "half": _number(row.half),
+                "noise": _number(row.noise),
+                "privacy": row.privacy,
+                "remark": row.remark,
+            }
+            for row in report.rows
+        ],
+        "why": report.why,
+        "notes": report.warnings,
+        "recipe": str(path),
+    }
+
+
+def _number(value: float) -> float | None:
+    """As JSON can hold it."""
+    return value if math.isfinite(value) else None
+
+
+def _formula_json(question: Question, found: Sequence[Choice], most: int) -> dict[str, Any]:
+    return {
+        "z": question.exponent,
+        "verdict": str(question.verdict),
+        "rule": thumb(question, most),
+        "options": [
+            {
+                "steps": choice.steps,
+                "iterations": choice.iterations,
+                "rounds": choice.rounds,
+                "reports_per_client": choice.turns,
+                "noise": choice.noise,
+                "signal": choice.signal,
+                "claim": choice.claim.to_dict(),
+            }
+            for choice in found
+        ],
+    }
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    numbers = _numbers(name, text)
+    if not all(number.is_integer() for number in numbers):
+        raise BadInput(f"--{name} is {text!r}: whole numbers with commas in between are needed")
+    return tuple(int(number) for number in numbers)
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError as e:
+        raise BadInput(f"--{name} is {text!r}: numbers with commas in between are needed") from e
+    if len(set(found)) != len(found):
+        raise BadInput(f"--{name} is {text!r}: a number is there twice")
+    return found

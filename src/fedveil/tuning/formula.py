@@ -1,0 +1,124 @@
+"""What can be said of E and T before any data are seen: noise, and how much signal it leaves."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.clip_schedules import Fixed
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.sampling import Poisson, RoundRobin
+from fedveil.tuning.theory import Federation, Verdict, rule_of_thumb, verdict
+
+
+@dataclass(frozen=True)
+class Question:
+    """A federation, the claim that is wanted, and who adds which noise."""
+
+    federation: Federation
+    epsilon: float
+    delta: float
+    laplace: bool
+    trusted_server: bool
+
+    def __post_init__(self) -> None:
+        if not self.epsilon > 0:
+            raise BadInput(f"--epsilon is {self.epsilon}: a positive number is needed")
+        if self.laplace and self.trusted_server:
+            raise BadInput("--noise laplace is added by clients: use --trust local, or gaussian")
+
+    @property
+    def exponent(self) -> float:
+        """z of the mechanism."""
+        return 2.0 if self.laplace else 1.0
+
+    @property
+    def verdict(self) -> Verdict:
+        return verdict(self.exponent)
+
+    def plan(self, rounds: int) -> PrivacyPlan:
+        """The privacy plan of that many rounds, for updates of length at most 1."""
+        n, b = self.federation.clients, self.federation.cohort
+        budget = Budget(self.epsilon, self.delta)
+        if self.trusted_server:
+            return central(Poisson(b / n), n, Fixed(1.0), rounds=rounds, budget=budget)
+        rule = Fixed(1.0, Norm.L1 if self.laplace else Norm.L2)
+        return local_updates(
+            RoundRobin(b), n, rule, laplace=self.laplace, rounds=rounds, budgets=(budget,)
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """E local steps in each of `rounds` rounds, and what the noise leaves of an update.
+
+    `noise` is the standard deviation of one coordinate of a round's mean, as a share of the bound
+    on an update; `round_signal` the length of a mean update that reaches the bound over the length
+    of that noise, and `signal` the same for all rounds together, whose noise adds up in squares.
+    """
+
+    steps: int
+    rounds: int
+    turns: int
+    noise: float
+    round_signal: float
+    signal: float
+    claim: PrivacyClaim
+
+    @property
+    def iterations(self) -> int:
+        return self.steps * self.rounds
+
+
+def choices(question: Question, steps: Sequence[int], iterations: Sequence[int]) -> list[Choice]:
+    """Every E and T that go together, the strongest signal first; ties by more local work."""
+    found: dict[tuple[int, int], Choice] = {}
+    by_rounds: dict[int, tuple[float, PrivacyClaim]] = {}
+    for t in iterations:
+        for e in steps:
+            if e > t:
+                continue
+            rounds = max(1, round(t / e))
+            if rounds not in by_rounds:
+                by_rounds[rounds] = _noise(question, rounds)
+            noise, claim = by_rounds[rounds]
+            each = 1 / (noise * math.sqrt(question.federation.parameters))
+            found[e, rounds] = Choice(
+                steps=e,
+                rounds=rounds,
+                turns=question.federation.turns(rounds),
+                noise=noise,
+                round_signal=each,
+                signal=each * math.sqrt(rounds),
+                claim=claim,
+            )
+    if not found:
+        raise BadInput(
+            f"no E of {', '.join(map(str, steps))} fits a T of {', '.join(map(str, iterations))}: "
+            "E is at most T"
+        )
+    return sorted(found.values(), key=lambda c: (-float(f"{c.signal:.9g}"), -c.steps, -c.rounds))
+
+
+def thumb(question: Question, iterations: int) -> str:
+    """The rule of theory without constants, in words."""
+    found = rule_of_thumb(question.exponent, iterations)
+    if found is None:
+        return "constants decide about E: estimate them (give a recipe) or simulate (--simulate)"
+    return f"E about {max(1, round(found))} for T = {iterations}"
+
+
+def _noise(question: Question, rounds: int) -> tuple[float, PrivacyClaim]:
+    plan = question.plan(rounds)
+    federation = question.federation
+    spread = math.sqrt(2) if question.laplace else 1.0
+    if question.trusted_server:
+        noise = plan.release.multiplier / federation.cohort
+    else:
+        noise = 2 * spread * plan.release.multiplier / math.sqrt(federation.cohort)
+    return noise, plan.claims(rounds)[0]

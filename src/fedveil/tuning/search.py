@@ -1,0 +1,174 @@
+"""Successive halving: which of many recipes ends lowest, for a tenth of what trying all costs.
+
+Every cell is tried once, but for those with more rounds than one that was already much worse than
+with fewer; the best third more often; the best four of those still more often, four times at
+least. The same repetition of two cells has the same clients and the same first model, so that what
+is compared is the recipe; noise, cohorts and batches are each trial's own. A rung gets its share of
+the budget whatever its cells cost, so that cheap ones, few rounds of few steps, are repeated more
+often.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fedveil.tuning.cells import Prepared
+from fedveil.tuning.statistics import Mean, mean_of, worse
+from fedveil.tuning.trials import Laboratory
+
+OnTrial = Callable[[int, int, str], None]
+
+SHARE = 0.05
+"""Of the cost of `repeat` repetitions of every cell; what trials cost beside steps comes on top."""
+
+RISEN = 3.0
+"""More rounds are not tried where the loss has risen to so many times its least with fewer.
+
+A round less trains less and a round more adds noise: over rounds the loss falls, then rises.
+"""
+
+_KEPT = 3
+_FINALISTS = 4
+_LEAST = 4
+
+
+@dataclass
+class Arm:
+    """One candidate and the losses of its repetitions so far."""
+
+    prepared: Prepared
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def mean(self) -> Mean:
+        return mean_of(self.losses)
+
+    @property
+    def cost(self) -> float:
+        """What a trial costs, in local steps; a round costs about as much as one more."""
+        recipe = self.prepared.cell.recipe
+        steps = getattr(recipe.local, "steps", None) or getattr(recipe.local, "epochs", None) or 1
+        return float(recipe.total_rounds * (steps + 1))
+
+    def score(self, repetitions: int) -> float:
+        """The mean of the first repetitions; infinite if one of them diverged."""
+        mean = mean_of(self.losses[:repetitions])
+        return mean.value if math.isfinite(mean.value) else math.inf
+
+
+@dataclass(frozen=True)
+class Found:
+    """Arms from best to worst (those tried more often first, those that diverged and those not
+    tried last), the number of trials made, and the seconds that they took.
+
+    `p` of an arm is the p-value of "it is worse than the winner" over their common repetitions.
+    """
+
+    arms: list[Arm]
+    trials: int
+    seconds: float
+
+    @property
+    def winner(self) -> Arm:
+        return self.arms[0]
+
+    def p(self, arm: Arm) -> float:
+        common = min(len(arm.losses), len(self.winner.losses))
+        return worse(arm.losses[:common], self.winner.losses[:common])
+
+
+def rungs(arms: int) -> list[int]:
+    """How many arms are left on every rung.
+
+    >>> rungs(30), rungs(2), rungs(1)
+    ([30, 10, 4], [2], [1])
+    """
+    found = [arms]
+    while found[-1] > _FINALISTS:
+        found.append(max(_FINALISTS, math.ceil(found[-1] / _KEPT)))
+    return found
+
+
+def search(
+    laboratory: Laboratory,
+    cells: Sequence[Prepared],
+    repeat: int,
+    on_trial: OnTrial = lambda done, total, name: None,
+) -> Found:
+    """The arms in order, by their mean loss; nobody is tried more than `repeat` times.
+
+    `on_trial` is told the trials planned so far: how often the next rung tries its arms depends on
+    which ones they are.
+    """
+    with laboratory.held(cells):
+        return _Search(laboratory, [Arm(prepared) for prepared in cells], repeat, on_trial).found()
+
+
+class _Search:
+    def __init__(
+        self, laboratory: Laboratory, arms: list[Arm], repeat: int, on_trial: OnTrial
+    ) -> None:
+        self._laboratory, self._arms, self._on_trial = laboratory, arms, on_trial
+        self._repeat, self._done, self._spent = repeat, 0, 0.0
+
+    def found(self) -> Found:
+        began, budget = time.perf_counter(), SHARE * self._repeat * sum(a.cost for a in self._arms)
+        alive, before, sizes = self._tried_once(), 1, rungs(len(self._arms))[1:]
+        places: list[list[Arm]] = []
+        for i, size in enumerate(sizes or [len(alive)]):
+            alive.sort(key=lambda arm: arm.score(before))
+            places.append(alive[size:])
+            alive = alive[:size]
+            each = sum(arm.cost for arm in alive)
+            afforded = int((budget - self._spent) / max(1, len(sizes) - i) / each)
+            least = _LEAST - before if i + 1 >= len(sizes) else 1
+            after = min(self._repeat, before + max(1, least, afforded))
+            self._try(alive, before, after)
+            before = after
+        alive.sort(key=lambda arm: arm.score(before))
+        ranked = [arm for group in (alive, *reversed(places)) for arm in group]
+        ranked += [arm for arm in self._arms if not arm.losses]
+        ranked.sort(key=lambda arm: not math.isfinite(arm.mean.value))
+        return Found(ranked, self._done, time.perf_counter() - began)
+
+    def _tried_once(self) -> list[Arm]:
+        """Arms that differ in their rounds only, from few to many, until the loss has risen."""
+        going, tried, rung = _ladders(self._arms), list[Arm](), 0
+        while going:
+            wave = [ladder[rung] for ladder in going]
+            self._try(wave, 0, 1)
+            tried, rung = tried + wave, rung + 1
+            going = [arms for arms in going if len(arms) > rung and not _risen(arms[:rung])]
+        return tried
+
+    def _try(self, arms: list[Arm], before: int, after: int) -> None:
+        jobs = [(arm, block) for arm in arms for block in arm.prepared.blocks(before, after)]
+        results: dict[tuple[int, int], float] = {}
+        total = self._done + len(arms) * (after - before)
+        trials = self._laboratory.trials([(arm.prepared, block) for arm, block in jobs])
+        for number, outcomes in trials:
+            arm, block = jobs[number]
+            for repetition, outcome in zip(block, outcomes, strict=True):
+                results[id(arm), repetition] = outcome.metrics["loss"]
+            self._done += len(block)
+            self._on_trial(self._done, total, arm.prepared.cell.name)
+        for arm in arms:
+            arm.losses += [results[id(arm), r] for r in range(before, after)]
+            self._spent += arm.cost * (after - before)
+
+
+def _ladders(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """Arms that differ in nothing but their rounds together, those of few rounds first."""
+    found: dict[object, list[Arm]] = {}
+    for arm in sorted(arms, key=lambda arm: arm.prepared.cell.recipe.total_rounds):
+        rest = tuple(pair for pair in arm.prepared.cell.choice if pair[0] != "rounds")
+        found.setdefault(rest, []).append(arm)
+    return list(found.values())
+
+
+def _risen(arms: Sequence[Arm]) -> bool:
+    """Whether the last of them is far worse than the best; one that diverged is."""
+    losses = [arm.losses[0] for arm in arms]
+    least = min(losses)
+    return not losses[-1] - least <= (RISEN - 1) * abs(least)

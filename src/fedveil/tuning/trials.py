@@ -1,0 +1,190 @@
+"""Trials: one training of one cell, many of them over all cores."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.checks import check_workers
+from fedveil.data.federated import FederatedData
+from fedveil.data.records import Records
+from fedveil.errors import BadInput
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.runs.build import build, divided, records_of
+from fedveil.runs.recipe import Recipe
+from fedveil.training.engines.serial import Serial
+from fedveil.training.engines.workers import available
+from fedveil.training.gradients.choice import Mode
+from fedveil.training.in_step import fitting_together, train_in_step
+from fedveil.training.round import RoundResult
+from fedveil.training.session import Training, train
+from fedveil.tuning.bench import Bench
+from fedveil.tuning.cells import Outcome, Prepared
+from fedveil.tuning.grid import Cell
+
+_NEVER = 1 << 60
+_KEPT = 2
+
+
+Track = list[tuple[int, dict[str, float]]]
+"""The rounds of a training and what was measured then, often nothing."""
+
+
+@dataclass
+class Laboratory:
+    """Prepares cells and runs their trials; keeps the records it has read.
+
+    `curves`: the model is measured as often as the recipe says, not only at the end.
+    """
+
+    root: Path | None = None
+    curves: bool = False
+    workers: int = 0
+    _modes: dict[str, Mode] = field(default_factory=dict)
+    _records: dict[str, Records | FederatedData] = field(default_factory=dict)
+    _divided: dict[str, FederatedData] = field(default_factory=dict)
+    _bench: Bench | None = None
+
+    def __post_init__(self) -> None:
+        check_workers("--workers", self.workers)
+
+    def prepare(self, cell: Cell, mode: Mode | None = None) -> Prepared:
+        """Build a cell and refuse what cannot run, before anything does.
+
+        `mode` fixes the execution mode; otherwise it is the recipe's, or measured once for cells
+        that share data, model and batches.
+        """
+        recipe = cell.recipe
+        try:
+            if getattr(recipe.noise, "source", "seeded") == "secure":
+                raise BadInput(
+                    "noise.source is 'secure', and trials are repeated and compared: use 'seeded' "
+                    "here and 'secure' for the run that is published"
+                )
+            training = build(recipe, data=self.data(recipe))
+            noise = _noise(training.plan, training)
+            found = mode or training.mode or self._measured(recipe, training)
+        except BadInput as e:
+            raise BadInput(f"cell {cell.name}: {e}" if cell.choice else str(e)) from e
+        together = 1
+        if recipe.data.seed is not None and not _dealt(recipe):  # the same clients in all of them
+            training = replace(training, mode=found, workers=1)
+            engine = training.engine
+            if isinstance(engine, Serial):
+                engine.make_ready()
+            together = fitting_together(training)
+        return Prepared(cell, training.plan, found, training.work, noise, together)
+
+    def trial(self, prepared: Prepared, repetitions: Sequence[int]) -> list[Outcome]:
+        """Train the cell once for each repetition.
+
+        The same repetition of two cells has the same clients and the same first model. Noise,
+        cohorts and batches are a training's own (`Training.streams`): where two share their noise,
+        it cancels in the difference of what they release, and no sum of epsilons covers both.
+        """
+        trainings = [self._training(prepared, repetition) for repetition in repetitions]
+        tracks: list[Track] = [[] for _ in trainings]
+        for results in _results(trainings):
+            for number, result in results:
+                tracks[number].append((result.round, _finite(result.metrics)))
+        return [self._outcome(track) for track in tracks]
+
+    def trials(
+        self, jobs: Sequence[tuple[Prepared, Sequence[int]]]
+    ) -> Iterator[tuple[int, list[Outcome]]]:
+        """(number of the job, its outcomes) as they finish, over all cores; in order on one."""
+        count = min(len(jobs), self.workers or available())
+        if count <= 1:
+            for number, job in enumerate(jobs):
+                yield number, self.trial(*job)
+        elif self._bench is not None and self._bench.knows(jobs):
+            yield from self._bench.spread(jobs)
+        else:
+            with Bench([prepared for prepared, _ in jobs], self.trial, count) as bench:
+                yield from bench.spread(jobs)
+
+    @contextmanager
+    def held(self, cells: Sequence[Prepared]) -> Iterator[None]:
+        """Keep the processes from one call of `trials` on these cells to the next."""
+        with Bench(cells, self.trial, self.workers or available()) as self._bench:
+            try:
+                yield
+            finally:
+                self._bench = None
+
+    def _training(self, prepared: Prepared, repetition: int) -> Training:
+        recipe = seeded(prepared.cell.recipe, repetition)
+        engine = recipe.engine.model_copy(update={"workers": 1, "mode": str(prepared.mode)})
+        every = recipe.evaluate.every if self.curves else _NEVER
+        evaluate = recipe.evaluate.model_copy(update={"every": every})
+        recipe = recipe.model_copy(update={"engine": engine, "evaluate": evaluate})
+        plan = None if _dealt(recipe) else prepared.plan
+        return build(recipe, data=self.data(recipe), plan=plan)
+
+    def _outcome(self, track: Track) -> Outcome:
+        curve = [(round, metrics) for round, metrics in track if metrics]
+        if not curve:
+            raise BadInput("the budget permits no round: raise budget.epsilon")
+        return Outcome(track[-1][0], curve[-1][1], tuple(curve) if self.curves else ())
+
+    def data(self, recipe: Recipe) -> FederatedData:
+        """The recipe's clients; those of the last two repetitions are kept."""
+        section = recipe.data.model_dump_json()
+        key = f"{recipe.seed if recipe.data.seed is None else ''} {section}"
+        if key not in self._divided:
+            keys = ("name", "grades", "min_records", "statistics", "path")
+            source = " ".join(str(getattr(recipe.data, key)) for key in keys)
+            if source not in self._records:
+                self._records = {source: records_of(recipe.data, self.root)}
+            while len(self._divided) >= _KEPT:
+                self._divided.pop(next(iter(self._divided)))
+            self._divided[key] = divided(self._records[source], recipe.data, recipe.seed)
+        return self._divided[key]
+
+    def _measured(self, recipe: Recipe, training: Training) -> Mode:
+        batch = getattr(recipe.local, "batch", None)
+        key = f"{recipe.data!r} {recipe.model!r} {recipe.local.kind} {batch}"
+        if key not in self._modes:
+            self._modes[key] = min(training.timings, key=training.timings.__getitem__)
+        return self._modes[key]
+
+
+def seeded(recipe: Recipe, repetition: int) -> Recipe:
+    """The recipe of one repetition, counted from 0: its seed divides records and starts models."""
+    return recipe.model_copy(update={"seed": recipe.seed + repetition})
+
+
+def _results(trainings: Sequence[Training]) -> Iterator[list[tuple[int, RoundResult]]]:
+    """(number of the training, result), a round at a time."""
+    if len(trainings) > 1:
+        yield from train_in_step(trainings)
+    else:
+        yield from ([(0, result)] for result in train(trainings[0]))
+
+
+def _dealt(recipe: Recipe) -> bool:
+    """Whether a repetition deals out budgets of its own: then its plan is its own as well."""
+    return recipe.budget is not None and recipe.budget.epsilons is not None
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: v if math.isfinite(v) else math.nan for name, v in metrics.items()}
+
+
+def _noise(plan: PrivacyPlan, training: Training) -> float:
+    """The noise on a coordinate of the first round's mean update: its standard deviation."""
+    if plan.steps is not None:
+        return math.nan
+    state = training.start()
+    turns = np.zeros(plan.population, dtype=np.int64) if plan.release.counted else None
+    ids = plan.sampler.cohort(plan.population, 1, training.streams, turns)
+    size = training.task.size
+    with np.errstate(over="ignore"):
+        bound = plan.bound(state.moving, 1)
+        length = plan.release.noise_length(ids, bound, state.moving, size)
+    if not math.isfinite(length):
+        raise BadInput("the noise that the budget asks for is infinite: raise budget.epsilon")
+    return length / math.sqrt(size) / plan.release.divisor(max(1, len(ids)), plan.expected)

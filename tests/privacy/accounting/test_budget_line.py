@@ -1,0 +1,437 @@
+"""What is charged per round, and what it is worth."""
+
+import json
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import Terms, claims_of
+from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
+from fedveil.privacy.accounting.events import (
+    FixedSampled,
+    FuGaussian,
+    Gaussian,
+    GaussianWithCurator,
+    Laplace,
+    PoissonSampled,
+    TwoPoint,
+)
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.sampling import RoundRobin
+
+multipliers = st.floats(1e-3, 1e6)
+written = st.builds(
+    Terms,
+    event=st.one_of(
+        st.builds(Gaussian, multipliers),
+        st.builds(PoissonSampled, st.floats(1e-9, 1), st.builds(Gaussian, multipliers)),
+    ),
+    share=st.fractions(Fraction(1, 10**6), 1),
+    budget=st.builds(
+        Budget, st.one_of(st.floats(1e-6, 1e6), st.just(math.inf)), st.floats(1e-12, 0.9)
+    ),
+    unit=st.sampled_from(Unit),
+    relation=st.sampled_from(Relation),
+    trust=st.sampled_from(Trust),
+    noise=st.sampled_from(NoiseSource),
+    assumptions=st.lists(st.text(), max_size=3).map(tuple),
+    every=st.integers(1, 10**6),
+    per=st.integers(1, 10**6),
+    cap=st.none() | st.integers(1, 10**6),
+    covers=st.text(),
+    as_published=st.booleans(),
+    reading=st.booleans(),
+)
+
+
+def after(terms, rounds):
+    """The epsilon that counts after `rounds` rounds, for the unluckiest."""
+    return terms.claims(terms.participations(rounds))[0].epsilon
+
+
+@pytest.mark.parametrize("eps", [0.0, -1.0, math.nan])
+def test_budget_refuses_an_epsilon_that_is_not_positive(eps):
+    with pytest.raises(BadInput, match=r"budget\.epsilon"):
+        Budget(eps, 1e-5)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_budget_refuses_a_delta_that_is_no_probability(delta):
+    with pytest.raises(BadInput, match=r"budget\.delta"):
+        Budget(1.0, delta)
+
+
+def test_budget_may_be_infinite():
+    assert Budget(math.inf, 1e-5).epsilon == math.inf
+
+
+# --- claims ---
+
+
+def test_claims_say_everything_and_pld_comes_first(make_terms):
+    terms = make_terms(event=PoissonSampled(0.1, Gaussian(1.5)), relation=Relation.ADD_REMOVE)
+    claims = terms.claims(20)
+    assert [c.accountant for c in claims] == [Accountant.PLD, Accountant.RDP]
+    for claim in claims:
+        assert claim.epsilon == epsilon(terms.event, 20, 1e-5, terms.relation, claim.accountant)
+        assert (claim.delta, claim.unit, claim.neighbours) == (1e-5, Unit.CLIENT, terms.relation)
+        assert (claim.trust, claim.noise) == (Trust.CENTRAL, NoiseSource.SEEDED)
+        assert claim.assumptions == terms.assumptions
+        assert not claim.as_published
+
+
+def test_claims_come_only_from_accountants_that_know_the_event(make_terms):
+    terms = make_terms(event=FixedSampled(1, 10, Gaussian(2.0)), relation=Relation.REPLACE)
+    assert terms.accountants == (Accountant.RDP,)
+    assert len(terms.claims(3)) == 1
+
+
+def test_event_that_no_accountant_knows_is_refused(make_terms):
+    terms = make_terms(event=FixedSampled(1, 10, Gaussian(2.0)), relation=Relation.ADD_REMOVE)
+    with pytest.raises(BadInput, match="no accountant"):
+        terms.claims(1)
+
+
+def test_claims_of_no_rounds_are_zero(make_terms):
+    assert {claim.epsilon for claim in make_terms().claims(0)} == {0.0}
+
+
+@pytest.mark.parametrize(("rounds", "charges"), [(0, 0), (1, 1), (3, 1), (4, 2), (10, 4)])
+def test_share_of_the_rounds_is_rounded_up(make_terms, rounds, charges):
+    terms = make_terms(share=Fraction(1, 3))
+    assert terms.participations(rounds) == charges
+    expected = epsilon(terms.event, charges, 1e-5, terms.relation)
+    assert after(terms, rounds) == expected
+
+
+def test_share_is_exact(make_terms):
+    """0.07 x 100 is 7.000000000000001 in floats, which would charge 8."""
+    assert make_terms(share=Fraction(7, 100)).participations(100) == 7
+
+
+# --- permitted ---
+
+
+def test_budget_that_the_seventh_round_would_exceed_permits_six(make_terms):
+    event = Gaussian(4.0)
+    six, seven = (epsilon(event, n, 1e-5, Relation.ZERO_OUT) for n in (6, 7))
+    between = make_terms(event=event, budget=Budget((six + seven) / 2, 1e-5))
+    assert between.permitted(100) == 6
+    assert make_terms(event=event, budget=Budget(seven, 1e-5)).permitted(100) == 7
+    assert (
+        make_terms(event=event, budget=Budget(math.nextafter(seven, 0), 1e-5)).permitted(100) == 6
+    )
+
+
+def test_permitted_is_never_more_than_planned(make_terms):
+    assert make_terms(budget=Budget(1e3, 1e-5)).permitted(5) == 5
+    assert make_terms(budget=Budget(math.inf, 1e-5)).permitted(5) == 5
+
+
+def test_permitted_is_zero_when_not_even_one_round_fits(make_terms):
+    assert make_terms(event=Gaussian(0.1)).permitted(5) == 0
+
+
+@given(
+    share=st.fractions(Fraction(1, 50), 1, max_denominator=60),
+    target=st.floats(0.5, 4),
+    planned=st.integers(1, 400),
+)
+@settings(max_examples=60, deadline=None)
+def test_permitted_rounds_fit_and_one_more_does_not(share, target, planned):
+    terms = Terms(
+        event=Gaussian(4.0),
+        share=share,
+        budget=Budget(target, 1e-5),
+        unit=Unit.CLIENT,
+        relation=Relation.ZERO_OUT,
+        trust=Trust.CENTRAL,
+        noise=NoiseSource.SEEDED,
+        assumptions=(),
+    )
+    permitted = terms.permitted(planned)
+    assert permitted <= planned
+    assert after(terms, permitted) <= target
+    if permitted < planned:
+        assert after(terms, permitted + 1) > target
+
+
+def test_permitted_rounds_leave_the_samplers_share_of_delta(make_terms):
+    budget = Budget(3.0, 1e-5)
+    kept = make_terms(slip=0.9e-5, noise=NoiseSource.SECURE, budget=budget)
+    rounds = kept.permitted(1000)
+    assert rounds < make_terms(budget=budget).permitted(1000)
+    event, relation = kept.event, kept.relation
+    assert epsilon(event, rounds, 0.1e-5, relation) <= 3.0
+    assert epsilon(event, rounds + 1, 0.1e-5, relation) > 3.0
+
+
+def test_what_is_not_vouched_for_is_not_afforded(make_terms):
+    """However large the budget."""
+    terms = make_terms(budget=Budget(100.0, 1e-5), vouched=2.0)
+    most = max(n for n in range(1, 100) if terms.claims(n)[0].epsilon <= 2.0)
+    assert terms.affords(most)
+    assert not terms.affords(most + 1)
+
+
+def test_permitted_of_sampled_rounds_stays_within_the_budget(make_terms):
+    terms = make_terms(
+        event=PoissonSampled(0.2, Gaussian(1.5)),
+        relation=Relation.ADD_REMOVE,
+        budget=Budget(2.0, 1e-5),
+    )
+    permitted = terms.permitted(500)
+    assert 0 < permitted < 500
+    assert after(terms, permitted) <= 2.0 < after(terms, permitted + 1)
+
+
+# --- curve ---
+
+
+@pytest.mark.parametrize("planned", [1, 2, 31, 32, 33, 64, 65, 100])
+@pytest.mark.parametrize("share", [Fraction(1), Fraction(3, 7)])
+def test_curve_has_a_value_per_participation_and_never_falls(make_terms, planned, share):
+    terms = make_terms(share=share)
+    curve = terms.curve(planned)
+    assert len(curve) == planned + 1
+    assert curve[0] == 0
+    assert all(a <= b for a, b in pairwise(curve))
+    for count in range(planned + 1):
+        assert curve[count] >= terms.claims(count)[0].epsilon
+    assert curve[-1] == pytest.approx(terms.claims(planned)[0].epsilon, rel=1e-3)
+
+
+def test_curve_of_sampled_rounds_is_never_below_the_fine_epsilon(make_terms):
+    event = PoissonSampled(0.1, Gaussian(2.0))
+    terms = make_terms(event=event, relation=Relation.ADD_REMOVE)
+    curve = terms.curve(40)
+    assert all(a <= b for a, b in pairwise(curve))
+    for rounds in (1, 2, 7, 33, 39, 40):
+        assert curve[rounds] >= after(terms, rounds)
+
+
+def test_curve_is_exact_up_to_thirty_two_rounds(make_terms):
+    terms = make_terms()
+    assert terms.curve(32) == tuple(terms.claims(n)[0].epsilon for n in range(33))
+
+
+# --- on paper ---
+
+
+@given(written)
+def test_dict_and_json_lose_nothing(terms):
+    assert Terms.from_dict(json.loads(json.dumps(terms.to_dict(), allow_nan=False))) == terms
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("event", {"kind": "unheard-of"}),
+        ("event", None),
+        ("share", "1/0"),
+        ("share", "half"),
+        ("share", "0"),
+        ("share", "-1/2"),
+        ("share", "3/2"),
+        ("epsilon", "lots"),
+        ("epsilon", -1),
+        ("delta", 2),
+        ("unit", "person"),
+        ("relation", "friends"),
+        ("trust", "blind"),
+        ("noise", "loud"),
+        ("every", 0),
+        ("per", 0),
+        ("cap", 0),
+        ("cap", "many"),
+        ("assumptions", None),
+    ],
+)
+def test_terms_that_cannot_be_read_are_refused(make_terms, key, value):
+    with pytest.raises(BadInput):
+        Terms.from_dict({**make_terms().to_dict(), key: value})
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["event", "share", "every", "per", "cap", "covers", "epsilon", "delta", "noise", "reading"],
+)
+def test_terms_with_a_missing_part_are_refused(make_terms, key):
+    raw = make_terms().to_dict()
+    del raw[key]
+    with pytest.raises(BadInput, match="cannot be read"):
+        Terms.from_dict(raw)
+
+
+# --- participations ---
+
+
+@pytest.mark.parametrize(("rounds", "turns"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (99, 3)])
+def test_cap_ends_the_participations(make_terms, rounds, turns):
+    assert make_terms(cap=3).participations(rounds) == turns
+
+
+@pytest.mark.parametrize(("rounds", "turns"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_release_every_fourth_round(make_terms, rounds, turns):
+    terms = make_terms(every=4)
+    assert terms.participations(rounds) == turns
+    assert sum(terms.due(r) for r in range(1, rounds + 1)) == turns
+
+
+@given(
+    population=st.integers(1, 12),
+    size=st.integers(1, 12),
+    every=st.integers(1, 15),
+    rounds=st.integers(1, 60),
+)
+@settings(max_examples=150, deadline=None)
+def test_nobody_is_concerned_more_often_than_said(population, size, every, rounds):
+    """Turns that come round with the releases meet every one of them, not a share of them."""
+    sampler, streams = RoundRobin(min(size, population)), Streams(1)
+    terms = Terms(
+        event=Gaussian(4.0),
+        share=sampler.share(population),
+        every=every,
+        budget=Budget(1.0, 1e-5),
+        unit=Unit.CLIENT,
+        relation=Relation.REPLACE,
+        trust=Trust.CENTRAL,
+        noise=NoiseSource.SEEDED,
+        assumptions=(),
+    )
+    concerned = np.zeros(population, dtype=np.int64)
+    for round in range(1, rounds + 1):
+        if terms.due(round):
+            concerned[sampler.cohort(population, round, streams)] += 1
+    assert concerned.max() <= terms.participations(rounds)
+
+
+def test_each_participation_counts_all_of_its_events(make_terms):
+    terms = make_terms(per=6)
+    assert terms.claims(3)[0].epsilon == epsilon(terms.event, 18, 1e-5, terms.relation)
+    assert terms.permitted(10**4) == make_terms().permitted(10**5) // 6
+
+
+@pytest.mark.parametrize(("name", "value"), [("every", 0), ("per", 0), ("cap", 0), ("cap", -1)])
+def test_number_below_one_is_refused(make_terms, name, value):
+    with pytest.raises(BadInput, match=name):
+        make_terms(**{name: value})
+
+
+def test_capped_line_whose_cap_fits_is_permitted_for_ever(make_terms):
+    whole = make_terms(budget=Budget(math.inf, 1e-5))
+    budget = Budget(whole.claims(4)[0].epsilon, 1e-5)
+    assert make_terms(cap=4, budget=budget).permitted(10**4) == 10**4
+    assert make_terms(cap=5, budget=budget).permitted(10**4) == 4
+
+
+# --- which accountants ---
+
+
+@pytest.mark.parametrize(
+    ("event", "accountants"),
+    [
+        (Laplace(2.0), [Accountant.PURE]),
+        (TwoPoint(1.0), [Accountant.BINOMIAL, Accountant.PURE]),
+        (FuGaussian(2.0, 1.0), [Accountant.PUBLISHED]),
+    ],
+    ids=str,
+)
+def test_claims_of_new_events_name_their_accountants(make_terms, event, accountants):
+    claims = make_terms(event=event, relation=Relation.REPLACE).claims(3)
+    assert [c.accountant for c in claims] == accountants
+    for claim in claims:
+        assert claim.delta == (0.0 if claim.accountant is Accountant.PURE else 1e-5)
+
+
+def test_labels_travel_into_the_claim(make_terms):
+    (first, *_) = make_terms(covers="bits", as_published=True).claims(1, "the median client")
+    assert (first.covers, first.as_published, first.holds_for) == (
+        "bits",
+        True,
+        "the median client",
+    )
+
+
+# --- worst and median ---
+
+
+def numbers(claims):
+    return [(c.epsilon, c.holds_for) for c in claims if c.accountant is Accountant.PLD]
+
+
+def test_without_counts_everyone_is_the_unluckiest(make_terms):
+    terms = make_terms(cap=4)
+    assert numbers(claims_of((terms,), 9, None)) == [(terms.claims(4)[0].epsilon, "everyone")]
+
+
+def test_counts_tell_the_worst_and_the_median_client(make_terms):
+    terms = make_terms()
+    found = numbers(claims_of((terms,), 9, np.array([7, 0, 3, 2, 1])))
+    assert found == [
+        (terms.claims(7)[0].epsilon, "the client that took part most"),
+        (terms.claims(2)[0].epsilon, "the median client"),
+    ]
+
+
+def test_equal_counts_are_one_claim_for_everyone(make_terms):
+    terms = make_terms()
+    found = numbers(claims_of((terms,), 9, np.array([3, 3, 3])))
+    assert found == [(terms.claims(3)[0].epsilon, "everyone")]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9))
+@settings(deadline=None)
+def test_median_claim_holds_for_at_least_half_of_the_clients(counts):
+    """Between two middle clients the claim must hold for the one that took part more often."""
+    terms = Terms(
+        event=Gaussian(4.0),
+        budget=Budget(math.inf, 1e-5),
+        unit=Unit.CLIENT,
+        relation=Relation.REPLACE,
+        trust=Trust.LOCAL,
+        noise=NoiseSource.SEEDED,
+        assumptions=(),
+    )
+    median = numbers(claims_of((terms,), 9, np.array(counts)))[-1][0]
+    kept = sum(terms.claims(n)[0].epsilon <= median for n in counts)
+    assert 2 * kept >= len(counts)
+    middle = np.median(counts)
+    assert median >= terms.claims(math.ceil(middle))[0].epsilon
+
+
+def test_line_of_other_rounds_is_never_charged_beyond_them(make_terms):
+    lines = (make_terms(), make_terms(covers="norms", every=5))
+    claims = claims_of(lines, 10, np.array([10, 10]))
+    norms = [c for c in claims if c.covers == "norms"]
+    assert norms == list(lines[1].claims(2))
+
+
+def test_published_line_is_one_claim_whoever_took_part(make_terms):
+    terms = make_terms(as_published=True)
+    assert claims_of((terms,), 9, np.array([1, 2])) == terms.claims(9)[:1]
+
+
+def test_published_line_is_told_by_its_pure_epsilon(make_terms):
+    terms = make_terms(event=TwoPoint(1.0), relation=Relation.REPLACE, as_published=True)
+    (claim,) = claims_of((terms,), 1, None)
+    assert (claim.epsilon, claim.delta, claim.accountant) == (1.0, 0.0, Accountant.PURE)
+
+
+def test_curator_publishes_anew_when_a_round_is_done_again(make_terms):
+    """`most` counts the rounds of the plan; every attempt beyond them has bits of its own."""
+    event = GaussianWithCurator(Gaussian(4.0), Gaussian(3.0), 3)
+    line = make_terms(event=event, relation=Relation.REPLACE, noise=NoiseSource.SECURE)
+    told = claims_of((line,), 3, None, again=2)[0].epsilon
+    both = math.sqrt(5 / 4.0**2 + 5 / 3.0**2)
+    assert told == gaussian_epsilon(both, 1e-5)
+    assert line.after(0) == line
+    assert make_terms().after(2) == make_terms()

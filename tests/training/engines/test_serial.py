@@ -1,0 +1,208 @@
+"""The local engine: mode and chunk change rounding, adversaries change at most one bound."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.privacy.clip_schedules import Fixed
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.sampling import Everyone
+from fedveil.training.batches import Batches
+from fedveil.training.engines.chunks import cut, fitting_chunk
+from fedveil.training.engines.engine import Job
+from fedveil.training.engines.serial import Serial
+from fedveil.training.gradients.choice import Mode
+from fedveil.training.server import ServerState, Weights
+from fedveil.training.work import LocalSgd, OneGradient
+
+FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
+BOUND = Fixed(0.05)
+
+
+def engine_for(task, data, bound=None, **changes):
+    parts = {
+        "work": OneGradient(),
+        "streams": Streams(1),
+        "plan": unprotected(Everyone(), data.clients, rounds=9, rule=bound),
+        "weights": Weights.UNIFORM,
+    }
+    how = {name: changes.pop(name) for name in ("mode", "chunk") if name in changes}
+    job = Job(task=task, data=data, **{**parts, **changes})
+    return Serial(job, **{"mode": Mode.VECTORISED, "chunk": 100, **how})
+
+
+def attacked_by(engine, adversary):
+    return replace(engine, job=replace(engine.job, adversary=adversary))
+
+
+def run(engine, ids=None, round=1):
+    ids = np.arange(engine.job.data.clients) if ids is None else np.array(ids)
+    params = engine.job.task.parameters
+    return engine.run(round, ids, ServerState(round - 1, params, {}, engine.job.plan.start(params)))
+
+
+def relative(actual, expected):
+    return float((actual - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("bound", [None, BOUND])
+def test_modes_agree_on_whole_rounds(make_family, name, bound):
+    task, data = make_family(name)
+    work = LocalSgd(Batches(3, epochs=2), lr=0.05, momentum=0.9, weight_decay=0.01)
+    vectorised, looped = (
+        run(engine_for(task, data, work=work, bound=bound, mode=mode)) for mode in Mode
+    )
+    assert relative(vectorised.total, looped.total) < 1e-5
+    assert vectorised.clipped == looped.clipped
+
+
+def many_clients(make_data, count=30):
+    return make_data(sizes=[1 + k % 7 for k in range(count)])
+
+
+@pytest.mark.parametrize("weights", Weights)
+def test_chunks_do_not_change_the_sum(make_data, task, weights):
+    data = many_clients(make_data)
+    engine = engine_for(task, data, mode=Mode.LOOPED, weights=weights)
+    whole = run(engine)
+    for chunk in (1, 7, 30):
+        cut = run(replace(engine, chunk=chunk))
+        assert relative(cut.total, whole.total) < 1e-12
+        assert (cut.weight, cut.clients) == (whole.weight, whole.clients)
+
+
+def test_chunks_do_not_change_vectorised_training_beyond_rounding(make_data, task):
+    data = many_clients(make_data)
+    work = LocalSgd(Batches(2, epochs=3), lr=0.3)
+    engine = engine_for(task, data, work=work, bound=Fixed(0.5))
+    whole, cut = run(engine), run(replace(engine, chunk=7))
+    assert relative(cut.total, whole.total) < 1e-6
+    assert cut.clipped == whole.clipped
+
+
+def test_a_round_repeats_bit_for_bit(make_data, task):
+    data = many_clients(make_data)
+    engine = engine_for(task, data, work=LocalSgd(Batches(2, epochs=3), lr=0.3), chunk=7)
+    assert torch.equal(run(engine).total, run(engine).total)
+
+
+def test_uniform_weights_count_clients_and_examples_count_records(task, data):
+    uniform, examples = (run(engine_for(task, data, weights=weights)) for weights in Weights)
+    assert (uniform.weight, examples.weight) == (data.clients, data.sizes.sum())
+    rows = torch.stack([run(engine_for(task, data), [k]).total for k in range(data.clients)])
+    by_records = (rows * torch.from_numpy(data.sizes)[:, None]).sum(0)
+    assert relative(uniform.total, rows.sum(0)) < 1e-6
+    assert relative(examples.total, by_records) < 1e-6
+
+
+def test_the_mean_by_examples_is_the_gradient_of_all_records(task, data):
+    done = run(engine_for(task, data, weights=Weights.EXAMPLES))
+    flat = task.parameters.clone().requires_grad_()
+    loss = task.losses(flat, torch.from_numpy(data.x), torch.from_numpy(data.y)).mean()
+    (gradient,) = torch.autograd.grad(loss, flat)
+    assert relative(done.total / done.weight, -gradient.double()) < 1e-5
+
+
+def test_an_empty_cohort_is_a_sum_of_zeros(task, data):
+    done = run(engine_for(task, data, bound=BOUND), np.array([], dtype=np.int64))
+    assert done.total.tolist() == [0] * task.size
+    assert (done.clients, done.clipped, done.refused, done.weight) == (0, 0, (), 0)
+
+
+def replacing(client, report):
+    """An adversary that is `client` and sends `report`."""
+
+    def adversary(round, ids, reports):
+        sent = list(reports)
+        for k in np.flatnonzero(ids == client):
+            sent[k] = report
+        return sent
+
+    return adversary
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 100])
+def test_a_thousandfold_report_moves_the_sum_by_at_most_the_bound(task, data, chunk):
+    torch.manual_seed(0)
+    shout = torch.randn(task.size)
+    shout *= 1000 * BOUND.value / shout.norm()
+    engine = engine_for(task, data, bound=BOUND, chunk=chunk)
+    without = run(attacked_by(engine, replacing(2, torch.zeros(task.size))))
+    attacked = run(attacked_by(engine, replacing(2, shout)))
+    moved = float((attacked.total - without.total).norm())
+    assert 0.99 * BOUND.value < moved <= BOUND.value
+    assert attacked.refused == ()
+
+
+@pytest.mark.parametrize(
+    "report",
+    [torch.full((21,), torch.nan), torch.full((21,), torch.inf), torch.ones(20), torch.ones(22)],
+    ids=["nan", "inf", "short", "long"],
+)
+@pytest.mark.parametrize("bound", [None, BOUND])
+def test_bad_reports_count_as_zero_and_are_named(task, data, report, bound):
+    assert task.size == 21
+    engine = engine_for(task, data, bound=bound, chunk=2)
+    attacked = run(attacked_by(engine, replacing(3, report)))
+    without = run(engine, [0, 1, 2, 4])
+    assert attacked.refused == (3,)
+    assert attacked.clients == data.clients
+    assert attacked.weight == data.clients - 1
+    assert relative(attacked.total, without.total) < 1e-6
+
+
+def test_a_refused_client_has_no_weight_by_examples(task, data):
+    adversary = replacing(3, torch.full((21,), torch.nan))
+    done = run(engine_for(task, data, weights=Weights.EXAMPLES, adversary=adversary))
+    assert done.weight == data.sizes.sum() - data.sizes[3]
+
+
+def test_a_matrix_of_the_wrong_width_refuses_the_chunk(task, data):
+    engine = engine_for(task, data, adversary=lambda round, ids, reports: reports[:, 1:])
+    done = run(engine)
+    assert done.refused == tuple(range(data.clients))
+    assert not done.total.any()
+
+
+def test_the_adversary_sees_round_and_clients(task, data):
+    seen = []
+
+    def watching(round, ids, reports):
+        seen.append((round, ids.tolist(), tuple(reports.shape)))
+        return reports
+
+    run(engine_for(task, data, adversary=watching, chunk=2), [0, 2, 4], round=9)
+    assert seen == [(9, [0, 2], (2, 21)), (9, [4], (1, 21))]
+
+
+def test_clipped_counts_clients(task, data):
+    everyone = run(engine_for(task, data, bound=Fixed(1e-6)))
+    nobody = run(engine_for(task, data, bound=Fixed(1e6)))
+    assert (everyone.clipped, nobody.clipped) == (data.clients, 0)
+
+
+def test_the_chunk_fits_memory_and_is_at_least_one(make_family, data, task):
+    work = OneGradient()
+    assert fitting_chunk(task, data, work, Mode.VECTORISED) == 4096
+    large, images = make_family("small-cnn")
+    assert 1 <= fitting_chunk(large, images, work, Mode.VECTORISED) < 4096
+    assert fitting_chunk(large, images, work, Mode.VECTORISED, memory=1) == 1
+    assert fitting_chunk(large, images, work, Mode.LOOPED) == 1
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 100])
+@pytest.mark.parametrize("clients", [0, 1, 2, 7, 40])
+def test_chunks_are_equally_long_and_the_largest_clients_come_first(chunk, clients):
+    ids = np.arange(100, 100 + clients)
+    sizes = np.random.default_rng(clients).integers(1, 9, clients)
+    chunks = cut(ids, sizes, chunk)
+    lengths = [len(c) for c in chunks]
+    assert max(lengths, default=0) <= chunk
+    assert max(lengths, default=0) - min(lengths, default=0) <= 1
+    assert sorted(np.concatenate([*chunks, ids[:0]])) == ids.tolist()
+    ordered = [int(sizes[c - 100]) for part in chunks for c in part]
+    assert ordered == sorted(ordered, reverse=True)

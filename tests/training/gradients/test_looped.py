@@ -1,0 +1,38 @@
+"""One client after the other: a batch in pieces is one batch."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedveil.models.task import Task, cross_entropy, squared_error
+from fedveil.training.batches import Batches
+from fedveil.training.cohort import CohortData
+from fedveil.training.gradients.choice import Mode, gradients_of
+
+
+def images():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 4 * 4, 3))
+
+
+CASES = {
+    "records": (nn.Linear(6, 1), squared_error, (6,), 0, (2500, 3, 1024, 1025)),
+    "images": (images(), cross_entropy, (1, 6, 6), 3, (70, 3, 32, 33)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_means_of_many_records_are_means(make_data, case):
+    module, loss, shape, classes, sizes = CASES[case]
+    data, task = make_data(sizes, shape, classes), Task(module, loss)
+    cohort = CohortData(data, torch.arange(len(sizes)).numpy())
+    walk = gradients_of(task, Mode.LOOPED, data).walk(task.parameters, cohort, spanned=False)
+    batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, 1, None).at(0)
+    found = walk.mean(None, batch)
+    moved = walk.descend_(None, batch, 0.5)
+    for k in range(len(sizes)):
+        at = task.parameters.clone().requires_grad_()
+        own = slice(data.offsets[k], data.offsets[k + 1])
+        x, y = torch.tensor(data.x[own]), torch.tensor(data.y[own])
+        (expected,) = torch.autograd.grad(task.losses(at, x, y).mean(), at)
+        assert torch.allclose(found[k], expected, atol=1e-5)
+        assert torch.allclose(moved[k], -0.5 * expected, atol=1e-5)

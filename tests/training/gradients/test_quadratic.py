@@ -1,0 +1,159 @@
+"""Least squares by H and h: the rows that the records themselves give, and when they are kept."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.data.federated import FederatedData
+from fedveil.models.task import Task, squared_error
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip_schedules import Fixed, PerGradient
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.sampling import RoundRobin
+from fedveil.training.batches import Batch, Batches, Whole
+from fedveil.training.cohort import CohortData
+from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.quadratic import QuadraticWalk
+from fedveil.training.gradients.vectorised import Vectorised, quadratic
+from fedveil.training.gradients.vmapped import VmappedWalk
+from fedveil.training.session import Training, train
+from fedveil.training.turn import Turn
+from fedveil.training.work import LocalSgd, OneGradient
+
+FEATURES = 4
+
+
+def ragged(sizes, features=FEATURES, seed=0):
+    drawn = np.random.default_rng(seed)
+    n = sum(sizes)
+    x = drawn.normal(3.0, 2.0, (n, features)).astype(np.float32)
+    y = drawn.normal(-1.0, 5.0, n).astype(np.float32)
+    offsets = np.cumsum([0, *sizes])
+    return FederatedData(x, y, offsets, x[:3], y[:3], 0)
+
+
+@pytest.fixture
+def data():
+    return ragged([40, 13, 25, 60, 1, 33])
+
+
+@pytest.fixture
+def task():
+    torch.manual_seed(3)
+    return Task(nn.Linear(FEATURES, 1), squared_error)
+
+
+def general(task, data):
+    class General(Vectorised):
+        def walk(self, start, cohort, *, spanned):
+            return VmappedWalk(self._task, start, cohort)
+
+    return General(task, data)
+
+
+@pytest.mark.parametrize("work", [OneGradient(), LocalSgd(Batches(0, steps=7), 0.01)], ids=str)
+@pytest.mark.parametrize(
+    "bound", [None, Bound(0.5), Bound(0.7, Norm.L1, gradient=10.0), Bound(1.0, gradient=20.0)]
+)
+def test_rows_are_those_of_the_records(task, data, work, bound):
+    cohort = CohortData(data, np.array([5, 0, 4, 2]))
+    start = 0.3 * torch.randn(task.size)
+    ways = Vectorised(task, data, whole=True), general(task, data)
+    assert type(ways[0].walk(start, cohort, spanned=True)) is QuadraticWalk
+    found, wanted = (work.updates(Turn(1, start, cohort, bound, way, Streams(1))) for way in ways)
+    assert torch.allclose(found.rows, wanted.rows, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found.clipped, wanted.clipped)
+
+
+def test_records_are_not_read(task, data, monkeypatch):
+    gradients = Vectorised(task, data, whole=True)
+    monkeypatch.setattr(CohortData, "x", property(lambda _: pytest.fail("records were read")))
+    cohort = CohortData(data, np.arange(6))
+    done = LocalSgd(Batches(0, steps=3), 0.01).updates(
+        Turn(1, task.parameters, cohort, None, gradients, Streams(1))
+    )
+    assert bool(done.rows.any(dim=1).all())
+
+
+def test_a_step_on_some_records_is_taken_from_the_records(task, data):
+    cohort = CohortData(data, np.arange(3))
+    index = torch.tensor([[0, 3], [2, 1], [5, 5]])
+    batch = Batch(index, torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]))
+    walk = Vectorised(task, data, whole=True).walk(task.parameters, cohort, spanned=True)
+    wanted = VmappedWalk(task, task.parameters, cohort).mean(None, batch)
+    assert torch.allclose(walk.mean(None, batch), wanted, rtol=1e-5, atol=1e-6)
+    assert not walk.mean(None, batch)[2].any()
+
+
+def test_idle_clients_have_a_gradient_of_zero(task, data):
+    cohort = CohortData(data, np.arange(3))
+    walk = Vectorised(task, data, whole=True).walk(task.parameters, cohort, spanned=True)
+    for moved in (None, torch.ones(3, task.size)):
+        found = walk.mean(moved, Whole(np.array([40, 0, 25]), 40))
+        assert found.any(dim=1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("where", ["x", "y"])
+def test_values_far_beyond_one_another_do_not_reach_other_clients(task, data, where):
+    array = getattr(data, where).copy()
+    array[:40] *= 1e15
+    gradients = Vectorised(task, replace(data, **{where: array}), whole=True)
+    plain = Vectorised(task, data, whole=True)
+    cohort = CohortData(data, np.arange(1, 6))
+    found, wanted = (
+        OneGradient().updates(Turn(1, task.parameters, cohort, None, g, Streams(1)))
+        for g in (gradients, plain)
+    )
+    assert torch.equal(found.rows, wanted.rows)
+
+
+class Wrapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 1)
+
+    def forward(self, x):
+        return self.inner(x).abs()
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "sizes", "kept"),
+    [
+        (nn.Linear(FEATURES, 1), squared_error, [20, 30], True),
+        (nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 1)), squared_error, [20, 30], True),
+        (nn.Linear(FEATURES, 1), squared_error, [10, 10], False),  # the records are smaller
+        (nn.Linear(FEATURES, 1, bias=False), squared_error, [20, 30], False),
+        (nn.Linear(FEATURES, 1), lambda o, t: (o.squeeze(-1) - t).abs(), [20, 30], False),
+        (nn.Sequential(nn.Linear(FEATURES, 1), nn.ReLU()), squared_error, [20, 30], False),
+        (Wrapped(), squared_error, [20, 30], False),
+    ],
+)
+def test_they_are_kept_for_least_squares_with_many_records(module, loss, sizes, kept):
+    assert quadratic(Task(module, loss), ragged(sizes)) is kept
+
+
+def test_workers_and_modes_agree(task):
+    data = ragged([30, 41, 25, 60, 29, 33] * 20)
+
+    def last(mode, workers):
+        work = LocalSgd(Batches(0, steps=4), 0.01)
+        rule = PerGradient(Fixed(30.0, Norm.L1), work.reach)
+        plan = unprotected(RoundRobin(40), data.clients, rounds=6, rule=rule)
+        training = Training(task, data, plan, work, mode=mode, workers=workers, chunk=10)
+        *_, result = train(training)
+        return result.state.params
+
+    torch.manual_seed(3)
+    start = task.parameters.clone()
+    found = []
+    for mode, workers in ((Mode.VECTORISED, 1), (Mode.VECTORISED, 2), (Mode.LOOPED, 1)):
+        task.parameters.copy_(start)
+        found.append(last(mode, workers))
+    assert torch.equal(found[0], found[1])
+    assert torch.allclose(found[0], found[2], rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(found[0], start, atol=1e-2)

@@ -1,0 +1,241 @@
+"""Local work: against torch.optim client by client, and inside the ball."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.errors import BadInput
+from fedveil.privacy.clip import Bound
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.rows import Norm
+from fedveil.training.batches import Batch, Batches
+from fedveil.training.cohort import CohortData
+from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.gradients.vectorised import Vectorised
+from fedveil.training.turn import Turn
+from fedveil.training.work import LocalSgd, OneGradient
+
+FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
+STREAMS = Streams(5)
+ROUND = 2
+
+
+def updates(task, data, work, mode=Mode.VECTORISED, bound=None, ids=None, start=None):
+    ids = np.arange(data.clients) if ids is None else np.asarray(ids)
+    start = task.parameters if start is None else start
+    cohort = CohortData(data, ids)
+    gradients = gradients_of(task, mode, data)
+    return work.updates(Turn(ROUND, start, cohort, bound, gradients, STREAMS))
+
+
+def records_of(data, client):
+    rows = slice(data.offsets[client], data.offsets[client + 1])
+    return torch.from_numpy(data.x[rows]), torch.from_numpy(data.y[rows])
+
+
+def full_gradient(task, start, x, y):
+    flat = start.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(task.losses(flat, x, y).mean(), flat)
+    return gradient
+
+
+def trained_by_torch(task, data, work, client):
+    """One client's update by torch.optim.SGD, with the batches the client should see."""
+    size = int(data.sizes[client])
+    plan = work.batches.of(np.array([client]), np.array([size]), ROUND, STREAMS)
+    x, y = records_of(data, client)
+    flat = task.parameters.clone().requires_grad_()
+    optimiser = torch.optim.SGD(
+        [flat], lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay
+    )
+    for step in range(plan.steps):
+        batch = plan.at(step)
+        index = torch.arange(batch.mask.shape[1]) if batch.index is None else batch.index[0]
+        index = index[batch.mask[0].bool()]
+        optimiser.zero_grad()
+        task.losses(flat, x[index], y[index]).mean().backward()
+        optimiser.step()
+    return flat.detach() - task.parameters
+
+
+def assert_close(actual, expected, tolerance=1e-5):
+    scale = float(expected.norm())
+    assert float((actual - expected).norm()) <= tolerance * scale
+    assert scale > 0
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, make_family):
+    task, data = make_family(request.param)
+    torch.manual_seed(3)
+    task.parameters.add_(0.05 * torch.randn(task.size))
+    return task, data
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_fedsgd_is_minus_the_gradient(family, mode):
+    task, data = family
+    rows = updates(task, data, OneGradient(), mode).rows
+    for client in range(data.clients):
+        expected = -full_gradient(task, task.parameters, *records_of(data, client))
+        assert_close(rows[client], expected)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        LocalSgd(Batches(0, epochs=2), lr=0.1),
+        LocalSgd(Batches(3, epochs=2), lr=0.05, momentum=0.9),
+        LocalSgd(Batches(2, steps=4), lr=0.05, momentum=0.5, weight_decay=0.1),
+    ],
+    ids=["full-batch", "momentum", "steps-decay"],
+)
+@pytest.mark.parametrize("mode", Mode)
+def test_local_sgd_is_torch_sgd_for_each_ragged_client(family, mode, work):
+    task, data = family
+    rows = updates(task, data, work, mode).rows
+    for client in range(data.clients):
+        assert_close(rows[client], trained_by_torch(task, data, work, client))
+
+
+def test_one_full_batch_step_is_one_step_by_hand(task, data):
+    rows = updates(task, data, LocalSgd(Batches(0, epochs=1), lr=0.3), ids=[3]).rows
+    expected = -0.3 * full_gradient(task, task.parameters, *records_of(data, 3))
+    assert_close(rows[0], expected, 1e-6)
+
+
+def test_modes_agree_on_gradients_with_idle_clients(family):
+    task, data = family
+    cohort = CohortData(data, np.arange(data.clients))
+    mask = torch.zeros(cohort.y.shape[:2])
+    for k, size in enumerate(cohort.sizes[:-1]):
+        mask[k, :size] = 1
+    moved = 0.01 * torch.randn(len(cohort), task.size, generator=torch.Generator().manual_seed(2))
+    for way in (None, moved):
+        vectorised, looped = (
+            gradients_of(task, mode, data)
+            .walk(task.parameters, cohort, spanned=False)
+            .mean(way, Batch(None, mask))
+            for mode in Mode
+        )
+        assert_close(vectorised, looped)
+        assert not vectorised[-1].any()
+        assert not looped[-1].any()
+
+
+def test_padding_is_never_learnt_from(make_data, task):
+    """A short client beside a long one learns what it learns alone."""
+    data = make_data(sizes=(2, 40))
+    work = LocalSgd(Batches(0, epochs=3), lr=0.5)
+    together, alone = updates(task, data, work), updates(task, data, work, ids=[0])
+    assert_close(together.rows[0], alone.rows[0], 1e-6)
+
+
+def test_local_work_leaves_the_rounds_model_alone(task, data):
+    before = task.parameters.clone()
+    updates(task, data, LocalSgd(Batches(0, epochs=2), lr=1.0), bound=Bound(0.1))
+    assert torch.equal(task.parameters, before)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "gradient"])
+def test_updates_stay_inside_the_bound(task, data, kind):
+    work = LocalSgd(Batches(2, epochs=3), lr=5.0) if kind == "sgd" else OneGradient()
+    bound = Bound(0.01)
+    done = updates(task, data, work, bound=bound)
+    assert bool(done.clipped.all())
+    assert float(done.rows.double().norm(dim=1).max()) <= bound.value
+
+
+def test_every_step_is_projected_around_the_rounds_model(task, data):
+    """Far from the origin, so that a ball around the origin would show; step by step."""
+    torch.manual_seed(1)
+    start = 10 * torch.randn(task.size)
+    bound, seen = Bound(0.2), []
+
+    class Spying(Vectorised):
+        def walk(self, start, cohort, *, spanned):
+            walk = super().walk(start, cohort, spanned=spanned)
+            mean = walk.mean
+
+            def watched(moved, batch):
+                nowhere = torch.zeros(len(cohort), walk.width)
+                seen.append(walk.rows(nowhere if moved is None else moved).double().norm(dim=1))
+                return mean(moved, batch)
+
+            walk.mean = watched
+            return walk
+
+    cohort = CohortData(data, np.arange(data.clients))
+    work = LocalSgd(Batches(2, epochs=3), lr=1.0)
+    done = work.updates(Turn(ROUND, start, cohort, bound, Spying(task, data), STREAMS))
+    rounding = 1e-5 * float(start.norm())
+    assert len(seen) > 10
+    assert max(float(norms.max()) for norms in seen) <= bound.value + rounding
+    assert max(float(norms.max()) for norms in seen[1:]) > 0.99 * bound.value
+    assert float(done.rows.double().norm(dim=1).max()) <= bound.value
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("norm", Norm)
+def test_every_gradient_is_clipped_in_the_bounds_own_norm(task, data, norm, mode):
+    """Step by step, by hand, for clients whose gradients are all too long."""
+    work, clip = LocalSgd(Batches(0, steps=4), lr=0.5), 0.05
+    bound = Bound(clip * work.reach(ROUND), norm, gradient=clip)
+    done = updates(task, data, work, mode, bound)
+    assert bool(done.clipped.all())
+    for client in range(data.clients):
+        x, y = records_of(data, client)
+        here = task.parameters.clone()
+        for _ in range(4):
+            gradient = full_gradient(task, here, x, y)
+            length = float(gradient.norm(p=1 if norm is Norm.L1 else 2))
+            assert length > clip
+            here -= 0.5 * clip / length * gradient
+        assert_close(done.rows[client], here - task.parameters, 1e-4)
+
+
+def test_projection_in_the_loop_is_not_projection_at_the_end(task, data):
+    work, bound = LocalSgd(Batches(2, epochs=5), lr=1.0), Bound(0.2)
+    inside = updates(task, data, work, bound=bound).rows
+    after = bound.apply_(updates(task, data, work).rows).rows
+    assert not torch.allclose(inside, after, rtol=1e-2)
+
+
+def test_a_bound_that_is_never_reached_changes_nothing(task, data):
+    work = LocalSgd(Batches(2, epochs=2), lr=0.1)
+    bounded = updates(task, data, work, bound=Bound(1e3))
+    assert torch.equal(bounded.rows, updates(task, data, work).rows)
+    assert not bounded.clipped.any()
+
+
+def test_clipped_names_the_clients_that_met_the_bound(task, data):
+    norms = updates(task, data, OneGradient()).rows.norm(dim=1)
+    bound = Bound(float(norms.median()))
+    done = updates(task, data, OneGradient(), bound=bound)
+    assert done.clipped.tolist() == (norms.double() > bound.value * (1 - 1e-6)).tolist()
+
+
+@pytest.mark.parametrize("bound", [None, Bound(1.0)])
+def test_a_client_that_diverges_keeps_its_row_for_the_server_to_refuse(make_family, bound):
+    task, data = make_family("linear")
+    start = task.parameters.clone().fill_(3e38)
+    rows = updates(task, data, OneGradient(), bound=bound, start=start).rows
+    assert not bool(torch.isfinite(rows).any(dim=1).all())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr": 0.0}, "local.lr is 0.0"),
+        ({"lr": -1.0}, "local.lr is -1.0"),
+        ({"lr": float("nan")}, "local.lr is nan"),
+        ({"lr": float("inf")}, "local.lr is inf"),
+        ({"lr": 1.0, "momentum": 1.0}, "local.momentum is 1.0"),
+        ({"lr": 1.0, "momentum": -0.1}, "local.momentum is -0.1"),
+        ({"lr": 1.0, "weight_decay": -0.1}, "local.weight_decay is -0.1"),
+        ({"lr": 1.0, "weight_decay": float("nan")}, "local.weight_decay is nan"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(BadInput, match=message):
+        LocalSgd(Batches(0, epochs=1), **arguments)

@@ -1,0 +1,113 @@
+"""From the words of the command line to a space and a file."""
+
+import json
+
+import pytest
+
+from fedveil.errors import BadInput
+from fedveil.tuning.command import Sizes, by_recipe, space_of, tell
+from fedveil.tuning.report import Report, Row
+from fedveil.tuning.trials import Laboratory
+
+DEFAULT = ("1,2,3,4,6,12", "12,24,36,60,120")
+
+
+def report(*values):
+    rows = [
+        Row(
+            steps=e,
+            rounds=1,
+            choice={},
+            value=value,
+            half=float("nan"),
+            told=str(value),
+            noise=float("nan"),
+            told_noise="in training",
+            privacy="epsilon 1 at delta 0 per client (replace, local trust, PURE, seeded noise)",
+        )
+        for e, value in enumerate(values, 1)
+    ]
+    return Report("title", "loss", rows, ["because"], ["take care"], "rounds = 1\n")
+
+
+def test_lists_of_numbers():
+    space = space_of("1, 2", "4,8", "0.5,1e-3", "0.1")
+    assert (space.steps, space.iterations) == ((1, 2), (4, 8))
+    assert (space.bounds, space.rates) == ((0.5, 0.001), (0.1,))
+
+
+def test_of_the_default_steps_those_that_fit_are_looked_at():
+    assert space_of(DEFAULT[0], "5", "", "").steps == (1, 2, 3, 4)
+    assert space_of(*DEFAULT, "", "").steps == (1, 2, 3, 4, 6, 12)
+    with pytest.raises(BadInput, match="--steps has E = 12"):
+        space_of("1,12", "5", "", "")
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        ("x", "numbers with commas"),
+        ("1.5", "whole numbers"),
+        ("nan", "whole numbers"),
+        ("inf", "whole numbers"),
+        ("1,1", "twice"),
+        ("", "--steps is empty"),
+        (",", "numbers with commas"),
+        ("1,,2", "numbers with commas"),
+        ("-1", "--steps has -1"),
+    ],
+)
+def test_lists_that_are_none(steps, message):
+    with pytest.raises(BadInput, match=message):
+        space_of(steps, "12", "", "")
+
+
+def test_everything_but_a_recipe_is_unused_with_one():
+    nothing = Sizes(None, None, None, None)
+    nothing.check_unused()
+    for name, value in (("clients", 1), ("epsilon", 1.0), ("delta", 1e-5), ("noise", "gaussian"),
+                        ("trust", "local"), ("per_round", 3), ("parameters", 4)):  # fmt: skip
+        with pytest.raises(BadInput, match=f"--{name.replace('_', '-')} is for formulas"):
+            Sizes(**{"clients": None, "per_round": None, "parameters": None, "epsilon": None,
+                     name: value}).check_unused()  # fmt: skip
+
+
+@pytest.mark.parametrize("out", ["plan.txt", "there.toml", "shown.toml", "file/plan.toml"])
+def test_where_nothing_can_be_written_nothing_is_trained(tmp_path, out):
+    for name in ("there.toml", "shown.png", "file"):
+        (tmp_path / name).touch()
+    with pytest.raises(BadInput, match="--out"):
+        by_recipe(
+            "dp-fedavg",
+            (),
+            space_of("1", "1", "", ""),
+            Laboratory(),
+            simulated=True,
+            against=(),
+            repeat=1,
+            out=tmp_path / out,
+            on_trial=pytest.fail,
+        )
+
+
+def test_a_report_writes_a_recipe_and_a_heat_map(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("plan-central", "plan-central-2", "plan-central-3"):
+        tell(report(1.0, 2.0), "some/central.toml", None, as_json=False)
+        assert (tmp_path / "runs" / f"{name}.toml").read_text() == "rounds = 1\n"
+        assert (tmp_path / "runs" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        out = capsys.readouterr().out
+        assert out.splitlines()[-1] == f"run it: fedveil run runs/{name}.toml"
+    assert "E \\ T" in out
+    assert "note: take care" in out
+    assert "why: because" in out
+
+
+def test_a_report_of_divergence_only_can_be_drawn_and_told(tmp_path, capsys):
+    tell(report(float("inf"), float("inf")), "central", tmp_path / "a" / "x.toml", as_json=False)
+    assert "diverged" in capsys.readouterr().out
+    tell(report(1.0, float("inf")), "central", tmp_path / "y.toml", as_json=True)
+    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert [row["loss"] for row in told["options"]] == [1.0, None]
+    assert (told["options"][0]["half"], told["options"][0]["noise"]) == (None, None)
+    assert told["recipe"] == str(tmp_path / "y.toml")

@@ -1,0 +1,225 @@
+"""Ranking options: by the bound, and by trying."""
+
+import math
+import tomllib
+
+import pytest
+
+from fedveil.errors import BadInput
+from fedveil.runs import toml
+from fedveil.tuning.candidates import Space
+from fedveil.tuning.cells import Outcome
+from fedveil.tuning.grid import recipe_of
+from fedveil.tuning.simulate import simulate
+from fedveil.tuning.theorise import theorise
+from fedveil.tuning.trials import Laboratory
+
+SMALL = ("data.clients=20", "sample.size=5", "engine.mode=vectorised")
+SPACE = Space((1, 2, 4), (4, 8))
+
+
+class Made(Laboratory):
+    """Trials whose loss is made up; keeps what was asked for."""
+
+    def __init__(self, loss):
+        super().__init__(workers=1)
+        self.loss, self.asked = loss, []
+
+    def trial(self, prepared, repetitions):
+        recipe = prepared.cell.recipe
+        self.asked += [(recipe, repetition) for repetition in repetitions]
+        return [Outcome(recipe.rounds, {"loss": self.loss(recipe, r)}) for r in repetitions]
+
+
+def far_from(steps, rounds):
+    """A loss that is least there, larger with noise, and shifted by the repetition."""
+
+    def loss(recipe, repetition):
+        distance = abs(recipe.local.steps - steps) + abs(recipe.rounds - rounds)
+        return distance + (1.0 if recipe.budget else 0.25) + repetition
+
+    return loss
+
+
+def planned(made, *, recipe="dp-fedavg", settings=SMALL, space=SPACE, repeat=20, **options):
+    return simulate(recipe, settings, space, made, repeat=repeat, **options)
+
+
+def test_simulating_writes_the_winner_and_ranks_the_others():
+    report = planned(Made(far_from(2, 4)))
+    assert (report.rows[0].steps, report.rows[0].rounds) == (2, 4)
+    assert len(report.rows) == len(SPACE.pairs)
+    recipe = tomllib.loads(report.recipe)
+    assert (recipe["local"]["steps"], recipe["rounds"]) == (2, 4)
+    assert report.heat[2, 8] == min(report.heat.values()) == report.rows[0].value
+    assert set(report.heat) == {(e, e * rounds) for e, rounds in SPACE.pairs}
+    assert report.measure == "loss"
+    assert "per client (replace, local trust" in report.rows[0].privacy
+
+
+def test_remarks_claim_no_more_than_was_tried():
+    report = planned(Made(far_from(2, 4)))
+    first, second, *_, last = report.rows
+    assert "repetitions" in first.remark
+    assert "worse" not in first.remark
+    assert second.remark.endswith("repetitions, worse (p = 0)")
+    assert last.remark == "tried once"
+    same = planned(Made(lambda recipe, repetition: float(repetition)))
+    assert same.rows[1].remark.endswith("repetitions, not clearly worse (p = 1)")
+
+
+def test_why_compares_the_same_repetitions_with_and_without_noise():
+    made = Made(far_from(2, 4))
+    report = planned(made)
+    assert report.why[0].startswith("the first, E = 2 in 4 rounds: noise of ")
+    assert report.why[1].startswith("the best with fewer iterations, E = ")
+    assert len(report.why) == 2
+    quiet = sum(recipe.budget is None for recipe, _ in made.asked)
+    paired = report.why[0].partition(", loss ")[2]
+    with_it, without = (float(word) for word in paired.split() if word[0].isdigit())
+    assert with_it - without == pytest.approx(0.75)
+    trials = len(made.asked) - quiet
+    assert f"{trials} trainings on these records" in report.warnings[-1]
+    assert f"from {quiet} more trainings, come on top" in report.warnings[-1]
+
+
+def test_the_cost_of_tuning_adds_up():
+    made = Made(far_from(2, 4))
+    report = planned(made, settings=(*SMALL, "budget.epsilon=3"))
+    trials = sum(recipe.budget is not None for recipe, _ in made.asked)
+    assert f"ranked by training, {trials} trials of 6 recipes" in report.title
+    claim = "per client (replace, local trust, PURE, seeded noise)"
+    assert f"add up to epsilon {3 * (trials + 1):.4g} at delta 0 {claim}" in report.warnings[-1]
+    assert f"a later run's claim (epsilon 3 at delta 0 {claim}) does not" in report.warnings[-1]
+
+
+def test_the_cost_of_tuning_as_published_is_told_strictly_too():
+    made = Made(far_from(2, 4))
+    report = planned(made, settings=(*SMALL, "budget.epsilon=3", "budget.as_published=true"))
+    count = 1 + sum(recipe.budget is not None for recipe, _ in made.asked)
+    assert f"add up to epsilon {3 * count:.4g} at delta 0 per record" in report.warnings[-1]
+    assert "as published, not a guarantee); strictly epsilon" in report.warnings[-1]
+
+
+def test_without_a_claim_the_choice_still_says_something():
+    report = planned(Made(far_from(2, 4)), settings=(*SMALL, "budget.epsilon=inf"))
+    assert "without noise, chose the recipe" in report.warnings[-1]
+    assert report.rows[0].privacy == "nothing claimed"
+
+
+def test_bounds_and_rates_are_part_of_the_choice():
+    space = Space((1,), (4,), bounds=(1.0, 3.0), rates=(0.01, 0.02))
+    made = Made(lambda recipe, r: abs(recipe.bound.value - 3.0) + recipe.local.lr)
+    report = planned(made, space=space)
+    assert report.rows[0].choice == {"bound.value": "3", "local.lr": "0.01"}
+    assert report.heat == {(1, 4): report.rows[0].value}
+
+
+def test_an_option_that_diverges_does_not_win():
+    def loss(recipe, repetition):
+        return math.nan if recipe.local.steps == 4 else float(recipe.rounds)
+
+    report = planned(Made(loss))
+    assert report.rows[0].steps == 2
+    diverged, untried = report.rows[-2:]
+    assert (diverged.steps, diverged.told, diverged.rounds) == (4, "diverged (1 of 1)", 1)
+    assert (untried.steps, untried.told, untried.rounds) == (4, "not tried", 2)
+    assert untried.remark == "with fewer rounds the loss had risen already"
+    assert report.heat[4, 4] == math.inf
+    assert (4, 8) not in report.heat
+
+
+def test_when_every_option_diverges_the_way_out_is_told():
+    with pytest.raises(BadInput, match=r"every option diverged: raise budget\.epsilon, lower"):
+        planned(Made(lambda recipe, repetition: math.nan))
+
+
+def test_recipes_of_the_same_promise_are_compared_and_others_named(tmp_path):
+    path = tmp_path / "central.toml"
+    everyone = recipe_of("central", ["sample.kind=all"])
+    path.write_text(toml.dumps(everyone.model_dump()))
+    made = Made(lambda recipe, r: recipe.rounds + (0.0 if recipe.name.endswith("sian") else 1.0))
+    others = ("dp-fedavg-gaussian", str(path), "fedavg", "ldp-sgd", "ldp-fl")
+    report = planned(made, against=others)
+    assert len(report.rows) == 2 * len(SPACE.pairs)
+    assert {row.choice["recipe"] for row in report.rows} == {"dp-fedavg", "dp-fedavg-gaussian"}
+    assert report.rows[0].choice["recipe"] == "dp-fedavg-gaussian"
+    assert tomllib.loads(report.recipe)["name"] == "dp-fedavg-gaussian"
+    central, fedavg, ldp_sgd, ldp_fl, _ = report.warnings
+    assert central == (
+        f"{path} was left out: it protects each client (zero-out neighbours) under central trust, "
+        "the first each client (replace neighbours) under local trust"
+    )
+    assert fedavg.startswith("fedavg was left out: it claims nothing")
+    assert ldp_sgd.startswith("ldp-sgd was left out: local.kind 'gradient' takes one step")
+    assert ldp_fl.startswith("ldp-fl was left out: ")
+    assert {recipe.budget.epsilon for recipe, _ in made.asked if recipe.budget} == {20.0}
+
+
+def test_a_recipe_to_compare_with_that_is_unknown():
+    with pytest.raises(BadInput, match="recipe 'nothing' is unknown"):
+        planned(Made(far_from(1, 1)), against=("nothing",))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [("dp-fedavg", (*SMALL, "noise.multiplier=1.0", "budget.epsilon=inf")), ("ldp-fl", ())],
+)
+@pytest.mark.parametrize("plan", [planned, lambda made, recipe, settings: theorise(
+    recipe, settings, SPACE, made)])  # fmt: skip
+def test_noise_that_does_not_follow_from_a_budget_cannot_be_planned(recipe, settings, plan):
+    with pytest.raises(BadInput, match="compared at one claim"):
+        plan(Made(far_from(1, 1)), recipe=recipe, settings=settings)
+
+
+def test_noise_in_training_is_planned_without_a_comparison():
+    made = Made(lambda recipe, r: 1.0)
+    settings = ["data.clients=10", "sample.kind=all", "local.rate=1.0"]
+    report = planned(made, recipe="local", settings=settings, space=Space((2,), (2,)), repeat=1)
+    assert report.why == ["the first, E = 2 in 1 round: noise in every step of training"]
+    assert len(made.asked) == 1
+    assert report.rows[0].told_noise == "in training"
+
+
+def test_the_theory_ranks_by_its_bound():
+    report = theorise("dp-fedavg", SMALL, SPACE, Laboratory())
+    values = [row.value for row in report.rows]
+    assert values == sorted(values)
+    assert len(values) == len(SPACE.pairs)
+    recipe = tomllib.loads(report.recipe)
+    assert (recipe["local"]["steps"], recipe["rounds"]) == (
+        report.rows[0].steps,
+        report.rows[0].rounds,
+    )
+    assert report.why[0].startswith("z = 2: diverges")
+    assert "without noise" in report.warnings[0]
+
+
+def test_the_theory_sees_every_bound_and_rate():
+    space = Space((2,), (60,), bounds=(1.0, 30.0), rates=(0.01, 0.02))
+    report = theorise("dp-fedavg", (*SMALL, "budget.epsilon=1"), space, Laboratory())
+    bounds = {(row.choice["bound.value"], row.choice["local.lr"]): row.value for row in report.rows}
+    assert len(set(bounds.values())) == 4
+    assert bounds["1", "0.01"] < bounds["30", "0.01"]
+    assert bounds["1", "0.02"] < bounds["30", "0.02"]
+
+
+def test_the_theory_says_when_it_says_nothing():
+    report = theorise("dp-fedavg", SMALL, SPACE, Laboratory())
+    assert report.why[-1] == "with E = 1 the bound is least after 1 round"
+    assert report.warnings[-1].endswith("simulate (--simulate)")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "message"),
+    [
+        ("dp-fedavg", (), r"strongly convex, smooth losses; simulate instead \(--simulate\)"),
+        ("central", ("sample.kind=all",), r"counts local steps: .* or simulate \(--simulate\)"),
+        ("dp-fedavg", (*SMALL, "bound.each=update"), "bound.each = 'gradient': simulate instead"),
+        ("dp-fedavg", (*SMALL, "budget.epsilon=none", "budget.epsilons=[1.0, 2.0]"),
+         "one epsilon for all"),
+    ],
+)  # fmt: skip
+def test_what_the_theory_is_not_about(recipe, settings, message):
+    with pytest.raises(BadInput, match=message):
+        theorise(recipe, settings, SPACE, Laboratory())
