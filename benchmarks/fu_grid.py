@@ -33,16 +33,16 @@ def final_loss(job: tuple[int, float, int, int]) -> float:
     """One training from zero; the loss on the test records at its end."""
     steps, epsilon, seed, rounds = job
     torch.set_num_threads(1)
-    work = fv.LocalSgd(fv.Batches(0, steps=steps), lr=0.05)
-    rule = fv.PerGradient(fv.Fixed(2.0, Norm.L1), work.reach)
+    work = fv.ClientSgd(fv.Batches(0, steps=steps), lr=0.05)
+    schedule = fv.PerGradient(fv.Fixed(2.0, Norm.L1), work.reach)
     sampler = fv.RoundRobin(500)
     if math.isinf(epsilon):
-        plan = fv.unprotected(sampler, DATA.clients, rounds=rounds, rule=rule)
+        plan = fv.unprotected(sampler, DATA.clients, rounds=rounds, schedule=schedule)
     else:
-        plan = fv.local_updates(
+        plan = fv.client_noise(
             sampler,
             DATA.clients,
-            rule,
+            schedule,
             laplace=True,
             rounds=rounds,
             budgets=(fv.Budget(epsilon, 1e-5),),

@@ -76,7 +76,7 @@ def trained(
     mode: Mode | None = None,
 ) -> dict[str, float]:
     plan = central(data.clients, cohort, rounds + warm_up)
-    work = fv.LocalSgd(fv.Batches(0, steps=1), lr=0.1)
+    work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
     return measured(fv.Training(task, data, plan, work, mode=mode, every=MOST_ROUNDS), warm_up)
 
 
@@ -116,7 +116,7 @@ def large_model() -> dict[str, float]:
     torch.manual_seed(0)
     data = federation(200, 5, (784,), 10)
     task = fv.Task(zoo.mlp(784, 10, (2048, 2048, 2048)), fv.cross_entropy)
-    work = fv.LocalSgd(fv.Batches(0, steps=2), lr=0.1)
+    work = fv.ClientSgd(fv.Batches(0, steps=2), lr=0.1)
     training = fv.Training(task, data, central(200, 100, 2), work, every=MOST_ROUNDS)
     pids = [worker.process.pid for worker in training.engine._pool._workers]
     inherited = [_status(pid, "RssAnon") + _status(pid, "RssFile") for pid in pids]

@@ -14,14 +14,14 @@ from fedveil.tuning.trials import Laboratory
 
 REPETITIONS, TRIES = 16, 3
 LOANS = ("data.name=lending-club", "data.partition=shards", "data.seed=1")
-FU = ("bound.value=150", "local.lr=0.05", "budget.delta=1e-6", "budget.epsilon=1")
+FU = ("clip.value=150", "client.lr=0.05", "budget.delta=1e-6", "budget.epsilon=1")
 MANY = (*LOANS, *FU, "data.clients=5000", "data.resample=400000", "sample.size=500")
 FEW = (*LOANS, *FU, "data.clients=1349", "sample.size=134")
 DIGITS = ("data.clients=100", "data.seed=1", "sample.size=20", "rounds=40")
 CASES = (
-    ("dp-fedavg", MANY, "local.steps:rounds=2:6,1:60,12:10"),
-    ("dp-fedavg", FEW, "local.steps:rounds=2:6,1:60"),
-    ("fedavg", DIGITS, "local.epochs=1,5"),
+    ("dp-fedavg", MANY, "client.steps:rounds=2:6,1:60,12:10"),
+    ("dp-fedavg", FEW, "client.steps:rounds=2:6,1:60"),
+    ("fedavg", DIGITS, "client.epochs=1,5"),
 )
 
 

@@ -29,7 +29,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import CohortData
 from fedveil.training.reports import Rows, accept
-from fedveil.training.work import LocalWork
+from fedveil.training.work import ClientWork
 
 FREE = fv.Budget(math.inf, 1e-6)
 PARAMETERS, UPDATES = 10_000_000, 10
@@ -48,10 +48,10 @@ def data_of(work: Work) -> fv.FederatedData:
     )
 
 
-def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, LocalWork]:
+def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, ClientWork]:
     if work.batch:
         rate = work.batch / work.records
-        plan = fv.local_steps(
+        plan = fv.dp_sgd(
             fv.Everyone(),
             work.clients,
             1.0,
@@ -61,10 +61,10 @@ def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, LocalWork]:
             budget=FREE,
             multiplier=1.0,
         )
-        return plan, fv.LocalDpSgd(plan.steps, work.lr)
-    steps = fv.LocalSgd(fv.Batches(0, steps=work.steps), lr=work.lr)
+        return plan, fv.ClientDpSgd(plan.steps, work.lr)
+    steps = fv.ClientSgd(fv.Batches(0, steps=work.steps), lr=work.lr)
     if work.model == "linear":
-        plan = fv.local_updates(
+        plan = fv.client_noise(
             fv.RoundRobin(work.cohort),
             work.clients,
             fv.PerGradient(fv.Fixed(5.0, Norm.L1), steps.reach),
@@ -74,9 +74,9 @@ def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, LocalWork]:
             multiplier=1.0,
         )
         return plan, steps
-    rule = fv.Fixed(1.0)
+    schedule = fv.Fixed(1.0)
     sampler = fv.FixedSize(work.cohort)
-    plan = fv.central(sampler, work.clients, rule, rounds=rounds, budget=FREE, multiplier=1.0)
+    plan = fv.central(sampler, work.clients, schedule, rounds=rounds, budget=FREE, multiplier=1.0)
     return plan, steps
 
 
@@ -111,7 +111,7 @@ def whole_rounds(training: fv.Training, warm_up: int = 3) -> list[float]:
 def examples_of(training: fv.Training, rounds: range) -> list[int]:
     """How many examples DP-SGD really drew in each round."""
     work, streams = training.work, training.streams
-    assert isinstance(work, fv.LocalDpSgd)
+    assert isinstance(work, fv.ClientDpSgd)
     everyone = CohortData(training.data, np.arange(training.data.clients))
     return [
         sum(int(work.batch(everyone, r, s, streams).mask.sum()) for s in range(work.steps))
@@ -120,7 +120,7 @@ def examples_of(training: fv.Training, rounds: range) -> list[int]:
 
 
 def server_rounds(rounds: int) -> list[float]:
-    """Bound 10 updates of 10 million parameters again, sum them, add noise to the sum, divide."""
+    """Clip 10 updates of 10 million parameters again, sum them, add noise to the sum, divide."""
     plan = fv.central(
         fv.Everyone(), UPDATES, fv.Fixed(1.0), rounds=rounds + 1, budget=FREE, multiplier=1.0
     )
@@ -129,13 +129,13 @@ def server_rounds(rounds: int) -> list[float]:
     for r in range(1, rounds + 2):
         reports = sent.clone()
         began = time.perf_counter()
-        bound = plan.bound(moving, r)
+        clip = plan.clip(moving, r)
         rows = Rows.of(reports, PARAMETERS)
-        accept(rows, bound)
+        accept(rows, clip)
         total = torch.zeros(PARAMETERS, dtype=torch.float64)
         weights = torch.ones(UPDATES, dtype=torch.float64)
         plan.add_sum_(total, rows.rows, weights, start, moving)
-        plan.release_(total, bound, r, Streams(1))
+        plan.release_(total, clip, r, Streams(1))
         total /= plan.divisor(UPDATES)
         seconds.append(time.perf_counter() - began)
     return seconds[1:]

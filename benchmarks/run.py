@@ -309,7 +309,7 @@ def profiles(found: Found) -> list[str]:
 def report(found: Found, curves: dict[str, list[dict[str, Any]]]) -> str:
     titles = [f"- ({item}) {WORK[item].title}" for item in WORK]
     titles.append(
-        "- (e) bounding 10 updates of 10 million parameters, their sum, Gaussian noise on it"
+        "- (e) clipping 10 updates of 10 million parameters, their sum, Gaussian noise on it"
     )
     sections = [
         [
@@ -324,7 +324,7 @@ def report(found: Found, curves: dict[str, list[dict[str, Any]]]) -> str:
             "",
             "Median of whole rounds after warm-up. fedveil's rounds include sampling, the durable",
         ],
-        ["charge, noise and bounds; the peers' have no noise but in (d) and (e). A peer's best"],
+        ["charge, noise and clips; the peers' have no noise but in (d) and (e). A peer's best"],
         [
             "configuration counts; the bare loop runs each client's whole batch, as the peers do.",
             "",

@@ -12,7 +12,7 @@ from ours import data_of, training_of
 from pytest_benchmark.fixture import BenchmarkFixture
 from work import WORK
 
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.rows import add_weighted_, row_norms
 from fedveil.training.batches import Batch
@@ -56,8 +56,8 @@ def test_one_local_step(benchmark: BenchmarkFixture, item: str, mode: Mode, clie
 def test_bounding_64_examples_of_a_convolutional_network(benchmark: BenchmarkFixture) -> None:
     walk, _ = walk_of("d", Mode.LOOPED, 1)
     batch = Batch(torch.arange(64)[None], torch.ones(1, 64))
-    moved = walk.bounded_sum(None, batch, Bound(1.0)).mul_(-1e-3)
-    assert benchmark(walk.bounded_sum, moved, batch, Bound(1.0)).norm() <= 64
+    moved = walk.clipped_sum(None, batch, Clip(1.0)).mul_(-1e-3)
+    assert benchmark(walk.clipped_sum, moved, batch, Clip(1.0)).norm() <= 64
 
 
 @pytest.mark.parametrize("shape", [(500, 11), (25, 159_010), (1, 10_000_000)])

@@ -1,4 +1,4 @@
-"""Secret noise on the grid beside seeded float noise of the same size, in one run, on one core.
+"""SecureKeys noise on the grid beside seeded float noise of the same size, in one run, on one core.
 
 make bench-micro
 """
@@ -13,14 +13,14 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from fedveil.privacy.noise.grid import gaussian_int, laplace_int
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
-from fedveil.privacy.noise.secure_random import Entropy
-from fedveil.privacy.noise.streams import Keys, Secret, Streams, laplace_, normal_
+from fedveil.privacy.noise.secure_random import SecureRandom
+from fedveil.privacy.noise.streams import Keys, SecureKeys, Streams, laplace_, normal_
 
 SIZE, ROUNDS, AT_MOST = 10_000_000, 3, 8.0
 SCALE = 2.0**24  # standard deviations (or Laplace scales) are this many steps long
 
 Seeded = Callable[[torch.Tensor, Keys], torch.Tensor]
-Secure = Callable[[Entropy, float, int], np.ndarray]
+Secure = Callable[[SecureRandom, float, int], np.ndarray]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,11 @@ def test_secure_noise_costs_at_most_eight_times_seeded_noise(
         times.append(time.perf_counter() - start)
 
     benchmark.pedantic(
-        secure, args=(Entropy(), SCALE, SIZE), setup=seeded_first, rounds=ROUNDS, warmup_rounds=1
+        secure,
+        args=(SecureRandom(), SCALE, SIZE),
+        setup=seeded_first,
+        rounds=ROUNDS,
+        warmup_rounds=1,
     )
     ratio = benchmark.stats["min"] / min(times)
     benchmark.extra_info["million_per_second"] = SIZE / benchmark.stats["min"] / 1e6
@@ -68,7 +72,7 @@ def test_a_secure_mechanism_costs_at_most_eight_times_a_seeded_one(
 
     benchmark.pedantic(
         mechanism.add_,
-        args=(rows, scales, Secret(1)),
+        args=(rows, scales, SecureKeys(1)),
         setup=seeded_first,
         rounds=ROUNDS,
         warmup_rounds=1,
@@ -80,6 +84,6 @@ def test_a_secure_mechanism_costs_at_most_eight_times_a_seeded_one(
 
 
 def test_secret_words(benchmark: BenchmarkFixture) -> None:
-    words = benchmark(Entropy().words, SIZE)
+    words = benchmark(SecureRandom().words, SIZE)
     benchmark.extra_info["million_per_second"] = SIZE / benchmark.stats["min"] / 1e6
     assert len(words) == SIZE

@@ -19,7 +19,7 @@ task = fv.Task(
 plan = fv.central(
     fv.Everyone(), data.clients, fv.Fixed(1.0), rounds=30, budget=fv.Budget(8.0, 1e-5)
 )
-work = fv.LocalSgd(fv.Batches(size=10, epochs=5), lr=0.3)
+work = fv.ClientSgd(fv.Batches(size=10, epochs=5), lr=0.3)
 
 training = fv.Training(task, data, plan, work)
 for result in fv.train(training):

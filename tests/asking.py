@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 
 
@@ -16,7 +16,7 @@ class Asked:
     round: int
     ids: np.ndarray
     start: torch.Tensor
-    bound: Bound | None
+    clip: Clip | None
     moving: torch.Tensor
     streams: Streams
 
@@ -25,4 +25,4 @@ def asked(plan, start, ids, moving=None, round=1, streams=None):
     """Clients `ids` in `round` of the plan, from the model `start`."""
     moving = plan.start(start) if moving is None else moving
     ids, streams = np.asarray(ids), streams or Streams(1)
-    return Asked(round, ids, start, plan.bound(moving, round), moving, streams)
+    return Asked(round, ids, start, plan.clip(moving, round), moving, streams)

@@ -16,8 +16,8 @@ from fedveil.privacy.clip_schedules import Fixed, Median, Poly, Quantile
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.releases.client_noise import local_updates
-from fedveil.privacy.releases.dp_sgd import local_steps
+from fedveil.privacy.releases.client_noise import client_noise
+from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
@@ -25,9 +25,9 @@ from fedveil.privacy.steps import NoisySteps
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections import Section
 from fedveil.training.batches import Batches
-from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.server import AdamServer, SgdServer
-from fedveil.training.work import Decay, LocalSgd
+from fedveil.training.work import ClientSgd, Decay
 
 NO_NUMBER = ("1", None, [1], {"a": 1}, (1,), 1j, np.array([1.0, 2.0]), object(), True)
 
@@ -59,17 +59,17 @@ def test_nan_and_minus_infinity_are_never_a_value(name):
 ENDS = {
     "seed": (0, 2**63 - 1, -1, 2**63),
     "rounds": (1, 10**6, 0, 10**6 + 1),
-    "local.steps": (1, 10**6, 0, 10**6 + 1),
+    "client.steps": (1, 10**6, 0, 10**6 + 1),
     "sample.rate": (1e-12, 1.0, 0.9e-12, 1.0000001),
     "sample.size": (1, 10**15, 0, None),
-    "local.batch": (0, 10**15, -1, None),
-    "local.lr": (1e-300, 1e300, 0.0, math.inf),
-    "local.momentum": (0.0, 0.999, -0.001, 1.0),
-    "local.weight_decay": (0.0, 1e300, -1e-9, math.inf),
-    "bound.value": (1e-20, 1e30, 0.9e-20, 1.1e30),
-    "bound.quantile": (1e-9, 0.999, 0.0, 1.0),
-    "bound.growth": (1.0, 1e9, 0.999, math.inf),
-    "bound.bit_epsilon": (0.0, 50.0, -0.1, 50.1),
+    "client.batch": (0, 10**15, -1, None),
+    "client.lr": (1e-300, 1e300, 0.0, math.inf),
+    "client.momentum": (0.0, 0.999, -0.001, 1.0),
+    "client.weight_decay": (0.0, 1e300, -1e-9, math.inf),
+    "clip.value": (1e-20, 1e30, 0.9e-20, 1.1e30),
+    "clip.quantile": (1e-9, 0.999, 0.0, 1.0),
+    "clip.growth": (1.0, 1e9, 0.999, math.inf),
+    "clip.bit_epsilon": (0.0, 50.0, -0.1, 50.1),
     "noise.multiplier": (0.0, 1e6, -1e-9, 1.1e6),
     "noise.epsilon": (1e-6, 1e6, 0.9e-6, 1.1e6),
     "budget.epsilon": (1e-300, math.inf, 0.0, None),
@@ -118,36 +118,36 @@ REFUSED = {
     "half a turn": (lambda: FixedSize(2, 1.5), "sample.max_participations is 1.5"),
     "half a client in turn": (lambda: RoundRobin(0.5), "sample.size is 0.5"),
     "size true": (lambda: RoundRobin(True), "sample.size is True"),
-    "bound as text": (lambda: Fixed("1"), "bound.value is '1'"),
-    "norm as text": (lambda: Fixed(1.0, "l1"), "bound.norm is 'l1': use one of Norm.L1"),
-    "norm of a decaying bound as text": (
+    "clip as text": (lambda: Fixed("1"), "clip.value is '1'"),
+    "norm as text": (lambda: Fixed(1.0, "l1"), "clip.norm is 'l1': use one of Norm.L1"),
+    "norm of a decaying clip as text": (
         lambda: Poly(1.0, 1.0, 5, 0.1, "l2"),
-        "bound.norm is 'l2'",
+        "clip.norm is 'l2'",
     ),
-    "rounds of a decaying bound": (lambda: Poly(1.0, 1.0, 2.5, 0.1), "rounds is 2.5"),
-    "floor as text": (lambda: Poly(1.0, 1.0, 5, "0"), "bound.floor is '0'"),
-    "quantile as text": (lambda: Quantile(1.0, "0.5", noise=1.0), "bound.quantile is '0.5'"),
-    "bit noise as text": (lambda: Quantile(1.0, 0.5, noise="1"), "bound.bit_noise is '1'"),
-    "half a power": (lambda: Median(1.0, -1.5, 3, 1, Budget(1, 1e-5)), "bound.low is -1.5"),
-    "half a round": (lambda: Median(1.0, -1, 3, 0.5, Budget(1, 1e-5)), "bound.every is 0.5"),
+    "rounds of a decaying clip": (lambda: Poly(1.0, 1.0, 2.5, 0.1), "rounds is 2.5"),
+    "floor as text": (lambda: Poly(1.0, 1.0, 5, "0"), "clip.floor is '0'"),
+    "quantile as text": (lambda: Quantile(1.0, "0.5", noise=1.0), "clip.quantile is '0.5'"),
+    "bit noise as text": (lambda: Quantile(1.0, 0.5, noise="1"), "clip.bit_noise is '1'"),
+    "half a power": (lambda: Median(1.0, -1.5, 3, 1, Budget(1, 1e-5)), "clip.low is -1.5"),
+    "half a round": (lambda: Median(1.0, -1, 3, 0.5, Budget(1, 1e-5)), "clip.every is 0.5"),
     "epsilon as text": (lambda: Budget("x", 1e-5), "budget.epsilon is 'x': a number is needed"),
     "no epsilon": (lambda: Budget(None, 1e-5), "budget.epsilon is None"),
     "delta as text": (lambda: Budget(1.0, "1e-5"), "budget.delta is '1e-5'"),
-    "half a step": (lambda: Batches(0, steps=2.5), "local.steps is 2.5"),
-    "half an epoch": (lambda: Batches(0, epochs=0.5), "local.epochs is 0.5"),
-    "more steps than anyone takes": (lambda: Batches(0, steps=10**7), "local.steps is 10000000"),
-    "half a batch": (lambda: Batches(1.5, steps=1), "local.batch is 1.5"),
-    "batch none": (lambda: Batches(None, steps=1), "local.batch is None"),
-    "lr as text": (lambda: LocalSgd(Batches(0, steps=1), "0.1"), "local.lr is '0.1'"),
-    "steps for batches": (lambda: LocalSgd(5, 0.1), "batches is 5"),
-    "rate for decay": (lambda: LocalSgd(Batches(0, steps=1), 0.1, decay=0.5), "decay is 0.5"),
-    "mu as text": (lambda: Decay("1", 1.0), "local.mu is '1'"),
-    "dp-sgd rate 2": (lambda: NoisySteps(2.0, 1, 1.0), "local.rate is 2.0"),
-    "dp-sgd half a step": (lambda: NoisySteps(0.5, 1.5, 1.0), "local.steps is 1.5"),
-    "dp-sgd without steps": (lambda: NoisySteps(0.5, 0, 1.0), "local.steps is 0"),
+    "half a step": (lambda: Batches(0, steps=2.5), "client.steps is 2.5"),
+    "half an epoch": (lambda: Batches(0, epochs=0.5), "client.epochs is 0.5"),
+    "more steps than anyone takes": (lambda: Batches(0, steps=10**7), "client.steps is 10000000"),
+    "half a batch": (lambda: Batches(1.5, steps=1), "client.batch is 1.5"),
+    "batch none": (lambda: Batches(None, steps=1), "client.batch is None"),
+    "lr as text": (lambda: ClientSgd(Batches(0, steps=1), "0.1"), "client.lr is '0.1'"),
+    "steps for batches": (lambda: ClientSgd(5, 0.1), "batches is 5"),
+    "rate for decay": (lambda: ClientSgd(Batches(0, steps=1), 0.1, decay=0.5), "decay is 0.5"),
+    "mu as text": (lambda: Decay("1", 1.0), "client.mu is '1'"),
+    "dp-sgd rate 2": (lambda: NoisySteps(2.0, 1, 1.0), "client.rate is 2.0"),
+    "dp-sgd half a step": (lambda: NoisySteps(0.5, 1.5, 1.0), "client.steps is 1.5"),
+    "dp-sgd without steps": (lambda: NoisySteps(0.5, 0, 1.0), "client.steps is 0"),
     "dp-sgd negative noise": (lambda: NoisySteps(0.5, 1, -1.0), "noise.multiplier is -1.0"),
-    "dp-sgd half a record": (lambda: NoisySteps(0.5, 1, 1.0, 2.5), "local.nominal is 2.5"),
-    "dp-sgd lr as text": (lambda: LocalDpSgd(NoisySteps(0.5, 1, 1.0), "1"), "local.lr is '1'"),
+    "dp-sgd half a record": (lambda: NoisySteps(0.5, 1, 1.0, 2.5), "client.nominal is 2.5"),
+    "dp-sgd lr as text": (lambda: ClientDpSgd(NoisySteps(0.5, 1, 1.0), "1"), "client.lr is '1'"),
     "server lr as text": (lambda: SgdServer("1"), "server.lr is '1'"),
     "adam without memory": (lambda: AdamServer(beta2=1.0), "server.beta2 is 1.0"),
     "adam beta nan": (lambda: AdamServer(beta1=math.nan), "server.beta1 is nan"),
@@ -155,7 +155,7 @@ REFUSED = {
     "plan of half a round": (lambda: PrivacyPlan(Everyone(), 9, 2.5), "rounds is 2.5"),
     "plan of half a client": (lambda: PrivacyPlan(Everyone(), 9.5, 2), "clients is 9.5"),
     "plan without rounds": (lambda: PrivacyPlan(Everyone(), 9, None), "rounds is None"),
-    "clip as text": (lambda: PrivacyPlan(Everyone(), 9, 2, "fixed"), "the clip is 'fixed'"),
+    "schedule as text": (lambda: PrivacyPlan(Everyone(), 9, 2, "fixed"), "the clip is 'fixed'"),
     "central with half a round": (
         lambda: central(Poisson(0.5), 9, Fixed(1.0), rounds=2.5, budget=Budget(1.0, 1e-5)),
         "rounds is 2.5",
@@ -167,13 +167,13 @@ REFUSED = {
         "noise.multiplier is '2'",
     ),
     "local with half a round": (
-        lambda: local_updates(
+        lambda: client_noise(
             Everyone(), 9, Fixed(1.0), laplace=False, rounds=2.5, budgets=(Budget(1.0, 1e-5),)
         ),
         "rounds is 2.5",
     ),
     "local steps as text": (
-        lambda: local_steps(
+        lambda: dp_sgd(
             Everyone(),
             9,
             1.0,
@@ -182,7 +182,7 @@ REFUSED = {
             rounds=2,
             budget=Budget(1.0, 1e-5),
         ),
-        "local.rate is '0.5'",
+        "client.rate is '0.5'",
     ),
     "two-point with half a round": (
         lambda: two_point(
@@ -256,9 +256,9 @@ HEAVY = ("torch", "numpy", "scipy", "sklearn", "dp_accounting", "matplotlib")
         "noise.multiplier=-1",
         "engine.chunk=-3",
         "engine.workers=1000",
-        "local.lr=0",
+        "client.lr=0",
         "budget.delta=2",
-        "bound.value=nan",
+        "clip.value=nan",
     ],
 )
 def test_values_are_refused_before_anything_heavy_is_imported(setting):
@@ -282,4 +282,4 @@ def test_values_are_refused_before_anything_heavy_is_imported(setting):
 
 def test_rounds_from_iterations_are_checked_as_well():
     with pytest.raises(BadInput, match=r"rounds is 2000000: at most 1,000,000 are possible"):
-        load_recipe("dp-fedavg", ["rounds=none", "iterations=2000000", "local.steps=1"])
+        load_recipe("dp-fedavg", ["rounds=none", "iterations=2000000", "client.steps=1"])

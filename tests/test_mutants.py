@@ -13,10 +13,10 @@ HARNESS = ROOT / "mutants" / "run.py"
 SOURCE = '''"""Two numbers."""
 
 
-def bound(value):
+def clip(value):
     """At most one.
 
-    >>> bound(3)
+    >>> clip(3)
     1
     """
     return min(value, 1)

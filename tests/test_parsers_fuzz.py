@@ -46,8 +46,8 @@ COSTLY = {"metrics of a run": 10, "webp": 4}  # one input takes as long as so ma
 
 SETTINGS = (
     *("rounds=2", "data.name=diabetes", "data.clients=6", "model.name=linear"),
-    *("sample.kind=fixed", "sample.size=3", "local.kind=gradient"),
-    *("bound.kind=fixed", "bound.value=1.0", "budget=none", "budget.delta=1e-4"),
+    *("sample.kind=fixed", "sample.size=3", "client.kind=gradient"),
+    *("clip.kind=fixed", "clip.value=1.0", "budget=none", "budget.delta=1e-4"),
     *("noise.kind=gaussian", "noise.where=client", "noise.multiplier=2.0"),
     *("engine.workers=1", "engine.mode=vectorised"),
 )
@@ -190,7 +190,7 @@ def read_setting(r, folder):
 
 
 def read_grid(r, folder):
-    text = r.choice(["local.lr=0.1,0.2", "rounds:seed=1:2,3:4", "model.hidden=[1,2],[3]"])
+    text = r.choice(["client.lr=0.1,0.2", "rounds:seed=1:2,3:4", "model.hidden=[1,2],[3]"])
     text = damaged(r, text.encode()).decode(errors="surrogateescape")
     cells("central", (), [axis(text), axis("sample.rate=0.5,0.6")])
 

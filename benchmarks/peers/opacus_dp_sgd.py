@@ -38,7 +38,7 @@ from torch import nn
 from work import WORK
 
 WORK_D = WORK["d"]
-BOUND, MULTIPLIER = 1.0, 1.0
+CLIP, MULTIPLIER = 1.0, 1.0
 MODES = ("hooks", "functorch", "ew", "ghost")
 NO_EMPTY_BATCH = ("functorch", "ew")
 
@@ -92,8 +92,8 @@ def _contiguous_grad_sample(
 
 
 def _wrap(module: nn.Module, mode: str) -> nn.Module:
-    bound = {"max_grad_norm": BOUND} if mode == "ghost" else {}
-    model = prepare_module(module, grad_sample_mode=mode, **bound)
+    clip = {"max_grad_norm": CLIP} if mode == "ghost" else {}
+    model = prepare_module(module, grad_sample_mode=mode, **clip)
     model.forbid_grad_accumulation()
     return model
 
@@ -103,7 +103,7 @@ def _optimizer(parameters: list[nn.Parameter], mode: str) -> DPOptimizer:
     return private(
         torch.optim.SGD(parameters, lr=WORK_D.lr),
         noise_multiplier=MULTIPLIER,
-        max_grad_norm=BOUND,
+        max_grad_norm=CLIP,
         expected_batch_size=WORK_D.batch,
     )
 

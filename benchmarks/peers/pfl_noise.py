@@ -1,10 +1,10 @@
-"""Item e with pfl-research: bound, sum, noise and average ten updates of ten million parameters.
+"""Item e with pfl-research: clip, sum, noise and average ten updates of ten million parameters.
 
-pfl's `GaussianMechanism`, applied centrally, bounds each update's L2 norm, its `SumAggregator` adds
+pfl's `GaussianMechanism`, applied centrally, clips each update's L2 norm, its `SumAggregator` adds
 the updates up, the mechanism adds noise to the sum, and the statistics divide themselves by their
 weight: the calls that pfl's simulated backend makes around local training, on torch tensors, in one
-process with two threads. Every update is longer than the bound, so that every one is scaled. The
-backend's copy of the first update is left out: bounding has made a new tensor already.
+process with two threads. Every update is longer than the clip, so that every one is scaled. The
+backend's copy of the first update is left out: clipping has made a new tensor already.
 
 `--tensors` splits the parameters into that many equal tensors, as a model's layers would;
 `--keep-memory` has malloc keep what is freed, as a faster allocator would.
@@ -29,7 +29,7 @@ from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 from pfl.stats import MappedVectorStatistics
 
 CLIENTS, PARAMETERS = 10, 10_000_000
-BOUND, MULTIPLIER = 1.0, 1.0
+CLIP, MULTIPLIER = 1.0, 1.0
 
 
 def updates(tensors: int) -> list[MappedVectorStatistics]:
@@ -40,8 +40,8 @@ def updates(tensors: int) -> list[MappedVectorStatistics]:
 
 
 def average(clients: list[MappedVectorStatistics]) -> Round:
-    """The call that bounds, sums, noises and averages, and returns how many numbers it read."""
-    mechanism = CentrallyAppliedPrivacyMechanism(GaussianMechanism(BOUND, MULTIPLIER))
+    """The call that clips, sums, noises and averages, and returns how many numbers it read."""
+    mechanism = CentrallyAppliedPrivacyMechanism(GaussianMechanism(CLIP, MULTIPLIER))
     aggregator = SumAggregator()
     user = UserContext(num_datapoints=1, seed=None)
     central = CentralContext(
@@ -56,8 +56,8 @@ def average(clients: list[MappedVectorStatistics]) -> Round:
     def round() -> int:
         total = None
         for client in clients:
-            bounded, _ = mechanism.postprocess_one_user(stats=client, user_context=user)
-            total = aggregator.accumulate(accumulated=total, user_stats=bounded)
+            clipped, _ = mechanism.postprocess_one_user(stats=client, user_context=user)
+            total = aggregator.accumulate(accumulated=total, user_stats=clipped)
         noisy, _ = mechanism.postprocess_server(
             stats=total, central_context=central, aggregate_metrics=None
         )

@@ -17,8 +17,8 @@ from fedveil.errors import BadInput
 MOST_ROUNDS = 1_000_000
 """Rounds of a run, and local steps of a round."""
 
-SMALLEST_BOUND = 1e-20
-"""Below, float32 has no room for the rounding of a bounded row."""
+SMALLEST_CLIP = 1e-20
+"""Below, float32 has no room for the rounding of a clipped row."""
 
 SMALLEST_FLOOR = 1e-12
 SMALLEST_RADIUS = 1e-6
@@ -146,41 +146,41 @@ VALUES = {
     "sample.rate": _RATE,
     "sample.size": _whole(1, "at least one client per round is needed"),
     "sample.max_participations": _whole(1),
-    "local.epochs": _STEPS,
-    "local.steps": _STEPS,
-    "local.batch": _whole(0, "a size, or 0 for all records, is needed"),
-    "local.lr": _POSITIVE,
-    "local.mu": _POSITIVE,
-    "local.gamma": _POSITIVE,
-    "local.momentum": _SHARE,
-    "local.weight_decay": _from(0),
-    "local.rate": _RATE,
-    "local.nominal": _whole(1, "at least 1 record is needed"),
-    "bound.value": _number(
-        lambda v: SMALLEST_BOUND <= v < math.inf,
-        f"a number of at least {SMALLEST_BOUND} is needed",
+    "client.epochs": _STEPS,
+    "client.steps": _STEPS,
+    "client.batch": _whole(0, "a size, or 0 for all records, is needed"),
+    "client.lr": _POSITIVE,
+    "client.mu": _POSITIVE,
+    "client.gamma": _POSITIVE,
+    "client.momentum": _SHARE,
+    "client.weight_decay": _from(0),
+    "client.rate": _RATE,
+    "client.nominal": _whole(1, "at least 1 record is needed"),
+    "clip.value": _number(
+        lambda v: SMALLEST_CLIP <= v < math.inf,
+        f"a number of at least {SMALLEST_CLIP} is needed",
         1e30,
     ),
-    "bound.power": _from(0),
-    "bound.floor": _number(
+    "clip.power": _from(0),
+    "clip.floor": _number(
         lambda v: SMALLEST_FLOOR <= v < math.inf,
-        f"a number from {SMALLEST_FLOOR} to bound.value is needed",
+        f"a number from {SMALLEST_FLOOR} to clip.value is needed",
     ),
-    "bound.quantile": _INSIDE,
-    "bound.lr": _POSITIVE,
-    "bound.bit_noise": _from(0),
-    "bound.bit_epsilon": _number(lambda v: v >= 0, "a number >= 0 is needed", 50),
-    "bound.low": _POWER,
-    "bound.high": _POWER,
-    "bound.every": _whole(1, "at least 1 round is needed"),
-    "bound.epsilon": _BUDGET,
-    "bound.delta": _DELTA,
-    "bound.cap": _BUDGET,
-    "bound.centre": _number(math.isfinite, "a finite number is needed", 1e30),
-    "bound.radius": _number(
+    "clip.quantile": _INSIDE,
+    "clip.lr": _POSITIVE,
+    "clip.bit_noise": _from(0),
+    "clip.bit_epsilon": _number(lambda v: v >= 0, "a number >= 0 is needed", 50),
+    "clip.low": _POWER,
+    "clip.high": _POWER,
+    "clip.every": _whole(1, "at least 1 round is needed"),
+    "clip.epsilon": _BUDGET,
+    "clip.delta": _DELTA,
+    "clip.cap": _BUDGET,
+    "clip.centre": _number(math.isfinite, "a finite number is needed", 1e30),
+    "clip.radius": _number(
         lambda v: SMALLEST_RADIUS <= v < math.inf, f"at least {SMALLEST_RADIUS} is needed", 1e30
     ),
-    "bound.growth": _from(1),
+    "clip.growth": _from(1),
     "noise.multiplier": _number(
         lambda v: 0 <= v < math.inf, "a number >= 0 is needed", _MOST_NOISE
     ),

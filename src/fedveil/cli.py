@@ -201,14 +201,14 @@ def plan(
     ] = None,
     set_: Set = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Rank by training, not by the bound.")
+        bool, typer.Option("--simulate", help="Rank by training, not by the theory's bound.")
     ] = False,
     against: Annotated[
         list[str] | None, typer.Option(help="Another recipe to compare with; repeatable.")
     ] = None,
     steps: Annotated[str, typer.Option(help="Local steps E to look at.")] = "1,2,3,4,6,12",
     iterations: Annotated[str, typer.Option(help="Iterations T to look at.")] = "12,24,36,60,120",
-    bounds: Annotated[str, typer.Option(help="Bounds to look at; none: the recipe's.")] = "",
+    clips: Annotated[str, typer.Option(help="Clips to look at; none: the recipe's.")] = "",
     rates: Annotated[str, typer.Option(help="Learning rates to look at; none: as given.")] = "",
     repeat: Annotated[
         int | None,
@@ -257,7 +257,7 @@ def plan(
     from fedveil.tuning.command import Sizes, by_formula, by_recipe, space_of, tell
 
     sizes = Sizes(clients, per_round, parameters, epsilon, delta, noise, trust)
-    space = space_of(steps, iterations, bounds, rates)
+    space = space_of(steps, iterations, clips, rates)
     if recipe is None:
         by_formula(sizes, space, as_json=json_)
         return 0
@@ -425,7 +425,7 @@ def recipes(json_: Json = False) -> None:
 @app.command()
 def account(
     delta: Annotated[float, typer.Option(help="The delta of the claim.")],
-    noise: Annotated[float | None, typer.Option(help="Noise multiplier, std / bound.")] = None,
+    noise: Annotated[float | None, typer.Option(help="Noise multiplier, std / clip.")] = None,
     rate: Annotated[float | None, typer.Option(help="Poisson sampling rate.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon (PLD).")] = None,

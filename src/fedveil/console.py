@@ -55,8 +55,8 @@ class Progress:
             left = "" if self._limit is None else f", {spent.remainder(self._limit)} left"
             parts.append(f"{spent.short} spent{left}")
         if line["clients"] is not None:
-            bounded = "" if line["bound"] is None else f", {line['clipped']:.0%} bounded"
-            parts.append(f"{line['clients']} clients{bounded}")
+            clipped = "" if line["clip"] is None else f", {line['clipped']:.0%} clipped"
+            parts.append(f"{line['clients']} clients{clipped}")
         if line["snr"] is not None:
             parts.append(f"signal/noise {line['snr']:.2f}")
         return " | ".join(parts)

@@ -10,7 +10,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.errors import BadInput
-from fedveil.privacy.clip import Bound, Bounded
+from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import secured
 from fedveil.runs.build import build
@@ -18,7 +18,7 @@ from fedveil.runs.recipe import load_recipe
 
 CLIENTS = 30
 FREE = fv.Budget(math.inf, 1e-3)
-SGD = fv.LocalSgd(fv.Batches(0, steps=2), lr=0.5)
+SGD = fv.ClientSgd(fv.Batches(0, steps=2), lr=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,9 @@ def data():
     return fv.FederatedData.from_clients(clients, test=(x[-1], y[-1]), classes=3)
 
 
-def central(rule=None, sampler=None, **more):
+def central(schedule=None, sampler=None, **more):
     settings = {"rounds": 3, "budget": FREE, "multiplier": 2.0, **more}
-    return fv.central(sampler or fv.Everyone(), CLIENTS, rule or fv.Fixed(1.0), **settings)
+    return fv.central(sampler or fv.Everyone(), CLIENTS, schedule or fv.Fixed(1.0), **settings)
 
 
 def net(between=nn.Tanh):
@@ -77,7 +77,7 @@ class OwnWork:
         rows = torch.full((len(turn.cohort), turn.start.shape[-1]), self.lr)
         if self.own is not None:
             return self.own(self, turn, rows)
-        return Bounded(rows, torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
+        return Clipped(rows, torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
 
 
 def silent(client):
@@ -104,16 +104,16 @@ PAIRS = {
         training(d, server=OwnServer(1.0)),
         training(d, server=OwnServer(2.0)),
     ),
-    "a function in a rule": lambda d: tuple(
+    "a function in a schedule": lambda d: tuple(
         training(d, plan=per_gradient(reach)) for reach in (lambda r: 1.0, lambda r: 2.0)
     ),
 }
 
 
 def per_gradient(reach):
-    rule = fv.PerGradient(fv.Fixed(1.0), reach)
-    return fv.local_updates(
-        fv.Everyone(), CLIENTS, rule, laplace=False, rounds=3, budgets=(FREE,), multiplier=1.0
+    schedule = fv.PerGradient(fv.Fixed(1.0), reach)
+    return fv.client_noise(
+        fv.Everyone(), CLIENTS, schedule, laplace=False, rounds=3, budgets=(FREE,), multiplier=1.0
     )
 
 
@@ -174,7 +174,7 @@ class Holds(nn.Module):
 def remembering(work, turn, rows):
     """A control variate that one client leaves for the next."""
     work.kept = rows.mean(0)
-    return Bounded(rows, torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
+    return Clipped(rows, torch.ones(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
 
 
 STATEFUL = {
@@ -192,15 +192,15 @@ def test_state_outside_the_module_ends_a_training_before_a_release(data, name):
 
 
 class Follows:
-    """A rule of one's own that moves the clip norm to what it saw, without noise."""
+    """A schedule of one's own that moves the clip norm to what it saw, without noise."""
 
     norm, width = Norm.L2, 1
 
     def start(self):
         return 1.0
 
-    def bound(self, moving, round):
-        return Bound(moving)
+    def clip(self, moving, round):
+        return Clip(moving)
 
     def watch(self, lengths, round):
         return lengths.norms[:, None]
@@ -231,8 +231,8 @@ class Wider(fv.Quantile):
         return super().watch(lengths, round).repeat(1, 9)
 
 
-def watched_by(data, rule):
-    found = training(data, plan=central(rule))
+def watched_by(data, schedule):
+    found = training(data, plan=central(schedule))
     return found.engine.run(1, np.arange(1), found.start()).watched
 
 
@@ -255,7 +255,7 @@ class Hushed(fv.Quantile):
 def test_a_schedule_that_watches_without_noise_is_refused(data):
     with pytest.raises(BadInput, match="takes a fixed, decaying or quantile"):
         central(Hushed(1.0, 0.5, noise=5.0))
-    plan = replace(central(fv.Quantile(1.0, 0.5, noise=5.0)), rule=Hushed(1.0, 0.5, noise=5.0))
+    plan = replace(central(fv.Quantile(1.0, 0.5, noise=5.0)), schedule=Hushed(1.0, 0.5, noise=5.0))
     with pytest.raises(BadInput, match="the plan's line about"):
         training(data, plan=plan)
 
@@ -263,8 +263,8 @@ def test_a_schedule_that_watches_without_noise_is_refused(data):
 class Remembers(fv.Fixed):
     """Keeps a client's norm for the next round's clip."""
 
-    def bound(self, moving, round):
-        return Bound(getattr(self, "seen", moving))
+    def clip(self, moving, round):
+        return Clip(getattr(self, "seen", moving))
 
     @property
     def watched(self):
@@ -283,7 +283,7 @@ def test_a_schedule_that_remembers_clients_is_stopped(data):
 def counting(work, turn, rows):
     """Says how many of its steps were clipped, not whether."""
     many = torch.full((len(rows),), 50)
-    return Bounded(rows, torch.ones(len(rows)), many)
+    return Clipped(rows, torch.ones(len(rows)), many)
 
 
 def test_a_bit_is_a_bit_whatever_a_work_says(data):
@@ -294,7 +294,7 @@ def test_a_bit_is_a_bit_whatever_a_work_says(data):
 
 
 def shapeless(work, turn, rows):
-    return Bounded(rows, torch.ones(3, 3), torch.zeros(len(rows), dtype=torch.bool))
+    return Clipped(rows, torch.ones(3, 3), torch.zeros(len(rows), dtype=torch.bool))
 
 
 def test_a_work_says_one_norm_for_each_client(data):
@@ -321,7 +321,7 @@ def test_a_sampler_of_one_s_own_has_no_amplification(data):
 
 
 def test_a_sampler_that_asks_too_often_is_stopped_by_the_ledger(data):
-    plan = fv.local_updates(
+    plan = fv.client_noise(
         Again(3), CLIENTS, fv.Fixed(1.0), laplace=False, rounds=5, budgets=(FREE,), multiplier=1.0
     )
     results = fv.train(training(data, plan=plan, work=fv.OneGradient()))
@@ -332,7 +332,7 @@ def test_a_sampler_that_asks_too_often_is_stopped_by_the_ledger(data):
 
 def dealt():
     budgets = (fv.Budget(5.0, 1e-3), fv.Budget(50.0, 1e-3))
-    return fv.local_updates(
+    return fv.client_noise(
         fv.Everyone(),
         CLIENTS,
         fv.Fixed(1.0),
@@ -344,9 +344,9 @@ def dealt():
 
 
 def laplace():
-    rule = fv.Fixed(1.0, Norm.L1)
-    return fv.local_updates(
-        fv.Everyone(), CLIENTS, rule, laplace=True, rounds=2, budgets=(FREE,), multiplier=1.0
+    schedule = fv.Fixed(1.0, Norm.L1)
+    return fv.client_noise(
+        fv.Everyone(), CLIENTS, schedule, laplace=True, rounds=2, budgets=(FREE,), multiplier=1.0
     )
 
 
@@ -357,7 +357,7 @@ def weakened(plan, clients):
 
 
 CHANGED = {
-    "Laplace clipped in L2": lambda: replace(laplace(), rule=fv.Fixed(1.0)),
+    "Laplace clipped in L2": lambda: replace(laplace(), schedule=fv.Fixed(1.0)),
     "fewer releases": lambda: (
         (p := central()) and replace(p, lines=(replace(p.lines[0], every=10),))
     ),
@@ -366,7 +366,7 @@ CHANGED = {
         dealt(), [float(dealt().release.multipliers.min())] * (CLIENTS - 1)
     ),
     "a median at the server": lambda: replace(
-        central(), rule=fv.Median(1.0, -3, 3, 1, fv.Budget(1.0, 1e-4))
+        central(), schedule=fv.Median(1.0, -3, 3, 1, fv.Budget(1.0, 1e-4))
     ),
 }
 
@@ -384,7 +384,7 @@ def test_budgets_per_client_agree_with_themselves():
 
 
 def test_secure_noise_is_not_for_local_steps():
-    plan = fv.local_steps(
+    plan = fv.dp_sgd(
         fv.Everyone(), CLIENTS, 1.0, rate=0.5, steps=1, rounds=1, budget=FREE, multiplier=2.0
     )
     with pytest.raises(BadInput, match="not for noise in every local step"):
@@ -393,7 +393,7 @@ def test_secure_noise_is_not_for_local_steps():
 
 def test_records_drawn_again_and_a_claim_about_one_record_contradict_each_other():
     with pytest.raises(BadInput, match=r"data\.resample is 3000 and the claim is about one record"):
-        build(load_recipe("local", ["data.resample=3000"]))
+        build(load_recipe("dp-sgd", ["data.resample=3000"]))
 
 
 def test_records_drawn_again_are_told_in_a_claim_about_clients():

@@ -22,20 +22,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 FREE = fv.Budget(math.inf, 1e-3)
 CLIENTS = len(SIZES)
-SGD = fv.LocalSgd(fv.Batches(size=2, epochs=2), lr=0.5)
+SGD = fv.ClientSgd(fv.Batches(size=2, epochs=2), lr=0.5)
 MIXING = ("batch centred", "batch normed", "gate", "attention over clients")
-STEPS = fv.LocalSgd(fv.Batches(0, steps=3), lr=0.3)
+STEPS = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.3)
 
 
-def locally(rule, laplace=False):
-    return fv.local_updates(
-        fv.Everyone(), CLIENTS, rule, laplace=laplace, rounds=3, budgets=(FREE,), multiplier=2.0
+def locally(schedule, laplace=False):
+    return fv.client_noise(
+        fv.Everyone(), CLIENTS, schedule, laplace=laplace, rounds=3, budgets=(FREE,), multiplier=2.0
     )
 
 
-def centrally(rule, sampler=None):
+def centrally(schedule, sampler=None):
     return fv.central(
-        sampler or fv.Poisson(0.5), CLIENTS, rule, rounds=3, budget=FREE, multiplier=2.0
+        sampler or fv.Poisson(0.5), CLIENTS, schedule, rounds=3, budget=FREE, multiplier=2.0
     )
 
 
@@ -72,17 +72,17 @@ def summed(training, ids, round=2):
     """The sum of a round before any noise, and what one client may move it by."""
     state = training.start()
     done = training.engine.run(round, np.array(ids), replace(state, round=round - 1))
-    bound = training.plan.bound(state.moving, round)
-    return (done.total if done.signal is None else done.signal).clone(), bound
+    clip = training.plan.clip(state.moving, round)
+    return (done.total if done.signal is None else done.signal).clone(), clip
 
 
 def assert_bounded(training):
     everyone = list(range(CLIENTS))
-    total, bound = summed(training, everyone)
+    total, clip = summed(training, everyone)
     for k in everyone:
         moved = total - summed(training, [c for c in everyone if c != k])[0]
-        length = float(moved.norm(p=1 if bound.norm is Norm.L1 else 2))
-        assert length <= bound.value * (1 + 1e-5), f"client {k} moves the sum by {length}"
+        length = float(moved.norm(p=1 if clip.norm is Norm.L1 else 2))
+        assert length <= clip.value * (1 + 1e-5), f"client {k} moves the sum by {length}"
 
 
 def whole_grid():
@@ -122,11 +122,11 @@ def test_own_losses(module, loss):
 def test_with_secure_noise_the_sum_moves_by_the_client_s_own_row_and_no_bit_more(module):
     training = trained("central, full batches", module, secure=True)
     assert training.engine.mode is Mode.LOOPED
-    total, bound = summed(training, range(CLIENTS))
+    total, clip = summed(training, range(CLIENTS))
     own, _ = summed(training, [3])
     rest, _ = summed(training, [0, 1, 2, 4])
     assert torch.equal(total - rest, own)
-    assert float(own.norm()) <= bound.value
+    assert float(own.norm()) <= clip.value
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
     """One step of all records, without noise, divided by a nominal number of records."""
     make, tokens = MODULES[module]
     clip, lr, nominal = 0.1, 0.5, 10
-    plan = fv.local_steps(
+    plan = fv.dp_sgd(
         fv.Everyone(),
         CLIENTS,
         clip,
@@ -172,7 +172,7 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
         budget=FREE,
         multiplier=1e-9,
     )
-    work = fv.LocalDpSgd(plan.steps, lr=lr)
+    work = fv.ClientDpSgd(plan.steps, lr=lr)
     data = records(tokens)
     sums = []
     for given in (data, one_record_less(data, 3, 4)):
@@ -180,7 +180,7 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
         try:
             sums.append(training.engine.run(1, np.array([3]), training.start()).total.clone())
         except RuntimeError:
-            assert mode is Mode.VECTORISED  # no rule for vmap: such modules are looped
+            assert mode is Mode.VECTORISED  # no schedule for vmap: such modules are looped
             pytest.skip("the module has no vectorised form")
     length = float((sums[0] - sums[1]).norm())
     assert length <= lr * clip / nominal * (1 + 1e-4)

@@ -27,25 +27,25 @@ FRAME = re.compile(r"[│┃┏┡└━┳╇┴┓┩┘─]")
 FEW = ("data.clients=20", "engine.workers=1", "engine.mode=looped")
 NOISY = ("budget.epsilon=inf", "budget.delta=1e-4", "noise.multiplier=2.0")
 TURNS = ("sample.size=10", "sample.max_participations=2")
-QUANTILE = ("bound.kind=quantile", "bound.value=0.05", "bound.bit_noise=1.0")
+QUANTILE = ("clip.kind=quantile", "clip.value=0.05", "clip.bit_noise=1.0")
 RUNS = {
-    "central": ("central", (*FEW, *NOISY, "local.epochs=1", "rounds=2")),
+    "central": ("central", (*FEW, *NOISY, "client.epochs=1", "rounds=2")),
     "stopped by its budget": (
         "central",
-        (*FEW, *NOISY, "local.epochs=1", "rounds=2", "sample.kind=all", "budget.epsilon=2.2"),
+        (*FEW, *NOISY, "client.epochs=1", "rounds=2", "sample.kind=all", "budget.epsilon=2.2"),
     ),
     "curator": ("ldp-sgd", (*FEW, *NOISY, *TURNS, *QUANTILE, "rounds=2")),
-    "record": ("local", (*FEW, *NOISY, *TURNS, "rounds=2")),
+    "record": ("dp-sgd", (*FEW, *NOISY, *TURNS, "rounds=2")),
     "as published": (
         "dp-fedavg",
         ("data.clients=20", "sample.size=10", "rounds=2", "budget.as_published=true"),
     ),
-    "shuffled": ("ldp-fl", (*FEW, "local.epochs=1", "rounds=1", "shuffle.minimum=18")),
+    "shuffled": ("ldp-fl", (*FEW, "client.epochs=1", "rounds=1", "shuffle.minimum=18")),
     "shuffled, secure": (
         "ldp-fl",
         (
             *FEW,
-            "local.epochs=1",
+            "client.epochs=1",
             "rounds=1",
             "shuffle.minimum=18",
             "noise.source=secure",
@@ -229,7 +229,7 @@ REFUSED = {
     "reports that a round exceeds": ("ldp-fl", ("budget.epsilon=1",)),
     "a curator that uses up everything": (
         "ldp-sgd",
-        (*QUANTILE, "bound.bit_noise=0.1", "budget.epsilon=4"),
+        (*QUANTILE, "clip.bit_noise=0.1", "budget.epsilon=4"),
     ),
     "what cannot be vouched for": ("ldp-fl", ("noise.source=secure", "shuffle=none")),
 }

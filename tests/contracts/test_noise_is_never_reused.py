@@ -20,29 +20,29 @@ SMALL = ("rounds=3", "data.clients=20", "engine.workers=1")
 NOISY = ("budget.epsilon=inf", "budget.delta=1e-4", "noise.multiplier=2.0")
 TURNS = ("sample.size=10", "sample.max_participations=3")
 RECIPES = {
-    "central": ("central", "local.epochs=1", *NOISY),
+    "central": ("central", "client.epochs=1", *NOISY),
     "central, quantile": (
-        *("central", "local.epochs=1", *NOISY),
-        *("bound.kind=quantile", "bound.value=0.5", "bound.bit_noise=5.0"),
+        *("central", "client.epochs=1", *NOISY),
+        *("clip.kind=quantile", "clip.value=0.5", "clip.bit_noise=5.0"),
     ),
-    "weak-dp": ("weak-dp", "local.epochs=1", "sample.size=10"),
+    "weak-dp": ("weak-dp", "client.epochs=1", "sample.size=10"),
     "dp-sgd in clients": ("local", *NOISY, *TURNS),
     "ldp-sgd": ("ldp-sgd", *NOISY, *TURNS),
     "ldp-sgd, local bits": (
         *("ldp-sgd", *NOISY, *TURNS),
-        *("bound.kind=quantile", "bound.value=0.5", "bound.bit_epsilon=0.5"),
+        *("clip.kind=quantile", "clip.value=0.5", "clip.bit_epsilon=0.5"),
     ),
     "ldp-sgd, curator's bits": (
         *("ldp-sgd", *NOISY, *TURNS),
-        *("bound.kind=quantile", "bound.value=0.5", "bound.bit_noise=5.0"),
+        *("clip.kind=quantile", "clip.value=0.5", "clip.bit_noise=5.0"),
     ),
     "ldp-sgd, histograms": (
-        *("ldp-sgd", *NOISY, *TURNS, "bound.kind=median", "bound.value=0.5", "bound.low=-4"),
-        *("bound.high=2", "bound.every=1", "bound.epsilon=50.0", "bound.delta=1e-4"),
+        *("ldp-sgd", *NOISY, *TURNS, "clip.kind=median", "clip.value=0.5", "clip.low=-4"),
+        *("clip.high=2", "clip.every=1", "clip.epsilon=50.0", "clip.delta=1e-4"),
     ),
     "dp-fedavg": ("dp-fedavg", *NOISY, "sample.size=10"),
     "dp-fedavg-gaussian": ("dp-fedavg-gaussian", *NOISY, "sample.size=10"),
-    "ldp-fl": ("ldp-fl", "local.epochs=1", "budget.delta=1e-4", "shuffle.minimum=18"),
+    "ldp-fl": ("ldp-fl", "client.epochs=1", "budget.delta=1e-4", "shuffle.minimum=18"),
 }
 DRAWS = {
     "central": 3,
@@ -97,8 +97,8 @@ def test_no_two_draws_of_a_run_share_a_key(drawn, name, mode):
 def test_no_two_draws_of_several_runs_share_a_key(drawn):
     """Runs of one seed that differ in one number, and runs that differ in nothing but the seed."""
     changes = (
-        *(("seed=1",), ("seed=2",), ("noise.multiplier=3.0",), ("bound.value=0.7",)),
-        *(("rounds=4",), ("server.lr=0.5",), ("local.lr=0.9",), ("data.partition=shards",)),
+        *(("seed=1",), ("seed=2",), ("noise.multiplier=3.0",), ("clip.value=0.7",)),
+        *(("rounds=4",), ("server.lr=0.5",), ("client.lr=0.9",), ("data.partition=shards",)),
     )
     for change in changes:
         run("central", "engine.mode=vectorised", *change)

@@ -13,7 +13,7 @@ import fedveil as fv
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
-from fedveil.privacy.clip import Bounded
+from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, TwoPointMechanism
 from fedveil.privacy.ranges import Perturb
 from fedveil.privacy.releases.client_noise import Published
@@ -42,7 +42,7 @@ def task():
 
 def in_steps(**changes):
     settings = {"rate": 0.05, "steps": 1, "rounds": 2, "budget": FREE, "multiplier": 2.0, **changes}
-    return fv.local_steps(fv.Everyone(), CLIENTS, 1.0, **settings)
+    return fv.dp_sgd(fv.Everyone(), CLIENTS, 1.0, **settings)
 
 
 @pytest.mark.parametrize(
@@ -51,26 +51,26 @@ def in_steps(**changes):
 )
 def test_dp_sgd_with_other_numbers_than_the_plan_s_is_refused(data, change):
     plan = in_steps()
-    work = fv.LocalDpSgd(replace(plan.steps, **change), lr=0.1)
+    work = fv.ClientDpSgd(replace(plan.steps, **change), lr=0.1)
     with pytest.raises(BadInput, match="the plan accounts for NoisySteps"):
         fv.Training(task(), data, plan, work)
 
 
 def test_dp_sgd_with_the_plan_s_own_numbers_is_accepted(data):
     plan = in_steps()
-    assert fv.Training(task(), data, plan, fv.LocalDpSgd(plan.steps, lr=0.1)).plan is plan
+    assert fv.Training(task(), data, plan, fv.ClientDpSgd(plan.steps, lr=0.1)).plan is plan
 
 
 def test_dp_sgd_without_a_plan_s_numbers_cannot_be_made():
-    with pytest.raises(BadInput, match=r"LocalDpSgd\(plan.steps, lr="):
-        fv.LocalDpSgd(0.9, 0.1)
+    with pytest.raises(BadInput, match=r"ClientDpSgd\(plan.steps, lr="):
+        fv.ClientDpSgd(0.9, 0.1)
 
 
-class Lenient(fv.LocalDpSgd):
+class Lenient(fv.ClientDpSgd):
     """Takes the plan's numbers and does something else."""
 
     def updates(self, turn):
-        return Bounded(torch.ones(len(turn.cohort), 12), torch.ones(1), torch.zeros(1).bool())
+        return Clipped(torch.ones(len(turn.cohort), 12), torch.ones(1), torch.zeros(1).bool())
 
 
 def test_another_s_work_in_the_place_of_dp_sgd_is_refused(data):
@@ -82,14 +82,14 @@ def test_another_s_work_in_the_place_of_dp_sgd_is_refused(data):
 def test_dp_sgd_under_another_plan_is_refused(data):
     plan = fv.central(fv.Everyone(), CLIENTS, fv.Fixed(1.0), rounds=2, budget=BUDGET)
     with pytest.raises(BadInput, match="go together"):
-        fv.Training(task(), data, plan, fv.LocalDpSgd(NoisySteps(0.5, 1, 1.0), lr=0.1))
+        fv.Training(task(), data, plan, fv.ClientDpSgd(NoisySteps(0.5, 1, 1.0), lr=0.1))
 
 
 @pytest.mark.parametrize("sizes", [(1,), (12, 1), (6,)])
 def test_ranges_for_another_number_of_parameters_are_refused(data, sizes):
     ranges = fv.Ranges(0.0, 0.5, sizes, adaptive=False, perturb=Perturb.UPDATE)
     plan = fv.two_point(fv.Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=FREE)
-    work = fv.LocalSgd(fv.Batches(0, steps=1), lr=0.1)
+    work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
     with pytest.raises(BadInput, match=rf"accounts for {sum(sizes)} parameters .* has 12"):
         fv.Training(task(), data, plan, work)
 
@@ -101,40 +101,40 @@ def test_secure_noise_for_another_number_of_parameters_is_refused(data):
 
 
 def per_gradient(reach):
-    rule = fv.PerGradient(fv.Fixed(1.0, Norm.L1), reach)
-    return fv.local_updates(
-        fv.Everyone(), CLIENTS, rule, laplace=True, rounds=3, budgets=(FREE,), multiplier=1.0
+    schedule = fv.PerGradient(fv.Fixed(1.0, Norm.L1), reach)
+    return fv.client_noise(
+        fv.Everyone(), CLIENTS, schedule, laplace=True, rounds=3, budgets=(FREE,), multiplier=1.0
     )
 
 
 @pytest.mark.parametrize(
     "work",
     [
-        fv.LocalSgd(fv.Batches(0, steps=3), lr=0.1),
-        fv.LocalSgd(fv.Batches(0, steps=2), lr=0.2),
+        fv.ClientSgd(fv.Batches(0, steps=3), lr=0.1),
+        fv.ClientSgd(fv.Batches(0, steps=2), lr=0.2),
         fv.OneGradient(),
     ],
 )
 def test_longer_local_training_than_accounted_is_refused(data, work):
-    accounted = fv.LocalSgd(fv.Batches(0, steps=2), lr=0.1)
-    with pytest.raises(BadInput, match=r"learning rates of round 1|needs local.kind = 'sgd'"):
+    accounted = fv.ClientSgd(fv.Batches(0, steps=2), lr=0.1)
+    with pytest.raises(BadInput, match=r"learning rates of round 1|needs client.kind = 'sgd'"):
         fv.Training(task(), data, per_gradient(accounted.reach), work)
 
 
 def test_rates_that_exceed_the_account_in_a_later_round_only_are_refused(data):
-    work = fv.LocalSgd(fv.Batches(0, steps=2), lr=0.1)
+    work = fv.ClientSgd(fv.Batches(0, steps=2), lr=0.1)
     plan = per_gradient(lambda round: 0.2 if round < 3 else 0.1)
     with pytest.raises(BadInput, match=r"learning rates of round 3 add up to 0\.2"):
         fv.Training(task(), data, plan, work)
 
 
 def test_a_median_of_norms_that_were_clipped_before_is_refused(data):
-    rule = fv.Median(0.5, -3, 3, 1, fv.Budget(5.0, 1e-4))
-    plan = fv.local_updates(
-        fv.Everyone(), CLIENTS, rule, laplace=False, rounds=2, budgets=(FREE,), multiplier=9.0
+    schedule = fv.Median(0.5, -3, 3, 1, fv.Budget(5.0, 1e-4))
+    plan = fv.client_noise(
+        fv.Everyone(), CLIENTS, schedule, laplace=False, rounds=2, budgets=(FREE,), multiplier=9.0
     )
-    with pytest.raises(BadInput, match="norms of unbounded gradients"):
-        fv.Training(task(), data, plan, fv.LocalSgd(fv.Batches(0, epochs=1), lr=0.1))
+    with pytest.raises(BadInput, match="norms of unclipped gradients"):
+        fv.Training(task(), data, plan, fv.ClientSgd(fv.Batches(0, epochs=1), lr=0.1))
     fv.Training(task(), data, plan, fv.OneGradient())
 
 
@@ -160,11 +160,11 @@ class Unclipped:
 
     def updates(self, turn):
         rows = torch.full((len(turn.cohort), 12), self.row)
-        return Bounded(rows, torch.zeros(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
+        return Clipped(rows, torch.zeros(len(rows)), torch.zeros(len(rows), dtype=torch.bool))
 
 
 PLANS = {
-    "gaussian": lambda: fv.local_updates(
+    "gaussian": lambda: fv.client_noise(
         fv.Everyone(),
         CLIENTS,
         fv.Fixed(0.5),
@@ -173,7 +173,7 @@ PLANS = {
         budgets=(FREE,),
         multiplier=1e-6,
     ),
-    "laplace": lambda: fv.local_updates(
+    "laplace": lambda: fv.client_noise(
         fv.Everyone(),
         CLIENTS,
         fv.Fixed(0.5, Norm.L1),
@@ -185,7 +185,7 @@ PLANS = {
     "central": lambda: fv.central(
         fv.Everyone(), CLIENTS, fv.Fixed(0.5), rounds=1, budget=FREE, multiplier=1e-6
     ),
-    "norm bound": lambda: fv.unprotected(fv.Everyone(), CLIENTS, rounds=1, rule=fv.Fixed(0.5)),
+    "norm clip": lambda: fv.unprotected(fv.Everyone(), CLIENTS, rounds=1, schedule=fv.Fixed(0.5)),
 }
 
 
@@ -196,7 +196,7 @@ def test_rows_of_a_work_that_forgets_the_clip_are_clipped(data, name, row):
     plan = PLANS[name]()
     training = fv.Training(task(), data, plan, Unclipped(row), workers=1)
     total = training.engine.run(1, np.array([3]), training.start()).total
-    norm = plan.bound(plan.start(total), 1).norm
+    norm = plan.clip(plan.start(total), 1).norm
     length = float(total.norm(p=1 if norm is Norm.L1 else 2))
     assert length <= 0.5 * (1 + 1e-4)
     assert (length > 0.49) == math.isfinite(row)
@@ -210,21 +210,21 @@ def line_of(plan, **changes):
     return (replace(plan.lines[0], **changes), *plan.lines[1:])
 
 
-def centrally(rule=None, sampler=None):
+def centrally(schedule=None, sampler=None):
     return fv.central(
         sampler or fv.Poisson(0.5),
         CLIENTS,
-        rule or fv.Fixed(0.5),
+        schedule or fv.Fixed(0.5),
         rounds=2,
         budget=FREE,
         multiplier=2.0,
     )
 
 
-def locally(rule=None, laplace=False, **more):
-    rule = rule or fv.Fixed(0.5, Norm.L1 if laplace else Norm.L2)
+def locally(schedule=None, laplace=False, **more):
+    schedule = schedule or fv.Fixed(0.5, Norm.L1 if laplace else Norm.L2)
     settings = {"rounds": 2, "budgets": (FREE,), "multiplier": 2.0, **more}
-    return fv.local_updates(fv.FixedSize(5, 2), CLIENTS, rule, laplace=laplace, **settings)
+    return fv.client_noise(fv.FixedSize(5, 2), CLIENTS, schedule, laplace=laplace, **settings)
 
 
 def reported(shuffled=0):
@@ -251,10 +251,10 @@ CHANGED = {
         lambda: centrally(),
         lambda p: replace(p, lines=line_of(p, share=Fraction(1, 9))),
     ),
-    "bits for free": (lambda: centrally(), lambda p: replace(p, rule=QUANTILE)),
+    "bits for free": (lambda: centrally(), lambda p: replace(p, schedule=QUANTILE)),
     "less noise on bits": (
         lambda: centrally(QUANTILE),
-        lambda p: replace(p, rule=replace(QUANTILE, noise=2.5)),
+        lambda p: replace(p, schedule=replace(QUANTILE, noise=2.5)),
     ),
     "less noise at clients": (
         lambda: locally(),
@@ -269,10 +269,10 @@ CHANGED = {
         lambda p: released(p, mechanism=GaussianMechanism(2.0)),
     ),
     "a lower cap": (lambda: locally(), lambda p: replace(p, lines=line_of(p, cap=1))),
-    "a curator left out": (lambda: locally(), lambda p: replace(p, rule=QUANTILE)),
+    "a curator left out": (lambda: locally(), lambda p: replace(p, schedule=QUANTILE)),
     "a curator with less noise": (
         lambda: locally(QUANTILE),
-        lambda p: replace(p, rule=replace(QUANTILE, noise=2.0)),
+        lambda p: replace(p, schedule=replace(QUANTILE, noise=2.0)),
     ),
     "a curator who publishes more often": (
         lambda: locally(QUANTILE),
@@ -280,7 +280,7 @@ CHANGED = {
     ),
     "bits that are flipped less": (
         lambda: locally(BITS),
-        lambda p: replace(p, rule=replace(BITS, flip=2.0)),
+        lambda p: replace(p, schedule=replace(BITS, flip=2.0)),
     ),
     "steps that are not counted": (
         lambda: in_steps(steps=3),
@@ -310,9 +310,9 @@ CHANGED = {
 def test_a_plan_that_was_changed_by_hand_is_refused(data, name):
     make, change = CHANGED[name]
     plan = change(make())
-    work = fv.LocalSgd(fv.Batches(0, steps=1), lr=0.1)
+    work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
     if plan.steps is not None:
-        work = fv.LocalDpSgd(plan.steps, lr=0.1)
+        work = fv.ClientDpSgd(plan.steps, lr=0.1)
     with pytest.raises(BadInput, match="the plan's line about"):
         fv.Training(task(), data, plan, work)
 

@@ -27,16 +27,16 @@ CASES = {
     "central": ("central",),
     "central, quantile": (
         "central",
-        "bound.kind=quantile",
-        "bound.value=0.8",
-        "bound.bit_noise=30.0",
+        "clip.kind=quantile",
+        "clip.value=0.8",
+        "clip.bit_noise=30.0",
         "noise.multiplier=3.0",
     ),
-    "central, decaying": ("central", "bound.kind=poly", "bound.value=1.0", "bound.power=1.0"),
+    "central, decaying": ("central", "clip.kind=poly", "clip.value=1.0", "clip.power=1.0"),
     "central, fixed cohorts": ("central", "sample.kind=fixed", "sample.size=9"),
     "central, a hidden layer": ("central", "model.name=mlp", "model.hidden=[8]"),
-    "dp-sgd": ("local", "sample.size=5", "sample.max_participations=3"),
-    "dp-sgd, nominal": ("local", "sample.size=5", "local.nominal=40", "server.weights=uniform"),
+    "dp-sgd": ("dp-sgd", "sample.size=5", "sample.max_participations=3"),
+    "dp-sgd, nominal": ("dp-sgd", "sample.size=5", "client.nominal=40", "server.weights=uniform"),
     "ldp-sgd": ("ldp-sgd", "sample.size=10"),
     "ldp-sgd, several budgets": (
         "ldp-sgd",
@@ -47,29 +47,29 @@ CASES = {
     "ldp-sgd, quantile": (
         "ldp-sgd",
         "sample.size=10",
-        "bound.kind=quantile",
-        "bound.value=0.05",
-        "bound.bit_noise=2.0",
+        "clip.kind=quantile",
+        "clip.value=0.05",
+        "clip.bit_noise=2.0",
         *CURATOR,
     ),
     "ldp-sgd, flipped bits": (
         "ldp-sgd",
         "sample.size=10",
-        "bound.kind=quantile",
-        "bound.value=0.05",
-        "bound.bit_epsilon=1.0",
+        "clip.kind=quantile",
+        "clip.value=0.05",
+        "clip.bit_epsilon=1.0",
         *CURATOR,
     ),
     "ldp-sgd, median": (
         "ldp-sgd",
         "sample.size=10",
-        "bound.kind=median",
-        "bound.value=0.05",
-        "bound.low=-6",
-        "bound.high=3",
-        "bound.every=2",
-        "bound.epsilon=5.0",
-        "bound.delta=1e-5",
+        "clip.kind=median",
+        "clip.value=0.05",
+        "clip.low=-6",
+        "clip.high=3",
+        "clip.every=2",
+        "clip.epsilon=5.0",
+        "clip.delta=1e-5",
         *CURATOR,
     ),
     "dp-fedavg": ("dp-fedavg", "sample.size=10"),
@@ -87,17 +87,17 @@ CASES = {
         "shuffle=none",
         "model.name=mlp",
         "model.hidden=[8]",
-        "bound.perturb=weights",
-        "bound.adaptive=true",
-        "bound.radius=none",
-        "bound.growth=1.5",
+        "clip.perturb=weights",
+        "clip.adaptive=true",
+        "clip.radius=none",
+        "clip.growth=1.5",
     ),
 }
 MODES = ("looped", "vectorised")
 
 
 def numbers(name, mode, monkeypatch):
-    """What a small training comes to: its model in a few numbers, its claims, its last bound."""
+    """What a small training comes to: its model in a few numbers, its claims, its last clip."""
     recipe, *overrides = CASES[name]
     monkeypatch.setattr(home, "seed_of", lambda seed, *parts: seed)
     training = build(load_recipe(recipe, [*SMALL, *overrides, f"engine.mode={mode}"]))

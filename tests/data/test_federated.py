@@ -77,9 +77,9 @@ def test_claims_say_what_was_fitted():
 
 def test_secure_noise_refuses_what_was_fitted_unless_it_is_public():
     with pytest.raises(BadInput, match=r"'secure' and means were fitted on .*'held-out'.*'public'"):
-        make(fitted="means").check_secret()
-    make(fitted="means", declared_public=True).check_secret()
-    make().check_secret()
+        make(fitted="means").check_secure()
+    make(fitted="means", declared_public=True).check_secure()
+    make().check_secure()
 
 
 def test_from_clients():

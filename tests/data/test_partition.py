@@ -237,7 +237,7 @@ def test_the_sources_own_split_says_that_clients_are_in_it():
     (said,) = data.assumptions
     assert said.startswith("test records of the clients themselves are measured in the clear")
     with pytest.raises(BadInput, match=r"secure.* hold owners out \(data.test = 'owners'\)"):
-        data.check_secret()
+        data.check_secure()
     unknown = partition(make(6, owners=OWNERS), kind="natural", clients=None, seed=0,
                         test="records")  # fmt: skip
     assert unknown.test_of_clients

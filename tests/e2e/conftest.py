@@ -10,7 +10,7 @@ import pytest
 
 from fedveil import cli as commands
 
-SHORT = ("rounds=3", "data.clients=20", "local.epochs=1", "engine.workers=1")
+SHORT = ("rounds=3", "data.clients=20", "client.epochs=1", "engine.workers=1")
 NOISY = ("noise.multiplier=2.0", "budget.epsilon=inf", "budget.delta=1e-4")
 SMALL = ("rounds=3", "data.clients=20", "engine.workers=1", "sample.size=10")
 BASE = {

@@ -103,7 +103,7 @@ def test_a_name_that_is_too_long(cli, arguments):
 
 WITHOUT_POWERS = """
 import ctypes, os, sys
-if os.getuid() == 0:  # root without capabilities is bound by permissions like anybody else
+if os.getuid() == 0:  # root without capabilities is clip by permissions like anybody else
     nothing = (ctypes.c_uint32 * 6)()
     ctypes.CDLL(None, use_errno=True).capset((ctypes.c_uint32 * 2)(0x20080522, 0), nothing)
 from fedveil.cli import main

@@ -1,4 +1,4 @@
-"""`fedveil plan`: by formulas, by the bound, by trying; and what it refuses."""
+"""`fedveil plan`: by formulas, by the clip, by trying; and what it refuses."""
 
 import json
 import tomllib
@@ -66,7 +66,7 @@ def test_simulating_for_machines_against_another_recipe(cli):
     first = report["options"][0]
     recipe = tomllib.loads(Path("new/plan.toml").read_text())
     assert recipe["name"] == first["recipe"]
-    assert (recipe["local"]["steps"], recipe["rounds"]) == (first["steps"], first["rounds"])
+    assert (recipe["client"]["steps"], recipe["rounds"]) == (first["steps"], first["rounds"])
     assert first["loss"] < report["options"][-1]["loss"]
     assert report["notes"][0].startswith("fedavg was left out: it claims nothing")
 
@@ -74,7 +74,7 @@ def test_simulating_for_machines_against_another_recipe(cli):
 def test_the_theory_on_data_it_is_about(cli):
     told = cli("plan", "dp-fedavg", *SET, "--steps", "1,2", "--iterations", "4,8")
     assert told.code == 0
-    assert "ranked by the bound on the loss above the optimum, constants computed" in told.out
+    assert "ranked by the clip on the loss above the optimum, constants computed" in told.out
     assert "the constants come from the clients' records without noise" in told.out
     assert files() == ["runs", "runs/plan-dp-fedavg.png", "runs/plan-dp-fedavg.toml"]
 
@@ -111,13 +111,13 @@ BAD = {
     "repeat 0": (["dp-fedavg", "--repeat", "0"], "--repeat is 0"),
     "repeat negative without a recipe": ([*FORMULA, "--repeat", "-1"], "--repeat is -1"),
     "workers negative": (["dp-fedavg", "--workers", "-1"], "--workers is -1"),
-    "bounds without a recipe": ([*FORMULA, "--bounds", "1"], "--bounds and --rates need a recipe"),
+    "clips without a recipe": ([*FORMULA, "--clips", "1"], "--clips and --rates need a recipe"),
     "out without a recipe": ([*FORMULA, "--out", "x.toml"], "--out and --data need a recipe"),
     "simulating without a recipe": ([*FORMULA, "--simulate"], "need a recipe"),
     "sizes beside a recipe": (["dp-fedavg", "--clients", "9"], "--clients is for formulas"),
     "noise beside a recipe": (["dp-fedavg", "--noise", "foo"], "--noise is for formulas"),
     "delta beside a recipe": (["dp-fedavg", "--delta", "1e-6"], "--delta is for formulas"),
-    "a negative bound": (["dp-fedavg", "--bounds", "-1"], "bound.value is -1"),
+    "a negative clip": (["dp-fedavg", "--clips", "-1"], "clip.value is -1"),
     "a rate that is none": (["dp-fedavg", "--rates", "fast"], "--rates is 'fast'"),
     "an unknown recipe": (["nothing"], "recipe 'nothing' is unknown"),
     "an unknown rival": (["dp-fedavg", *SET, *QUICK, "--against", "nothing"], "is unknown: use"),

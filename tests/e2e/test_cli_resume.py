@@ -36,9 +36,9 @@ def whole(cli, settings):
 
 QUANTILE = (
     "sample.max_participations=60",
-    "bound.kind=quantile",
-    "bound.value=0.05",
-    "bound.bit_noise=2.0",
+    "clip.kind=quantile",
+    "clip.value=0.05",
+    "clip.bit_noise=2.0",
 )
 
 

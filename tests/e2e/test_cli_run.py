@@ -137,7 +137,7 @@ def test_the_ledger_shows_every_charge(cli, settings):
     assert "epsilon" in words.out
 
 
-@pytest.mark.parametrize("recipe", ["ldp-sgd", "local"])
+@pytest.mark.parametrize("recipe", ["ldp-sgd", "dp-sgd"])
 def test_the_ledger_of_a_local_run_shows_the_worst_client(cli, settings, recipe):
     told = cli("run", recipe, *settings(recipe), "--out", "here", "--json", "--quiet")
     result = strict_json(told.out)

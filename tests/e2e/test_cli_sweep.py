@@ -21,7 +21,7 @@ def files():
     return sorted(str(path) for path in Path(".").rglob("*"))
 
 
-def command(out, *arguments, rounds=2, grid=("local.steps=1,2", "budget.epsilon=5,inf"), repeat=2):
+def command(out, *arguments, rounds=2, grid=("client.steps=1,2", "budget.epsilon=5,inf"), repeat=2):
     settings = [part for setting in (*SMALL, f"rounds={rounds}") for part in ("--set", setting)]
     axes = [part for axis in grid for part in ("--grid", axis)]
     tail = ["--repeat", repeat, "--out", out, "--workers", 1, *arguments]
@@ -76,7 +76,7 @@ def test_a_sweep_for_machines(cli):
     (whole,) = together["add_up_to"]
     assert (whole["epsilon"], whole["unit"]) == (pytest.approx(20), "client")
     assert (whole["neighbours"], whole["trust"]) == ("replace", "local")
-    assert [(c["local.steps"], c["budget.epsilon"]) for c in cells] == [
+    assert [(c["client.steps"], c["budget.epsilon"]) for c in cells] == [
         ("1", "5"), ("1", "inf"), ("2", "5"), ("2", "inf"),
     ]  # fmt: skip
     assert [c["unit"] for c in cells] == ["client", "", "client", ""]
@@ -84,9 +84,9 @@ def test_a_sweep_for_machines(cli):
 
 
 def test_joint_axes(cli):
-    told = cli(*command("out", "--json", grid=("local.steps:rounds=1:4,4:1",)))
+    told = cli(*command("out", "--json", grid=("client.steps:rounds=1:4,4:1",)))
     cells = json.loads(told.out)["cells"]
-    assert [(c["local.steps"], c["rounds"]) for c in cells] == [("1", "4"), ("4", "1")]
+    assert [(c["client.steps"], c["rounds"]) for c in cells] == [("1", "4"), ("4", "1")]
 
 
 def test_a_sweep_that_goes_on_must_be_the_same(cli):
@@ -94,7 +94,7 @@ def test_a_sweep_that_goes_on_must_be_the_same(cli):
     before = {name: Path("out", name).read_bytes() for name in os.listdir("out")}
     assert "its --repeat is 1, not 3" in cli(*command("out", repeat=3)).error
     assert (
-        "its grid is --grid local.steps=1,2 --grid" in cli(*command("out", grid=("seed=1",))).error
+        "its grid is --grid client.steps=1,2 --grid" in cli(*command("out", grid=("seed=1",))).error
     )
     assert "its rounds is 2, not 3" in cli(*command("out", rounds=3, repeat=1)).error
     assert {name: Path("out", name).read_bytes() for name in os.listdir("out")} == before
@@ -104,7 +104,7 @@ BAD = {
     "no grid": (["dp-fedavg", "--out", "o"], "--grid"),
     "an empty grid": (["dp-fedavg", "--grid", "", "--out", "o"], "--grid ''"),
     "no values": (["dp-fedavg", "--grid", "x", "--out", "o"], "--grid 'x'"),
-    "an empty value": (["dp-fedavg", "--grid", "local.steps=", "--out", "o"], "lacks a value"),
+    "an empty value": (["dp-fedavg", "--grid", "client.steps=", "--out", "o"], "lacks a value"),
     "an unknown key": (["dp-fedavg", "--grid", "local.x=1", "--out", "o"], "local.x is no key"),
     "an axis twice": (
         ["dp-fedavg", "--grid", "rounds=1", "--grid", "rounds=2", "--out", "o"],
@@ -132,9 +132,9 @@ BAD = {
         "cell sample.size=351: sample.size is 351",
     ),
     "iterations that steps do not divide": (
-        ["dp-fedavg", "--set", "rounds=none", "--set", "iterations=10", "--grid", "local.steps=3",
+        ["dp-fedavg", "--set", "rounds=none", "--set", "iterations=10", "--grid", "client.steps=3",
          "--out", "o"],
-        "not a multiple of local.steps, 3",
+        "not a multiple of client.steps, 3",
     ),
     "an unknown recipe": (["nothing", "--grid", "seed=1", "--out", "o"], "'nothing' is unknown"),
     "no directory": (["dp-fedavg", "--grid", "seed=1"], "--out"),

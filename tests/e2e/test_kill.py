@@ -34,7 +34,7 @@ from fedveil.runs.run import Run
 from fedveil.training.engines.serial import Serial
 from fedveil.training.server import SgdServer
 from fedveil.training.session import Training
-from fedveil.training.work import LocalSgd
+from fedveil.training.work import ClientSgd
 
 ROUNDS, KILLED = 4, 3  # rounds of a run, and those in which it is killed
 SEED = 99
@@ -48,9 +48,9 @@ SHARED = (
     "model.name=linear",
     "sample.kind=fixed",
     f"sample.size={COHORT}",
-    "local.kind=sgd",
-    "local.steps=2",
-    "local.lr=0.1",
+    "client.kind=sgd",
+    "client.steps=2",
+    "client.lr=0.1",
     "server.momentum=0.9",
     "budget.epsilon=inf",
     "budget.delta=1e-4",
@@ -166,7 +166,7 @@ IN_ROUNDS = {  # what kills a run in each of its rounds, and whether the round's
     "after the sample": (after(FixedSize, "cohort"), False),
     "during the charge": (after(Ledger, "_insert"), False),
     "after the charge": (after(Ledger, "charge"), True),
-    "in training": (after(LocalSgd, "updates"), True),
+    "in training": (after(ClientSgd, "updates"), True),
     "after noise at the clients": (after(ClientNoise, "randomise_"), True),
     "after training": (after(Serial, "run"), True),
     "in noise at the server": (after(CentralNoise, "noise_"), True),

@@ -86,7 +86,7 @@ def local_work(r):
     return {"kind": "gradient"} if r.random() < 0.4 else local_sgd(r)
 
 
-def bounding(r, kinds=("fixed", "poly")):
+def clipping(r, kinds=("fixed", "poly")):
     value = r.choice([1e-3, 1.0, 50.0])
     kind = r.choice(kinds)
     if kind == "fixed":
@@ -104,27 +104,27 @@ def protection(r, sample, local):
     """What is added for one of the papers' kinds of protection, as sections."""
     source = r.choice(["seeded", "seeded", "secure"])
     noise = {"multiplier": r.choice([2.0, 8.0]), "source": source}
-    kind = r.choice(["none", "bound", "weak", "server", "client", "laplace", "two-point", "steps"])
+    kind = r.choice(["none", "clip", "weak", "server", "client", "laplace", "two-point", "steps"])
     match kind:
         case "none":
             return {"noise": {"kind": "none"}}
-        case "bound":
-            return {"bound": bounding(r)}
+        case "clip":
+            return {"clip": clipping(r)}
         case "weak":
             return {
-                "bound": bounding(r),
+                "clip": clipping(r),
                 "noise": {"kind": "gaussian", "multiplier": 0.1, "claim": False},
             }
         case "server":
-            bound = bounding(r, ("fixed", "poly", "quantile"))
+            clip = clipping(r, ("fixed", "poly", "quantile"))
             return {
-                "bound": bound,
+                "clip": clip,
                 "noise": {"kind": "gaussian", **noise},
                 "budget": budget(r),
             }
         case "client":
             sections = {
-                "bound": bounding(r),
+                "clip": clipping(r),
                 "noise": {"kind": "gaussian", "where": "client", **noise},
                 "budget": budget(r),
             }
@@ -133,21 +133,21 @@ def protection(r, sample, local):
             return sections
         case "laplace":
             return {
-                "bound": {**bounding(r), "norm": "l1"},
+                "clip": {**clipping(r), "norm": "l1"},
                 "noise": {"kind": "laplace", **noise},
                 "budget": budget(r),
             }
         case "two-point":
             return {
                 "sample": {"kind": "all"},
-                "bound": {"kind": "range", "radius": 0.2, "adaptive": r.random() < 0.5},
+                "clip": {"kind": "range", "radius": 0.2, "adaptive": r.random() < 0.5},
                 "noise": {"kind": "two-point", "epsilon": r.choice([0.1, 1.0])},
                 "budget": budget(r),
             }
         case _:
             return {
                 "local": {"kind": "dp-sgd", "rate": 0.5, "steps": r.randint(1, 2), "lr": 0.1},
-                "bound": {"kind": "fixed", "value": 1.0},
+                "clip": {"kind": "fixed", "value": 1.0},
                 "noise": {"kind": "gaussian", "where": "training", "multiplier": 2.0},
                 "budget": {"delta": 1e-5},
             }
@@ -277,7 +277,7 @@ def damage(r, recipe):
             del recipe[r.choice(list(recipe))]
         case _:  # a section of another recipe
             other = whole(r)
-            name = r.choice(["data", "sample", "local", "bound", "noise", "budget", "server"])
+            name = r.choice(["data", "sample", "local", "clip", "noise", "budget", "server"])
             if name in other:
                 recipe[name] = other[name]
 
@@ -376,9 +376,9 @@ OVERSIZED = (
     ("data.clients=1000000000000",),
     ("data.resample=1000000000000",),
     ("rounds=1000000000000000",),
-    ("rounds=none", "iterations=1000000000000000000", "local.kind=sgd", "local.steps=1"),
-    ("local.kind=sgd", "local.lr=0.1", "local.steps=1000000000000"),
-    ("local.kind=sgd", "local.lr=0.1", "local.epochs=1000000000000"),
+    ("rounds=none", "iterations=1000000000000000000", "client.kind=sgd", "client.steps=1"),
+    ("client.kind=sgd", "client.lr=0.1", "client.steps=1000000000000"),
+    ("client.kind=sgd", "client.lr=0.1", "client.epochs=1000000000000"),
     ("sample.kind=fixed", "sample.size=1000000000000000000"),
     ("sample.kind=round-robin", "sample.size=1000000000000000000"),
     ("data.partition=shards", "data.shards_per_client=1000000000000"),

@@ -20,7 +20,7 @@ SMALL = ("data.clients=20", "sample.size=5", "rounds=2", "engine.mode=vectorised
 def tiny(experiment):
     """A table of two cells."""
     repeat = experiment.repetitions(2, 3)
-    sweep = experiment.sweep("tiny", "dp-fedavg", SMALL, [axis("local.steps=1,2")], repeat)
+    sweep = experiment.sweep("tiny", "dp-fedavg", SMALL, [axis("client.steps=1,2")], repeat)
     rows = tuple((str(c), str(sweep.mean(c, "loss"))) for c in range(2))
     return Page("Tiny", tables=[Table(("cell", "loss"), rows)], figures={"tiny.png": b"png"})
 

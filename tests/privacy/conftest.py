@@ -5,14 +5,14 @@ from fractions import Fraction
 import pytest
 
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Gaussian
 
 
 @pytest.fixture
-def make_terms():
-    """Terms of a plain Gaussian in every round, changed by keyword."""
+def make_line():
+    """BudgetLine of a plain Gaussian in every round, changed by keyword."""
 
     def make(**changes):
         settings = {
@@ -25,6 +25,6 @@ def make_terms():
             "noise": NoiseSource.SEEDED,
             "assumptions": ("the server is trusted",),
         }
-        return Terms(**{**settings, **changes})
+        return BudgetLine(**{**settings, **changes})
 
     return make

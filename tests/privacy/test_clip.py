@@ -1,4 +1,4 @@
-"""No row leaves a bound longer than it may be, as a real number."""
+"""No row leaves a clip longer than it may be, as a real number."""
 
 import math
 from fractions import Fraction
@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip import ROUNDING, SMALLEST, Bound
+from fedveil.privacy.clip import ROUNDING, SMALLEST, Clip
 from fedveil.privacy.rows import Norm, row_norms
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -53,26 +53,26 @@ norms = st.sampled_from(Norm)
 @given(matrices(np.float32, LARGEST), values, norms)
 @settings(max_examples=100, deadline=None)
 def test_float32_rows_are_bounded_exactly(rows, value, norm):
-    assert_bounded(Bound(value, norm).apply_(torch.from_numpy(rows)).rows, value, norm)
+    assert_bounded(Clip(value, norm).apply_(torch.from_numpy(rows)).rows, value, norm)
 
 
 @given(matrices(np.float64, 1e150), values, norms)
 @settings(max_examples=100, deadline=None)
 def test_float64_rows_are_bounded_exactly(rows, value, norm):
-    assert_bounded(Bound(value, norm).apply_(torch.from_numpy(rows)).rows, value, norm)
+    assert_bounded(Clip(value, norm).apply_(torch.from_numpy(rows)).rows, value, norm)
 
 
 @pytest.mark.parametrize("norm", Norm)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [SMALLEST, 1e-3, 1.0, 1 / 3, 1e10])
 def test_rows_at_the_edge_of_the_bound_are_bounded_exactly(value, dtype, norm):
-    """Lengths within a few roundings of the bound, where a careless comparison fails."""
+    """Lengths within a few roundings of the clip, where a careless comparison fails."""
     generator = torch.Generator().manual_seed(1)
     rows = torch.randn(100, 37, generator=generator, dtype=torch.float64)
     near = value * (1 + 1e-7 * torch.linspace(-20, 20, 100, dtype=torch.float64))
     lengths = rows.norm(p=1 if norm is Norm.L1 else 2, dim=1)
     rows = (rows * (near / lengths)[:, None]).to(dtype)
-    assert_bounded(Bound(value, norm).apply_(rows).rows, value, norm)
+    assert_bounded(Clip(value, norm).apply_(rows).rows, value, norm)
 
 
 @pytest.mark.parametrize("norm", Norm)
@@ -80,13 +80,13 @@ def test_wide_rows_are_bounded_exactly(norm):
     """Many coordinates: rounding errors of the sum add up."""
     generator = torch.Generator().manual_seed(2)
     rows = torch.randn(2, 20_000, generator=generator) * torch.tensor([[1.0], [1e30]])
-    assert_bounded(Bound(0.7, norm).apply_(rows).rows, 0.7, norm)
+    assert_bounded(Clip(0.7, norm).apply_(rows).rows, 0.7, norm)
 
 
 @pytest.mark.parametrize("scale", [1.001, 1e3, 1e38])
 def test_long_row_keeps_its_direction_and_reaches_the_bound(scale):
     row = torch.tensor([[0.6, -0.8, 0.0]]) * scale
-    result = Bound(1.0).apply_(row)
+    result = Clip(1.0).apply_(row)
     assert result.clipped.tolist() == [True]
     assert torch.allclose(result.rows, torch.tensor([[0.6, -0.8, 0.0]]), atol=1e-5)
     assert float(result.rows.double().norm()) > 1 - 2 * ROUNDING
@@ -94,7 +94,7 @@ def test_long_row_keeps_its_direction_and_reaches_the_bound(scale):
 
 def test_row_as_long_as_float32_allows_is_bounded():
     row = torch.full((1, 1000), LARGEST)
-    result = Bound(2.0).apply_(row)
+    result = Clip(2.0).apply_(row)
     assert float(result.rows.double().norm()) == pytest.approx(2.0, rel=1e-5)
     assert_bounded(result.rows, 2.0)
 
@@ -104,14 +104,14 @@ def test_row_as_long_as_float32_allows_is_bounded():
 def test_short_rows_are_left_alone(rows):
     rows = torch.from_numpy(rows)
     limit = 1.01 * max(math.sqrt(square(row)) for row in rows) + 1
-    result = Bound(limit).apply_(rows.clone())
+    result = Clip(limit).apply_(rows.clone())
     assert torch.equal(result.rows, rows)
     assert not result.clipped.any()
 
 
 def test_long_row_does_not_change_its_neighbours():
     rows = torch.tensor([[3.0, 4.0], [0.1, 0.2], [0.0, 0.0]])
-    result = Bound(1.0).apply_(rows.clone())
+    result = Clip(1.0).apply_(rows.clone())
     assert result.clipped.tolist() == [True, False, False]
     assert torch.equal(result.rows[1:], rows[1:])
 
@@ -121,7 +121,7 @@ def test_rows_of_many_blocks_are_scaled_by_their_own_length():
     rows = torch.ones(500, 1000)
     rows[::2] *= 1e-6
     expected = rows.clone()
-    result = Bound(1.0).apply_(rows)
+    result = Clip(1.0).apply_(rows)
     assert result.clipped.tolist() == [False, True] * 250
     assert torch.equal(rows[::2], expected[::2])
     assert torch.allclose(rows[1::2], expected[1::2] / math.sqrt(1000), rtol=1e-5)
@@ -129,7 +129,7 @@ def test_rows_of_many_blocks_are_scaled_by_their_own_length():
 
 def test_rows_are_bounded_in_place():
     rows = torch.tensor([[3.0, 4.0]])
-    assert Bound(1.0).apply_(rows).rows is rows
+    assert Clip(1.0).apply_(rows).rows is rows
     assert_bounded(rows, 1.0)
 
 
@@ -148,7 +148,7 @@ def test_wide_rows_are_bounded_like_narrow_ones():
     rows = torch.randn(3, 70_000, generator=torch.Generator().manual_seed(3))
     rows[1] *= 1e-6
     expected = rows.clone()
-    result = Bound(1.0).apply_(rows)
+    result = Clip(1.0).apply_(rows)
     assert result.clipped.tolist() == [True, False, True]
     assert_bounded(rows, 1.0)
     assert torch.equal(rows[1], expected[1])
@@ -157,32 +157,32 @@ def test_wide_rows_are_bounded_like_narrow_ones():
 
 def test_known_norms_are_believed():
     rows = torch.tensor([[3.0, 4.0], [3.0, 4.0]])
-    result = Bound(1.0).apply_(rows, torch.tensor([0.0, 10.0], dtype=torch.float64))
+    result = Clip(1.0).apply_(rows, torch.tensor([0.0, 10.0], dtype=torch.float64))
     assert result.clipped.tolist() == [False, True]
     assert torch.allclose(rows, torch.tensor([[3.0, 4.0], [0.3, 0.4]]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_type_of_rows_is_kept(dtype):
-    assert Bound(1.0).apply_(torch.ones(2, 5, dtype=dtype)).rows.dtype is dtype
+    assert Clip(1.0).apply_(torch.ones(2, 5, dtype=dtype)).rows.dtype is dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
 def test_rows_that_round_by_more_than_the_room_are_refused(dtype):
     """1e-6 of room is less than half precision rounds by."""
     with pytest.raises(ValueError, match="no room"):
-        Bound(1.0).apply_(torch.ones(5, 6).to(dtype))
+        Clip(1.0).apply_(torch.ones(5, 6).to(dtype))
 
 
 def test_zero_row_stays_zero():
-    result = Bound(SMALLEST).apply_(torch.zeros(2, 3))
+    result = Clip(SMALLEST).apply_(torch.zeros(2, 3))
     assert result.rows.tolist() == [[0.0] * 3] * 2
     assert not result.clipped.any()
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
 def test_no_rows_and_no_columns_pass(shape):
-    result = Bound(1.0).apply_(torch.zeros(shape))
+    result = Clip(1.0).apply_(torch.zeros(shape))
     assert result.rows.shape == shape
     assert result.clipped.shape == (shape[0],)
 
@@ -192,61 +192,61 @@ def test_row_that_is_not_finite_is_an_error(bad):
     rows = torch.zeros(3, 4)
     rows[1, 2] = bad
     with pytest.raises(ValueError, match="not finite"):
-        Bound(1.0).apply_(rows)
+        Clip(1.0).apply_(rows)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, SMALLEST / 2, math.nan, math.inf])
 def test_value_that_bounds_nothing_is_refused(value):
-    with pytest.raises(BadInput, match=r"bound\.value"):
-        Bound(value)
+    with pytest.raises(BadInput, match=r"clip\.value"):
+        Clip(value)
 
 
 def test_one_client_moves_the_sum_by_one_row_and_a_replacement_by_two():
-    bound = Bound(0.25)
-    assert bound.sensitivity(Relation.ADD_REMOVE) == 0.25
-    assert bound.sensitivity(Relation.ZERO_OUT) == 0.25
-    assert bound.sensitivity(Relation.REPLACE) == 0.5
+    clip = Clip(0.25)
+    assert clip.sensitivity(Relation.ADD_REMOVE) == 0.25
+    assert clip.sensitivity(Relation.ZERO_OUT) == 0.25
+    assert clip.sensitivity(Relation.REPLACE) == 0.5
 
 
 @given(matrices(np.float32, LARGEST), values)
 @settings(max_examples=50, deadline=None)
 def test_sensitivity_covers_every_pair_of_rows(rows, value):
-    bound = Bound(value)
-    bounded = bound.apply_(torch.from_numpy(rows)).rows.double()
-    first, second = bounded[0], bounded[-1]
+    clip = Clip(value)
+    clipped = clip.apply_(torch.from_numpy(rows)).rows.double()
+    first, second = clipped[0], clipped[-1]
     moved = sum(
         (Fraction(a) - Fraction(b)) ** 2
         for a, b in zip(first.tolist(), second.tolist(), strict=True)
     )
-    assert moved <= Fraction(bound.sensitivity(Relation.REPLACE)) ** 2
+    assert moved <= Fraction(clip.sensitivity(Relation.REPLACE)) ** 2
 
 
 @given(matrices(np.float32, LARGEST), values)
 @settings(max_examples=50, deadline=None)
 def test_l1_sensitivity_covers_every_pair_of_rows(rows, value):
-    bound = Bound(value, Norm.L1)
-    bounded = bound.apply_(torch.from_numpy(rows)).rows.double()
+    clip = Clip(value, Norm.L1)
+    clipped = clip.apply_(torch.from_numpy(rows)).rows.double()
     moved = sum(
         abs(Fraction(a) - Fraction(b))
-        for a, b in zip(bounded[0].tolist(), bounded[-1].tolist(), strict=True)
+        for a, b in zip(clipped[0].tolist(), clipped[-1].tolist(), strict=True)
     )
-    assert moved <= Fraction(bound.sensitivity(Relation.REPLACE))
+    assert moved <= Fraction(clip.sensitivity(Relation.REPLACE))
 
 
 @pytest.mark.parametrize(("norm", "length"), [(Norm.L2, 5.0), (Norm.L1, 7.0)])
 def test_norms_are_those_before_the_bound(norm, length):
-    result = Bound(1.0, norm).apply_(torch.tensor([[3.0, -4.0], [0.0, 0.5]]))
+    result = Clip(1.0, norm).apply_(torch.tensor([[3.0, -4.0], [0.0, 0.5]]))
     assert result.norms.tolist() == [length, 0.5]
     assert result.norms.dtype is torch.float64
     assert result.clipped.tolist() == [True, False]
 
 
 def test_l1_bound_reaches_its_value_and_keeps_the_direction():
-    result = Bound(1.0, Norm.L1).apply_(torch.tensor([[3.0, -1.0]]))
+    result = Clip(1.0, Norm.L1).apply_(torch.tensor([[3.0, -1.0]]))
     assert torch.allclose(result.rows, torch.tensor([[0.75, -0.25]]), atol=1e-5)
 
 
 def test_bound_per_gradient_has_the_same_norm():
-    assert Bound(1.0).per_gradient is None
-    assert Bound(6.0, Norm.L1, 2.0).per_gradient == Bound(2.0, Norm.L1)
-    assert Bound(6.0, Norm.L1, 2.0).sensitivity(Relation.REPLACE) == 12.0
+    assert Clip(1.0).per_gradient is None
+    assert Clip(6.0, Norm.L1, 2.0).per_gradient == Clip(2.0, Norm.L1)
+    assert Clip(6.0, Norm.L1, 2.0).sensitivity(Relation.REPLACE) == 12.0

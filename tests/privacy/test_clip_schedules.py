@@ -1,4 +1,4 @@
-"""Which bound is in force, how it moves, and what watching gives away.
+"""Which clip is in force, how it moves, and what watching gives away.
 
 Statistical tests use fixed seeds and a false-alarm rate of 1e-6 each.
 """
@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.clip import Bound, Bounded
+from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
@@ -25,23 +25,23 @@ ALARM = 1e-6
 BUDGET = Budget(1.0, 1e-5)
 
 
-def seen(norms, bound):
-    """What a bound reports about updates of these norms."""
+def seen(norms, clip):
+    """What a clip reports about updates of these norms."""
     norms = torch.as_tensor(norms, dtype=torch.float64)
-    return Bounded(norms[:, None], norms, norms > bound)
+    return Clipped(norms[:, None], norms, norms > clip)
 
 
-def watch(rule, lengths, round=1, ids=None):
-    """What clients send for the rule, as a plan has it."""
+def watch(schedule, lengths, round=1, ids=None):
+    """What clients send for the schedule, as a plan has it."""
     ids = np.arange(len(lengths.norms)) if ids is None else ids
-    plan = PrivacyPlan(Everyone(), 100, 10**6, rule=rule)
+    plan = PrivacyPlan(Everyone(), 100, 10**6, schedule=schedule)
     return plan.watch(lengths, asked(plan, torch.zeros(1), ids, round=round))
 
 
-def move(rule, moving, watched, expected, round=1, streams=None):
-    """Where the bound goes from a sum that was watched, as a plan has it."""
+def move(schedule, moving, watched, expected, round=1, streams=None):
+    """Where the clip goes from a sum that was watched, as a plan has it."""
     clients = int(expected)
-    plan = PrivacyPlan(FixedSize(clients), clients, 10**6, rule=rule)
+    plan = PrivacyPlan(FixedSize(clients), clients, 10**6, schedule=schedule)
     before, model = torch.tensor([moving], dtype=torch.float64), torch.zeros(1)
     return float(plan.move(before, watched, model, model, round, streams or Streams(1))[0])
 
@@ -50,12 +50,12 @@ def move(rule, moving, watched, expected, round=1, streams=None):
 
 
 def test_fixed_bound_is_the_same_in_every_round_and_watches_nobody():
-    rule = Fixed(0.5, Norm.L1)
+    schedule = Fixed(0.5, Norm.L1)
     for round in (1, 7, 10**6):
-        assert rule.bound(rule.start(), round) == Bound(0.5, Norm.L1)
-    assert rule.watched is None
-    assert watch(rule, seen([1.0, 2.0], 0.5), 1).shape == (2, 0)
-    assert move(rule, 0.5, torch.zeros(0), 10, 1, Streams(1)) == 0.5
+        assert schedule.clip(schedule.start(), round) == Clip(0.5, Norm.L1)
+    assert schedule.watched is None
+    assert watch(schedule, seen([1.0, 2.0], 0.5), 1).shape == (2, 0)
+    assert move(schedule, 0.5, torch.zeros(0), 10, 1, Streams(1)) == 0.5
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
@@ -70,7 +70,7 @@ def test_fixed_bound_is_the_same_in_every_round_and_watches_nobody():
     ids=["fixed", "poly", "quantile", "median"],
 )
 def test_value_that_bounds_nothing_is_refused(make, value):
-    with pytest.raises(BadInput, match=r"bound\."):
+    with pytest.raises(BadInput, match=r"clip\."):
         make(value)
 
 
@@ -79,40 +79,40 @@ def test_value_that_bounds_nothing_is_refused(make, value):
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_poly_follows_its_formula_down_to_the_floor(power):
-    rule = Poly(0.05, power, 40, 0.001)
+    schedule = Poly(0.05, power, 40, 0.001)
     for round in range(1, 41):
         wanted = max(0.001, 0.05 * (1 - (round - 1) / 40) ** power)
-        assert rule.bound(rule.start(), round).value == pytest.approx(wanted)
-    assert rule.bound(rule.start(), 1).value == 0.05
+        assert schedule.clip(schedule.start(), round).value == pytest.approx(wanted)
+    assert schedule.clip(schedule.start(), 1).value == 0.05
 
 
 @pytest.mark.parametrize("round", [41, 1000])
 def test_poly_beyond_its_rounds_is_the_floor(round):
-    """The published schedule ends at 0, where std / bound is undefined."""
-    assert Poly(0.05, 2.0, 40, 0.001).bound(0.05, round).value == 0.001
+    """The published schedule ends at 0, where std / clip is undefined."""
+    assert Poly(0.05, 2.0, 40, 0.001).clip(0.05, round).value == 0.001
 
 
 def test_poly_of_power_zero_is_a_fixed_bound():
-    rule = Poly(0.05, 0.0, 40, 0.001)
-    assert {rule.bound(0.05, r).value for r in range(1, 41)} == {0.05}
+    schedule = Poly(0.05, 0.0, 40, 0.001)
+    assert {schedule.clip(0.05, r).value for r in range(1, 41)} == {0.05}
 
 
 def test_poly_does_not_depend_on_anybody():
-    rule = Poly(1.0, 1.0, 10, 0.1)
-    watched = watch(rule, seen([5.0, 0.1, math.nan], 1.0), 3)
+    schedule = Poly(1.0, 1.0, 10, 0.1)
+    watched = watch(schedule, seen([5.0, 0.1, math.nan], 1.0), 3)
     assert watched.shape == (3, 0)
-    assert move(rule, 1, watched.sum(dim=0), 3.0, 3, Streams(1)) == 1.0
+    assert move(schedule, 1, watched.sum(dim=0), 3.0, 3, Streams(1)) == 1.0
 
 
 @pytest.mark.parametrize("power", [-0.1, math.nan, math.inf])
 def test_poly_refuses_a_power_that_grows(power):
-    with pytest.raises(BadInput, match=r"bound\.power"):
+    with pytest.raises(BadInput, match=r"clip\.power"):
         Poly(1.0, power, 10, 0.1)
 
 
 @pytest.mark.parametrize("floor", [0.0, -1.0, 1.01, math.nan, 1e-13])
 def test_poly_refuses_a_floor_that_is_none(floor):
-    with pytest.raises(BadInput, match=r"bound\.floor"):
+    with pytest.raises(BadInput, match=r"clip\.floor"):
         Poly(1.0, 1.0, 10, floor)
 
 
@@ -120,20 +120,20 @@ def test_poly_refuses_a_floor_that_is_none(floor):
 
 
 def test_per_gradient_bounds_the_update_by_gradient_times_reach():
-    rule = PerGradient(Poly(3.0, 1.0, 4, 0.1, Norm.L1), lambda round: 0.2 * round)
+    schedule = PerGradient(Poly(3.0, 1.0, 4, 0.1, Norm.L1), lambda round: 0.2 * round)
     for round, gradient in ((1, 3.0), (2, 2.25), (3, 1.5)):
-        bound = rule.bound(rule.start(), round)
-        assert bound.value == pytest.approx(gradient * 0.2 * round)
-        assert bound.gradient == pytest.approx(gradient)
-        assert bound.norm is rule.norm is Norm.L1
-        assert bound.per_gradient == Bound(bound.gradient, Norm.L1)
+        clip = schedule.clip(schedule.start(), round)
+        assert clip.value == pytest.approx(gradient * 0.2 * round)
+        assert clip.gradient == pytest.approx(gradient)
+        assert clip.norm is schedule.norm is Norm.L1
+        assert clip.per_gradient == Clip(clip.gradient, Norm.L1)
 
 
 def test_per_gradient_watches_nobody():
-    rule = PerGradient(Fixed(3.0), lambda round: 1.0)
-    assert rule.watched is None
-    assert watch(rule, seen([1.0], 3.0), 1).shape == (1, 0)
-    assert move(rule, 3, torch.zeros(0), 1.0, 1, Streams(1)) == 3.0
+    schedule = PerGradient(Fixed(3.0), lambda round: 1.0)
+    assert schedule.watched is None
+    assert watch(schedule, seen([1.0], 3.0), 1).shape == (1, 0)
+    assert move(schedule, 3, torch.zeros(0), 1.0, 1, Streams(1)) == 3.0
 
 
 # --- quantile ---
@@ -162,67 +162,67 @@ QUANTILES = {
     ],
 )
 def test_quantile_refuses(changes, name):
-    with pytest.raises(BadInput, match=rf"bound\.{name}"):
+    with pytest.raises(BadInput, match=rf"clip\.{name}"):
         Quantile(**{"value": 1.0, "target": 0.5, "noise": 1.0, **changes})
 
 
 def test_quantile_bits_are_centred_so_that_one_client_moves_the_sum_by_a_half():
-    rule = Quantile(1.0, 0.5, noise=1.0)
-    bits = watch(rule, seen([0.5, 1.0, 1.5], 1.0), 1)
+    schedule = Quantile(1.0, 0.5, noise=1.0)
+    bits = watch(schedule, seen([0.5, 1.0, 1.5], 1.0), 1)
     assert bits.tolist() == [[0.5], [0.5], [-0.5]]
 
 
 def test_quantile_rule_is_the_published_one():
     """C exp(-lr (b - target)), with b the noisy share of short updates."""
-    rule = Quantile(1.0, 0.3, lr=0.2, noise=1e-300)
+    schedule = Quantile(1.0, 0.3, lr=0.2, noise=1e-300)
     watched = torch.tensor([0.5 * 60 - 0.5 * 40], dtype=torch.float64)
-    assert move(rule, 2, watched, 100.0, 1, Streams(1)) == pytest.approx(
+    assert move(schedule, 2, watched, 100.0, 1, Streams(1)) == pytest.approx(
         2 * math.exp(-0.2 * (0.6 - 0.3))
     )
 
 
 def test_quantile_divides_by_the_public_size():
     """Half as many clients as expected, all short: the share is 3/4, not 1."""
-    rule = Quantile(1.0, 0.5, lr=1.0, noise=1e-300)
+    schedule = Quantile(1.0, 0.5, lr=1.0, noise=1e-300)
     watched = torch.tensor([0.5 * 50], dtype=torch.float64)
-    assert move(rule, 1, watched, 100.0, 1, Streams(1)) == pytest.approx(math.exp(-0.25))
+    assert move(schedule, 1, watched, 100.0, 1, Streams(1)) == pytest.approx(math.exp(-0.25))
 
 
 def test_quantile_noise_has_the_promised_law():
-    rule = Quantile(1.0, 0.5, lr=1e-3, noise=3.0)
+    schedule = Quantile(1.0, 0.5, lr=1e-3, noise=3.0)
     zero = torch.zeros(1, dtype=torch.float64)
-    moved = [move(rule, 1, zero, 10.0, r, Streams(5)) for r in range(1, 2001)]
+    moved = [move(schedule, 1, zero, 10.0, r, Streams(5)) for r in range(1, 2001)]
     shares = -np.log(moved) / 1e-3
     assert stats.kstest(10 * shares, stats.norm(0, 3).cdf).pvalue > ALARM
 
 
 def test_quantile_of_an_empty_cohort_is_pure_noise_and_moves_all_the_same():
-    rule = Quantile(1.0, 0.5, noise=1.0)
+    schedule = Quantile(1.0, 0.5, noise=1.0)
     zero = torch.zeros(1, dtype=torch.float64)
-    assert len({move(rule, 1, zero, 10.0, r, Streams(1)) for r in range(1, 9)}) == 8
+    assert len({move(schedule, 1, zero, 10.0, r, Streams(1)) for r in range(1, 9)}) == 8
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_quantile_moves_by_e_cubed_at_most(sign):
-    rule = Quantile(1.0, 0.5, lr=100.0, noise=1e-300)
+    schedule = Quantile(1.0, 0.5, lr=100.0, noise=1e-300)
     watched = torch.tensor([sign * 1e6], dtype=torch.float64)
-    assert move(rule, 1, watched, 1.0, 1, Streams(1)) == pytest.approx(math.exp(-3 * sign))
+    assert move(schedule, 1, watched, 1.0, 1, Streams(1)) == pytest.approx(math.exp(-3 * sign))
     for start in (1e-12, 1e12):
-        assert 1e-12 <= move(rule, start, watched, 1, 1, Streams(1)) <= 1e12
+        assert 1e-12 <= move(schedule, start, watched, 1, 1, Streams(1)) <= 1e12
 
 
 @pytest.mark.parametrize("fine", [23, 52])
 @pytest.mark.parametrize("flip", [1e-9, 1e-7, 1e-3, 0.1, 1.0, 5.0, 15.0])
 def test_realised_chance_of_keeping_the_bit_respects_epsilon(monkeypatch, flip, fine):
     """Counted, not sampled: the odds of the grid of 2^-fine are at most e^epsilon either way."""
-    rule, half = Quantile(1.0, 0.5, flip=flip), 2**fine
+    schedule, half = Quantile(1.0, 0.5, flip=flip), 2**fine
 
     def keeps(draw):
         """Whether a client that draws so many steps of the grid keeps its bit."""
         monkeypatch.setattr(
             "fedveil.privacy.watching.uniform_", lambda out, _: out.fill_(draw / half)
         )
-        return float(watch(rule, seen([0.5], 1.0))) > 0
+        return float(watch(schedule, seen([0.5], 1.0))) > 0
 
     first = bisect_left(range(-half, half), True, key=lambda draw: not keeps(draw))
     assert 0 < first < 2 * half
@@ -233,7 +233,7 @@ def test_realised_chance_of_keeping_the_bit_respects_epsilon(monkeypatch, flip, 
 
 @pytest.mark.parametrize("flip", [1e-9, 0.1, 1.0, 5.0])
 def test_bit_is_kept_exactly_below_the_threshold(monkeypatch, flip):
-    rule, asked = Quantile(1.0, 0.5, flip=flip), []
+    schedule, asked = Quantile(1.0, 0.5, flip=flip), []
 
     def chosen(out, keys):
         asked.append(keys)
@@ -243,16 +243,16 @@ def test_bit_is_kept_exactly_below_the_threshold(monkeypatch, flip):
     edge = max(0.0, math.tanh(flip / 2) - 2.0**-22)
     last = (math.ceil(edge * 2**23) - 1) * 2.0**-23
     draws = [-1.0, last, last + 2.0**-23, 1 - 2.0**-23]
-    reports = watch(rule, seen([0.5] * 4, 1.0), 1)
+    reports = watch(schedule, seen([0.5] * 4, 1.0), 1)
     assert (reports > 0).ravel().tolist() == [True, True, False, False]
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("flip", [0.5, 2.0])
 def test_flipped_bits_are_unbiased_and_as_random_as_promised(flip):
-    rule, count = Quantile(1.0, 0.5, flip=flip), 40_000
+    schedule, count = Quantile(1.0, 0.5, flip=flip), 40_000
     for norm, bit in ((0.5, 0.5), (2.0, -0.5)):
-        reports = watch(rule, seen([norm] * count, 1.0), 1).numpy().ravel()
+        reports = watch(schedule, seen([norm] * count, 1.0), 1).numpy().ravel()
         kept = int((np.sign(reports) == np.sign(bit)).sum())
         keep = 1 / (1 + math.exp(-flip))
         assert stats.binomtest(kept, count, keep).pvalue > ALARM
@@ -262,9 +262,9 @@ def test_flipped_bits_are_unbiased_and_as_random_as_promised(flip):
 
 
 def test_flip_of_a_client_does_not_depend_on_the_others():
-    rule = Quantile(1.0, 0.5, flip=1.0)
-    whole = watch(rule, seen([0.5] * 9, 1.0), 1)
-    assert torch.equal(watch(rule, seen([0.5] * 4, 1.0), 1, np.arange(5, 9)), whole[5:])
+    schedule = Quantile(1.0, 0.5, flip=1.0)
+    whole = watch(schedule, seen([0.5] * 9, 1.0), 1)
+    assert torch.equal(watch(schedule, seen([0.5] * 4, 1.0), 1, np.arange(5, 9)), whole[5:])
 
 
 @pytest.mark.parametrize("version", QUANTILES)
@@ -273,14 +273,14 @@ def test_flip_of_a_client_does_not_depend_on_the_others():
 def test_quantile_finds_the_quantile_of_log_normal_norms(version, factor, target):
     law = stats.lognorm(s=1.0, scale=3.0)
     truth = law.ppf(target)
-    rule = Quantile(factor * truth, target, **QUANTILES[version])
-    streams, moving, late = Streams(3), rule.start(), []
+    schedule = Quantile(factor * truth, target, **QUANTILES[version])
+    streams, moving, late = Streams(3), schedule.start(), []
     generator = np.random.default_rng(4)
     for round in range(1, 301):
         norms = law.rvs(200, random_state=generator)
-        bounded = seen(norms, rule.bound(moving, round).value)
-        watched = watch(rule, bounded, round).sum(dim=0)
-        moving = move(rule, moving, watched, 200, round, streams)
+        clipped = seen(norms, schedule.clip(moving, round).value)
+        watched = watch(schedule, clipped, round).sum(dim=0)
+        moving = move(schedule, moving, watched, 200, round, streams)
         if round > 200:
             late.append(moving)
     share = law.cdf(np.exp(np.mean(np.log(late))))
@@ -308,15 +308,15 @@ def median(**changes):
     ],
 )
 def test_median_refuses(changes, name):
-    with pytest.raises(BadInput, match=rf"bound\.{name}"):
+    with pytest.raises(BadInput, match=rf"clip\.{name}"):
         median(**changes)
 
 
 def test_median_counts_each_client_in_exactly_one_bin():
     """So that replacing a client changes two counts by one: sqrt(2) in L2."""
-    rule = median()
+    schedule = median()
     norms = [0.0, 0.125, 0.1251, 1.0, 1.5, 8.0, 8.1, 1e30, math.inf]
-    counts = watch(rule, seen(norms, 1.0), 1)
+    counts = watch(schedule, seen(norms, 1.0), 1)
     assert counts.shape == (9, 8)
     assert counts.argmax(dim=1).tolist() == [0, 0, 1, 3, 4, 6, 7, 7, 7]
     assert torch.equal(counts.sum(dim=1), torch.ones(9, dtype=torch.float64))
@@ -330,11 +330,11 @@ def test_median_counts_a_norm_that_is_no_number_once():
 
 
 def test_median_collects_nothing_between_refreshes():
-    rule = median(every=3, noise=1.0)
-    due = [bool(watch(rule, seen([1.0], 1.0), r).any()) for r in range(1, 8)]
+    schedule = median(every=3, noise=1.0)
+    due = [bool(watch(schedule, seen([1.0], 1.0), r).any()) for r in range(1, 8)]
     assert due == [True, False, False, True, False, False, True]
     full = torch.ones(8, dtype=torch.float64)
-    assert move(rule, 1.7, full, 8, 2, Streams(1)) == 1.7
+    assert move(schedule, 1.7, full, 8, 2, Streams(1)) == 1.7
 
 
 def test_median_of_nothing_leaves_the_bound():
@@ -344,14 +344,14 @@ def test_median_of_nothing_leaves_the_bound():
 
 
 def test_median_is_the_upper_edge_of_its_bin():
-    rule = median()
+    schedule = median()
     for norm, edge in ((0.01, 0.125), (0.2, 0.25), (3.0, 4.0), (100.0, 16.0)):
-        counts = watch(rule, seen([norm] * 5, 1.0), 1).sum(dim=0)
-        assert move(rule, 1, counts, 5.0, 1, Streams(1)) == edge
+        counts = watch(schedule, seen([norm] * 5, 1.0), 1).sum(dim=0)
+        assert move(schedule, 1, counts, 5.0, 1, Streams(1)) == edge
 
 
 def test_median_noise_is_on_every_count_and_new_in_every_refresh():
-    """One huge count, noise as large: the bound moves about; without noise it does not."""
+    """One huge count, noise as large: the clip moves about; without noise it does not."""
     counts = torch.zeros(8, dtype=torch.float64)
     counts[2] = 10.0
     assert {move(median(), 1, counts, 10.0, r, Streams(1)) for r in range(1, 30)} == {0.5}
@@ -359,22 +359,22 @@ def test_median_noise_is_on_every_count_and_new_in_every_refresh():
     assert len(noisy) > 3
 
 
-def followed(rule, law, rounds=20, clients=500):
-    """The bounds of a run over norms drawn from `law`."""
-    moving, streams, generator, path = rule.start(), Streams(3), np.random.default_rng(4), []
+def followed(schedule, law, rounds=20, clients=500):
+    """The clips of a run over norms drawn from `law`."""
+    moving, streams, generator, path = schedule.start(), Streams(3), np.random.default_rng(4), []
     for round in range(1, rounds + 1):
         norms = law.rvs(clients, random_state=generator)
-        bounded = seen(norms, rule.bound(moving, round).value)
-        watched = watch(rule, bounded, round).sum(dim=0)
-        moving = move(rule, moving, watched, clients, round, streams)
+        clipped = seen(norms, schedule.clip(moving, round).value)
+        watched = watch(schedule, clipped, round).sum(dim=0)
+        moving = move(schedule, moving, watched, clients, round, streams)
         path.append(moving)
     return path
 
 
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_median_finds_the_bin_of_the_median_of_log_normal_norms(factor):
-    rule = median(value=3.0 * factor, low=-6, high=8, noise=5.0)
-    path = followed(rule, stats.lognorm(s=1.0, scale=3.0))
+    schedule = median(value=3.0 * factor, low=-6, high=8, noise=5.0)
+    path = followed(schedule, stats.lognorm(s=1.0, scale=3.0))
     assert path[-1] / 2 < 3.0 <= path[-1]
     assert path.count(4.0) >= 18
 

@@ -11,14 +11,14 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, Quantile
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import CentralNoise, central
-from fedveil.privacy.releases.client_noise import ClientNoise, local_updates
+from fedveil.privacy.releases.client_noise import ClientNoise, client_noise
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
@@ -27,19 +27,21 @@ from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.steps import NoisySteps
 from tests.asking import asked
 
-RULE = Fixed(0.5)
+SCHEDULE = Fixed(0.5)
 BUDGET = Budget(3.0, 1e-5)
 IDS = np.arange(3)
 
 
 def central_plan(sampler=None, population=100, *, rounds=10, budget=BUDGET, multiplier=9.0):
     sampler = sampler or Everyone()
-    return central(sampler, population, RULE, rounds=rounds, budget=budget, multiplier=multiplier)
+    return central(
+        sampler, population, SCHEDULE, rounds=rounds, budget=budget, multiplier=multiplier
+    )
 
 
-def local_plan(sampler=None, *, laplace=False, rule=RULE, **changes):
+def local_plan(sampler=None, *, laplace=False, schedule=SCHEDULE, **changes):
     settings = {"rounds": 10, "budgets": (Budget(50.0, 1e-5),), "multiplier": 2.0, **changes}
-    return local_updates(sampler or Everyone(), 100, rule, laplace=laplace, **settings)
+    return client_noise(sampler or Everyone(), 100, schedule, laplace=laplace, **settings)
 
 
 def two_point_plan(perturb=Perturb.WEIGHTS, **changes):
@@ -71,10 +73,10 @@ def test_delta_of_one_over_the_clients_or_more_is_refused(delta):
     assert central_plan(budget=Budget(1.0, 0.0099), multiplier=None).private
 
 
-def test_delta_of_every_line_is_checked(make_terms):
-    bad = make_terms(covers="norms", budget=Budget(1.0, 0.2))
+def test_delta_of_every_line_is_checked(make_line):
+    bad = make_line(covers="norms", budget=Budget(1.0, 0.2))
     with pytest.raises(BadInput, match="not below 1 / 10 clients"):
-        PrivacyPlan(Everyone(), 10, 1, lines=(make_terms(), bad))
+        PrivacyPlan(Everyone(), 10, 1, lines=(make_line(), bad))
 
 
 @pytest.mark.parametrize("rounds", [0, -1, 1_000_001])
@@ -101,9 +103,9 @@ def test_spent_is_an_upper_bound_for_every_round():
     assert all(plan.spent(n) >= plan.claims(n)[0].epsilon for n in range(41))
 
 
-def test_tightest_line_ends_the_run(make_terms):
-    loose = make_terms(budget=Budget(100.0, 1e-5))
-    tight = make_terms(covers="norms", budget=Budget(loose.claims(4)[0].epsilon, 1e-5))
+def test_tightest_line_ends_the_run(make_line):
+    loose = make_line(budget=Budget(100.0, 1e-5))
+    tight = make_line(covers="norms", budget=Budget(loose.claims(4)[0].epsilon, 1e-5))
     plan = PrivacyPlan(Everyone(), 10, 20, lines=(loose, tight))
     assert plan.permitted == 4
     assert plan.limit == 100.0
@@ -118,20 +120,20 @@ RELEASES = {
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_only_clients_that_protect_themselves_are_counted(name):
-    plan = PrivacyPlan(Everyone(), 10, 1, rule=Fixed(1.0), release=RELEASES[name])
+    plan = PrivacyPlan(Everyone(), 10, 1, schedule=Fixed(1.0), release=RELEASES[name])
     assert plan.counted_clients == (0 if name == "central" else 10)
     assert PrivacyPlan(Everyone(), 10, 1).counted_clients == 0
 
 
 @pytest.mark.parametrize("name", RELEASES)
 def test_noise_without_a_bound_is_refused(name):
-    with pytest.raises(BadInput, match="without a bound"):
+    with pytest.raises(BadInput, match="without a clip"):
         PrivacyPlan(Everyone(), 10, 1, release=RELEASES[name])
 
 
 def test_what_is_no_release_is_refused():
     with pytest.raises(BadInput, match="a Release is needed"):
-        PrivacyPlan(Everyone(), 10, 1, rule=Fixed(1.0), release=GaussianMechanism(1.0))
+        PrivacyPlan(Everyone(), 10, 1, schedule=Fixed(1.0), release=GaussianMechanism(1.0))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_what_is_no_release_is_refused():
     [
         (central_plan(), ["Gaussian", "9", "at the server"]),
         (local_plan(), ["Gaussian", "2", "at the clients"]),
-        (local_plan(laplace=True, rule=Fixed(1.0, Norm.L1)), ["Laplace", "at the clients"]),
+        (local_plan(laplace=True, schedule=Fixed(1.0, Norm.L1)), ["Laplace", "at the clients"]),
         (two_point_plan(), ["two-point", "epsilon 1 at delta 0 per weight (replace"]),
         (unprotected(Everyone(), 10, rounds=1), ["no noise"]),
     ],
@@ -153,9 +155,9 @@ def test_noise_in_a_few_words(plan, words):
 # --- unprotected ---
 
 
-@pytest.mark.parametrize("rule", [None, RULE])
-def test_unprotected_plan_claims_nothing(rule):
-    plan = unprotected(Poisson(0.5), 10, rounds=4, rule=rule)
+@pytest.mark.parametrize("schedule", [None, SCHEDULE])
+def test_unprotected_plan_claims_nothing(schedule):
+    plan = unprotected(Poisson(0.5), 10, rounds=4, schedule=schedule)
     assert not plan.private
     assert plan.claims(4) == ()
     assert plan.lines == ()
@@ -163,13 +165,13 @@ def test_unprotected_plan_claims_nothing(rule):
     assert plan.limit is None
     assert plan.spent(5) is None
     total = torch.ones(3, dtype=torch.float64)
-    assert torch.equal(released(plan, total, Bound(1.0), 1, Streams(1)), total)
+    assert torch.equal(released(plan, total, Clip(1.0), 1, Streams(1)), total)
     assert length(plan, 3) == 0
 
 
 def test_watching_clients_without_a_claim_is_refused():
     with pytest.raises(BadInput, match="watches clients"):
-        unprotected(Everyone(), 10, rounds=1, rule=Quantile(1.0, 0.5, noise=1.0))
+        unprotected(Everyone(), 10, rounds=1, schedule=Quantile(1.0, 0.5, noise=1.0))
 
 
 # --- clients ---
@@ -178,7 +180,7 @@ def test_watching_clients_without_a_claim_is_refused():
 @pytest.mark.parametrize("laplace", [False, True])
 def test_client_adds_noise_for_any_two_of_its_inputs(laplace):
     """Scale = multiplier x 2 C."""
-    plan = local_plan(laplace=laplace, rule=Fixed(0.5, Norm.L1 if laplace else Norm.L2))
+    plan = local_plan(laplace=laplace, schedule=Fixed(0.5, Norm.L1 if laplace else Norm.L2))
     rows, start = torch.zeros(3, 20_000), torch.zeros(20_000)
     plan.release.randomise_(rows, asked(plan, start, IDS, plan.start(start), 1, Streams(1)))
     size = rows.abs().mean() if laplace else rows.std()
@@ -189,7 +191,7 @@ def test_client_adds_noise_for_any_two_of_its_inputs(laplace):
 
 def test_server_adds_nothing_to_what_clients_protected():
     total, plan = torch.ones(5, dtype=torch.float64), local_plan()
-    assert torch.equal(released(plan, total, Bound(0.5), 1, Streams(1)), total)
+    assert torch.equal(released(plan, total, Clip(0.5), 1, Streams(1)), total)
 
 
 def test_noise_of_a_client_is_a_function_of_round_and_client():
@@ -234,7 +236,7 @@ def released(plan, total, *rest):
 
 def length(plan, size):
     moving = plan.start(torch.zeros(size))
-    return plan.release.noise_length(IDS, plan.bound(moving, 1), moving, size)
+    return plan.release.noise_length(IDS, plan.clip(moving, 1), moving, size)
 
 
 def summed(plan, rows, weights, start, moving):
@@ -281,13 +283,13 @@ def test_ranges_move_with_the_released_model_only():
 
 
 def test_watched_bits_of_a_cohort_move_the_bound():
-    rule, budgets = Quantile(0.5, 0.5, noise=1e-9), (Budget(math.inf, 1e-5),)
-    plan = local_plan(FixedSize(40), rule=rule, budgets=budgets)
+    schedule, budgets = Quantile(0.5, 0.5, noise=1e-9), (Budget(math.inf, 1e-5),)
+    plan = local_plan(FixedSize(40), schedule=schedule, budgets=budgets)
     zero = torch.zeros(5)
     watched = torch.tensor([20.0], dtype=torch.float64)
     moved = plan.move(plan.start(zero), watched, zero, zero, 1, Streams(1))
     assert float(moved[0]) == pytest.approx(0.5 * math.exp(-0.2 * 0.5))
-    assert plan.bound(moved, 2) == Bound(float(moved[0]))
+    assert plan.clip(moved, 2) == Clip(float(moved[0]))
 
 
 def test_claims_with_counts_are_those_of_the_lines():
@@ -302,7 +304,7 @@ def test_claims_with_counts_are_those_of_the_lines():
 
 def test_what_is_shown_follows_the_client_that_took_part_most():
     """A cap of 3 in 9 rounds: round 9 alone says nothing about who had how many turns."""
-    plan = local_updates(
+    plan = client_noise(
         FixedSize(2, max_participations=3),
         8,
         Fixed(1.0),
@@ -316,7 +318,7 @@ def test_what_is_shown_follows_the_client_that_took_part_most():
 
 
 def test_a_round_done_again_is_shown_with_what_the_curator_published():
-    plan = local_plan(rule=Quantile(0.5, 0.5, noise=3.0))
+    plan = local_plan(schedule=Quantile(0.5, 0.5, noise=3.0))
     shown = plan.spent(10, 11, again=1)
     assert shown == plan.claims(10, np.full(100, 11), again=1)[0].epsilon
     assert shown > epsilon(plan.lines[0].event, 11, 1e-5, Relation.REPLACE)

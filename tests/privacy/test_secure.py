@@ -13,7 +13,7 @@ from scipy.stats import chi2, kstest, norm
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust
 from fedveil.privacy.clip_schedules import Fixed, Median
 from fedveil.privacy.noise import mechanisms
@@ -24,10 +24,10 @@ from fedveil.privacy.noise.mechanisms import (
     TwoPointMechanism,
     add_to_sum_,
 )
-from fedveil.privacy.noise.streams import Secret, Streams, laplace_, normal_
+from fedveil.privacy.noise.streams import SecureKeys, Streams, laplace_, normal_
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
@@ -53,7 +53,7 @@ def test_gaussian_rows_have_their_own_scales(dtype):
     scales, size = np.array([1e-3, 1.0, 40.0, 1e3]), 20_000
     rows = torch.linspace(-1, 1, size, dtype=dtype).repeat(len(scales), 1)
     before = rows.clone()
-    GaussianMechanism(2.0).add_(rows, scales, Secret(len(scales)))
+    GaussianMechanism(2.0).add_(rows, scales, SecureKeys(len(scales)))
     noise = (rows.double() - before.double()).numpy()
     for row, scale in zip(noise, scales, strict=True):
         assert within((row**2).sum(), size, scale**2)
@@ -63,14 +63,14 @@ def test_gaussian_rows_have_their_own_scales(dtype):
 def test_laplace_rows_have_their_own_scales():
     scales, size = np.array([1e-2, 1.0, 50.0]), 20_000
     rows = torch.zeros(len(scales), size, dtype=torch.float64)
-    LaplaceMechanism(1.5).add_(rows, scales, Secret(len(scales)))
+    LaplaceMechanism(1.5).add_(rows, scales, SecureKeys(len(scales)))
     for row, scale in zip(rows.numpy(), scales, strict=True):
         assert kstest(row / scale, "laplace").pvalue > FALSE_ALARM
 
 
 def test_rows_do_not_share_their_noise():
     rows = torch.zeros(2, 20_000, dtype=torch.float64)
-    GaussianMechanism(1.0).add_(rows, np.ones(2), Secret(2))
+    GaussianMechanism(1.0).add_(rows, np.ones(2), SecureKeys(2))
     product = float((rows[0] * rows[1]).sum()) / math.sqrt(20_000)
     assert abs(product) < norm.isf(FALSE_ALARM / 2) * 1.05
     assert not torch.equal(rows[0], rows[1])
@@ -84,7 +84,7 @@ def test_a_row_is_on_a_grid_that_its_values_do_not_choose():
     scales = np.array([1.0, 64.0])
     for seed in range(3):
         rows = torch.from_numpy(np.random.default_rng(seed).uniform(-1, 1, (2, 300)))
-        GaussianMechanism(1.0).add_(rows, scales, Secret(2))
+        GaussianMechanism(1.0).add_(rows, scales, SecureKeys(2))
         for row, step in zip(rows, (2.0**-21, 2.0**-15), strict=True):
             assert torch.equal(row, torch.round(row / step) * step)
 
@@ -106,7 +106,7 @@ def test_the_noise_is_as_large_as_was_asked_for(monkeypatch, mechanism, name, no
 
     monkeypatch.setattr(mechanisms, name, spy)
     scales, size = np.array([0.5, 8.0]), 1000
-    mechanism.add_(torch.zeros(2, size), scales, Secret(2))
+    mechanism.add_(torch.zeros(2, size), scales, SecureKeys(2))
     for steps, scale in zip(drawn, scales, strict=True):
         grid = grid_for(scale / mechanism.multiplier, scale, size, norm)
         assert mechanism.grid(scale, size) == grid
@@ -117,7 +117,7 @@ def test_a_row_is_cut_and_never_lengthened(monkeypatch):
     monkeypatch.setattr(mechanisms, "gaussian_int", lambda e, s, n: np.zeros(n, dtype=np.int64))
     rows = torch.from_numpy(np.random.default_rng(1).uniform(-1, 1, (3, 400)))
     before = rows.clone()
-    GaussianMechanism(1.0).add_(rows, np.ones(3), Secret(3))
+    GaussianMechanism(1.0).add_(rows, np.ones(3), SecureKeys(3))
     assert bool((rows.abs() <= before.abs()).all())
     assert not torch.equal(rows, before)
 
@@ -125,13 +125,13 @@ def test_a_row_is_cut_and_never_lengthened(monkeypatch):
 def test_a_sum_that_is_not_on_the_grid_is_not_released():
     total, mechanism = torch.full((100,), 1 / 3, dtype=torch.float64), GaussianMechanism(1.0)
     with pytest.raises(AssertionError, match="not on the grid"):
-        add_to_sum_(mechanism, total, 1.0, Secret(1))
-    add_to_sum_(mechanism, mechanism.grid(1.0, 100).cut_(total), 1.0, Secret(1))
+        add_to_sum_(mechanism, total, 1.0, SecureKeys(1))
+    add_to_sum_(mechanism, mechanism.grid(1.0, 100).cut_(total), 1.0, SecureKeys(1))
 
 
 def test_a_scale_of_zero_adds_nothing():
     rows = torch.ones(2, 5)
-    GaussianMechanism(0.0).add_(rows, np.zeros(2), Secret(2))
+    GaussianMechanism(0.0).add_(rows, np.zeros(2), SecureKeys(2))
     assert torch.equal(rows, torch.ones(2, 5))
 
 
@@ -139,7 +139,7 @@ def test_two_point_reports_have_their_odds():
     """P(high) = 1/2 + (w - c) / (2 r kappa), here for the ends and the middle of the range."""
     size, mechanism = 30_000, TwoPointMechanism(1.0)
     rows = torch.tensor([-1.0, 0.0, 1.0])[:, None].repeat(1, size)
-    mechanism.report_(rows, torch.zeros(size), torch.ones(size), Secret(3))
+    mechanism.report_(rows, torch.zeros(size), torch.ones(size), SecureKeys(3))
     assert torch.equal(rows.abs().unique(), torch.tensor([mechanism.kappa]))
     for row, w in zip(rows, (-1.0, 0.0, 1.0), strict=True):
         p = 0.5 + w / (2 * mechanism.kappa)
@@ -150,11 +150,11 @@ def test_two_point_reports_have_their_odds():
 @pytest.mark.parametrize("draw", [normal_, laplace_])
 def test_secret_noise_in_floats_is_refused(draw):
     with pytest.raises(AssertionError, match="on a grid"):
-        draw(torch.zeros(2, 3), Secret(2))
+        draw(torch.zeros(2, 3), SecureKeys(2))
 
 
 def test_nothing_secret_is_drawn_twice():
-    keys = Streams(1, secret=True).keys("noise", 1, np.zeros(1))
+    keys = Streams(1, secure=True).keys("noise", 1, np.zeros(1))
     rows = [torch.zeros(1, 100, dtype=torch.float64) for _ in range(2)]
     for row in rows:
         GaussianMechanism(1.0).add_(row, np.ones(1), keys)
@@ -169,18 +169,18 @@ NAMES = ("poisson", "fixed", "everyone", "local, Gaussian", "local, Laplace")
 
 @functools.cache
 def plan_of(name, budget=BUDGET, multiplier=None):
-    rule, few = Fixed(1.0), {"rounds": 5, "budget": budget, "multiplier": multiplier}
+    schedule, few = Fixed(1.0), {"rounds": 5, "budget": budget, "multiplier": multiplier}
     match name:
         case "poisson":
-            return central(Poisson(0.5), 100, rule, **few)
+            return central(Poisson(0.5), 100, schedule, **few)
         case "fixed":
-            return central(FixedSize(10), 100, rule, **few)
+            return central(FixedSize(10), 100, schedule, **few)
         case "everyone":
-            return central(Everyone(), 100, rule, **few)
+            return central(Everyone(), 100, schedule, **few)
     laplace = name == "local, Laplace"
-    bound = Fixed(1.0, Norm.L1 if laplace else Norm.L2)
+    clip = Fixed(1.0, Norm.L1 if laplace else Norm.L2)
     sampler = FixedSize(10, 5)
-    return local_updates(sampler, 100, bound, laplace=laplace, rounds=5, budgets=(budget,))
+    return client_noise(sampler, 100, clip, laplace=laplace, rounds=5, budgets=(budget,))
 
 
 COSTLY = ("fixed", "poisson")  # to calibrate
@@ -285,9 +285,9 @@ def test_draws_are_those_of_all_reports_that_hide_a_client(sampler, shuffled, re
 
 
 def test_draws_of_a_curator_are_paid_for():
-    rule = Median(1.0, -60, 60, 1, Budget(0.5, 1e-4))
-    plan = local_updates(
-        Everyone(), 100, rule, laplace=False, rounds=5, budgets=(planned_for(BUDGET),)
+    schedule = Median(1.0, -60, 60, 1, Budget(0.5, 1e-4))
+    plan = client_noise(
+        Everyone(), 100, schedule, laplace=False, rounds=5, budgets=(planned_for(BUDGET),)
     )
     (line,) = secured(plan, 10, diagnostics=False).lines
     paid = delta_of_sampler(10 + 121 + 100, 2 * 5, line.vouched)
@@ -296,7 +296,7 @@ def test_draws_of_a_curator_are_paid_for():
 
 def test_terms_keep_what_is_vouched_for():
     (line,) = secured(plan_of("poisson"), 650, diagnostics=False).lines
-    assert Terms.from_dict(line.to_dict()) == line
+    assert BudgetLine.from_dict(line.to_dict()) == line
     assert 0 < line.vouched < math.inf
 
 
@@ -315,13 +315,13 @@ def test_sums_that_float64_would_round_are_refused():
 def test_the_servers_sum_gets_its_noise(name):
     free = planned_for(Budget(math.inf, BUDGET.delta))
     plan = secured(plan_of(name, free, multiplier=2.0), 5000, diagnostics=False)
-    bound = plan.bound(plan.start(torch.zeros(1)), 1)
+    clip = plan.clip(plan.start(torch.zeros(1)), 1)
     total = torch.linspace(-1, 1, 5000, dtype=torch.float64)
-    secret = Streams(1, secret=True)
-    plan.release.read_(total[None], asked(plan, total, [0], streams=secret))
+    secure = Streams(1, secure=True)
+    plan.release.read_(total[None], asked(plan, total, [0], streams=secure))
     noised = total.clone()
-    plan.release.noise_(noised, bound, 1, secret)
-    wanted = plan.release.multiplier * bound.sensitivity(plan.release.relation)
+    plan.release.noise_(noised, clip, 1, secure)
+    wanted = plan.release.multiplier * clip.sensitivity(plan.release.relation)
     assert within(float(((noised - total) ** 2).sum()), 5000, wanted**2)
 
 
@@ -330,8 +330,8 @@ def test_clients_rows_get_their_noise():
     moving = plan.start(torch.zeros(1))
     rows = torch.zeros(6, 5000)
     plan.release.randomise_(
-        rows, asked(plan, torch.zeros(5000), np.arange(6), moving, 1, Streams(1, secret=True))
+        rows, asked(plan, torch.zeros(5000), np.arange(6), moving, 1, Streams(1, secure=True))
     )
-    wanted = plan.release.multiplier * plan.bound(moving, 1).sensitivity(Relation.REPLACE)
+    wanted = plan.release.multiplier * plan.clip(moving, 1).sensitivity(Relation.REPLACE)
     for row in rows.double():
         assert within(float((row**2).sum()), 5000, wanted**2)

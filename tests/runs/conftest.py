@@ -17,7 +17,7 @@ from fedveil.runs import run as runs
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
-SHORT = ("rounds=4", "data.clients=20", "local.epochs=1", "engine.workers=1")
+SHORT = ("rounds=4", "data.clients=20", "client.epochs=1", "engine.workers=1")
 NOISY = ("budget.epsilon=inf", "budget.delta=1e-4", "noise.multiplier=2.0")
 SMALL = ("rounds=4", "data.clients=20", "engine.workers=1")
 TURNS = ("sample.size=10", "sample.max_participations=4")

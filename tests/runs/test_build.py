@@ -11,7 +11,7 @@ from fedveil.runs.recipe import load_recipe
 from fedveil.training.batches import Batches
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.server import AdamServer, SgdServer, Weights
-from fedveil.training.work import LocalSgd
+from fedveil.training.work import ClientSgd
 
 SMALL = ["data.clients=20", "rounds=2", "engine.workers=1"]
 
@@ -79,11 +79,16 @@ def test_a_cap_arrives():
 
 
 def test_local_work_is_the_one_that_was_asked_for():
-    more = ("local.epochs=3", "local.batch=7", "local.momentum=0.25", "local.weight_decay=0.125")
-    work = built("fedavg", *SMALL, *more, "sample.size=5", "local.lr=0.5").work
-    assert work == LocalSgd(Batches(7, epochs=3), 0.5, momentum=0.25, weight_decay=0.125)
-    steps = ("local.epochs=none", "local.steps=4", "local.lr=none", "local.mu=2.0")
-    work = built("fedavg", *SMALL, *steps, "local.gamma=8.0", "sample.size=5").work
+    more = (
+        "client.epochs=3",
+        "client.batch=7",
+        "client.momentum=0.25",
+        "client.weight_decay=0.125",
+    )
+    work = built("fedavg", *SMALL, *more, "sample.size=5", "client.lr=0.5").work
+    assert work == ClientSgd(Batches(7, epochs=3), 0.5, momentum=0.25, weight_decay=0.125)
+    steps = ("client.epochs=none", "client.steps=4", "client.lr=none", "client.mu=2.0")
+    work = built("fedavg", *SMALL, *steps, "client.gamma=8.0", "sample.size=5").work
     assert work.batches == Batches(0, steps=4)
     assert [work.rate(step, round) for round in (1, 2) for step in (0, 3)] == [
         2 / (2 * (k + 8)) for k in (0, 3, 4, 7)
@@ -114,14 +119,14 @@ REPEATED = {
     "one noise for all": ("central", ("rounds=2", "sample.kind=all")),
     "noise shared with bits": (
         "central",
-        ("rounds=2", "sample.kind=all", "bound.kind=quantile", "bound.value=0.1"),
+        ("rounds=2", "sample.kind=all", "clip.kind=quantile", "clip.value=0.1"),
     ),
     "noise of groups": (
         "ldp-sgd",
         ("budget.epsilon=none", "budget.epsilons=[2.0, 20.0]", "rounds=3", "sample.size=5"),
     ),
     "Laplace": ("dp-fedavg", ("rounds=2", "sample.size=5")),
-    "dp-sgd": ("local", ("rounds=2", "sample.size=5", "local.rate=1.0")),
+    "dp-sgd": ("dp-sgd", ("rounds=2", "sample.size=5", "client.rate=1.0")),
 }
 
 

@@ -8,11 +8,11 @@ from fedveil.runs.diagnosis import diagnose
 from fedveil.runs.plots import progress_png
 
 
-def history(*losses, clipped=0.0, snr=None, refused=0, bound=0.25):
+def history(*losses, clipped=0.0, snr=None, refused=0, clip=0.25):
     lines = [{"round": 0, "epsilon": None, "loss": losses[0]}]
     for round, loss in enumerate(losses[1:], 1):
         line = {"round": round, "clients": 10, "clipped": clipped, "snr": snr, "refused": refused}
-        lines.append({**line, "bound": bound, "epsilon": None, "loss": loss})
+        lines.append({**line, "clip": clip, "epsilon": None, "loss": loss})
     return lines
 
 
@@ -38,13 +38,13 @@ def test_nothing_to_say_about_nothing(lines):
 def test_a_loss_that_is_not_finite(broken):
     """None is what a number becomes that JSON cannot hold."""
     (note,) = diagnose(history(2.3, 2.0, broken, broken))
-    assert note == "the loss is not finite from round 2 on: lower local.lr or server.lr"
+    assert note == "the loss is not finite from round 2 on: lower client.lr or server.lr"
 
 
 def test_everything_bounded():
     verdict, note = diagnose(history(2.3, 2.3, 2.299, clipped=0.98))
     assert verdict == "the model hardly learnt: loss 2.3 at the start, 2.299 at the end"
-    assert note.startswith("98% of the updates were longer than the bound, 0.25")
+    assert note.startswith("98% of the updates were longer than the clip, 0.25")
 
 
 def test_noise_larger_than_signal():

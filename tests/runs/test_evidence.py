@@ -212,7 +212,7 @@ def test_a_second_run_is_stopped_at_the_common_budget(start, common, cli):
 
 
 REFUSALS = {
-    "unit": ("local", (), "common"),
+    "unit": ("dp-sgd", (), "common"),
     "relation": ("central", ("sample.kind=fixed", "sample.size=10"), "common neighbours"),
     "trust": ("ldp-sgd", (), "common"),
     "delta": ("central", ("budget.delta=1e-3",), "common delta"),
@@ -385,7 +385,7 @@ def test_resuming_on_another_shared_ledger_is_refused(start, common):
 def test_resuming_as_another_run_of_the_ledger_is_refused(start, common):
     cut = start("cut", epsilon=20.0)
     cut.execute(stop_after(2))
-    other = start("other", "local.lr=0.5", seed=2)
+    other = start("other", "client.lr=0.5", seed=2)
     other.execute(stop_after(2))
     shutil.copy(other.folder / "ledger.json", cut.folder / "ledger.json")
     with pytest.raises(LedgerMismatch, match="recipe is"):

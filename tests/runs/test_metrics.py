@@ -4,7 +4,7 @@ from fedveil.runs import metrics
 
 
 def line(round, **changes):
-    private = dict.fromkeys(("clients", "clipped", "snr", "refused", "bound"), 1)
+    private = dict.fromkeys(("clients", "clipped", "snr", "refused", "clip"), 1)
     told = {"epsilon": 0.5, "claim": "epsilon 0.5"}
     return metrics.json_text({"round": round, **private, **told, **changes})
 

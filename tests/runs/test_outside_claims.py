@@ -18,14 +18,14 @@ from fedveil.tuning.grid import cells
 from fedveil.tuning.trials import Laboratory
 
 LOANS = 1000
-BOUND = 1.0
+CLIP = 1.0
 FITTED = (
     "means, standard deviations, categories and principal components of the features were fitted "
     "on all clients' records in the clear: outside this claim"
 )
-LENDING = ["data.name=lending-club", "model.name=linear", "data.clients=100", "local.lr=0.05",
+LENDING = ["data.name=lending-club", "model.name=linear", "data.clients=100", "client.lr=0.05",
            "engine.mode=looped", "engine.workers=1", "data.seed=1"]  # fmt: skip
-DIABETES = ["data.name=diabetes", "model.name=linear", "data.clients=20", "local.lr=0.05",
+DIABETES = ["data.name=diabetes", "model.name=linear", "data.clients=20", "client.lr=0.05",
             "rounds=1", "engine.workers=1"]  # fmt: skip
 GIVEN = ["noise.multiplier=2.0", "budget.epsilon=inf"]  # calibrating takes a second
 
@@ -58,7 +58,7 @@ def changed(tmp_path, *settings):
 def test_one_income_moves_all_clients_and_the_sum_so_every_claim_says_it(tmp_path):
     training, clients, distance = changed(tmp_path)
     assert clients == 100
-    assert distance > 2 * BOUND
+    assert distance > 2 * CLIP
     claims = training.plan.claims(training.plan.permitted)
     assert claims[0].epsilon == pytest.approx(7.998, abs=0.005)
     assert all(FITTED in claim.assumptions for claim in claims)
@@ -67,7 +67,7 @@ def test_one_income_moves_all_clients_and_the_sum_so_every_claim_says_it(tmp_pat
 def test_fitted_on_the_test_split_one_income_moves_its_own_client(tmp_path):
     training, clients, distance = changed(tmp_path, "data.statistics=held-out", *GIVEN)
     assert clients == 1
-    assert distance <= 2 * BOUND
+    assert distance <= 2 * CLIP
     assert not any("fitted" in text for line in training.plan.lines for text in line.assumptions)
 
 
@@ -202,7 +202,7 @@ def test_the_sources_split_is_said_in_every_claim_and_refused_with_secure_noise(
     with pytest.raises(BadInput, match="'secure' and test records are the clients' own"):
         build(load_recipe("central", [*own, "noise.source=secure"]), writers)
     secure = build(load_recipe("central", [*FEMNIST, "noise.source=secure"]), writers)
-    assert secure.plan.secret
+    assert secure.plan.secure
 
 
 def test_whose_records_are_tested_is_for_natural_clients():

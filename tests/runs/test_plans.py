@@ -1,4 +1,4 @@
-"""From a recipe to its plan: every word of bound, noise and budget arrives, and is accounted."""
+"""From a recipe to its plan: every word of clip, noise and budget arrives, and is accounted."""
 
 import math
 
@@ -19,14 +19,14 @@ def plan_of(name, *settings):
     return build(load_recipe(name, [*SMALL, *settings])).plan
 
 
-# --- bounds ---
+# --- clips ---
 
 
 RULES = {
-    "bound.value=0.5": Fixed(0.5),
-    "bound.kind=poly bound.value=0.5 bound.power=2.0": Poly(0.5, 2.0, 10, 0.0005),
-    "bound.kind=poly bound.value=0.5 bound.power=2.0 bound.floor=0.1": Poly(0.5, 2.0, 10, 0.1),
-    "bound.kind=quantile bound.value=0.5 bound.quantile=0.7 bound.lr=0.3 bound.bit_noise=9.0": (
+    "clip.value=0.5": Fixed(0.5),
+    "clip.kind=poly clip.value=0.5 clip.power=2.0": Poly(0.5, 2.0, 10, 0.0005),
+    "clip.kind=poly clip.value=0.5 clip.power=2.0 clip.floor=0.1": Poly(0.5, 2.0, 10, 0.1),
+    "clip.kind=quantile clip.value=0.5 clip.quantile=0.7 clip.lr=0.3 clip.bit_noise=9.0": (
         Quantile(0.5, 0.7, 0.3, 9.0)
     ),
 }
@@ -34,47 +34,47 @@ RULES = {
 
 @pytest.mark.parametrize("settings", RULES)
 def test_the_bound_is_the_one_that_was_asked_for(settings):
-    assert plan_of("central", *LOUD, *settings.split()).rule == RULES[settings]
+    assert plan_of("central", *LOUD, *settings.split()).schedule == RULES[settings]
 
 
 def test_bits_have_noise_in_proportion_to_a_cohort_unless_told_otherwise():
-    adaptive = ("bound.kind=quantile", "bound.value=0.5", "noise.multiplier=0.5")
+    adaptive = ("clip.kind=quantile", "clip.value=0.5", "noise.multiplier=0.5")
     turns = ("sample.kind=round-robin", "sample.size=10")
-    assert plan_of("central", *LOUD[1:], *adaptive, *turns).rule.noise == 10 / 20
+    assert plan_of("central", *LOUD[1:], *adaptive, *turns).schedule.noise == 10 / 20
 
 
 @pytest.mark.parametrize("kind", ["fixed", "poly"])
 def test_a_norm_arrives(kind):
-    decay = ("bound.power=1.0",) if kind == "poly" else ()
-    settings = (f"bound.kind={kind}", "bound.value=0.5", "bound.norm=l1", *decay)
-    assert plan_of("norm-bound", "sample.size=5", *settings).rule.norm is Norm.L1
+    decay = ("clip.power=1.0",) if kind == "poly" else ()
+    settings = (f"clip.kind={kind}", "clip.value=0.5", "clip.norm=l1", *decay)
+    assert plan_of("norm-bound", "sample.size=5", *settings).schedule.norm is Norm.L1
 
 
 def test_a_median_arrives():
-    histogram = ("bound.kind=median", "bound.value=0.5", "bound.low=-9", "bound.high=3")
-    more = ("bound.every=3", "bound.epsilon=9.0", "bound.delta=1e-4", "bound.monotone=true")
+    histogram = ("clip.kind=median", "clip.value=0.5", "clip.low=-9", "clip.high=3")
+    more = ("clip.every=3", "clip.epsilon=9.0", "clip.delta=1e-4", "clip.monotone=true")
     settings = (*LOUD, "sample.size=5", "sample.max_participations=none", *histogram, *more)
-    rule = plan_of("ldp-sgd", *settings, "bound.cap=2.0").rule
-    assert (rule.value, rule.low, rule.high, rule.every) == (0.5, -9, 3, 3)
-    assert (rule.monotone, rule.cap) == (True, 2.0)
-    assert (rule.budget.epsilon, rule.budget.delta) == (9.0, 1e-4)
+    schedule = plan_of("ldp-sgd", *settings, "clip.cap=2.0").schedule
+    assert (schedule.value, schedule.low, schedule.high, schedule.every) == (0.5, -9, 3, 3)
+    assert (schedule.monotone, schedule.cap) == (True, 2.0)
+    assert (schedule.budget.epsilon, schedule.budget.delta) == (9.0, 1e-4)
 
 
 def test_ranges_arrive_layer_by_layer():
-    settings = ("bound.adaptive=true", "bound.growth=1.5", "shuffle=none", "bound.radius=0.25")
-    plan = plan_of("ldp-fl", *settings, "noise.epsilon=0.5", "local.epochs=1")
+    settings = ("clip.adaptive=true", "clip.growth=1.5", "shuffle=none", "clip.radius=0.25")
+    plan = plan_of("ldp-fl", *settings, "noise.epsilon=0.5", "client.epochs=1")
     assert plan.release.ranges == Ranges(0.0, 0.25, (640, 10), True, Perturb.UPDATE, 1.5)
     assert plan.release.mechanism.epsilon == 0.5
 
 
 def test_a_bound_per_gradient_is_that_of_its_own_round():
     """With decaying learning rates the first round reaches furthest."""
-    decay = ("local.lr=none", "local.mu=1.0", "local.gamma=4.0", "local.steps=3")
+    decay = ("client.lr=none", "client.mu=1.0", "client.gamma=4.0", "client.steps=3")
     plan = plan_of("dp-fedavg-gaussian", *LOUD, "sample.size=5", *decay)
     for round in (1, 2, 5):
         rates = [2 / ((round - 1) * 3 + step + 4) for step in range(3)]
-        bound = plan.rule.bound(2.0, round)
-        assert (bound.value, bound.gradient) == (pytest.approx(2.0 * sum(rates)), 2.0)
+        clip = plan.schedule.clip(2.0, round)
+        assert (clip.value, clip.gradient) == (pytest.approx(2.0 * sum(rates)), 2.0)
 
 
 # --- noise and budgets ---
@@ -84,7 +84,7 @@ CALIBRATED = {
     "central": ("sample.kind=all",),
     "ldp-sgd": ("sample.size=5", "sample.max_participations=none"),
     "dp-fedavg": ("sample.size=8", "data.statistics=public"),
-    "local": ("sample.size=8", "sample.max_participations=none", "local.rate=1.0"),
+    "local": ("sample.size=8", "sample.max_participations=none", "client.rate=1.0"),
 }
 
 
@@ -104,30 +104,30 @@ def test_noise_is_the_least_that_lets_all_rounds_fit(name, source):
 
 
 def test_a_secure_histogram_and_reports_keep_to_their_delta():
-    histogram = ("bound.kind=median", "bound.value=0.5", "bound.low=-9", "bound.high=3")
-    more = ("bound.every=3", "bound.epsilon=9.0", "bound.delta=1e-4", "noise.source=secure")
+    histogram = ("clip.kind=median", "clip.value=0.5", "clip.low=-9", "clip.high=3")
+    more = ("clip.every=3", "clip.epsilon=9.0", "clip.delta=1e-4", "noise.source=secure")
     settings = (*LOUD, "sample.size=5", "sample.max_participations=none", *histogram, *more)
     claims = plan_of("ldp-sgd", *settings).claims(10)
     assert max(claim.delta for claim in claims) <= 1e-3
 
 
 def test_dp_sgd_is_accounted_as_the_recipe_says():
-    settings = ("local.rate=0.2", "local.steps=3", "bound.value=0.5", *LOUD, "sample.size=5")
+    settings = ("client.rate=0.2", "client.steps=3", "clip.value=0.5", *LOUD, "sample.size=5")
     plan = plan_of("local", *settings, "budget.delta=1e-4", "sample.max_participations=none")
     (line,) = plan.lines
     assert (line.event.rate, line.event.event.multiplier, line.per) == (0.2, 5.0, 3)
-    assert plan.bound(plan.start(None), 1).value == 0.5
+    assert plan.clip(plan.start(None), 1).value == 0.5
 
 
 @pytest.mark.parametrize(("nominal", "relation"), [("none", "zero-out"), ("40", "add-remove")])
 def test_a_nominal_size_is_what_hides_sizes(nominal, relation):
-    settings = (f"local.nominal={nominal}", "server.weights=uniform", *LOUD, "budget.delta=1e-4")
+    settings = (f"client.nominal={nominal}", "server.weights=uniform", *LOUD, "budget.delta=1e-4")
     plan = plan_of("local", *settings, "sample.size=5", "sample.max_participations=none")
     assert plan.lines[0].relation == relation
 
 
 def test_a_shuffled_claim_hides_behind_the_minimum_that_was_asked_for():
-    plan = plan_of("ldp-fl", "shuffle.minimum=30", "local.epochs=1")
+    plan = plan_of("ldp-fl", "shuffle.minimum=30", "client.epochs=1")
     assert plan.lines[0].event.reports == 30
     assert plan.release.minimum == 30
 
@@ -147,7 +147,7 @@ def test_a_published_claim_is_about_the_papers_unit():
     settings = ("budget.as_published=true", "noise.c2=1.0", "budget.delta=1e-3", "sample.size=8")
     first, *_ = plan_of("dp-fedavg-gaussian", *settings).claims(10)
     assert (first.unit, first.as_published) == ("record", True)
-    update = ("bound.each=update", "noise.c2=none", "budget.as_published=true")
+    update = ("clip.each=update", "noise.c2=none", "budget.as_published=true")
     first, *_ = plan_of("dp-fedavg-gaussian", *update, "sample.size=8").claims(10)
     assert (first.unit, first.as_published) == ("client", True)
 
@@ -158,23 +158,23 @@ def test_a_published_claim_is_about_the_papers_unit():
 SECURE = "noise.source=secure"
 TURNS = ("sample.size=5", "sample.max_participations=none")
 REFUSED = {
-    "noise in every local step": ("local", (*LOUD, *TURNS, SECURE)),
+    "noise in every local step": ("dp-sgd", (*LOUD, *TURNS, SECURE)),
     "a checkpoint is written after each": ("central", (*LOUD, SECURE, "engine.checkpoint=2")),
     "budget.as_published is for simulations": (
         "dp-fedavg",
         ("budget.as_published=true", SECURE, "sample.size=5", "budget.epsilon=5.0"),
     ),
-    "bound on the whole update": ("central", (*LOUD, "bound.each=gradient", "local.steps=2")),
-    "needs l1": ("dp-fedavg", (*LOUD, "bound.norm=l2", "sample.size=5")),
-    "needs l2": ("dp-fedavg-gaussian", (*LOUD, "bound.norm=l1", "sample.size=5")),
+    "clip on the whole update": ("central", (*LOUD, "clip.each=gradient", "client.steps=2")),
+    "needs l1": ("dp-fedavg", (*LOUD, "clip.norm=l2", "sample.size=5")),
+    "needs l2": ("dp-fedavg-gaussian", (*LOUD, "clip.norm=l1", "sample.size=5")),
     "a capped cohort": (
         "central",
         (*LOUD, "sample.kind=fixed", "sample.size=5", "sample.max_participations=3"),
     ),
     "publishing somebody outright": ("central", (*LOUD, "budget.delta=0.03")),
-    "would exceed the bound": ("central", (*LOUD, "server.weights=examples")),
+    "would exceed the clip": ("central", (*LOUD, "server.weights=examples")),
     "which the weights would tell": ("ldp-sgd", (*LOUD, *TURNS, "server.weights=examples")),
-    "momentum": ("dp-fedavg-gaussian", (*LOUD, "sample.size=5", "local.momentum=0.5")),
+    "momentum": ("dp-fedavg-gaussian", (*LOUD, "sample.size=5", "client.momentum=0.5")),
     "publishing one outright": (
         "local",
         ("data.clients=40", "budget.delta=1e-3", "noise.multiplier=5.0", *TURNS),
@@ -185,7 +185,7 @@ REFUSED = {
 @pytest.mark.parametrize("told", REFUSED)
 def test_what_would_break_a_claim_is_refused(told):
     name, settings = REFUSED[told]
-    more = ("local.epochs=none",) if "local.steps=2" in settings else ()
+    more = ("client.epochs=none",) if "client.steps=2" in settings else ()
     with pytest.raises(BadInput, match=told):
         plan_of(name, *settings, *more)
 

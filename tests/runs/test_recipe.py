@@ -41,10 +41,16 @@ def test_shipped_recipes_survive_writing_and_reading(name, tmp_path):
 def test_overrides_are_toml_values_or_strings():
     recipe = load_recipe(
         "central",
-        ["rounds=7", "local.lr=0.25", "data.name=mnist", 'model.name="mlp"', "model.hidden=[5, 6]"],
+        [
+            "rounds=7",
+            "client.lr=0.25",
+            "data.name=mnist",
+            'model.name="mlp"',
+            "model.hidden=[5, 6]",
+        ],
     )
     assert recipe.rounds == 7
-    assert recipe.local.lr == 0.25
+    assert recipe.client.lr == 0.25
     assert (recipe.data.name, recipe.model.name) == ("mnist", "mlp")
     assert recipe.model.hidden == [5, 6]
 
@@ -58,7 +64,7 @@ def test_the_last_override_counts():
 
 
 def test_a_whole_number_will_do_where_a_number_is_needed():
-    assert load_recipe("central", ["local.lr=2"]).local.lr == 2.0
+    assert load_recipe("central", ["client.lr=2"]).local.lr == 2.0
 
 
 def test_setting_a_kind_starts_the_section_anew():
@@ -81,15 +87,15 @@ def test_a_kind_without_its_keys_names_what_is_missing():
 
 
 def test_none_leaves_a_section_out():
-    recipe = load_recipe("central", ["budget=none", "noise=none", "bound=none"])
+    recipe = load_recipe("central", ["budget=none", "noise=none", "clip=none"])
     assert recipe.budget is None
-    assert recipe.bound is None
+    assert recipe.clip is None
     assert isinstance(recipe.noise, NoNoiseSection)
 
 
 def test_an_override_may_add_a_section():
-    recipe = load_recipe("fedavg", ["bound.kind=fixed", "bound.value=1.0", "evaluate.every=5"])
-    assert recipe.bound.value == 1.0
+    recipe = load_recipe("fedavg", ["clip.kind=fixed", "clip.value=1.0", "evaluate.every=5"])
+    assert recipe.clip.value == 1.0
     assert recipe.evaluate.every == 5
 
 
@@ -109,8 +115,8 @@ def test_the_noise_is_left_to_the_budget_when_no_multiplier_is_given():
         ("rounds=3.5", "rounds is 3.5"),
         ("rounds=ten", "rounds is 'ten'"),
         ("rounds=true", "rounds is True"),
-        ("local.lr=fast", "local.lr is 'fast'"),
-        ("local.lr=true", "local.lr is True"),
+        ("client.lr=fast", "client.lr is 'fast'"),
+        ("client.lr=true", "client.lr is True"),
         ("data.clients=[1]", "data.clients is"),
         ("data.partition=random", "data.partition is 'random'.*iid"),
         ("name=5", "name is 5"),
@@ -118,11 +124,11 @@ def test_the_noise_is_left_to_the_budget_when_no_multiplier_is_given():
         ("data=none", "data is missing"),
         ("data=5", "data is 5"),
         ("sample.kind=lottery", "sample.kind is 'lottery': use one of 'poisson'"),
-        ("local.kind=adam", "local.kind is 'adam': use one of"),
+        ("client.kind=adam", "client.kind is 'adam': use one of"),
         ("noise.kind=cauchy", "noise.kind is 'cauchy': use one of"),
-        ("bound.norm=l3", "bound.norm is 'l3'"),
+        ("clip.norm=l3", "clip.norm is 'l3'"),
         ("noise.where=cloud", "noise.where is 'cloud'"),
-        ("noise.source=secret", "noise.source is 'secret'"),
+        ("noise.source=secure", "noise.source is 'secure'"),
         ("server.optimizer=lamb", "server.optimizer is 'lamb'"),
         ("server.weights=equal", "server.weights is 'equal'"),
         ("engine.mode=fast", "engine.mode is 'fast'"),
@@ -177,9 +183,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
             r"budget is given and nothing is claimed \(noise.kind 'none'",
         ),
         ("central", ["budget=none"], r"'gaussian' without a \[budget\]"),
-        ("central", ["bound=none"], r"'gaussian' without a \[bound\]"),
-        ("central", ["local.steps=3"], "local.epochs or local.steps, not both"),
-        ("central", ["local.kind=sgd", "local.lr=1.0"], "not neither"),
+        ("central", ["clip=none"], r"'gaussian' without a \[clip\]"),
+        ("central", ["client.steps=3"], "client.epochs or client.steps, not both"),
+        ("central", ["client.kind=sgd", "client.lr=1.0"], "not neither"),
         ("central", ["model.hidden=[3]"], "model.hidden has no effect on 'softmax'"),
         ("central", ["data.path=x"], "data.path has no effect on 'digits'"),
         ("central", ["data.name=saved"], "data.clients has no effect on saved data"),
@@ -221,7 +227,7 @@ def test_shipped_recipes_run_on_embedded_data(name, tmp_path):
 
 
 def test_iterations_stand_for_rounds():
-    recipe = load_recipe("dp-fedavg", ["rounds=none", "iterations=200", "local.steps=40"])
+    recipe = load_recipe("dp-fedavg", ["rounds=none", "iterations=200", "client.steps=40"])
     assert (recipe.rounds, recipe.iterations) == (5, None)
 
 

@@ -87,10 +87,10 @@ def test_writing_and_reading_is_the_identity(file, document):
 OVERRIDES = (
     *("seed=7", "rounds=3", "name=other", "data.clients=9", "data.partition=shards"),
     *("model.name=mlp", "model.hidden=[3]", "sample.kind=fixed", "sample.size=4"),
-    *("local.kind=sgd", "local.steps=2", "local.lr=0.5", "bound.kind=poly", "bound.value=0.1"),
-    *("bound.power=1.0", "noise.kind=laplace", "noise.multiplier=2.0", "budget.epsilon=3.0"),
+    *("client.kind=sgd", "client.steps=2", "client.lr=0.5", "clip.kind=poly", "clip.value=0.1"),
+    *("clip.power=1.0", "noise.kind=laplace", "noise.multiplier=2.0", "budget.epsilon=3.0"),
     *("budget.delta=1e-6", "server.lr=0.2", "server.momentum=none", "engine.chunk=none"),
-    *("evaluate.every=4", "colour=red", "data.colour=red", "rounds=none", "local.lr=fast"),
+    *("evaluate.every=4", "colour=red", "data.colour=red", "rounds=none", "client.lr=fast"),
 )
 
 
@@ -116,16 +116,20 @@ def test_overrides_of_different_keys_commute(name, overrides, random):
 def test_some_of_these_overrides_are_taken_and_some_refused():
     taken = [outcome("central", [o]) != "refused" for o in OVERRIDES]
     assert 10 < sum(taken) < len(OVERRIDES) - 5
-    pairs = itertools.permutations(("local.kind=sgd", "local.lr=0.5", "local.steps=2"))
+    pairs = itertools.permutations(("client.kind=sgd", "client.lr=0.5", "client.steps=2"))
     assert len({str(load_recipe("central", pair)) for pair in pairs}) == 1
 
 
 def numbers(plan):
     """What a plan promises and does."""
     noise = identity(plan.release)
-    rule = None if plan.rule is None else [plan.rule.bound(plan.rule.start(), r) for r in (1, 2)]
+    schedule = (
+        None
+        if plan.schedule is None
+        else [plan.schedule.clip(plan.schedule.start(), r) for r in (1, 2)]
+    )
     told = [line.to_dict() for line in plan.lines]
-    return (noise, rule, told, plan.permitted, plan.rounds, plan.population)
+    return (noise, schedule, told, plan.permitted, plan.rounds, plan.population)
 
 
 @settings(max_examples=12, deadline=None)

@@ -145,13 +145,13 @@ def test_a_crash_and_a_resume_end_at_the_same_model(start, name, settings):
     assert [line["round"] for line in metrics_of(cut.folder)] == [0, 1, 2, 3, 4]
 
 
-QUANTILE = ("bound.kind=quantile", "bound.value=0.1")
+QUANTILE = ("clip.kind=quantile", "clip.value=0.1")
 VARIANTS = {
-    "local": ("local", ()),
-    "local with a nominal size": ("local", ("local.nominal=70", "server.weights=uniform")),
+    "local": ("dp-sgd", ()),
+    "local with a nominal size": ("dp-sgd", ("client.nominal=70", "server.weights=uniform")),
     "ldp-sgd": ("ldp-sgd", ()),
-    "ldp-sgd, quantile by a curator": ("ldp-sgd", (*QUANTILE, "bound.bit_noise=1.0")),
-    "ldp-sgd, quantile by the clients": ("ldp-sgd", (*QUANTILE, "bound.bit_epsilon=1.0")),
+    "ldp-sgd, quantile by a curator": ("ldp-sgd", (*QUANTILE, "clip.bit_noise=1.0")),
+    "ldp-sgd, quantile by the clients": ("ldp-sgd", (*QUANTILE, "clip.bit_epsilon=1.0")),
     "ldp-sgd, several budgets": (
         "ldp-sgd",
         ("noise=none", "noise.kind=gaussian", "noise.where=client", "budget.epsilons=[20.0, 90.0]"),
@@ -159,8 +159,8 @@ VARIANTS = {
     "dp-fedavg": ("dp-fedavg", ()),
     "dp-fedavg-gaussian": ("dp-fedavg-gaussian", ()),
     "ldp-fl": ("ldp-fl", ()),
-    "ldp-fl, adaptive weights": ("ldp-fl", ("bound.perturb=weights", "bound.adaptive=true")),
-    "central, quantile": ("central", (*QUANTILE, "bound.bit_noise=20.0")),
+    "ldp-fl, adaptive weights": ("ldp-fl", ("clip.perturb=weights", "clip.adaptive=true")),
+    "central, quantile": ("central", (*QUANTILE, "clip.bit_noise=20.0")),
 }
 
 
@@ -336,7 +336,7 @@ path = '{folder}'
 name = "softmax"
 [sample]
 kind = "all"
-[local]
+[client]
 kind = "gradient"
 """
 
@@ -444,7 +444,7 @@ def test_the_budget_stops_a_run(start):
     assert (again["rounds"], again["stopped"]) == (2, "budget")
 
 
-LEARNING = ("rounds=10", "local.epochs=5")
+LEARNING = ("rounds=10", "client.epochs=5")
 
 
 def test_a_healthy_run_has_no_notes(start):
@@ -461,7 +461,7 @@ def test_a_step_far_too_large_is_told(start):
 
 
 def test_reports_that_overflow_are_told_with_their_clients(start):
-    result = start("fedavg", "model.name=mlp", "local.lr=1e30", "local.epochs=5").execute()
+    result = start("fedavg", "model.name=mlp", "client.lr=1e30", "client.epochs=5").execute()
     assert result["refused"]
     lines = metrics_of(Path(result["run_dir"]))[1:]
     assert sum(result["refused"].values()) == sum(line["refused"] for line in lines)
@@ -469,8 +469,8 @@ def test_reports_that_overflow_are_told_with_their_clients(start):
 
 
 def test_a_bound_far_too_tight_is_told(start):
-    notes = start("fedavg", "bound.kind=fixed", "bound.value=1e-4").execute()["notes"]
-    assert any("100% of the updates were longer than the bound, 0.0001" in n for n in notes)
+    notes = start("fedavg", "clip.kind=fixed", "clip.value=1e-4").execute()["notes"]
+    assert any("100% of the updates were longer than the clip, 0.0001" in n for n in notes)
 
 
 def test_far_too_much_noise_is_told(start):

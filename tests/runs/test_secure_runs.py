@@ -24,7 +24,7 @@ from fedveil.training.round import RoundResult
 
 from .conftest import BASE
 
-SECRET = "noise.source=secure"
+SECURE_NOISE = "noise.source=secure"
 PRIVATE = ("clients", "clipped", "snr", "refused", "seconds")
 FALSE_ALARM = 1e-6
 
@@ -34,7 +34,7 @@ KINDS = {
     "central, everyone": ("central", ("sample.kind=all",)),
     "central, quantile": (
         "central",
-        ("bound.kind=quantile", "bound.value=0.1", "bound.bit_noise=20.0"),
+        ("clip.kind=quantile", "clip.value=0.1", "clip.bit_noise=20.0"),
     ),
     "ldp-sgd": ("ldp-sgd", ()),
     "dp-fedavg, Laplace": ("dp-fedavg", ("data.statistics=held-out",)),
@@ -75,7 +75,7 @@ def crash_in(monkeypatch, round):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_run_says_that_its_noise_is_secure(start, kind):
     recipe, settings = KINDS[kind]
-    run = start(recipe, *settings, SECRET)
+    run = start(recipe, *settings, SECURE_NOISE)
     result = run.execute()
     assert result["rounds"] == 4
     assert result["claims"]
@@ -89,7 +89,7 @@ def test_every_kind_of_run_says_that_its_noise_is_secure(start, kind):
 
 
 REFUSED = {
-    "dp-sgd": ("local", (), "noise in every local step"),
+    "dp-sgd": ("dp-sgd", (), "noise in every local step"),
     "as published": (
         "dp-fedavg",
         ("budget.as_published=true", "noise.multiplier=none", "budget.epsilon=9.0"),
@@ -104,8 +104,8 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_secure_noise_does_not_do_is_told_in_one_line(cli, tmp_path, what):
     recipe, settings, told = REFUSED[what]
-    base = BASE.get(recipe, ("rounds=4", "data.clients=20", "local.epochs=1", "sample.size=10"))
-    sets = [part for s in (*base, *settings, SECRET) for part in ("--set", s)]
+    base = BASE.get(recipe, ("rounds=4", "data.clients=20", "client.epochs=1", "sample.size=10"))
+    sets = [part for s in (*base, *settings, SECURE_NOISE) for part in ("--set", s)]
     code, _, err = cli("run", recipe, *sets, "--out", tmp_path / "out", "--quiet")
     assert code == 2
     (line,) = err.splitlines()
@@ -117,7 +117,7 @@ def test_what_secure_noise_does_not_do_is_told_in_one_line(cli, tmp_path, what):
 
 
 def sets(recipe, *more):
-    return [part for s in (*BASE[recipe], SECRET, *more) for part in ("--set", s)]
+    return [part for s in (*BASE[recipe], SECURE_NOISE, *more) for part in ("--set", s)]
 
 
 @pytest.mark.parametrize("recipe", ["central", "ldp-sgd"])
@@ -137,9 +137,9 @@ def test_diagnostics_are_nowhere_unless_asked_for(cli, tmp_path, recipe):
     assert "over 20 clients" in first
     assert "round 4/4" in rounds
     assert " clients" not in rounds
-    for word in ("signal/noise", "bounded", "updates/s"):
+    for word in ("signal/noise", "clipped", "updates/s"):
         assert word not in rounds + screen
-    assert "longer than the bound" not in screen
+    assert "longer than the clip" not in screen
 
 
 def test_diagnostics_that_were_asked_for_are_named_in_the_claim(cli, tmp_path):
@@ -168,9 +168,9 @@ def test_clients_whose_reports_were_refused_are_not_named(start, monkeypatch):
         return numbers(self, **options)
 
     monkeypatch.setattr(RoundResult, "numbers", spy)
-    secret = start("central", SECRET, out="secret")
-    assert secret.execute()["refused"] == {}
-    shown = start("central", SECRET, "evaluate.diagnostics=true", out="shown").execute()
+    secure = start("central", SECURE_NOISE, out="secure")
+    assert secure.execute()["refused"] == {}
+    shown = start("central", SECURE_NOISE, "evaluate.diagnostics=true", out="shown").execute()
     assert shown["refused"] == {"3": 4, "5": 4}
     assert len(seen) == 8
 
@@ -194,7 +194,7 @@ def test_a_secret_cohort_is_stored_nowhere(start, monkeypatch, settings):
         return whole(self, round, ids, state)
 
     monkeypatch.setattr(Serial, "run", spy)
-    run = start("central", *settings, SECRET)
+    run = start("central", *settings, SECURE_NOISE)
     run.execute()
     with closing(sqlite3.connect(run.folder / "ledger.db")) as db:
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE sql > ''")]
@@ -220,7 +220,7 @@ COSTLY = ("central, fixed", "central, everyone", "dp-fedavg, Gaussian", "ldp-fl,
 )
 def test_two_secure_runs_of_one_seed_differ_and_two_seeded_ones_do_not(start, kind):
     recipe, settings = KINDS[kind]
-    for source, alike in ((SECRET, False), ("noise.source=seeded", True)):
+    for source, alike in ((SECURE_NOISE, False), ("noise.source=seeded", True)):
         pair = [start(recipe, *settings, source, out=f"{alike} {k}") for k in range(2)]
         for run in pair:
             run.execute()
@@ -228,7 +228,7 @@ def test_two_secure_runs_of_one_seed_differ_and_two_seeded_ones_do_not(start, ki
 
 
 def test_the_seed_does_not_draw_a_secret_cohort(start):
-    plans = [start("central", SECRET, out=f"{k}").training for k in range(2)]
+    plans = [start("central", SECURE_NOISE, out=f"{k}").training for k in range(2)]
     drawn = [
         [plan.plan.sampler.cohort(20, n, plan.streams).tolist() for n in range(1, 9)]
         for plan in plans
@@ -240,9 +240,9 @@ def test_the_seed_does_not_draw_a_secret_cohort(start):
 
 
 def test_an_interrupted_round_is_a_new_attempt_with_a_charge_of_its_own(start, monkeypatch):
-    whole = start("central", SECRET, "rounds=6", out="whole").training.plan
+    whole = start("central", SECURE_NOISE, "rounds=6", out="whole").training.plan
     room = (whole.claims(6)[0].epsilon + whole.claims(7)[0].epsilon) / 2
-    run = start("central", SECRET, "rounds=6", f"budget.epsilon={room}")
+    run = start("central", SECURE_NOISE, "rounds=6", f"budget.epsilon={room}")
     crash_in(monkeypatch, 3)
     with pytest.raises(Crash):
         run.execute()
@@ -268,7 +268,7 @@ def test_an_interrupted_round_is_a_new_attempt_with_a_charge_of_its_own(start, m
 
 @pytest.mark.parametrize("epsilon", ["500.0", "inf"])
 def test_an_attempt_that_the_budget_has_room_for_costs_no_round(start, monkeypatch, epsilon):
-    run = start("central", SECRET, f"budget.epsilon={epsilon}")
+    run = start("central", SECURE_NOISE, f"budget.epsilon={epsilon}")
     crash_in(monkeypatch, 3)
     with pytest.raises(Crash):
         run.execute()
@@ -279,7 +279,7 @@ def test_an_attempt_that_the_budget_has_room_for_costs_no_round(start, monkeypat
 
 
 def test_everyone_asked_is_charged_for_an_interrupted_round(start, monkeypatch):
-    run = start("ldp-sgd", SECRET, "sample.max_participations=8")
+    run = start("ldp-sgd", SECURE_NOISE, "sample.max_participations=8")
     crash_in(monkeypatch, 2)
     with pytest.raises(Crash):
         run.execute()
@@ -301,7 +301,7 @@ def test_a_lost_checkpoint_costs_its_round_again(start):
         if line["round"] == 3:
             raise Crash
 
-    run = start("ldp-sgd", SECRET, "rounds=6", "sample.max_participations=8")
+    run = start("ldp-sgd", SECURE_NOISE, "rounds=6", "sample.max_participations=8")
     with pytest.raises(Crash):
         run.execute(crash)
     (run.folder / "checkpoint" / "round-00000003.safetensors").write_bytes(b"")
@@ -334,13 +334,13 @@ def test_the_servers_sum_carries_the_noise_that_is_claimed(start, monkeypatch):
     """The sum after noise less the sum before it, over all weights and rounds: chi-squared."""
     sums, release = [], CentralNoise.noise_
 
-    def spy(self, total, bound, round, streams):
+    def spy(self, total, clip, round, streams):
         before = total.clone()
-        release(self, total, bound, round, streams)
-        sums.append((total - before, self.scale(bound)))
+        release(self, total, clip, round, streams)
+        sums.append((total - before, self.scale(clip)))
 
     monkeypatch.setattr(CentralNoise, "noise_", spy)
-    run = start("central", SECRET, "rounds=8")
+    run = start("central", SECURE_NOISE, "rounds=8")
     run.execute()
     scaled = torch.cat([noise / scale for noise, scale in sums])
     low, high = chi2.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], len(scaled))
@@ -354,11 +354,11 @@ def test_reports_of_clients_carry_the_noise_that_is_claimed(start, monkeypatch):
     def spy(self, rows, asked):
         before = rows.clone()
         randomise(self, rows, asked)
-        scales = torch.from_numpy(self.scales(asked.bound, asked.ids))[:, None]
+        scales = torch.from_numpy(self.scales(asked.clip, asked.ids))[:, None]
         reports.append((rows.double() - before.double()) / scales)
 
     monkeypatch.setattr(ClientNoise, "randomise_", spy)
-    start("ldp-sgd", SECRET).execute()
+    start("ldp-sgd", SECURE_NOISE).execute()
     rows = torch.cat(reports)
     assert len(rows) == 40
     low, high = chi2.ppf([FALSE_ALARM / 80, 1 - FALSE_ALARM / 80], rows.shape[1])

@@ -36,9 +36,9 @@ class Seen:
     result: dict
     sizes: np.ndarray
 
-    def bounds(self):
-        """The bound in force in each round, as reported."""
-        return np.array([line["bound"] for line in self.metrics])
+    def clips(self):
+        """The clip in force in each round, as reported."""
+        return np.array([line["clip"] for line in self.metrics])
 
     def cohorts(self):
         """How many clients took part in each round, as reported."""
@@ -70,9 +70,9 @@ class Trained:
         """What a round is charged for."""
         return self.training.plan.lines[0].event
 
-    def bounds(self):
-        """The bound in force in each round."""
-        return np.array([result.bound for result in self.results])
+    def clips(self):
+        """The clip in force in each round."""
+        return np.array([result.clip for result in self.results])
 
     def cohorts(self):
         """How many clients took part in each round."""

@@ -18,7 +18,7 @@ def test_clients_with_budgets_of_their_own_have_noise_of_their_own(watch, source
     turns = ("data.clients=5", "rounds=10", "sample.kind=round-robin", "sample.size=1")
     seen = watch("ldp-sgd", *budgets, *turns, "server.lr=1.0", f"noise.source={source}")
     noises = {line["event"]["multiplier"]: line["members"] for line in seen.lines}
-    found = np.sqrt((seen.steps**2).mean(axis=1)) / (seen.reach() * seen.bounds())
+    found = np.sqrt((seen.steps**2).mean(axis=1)) / (seen.reach() * seen.clips())
     nearest = [min(noises, key=lambda m: abs(m - one)) for one in found]
     room = 1.01 * norm.isf(FALSE_ALARM / 2 / 10) / math.sqrt(2 * seen.steps.shape[1])
     assert np.abs(found / nearest - 1).max() <= room
@@ -28,7 +28,7 @@ def test_clients_with_budgets_of_their_own_have_noise_of_their_own(watch, source
 
 def test_a_secure_claim_pays_for_its_sampler(watch):
     """Of the same delta a part is the sampler's, so that epsilon is a little larger."""
-    settings = (*FEW, "local.epochs=1", "sample.kind=all", *DROWNED, "budget.delta=1e-4")
+    settings = (*FEW, "client.epochs=1", "sample.kind=all", *DROWNED, "budget.delta=1e-4")
     seeded, secure = (
         watch("central", *settings, f"noise.source={source}", out=source).result["claims"][0]
         for source in SOURCES
@@ -41,7 +41,7 @@ def test_a_secure_claim_pays_for_its_sampler(watch):
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_run_stops_before_its_budget_is_exceeded(watch, source):
     """The rounds that were charged fit, one more would not have."""
-    few = ("data.clients=40", "local.epochs=1", "sample.kind=all", "rounds=30")
+    few = ("data.clients=40", "client.epochs=1", "sample.kind=all", "rounds=30")
     budget = ("noise.multiplier=5.0", "budget.epsilon=2.0", "budget.delta=1e-3")
     seen = watch("central", *few, *budget, f"noise.source={source}")
     assert seen.result["stopped"] == "budget"

@@ -18,7 +18,7 @@ from .conftest import DROWNED, FALSE_ALARM, SOURCES
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_poisson_cohorts_have_the_charged_rate(follow, source):
-    settings = ("rounds=30", "data.clients=40", "local.epochs=1", "sample.rate=0.3")
+    settings = ("rounds=30", "data.clients=40", "client.epochs=1", "sample.rate=0.3")
     seen = follow("central", *settings, *DROWNED, f"noise.source={source}")
     rate, cohorts = seen.event.rate, seen.cohorts()
     assert rate == 0.3
@@ -31,7 +31,7 @@ def test_poisson_cohorts_have_the_charged_rate(follow, source):
 
 def test_secret_cohorts_do_not_follow_from_the_seed(follow):
     """Two cohorts are equally large once in six times, ten pairs of them once in 10^7."""
-    settings = ("data.clients=12", "rounds=10", "local.epochs=1", "noise.source=secure")
+    settings = ("data.clients=12", "rounds=10", "client.epochs=1", "noise.source=secure")
     first, second = (follow("central", *settings, *DROWNED) for _ in range(2))
     assert not np.array_equal(first.cohorts(), second.cohorts())
 
@@ -48,7 +48,7 @@ def test_secret_cohorts_of_fixed_size_do_not_follow_from_the_seed(watch, tmp_pat
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("recipe", ["ldp-sgd", "local"])
+@pytest.mark.parametrize("recipe", ["ldp-sgd", "dp-sgd"])
 def test_nobody_takes_part_more_often_than_the_recipe_allows(watch, tmp_path, recipe):
     cap = ("rounds=11", "data.clients=20", "sample.size=5", "sample.max_participations=3")
     seen = watch(recipe, *cap, *DROWNED)
@@ -63,15 +63,15 @@ def test_nobody_takes_part_more_often_than_the_recipe_allows(watch, tmp_path, re
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_clients_toss_a_coin_of_their_own_in_every_round(follow, source):
-    """With a tiny bound every update needs bounding: what is left of the bits is their coins."""
+    """With a tiny clip every update needs clipping: what is left of the bits is their coins."""
     lr, epsilon, clients = 1e-3, 1.0, 24
-    bound = ("bound.kind=quantile", "bound.value=1e-6", f"bound.bit_epsilon={epsilon}")
-    more = (f"bound.lr={lr}", "sample.kind=all", "rounds=20", f"data.clients={clients}")
-    seen = follow("ldp-sgd", *DROWNED, *bound, *more, f"noise.source={source}")
+    clip = ("clip.kind=quantile", "clip.value=1e-6", f"clip.bit_epsilon={epsilon}")
+    more = (f"clip.lr={lr}", "sample.kind=all", "rounds=20", f"data.clients={clients}")
+    seen = follow("ldp-sgd", *DROWNED, *clip, *more, f"noise.source={source}")
     assert seen.event.bit.epsilon == epsilon
     keep = 1 / (1 + math.exp(-epsilon))
-    shares = -np.diff(np.log(seen.bounds())) / lr  # of ones, less 1/2, in the mean over clients
-    kept = (1 - (2 * keep - 1) * 2 * shares) / 2 * clients  # clients whose report says "bounded"
+    shares = -np.diff(np.log(seen.clips())) / lr  # of ones, less 1/2, in the mean over clients
+    kept = (1 - (2 * keep - 1) * 2 * shares) / 2 * clients  # clients whose report says "clipped"
     assert np.allclose(kept, kept.round(), atol=1e-3)
     tosses = binom(clients * len(kept), keep)
     assert tosses.ppf(FALSE_ALARM / 4) <= kept.sum() <= tosses.isf(FALSE_ALARM / 4)
@@ -81,7 +81,7 @@ def test_clients_toss_a_coin_of_their_own_in_every_round(follow, source):
 
 
 def test_secret_coins_do_not_follow_from_the_seed(follow):
-    bound = ("bound.kind=quantile", "bound.value=1e-6", "bound.bit_epsilon=0.5")
-    settings = ("data.clients=12", "rounds=10", *bound, "sample.kind=all", "noise.source=secure")
+    clip = ("clip.kind=quantile", "clip.value=1e-6", "clip.bit_epsilon=0.5")
+    settings = ("data.clients=12", "rounds=10", *clip, "sample.kind=all", "noise.source=secure")
     first, second = (follow("ldp-sgd", *DROWNED, *settings) for _ in range(2))
-    assert not np.array_equal(first.bounds(), second.bounds())
+    assert not np.array_equal(first.clips(), second.clips())

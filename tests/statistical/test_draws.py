@@ -8,29 +8,29 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fedveil.privacy.noise.streams import Secret, Streams
+from fedveil.privacy.noise.streams import SecureKeys, Streams
 
 SMALL = ("data.clients=12", "rounds=4")
 LOUD = ("noise.multiplier=5.0", "budget.epsilon=inf")
-BITS = ("sample.kind=all", "bound.kind=quantile", "bound.value=0.1")
-MEDIAN = ("bound.kind=median", "bound.value=0.1", "bound.low=-10", "bound.high=4", "bound.every=1")
+BITS = ("sample.kind=all", "clip.kind=quantile", "clip.value=0.1")
+MEDIAN = ("clip.kind=median", "clip.value=0.1", "clip.low=-10", "clip.high=4", "clip.every=1")
 RUNS = {
-    "central": ("central", ("local.epochs=2", "local.batch=8", *LOUD)),
-    "central, quantile": ("central", ("local.epochs=1", *BITS, "bound.bit_noise=9.0", *LOUD)),
+    "central": ("central", ("client.epochs=2", "client.batch=8", *LOUD)),
+    "central, quantile": ("central", ("client.epochs=1", *BITS, "clip.bit_noise=9.0", *LOUD)),
     "central, fixed size": (
         "central",
-        ("local.epochs=1", "sample.kind=fixed", "sample.size=4", *LOUD),
+        ("client.epochs=1", "sample.kind=fixed", "sample.size=4", *LOUD),
     ),
     "ldp-sgd": ("ldp-sgd", ("sample.size=6", "sample.max_participations=none", *LOUD)),
-    "ldp-sgd, bits": ("ldp-sgd", (*BITS, "bound.bit_epsilon=0.5", *LOUD)),
-    "ldp-sgd, curator": ("ldp-sgd", (*BITS, "bound.bit_noise=9.0", *LOUD)),
+    "ldp-sgd, bits": ("ldp-sgd", (*BITS, "clip.bit_epsilon=0.5", *LOUD)),
+    "ldp-sgd, curator": ("ldp-sgd", (*BITS, "clip.bit_noise=9.0", *LOUD)),
     "ldp-sgd, median": (
         "ldp-sgd",
-        ("sample.kind=all", *MEDIAN, "bound.epsilon=20.0", "bound.delta=1e-4", *LOUD),
+        ("sample.kind=all", *MEDIAN, "clip.epsilon=20.0", "clip.delta=1e-4", *LOUD),
     ),
-    "dp-fedavg": ("dp-fedavg", ("sample.size=6", "local.batch=4", *LOUD)),
-    "ldp-fl": ("ldp-fl", ("local.epochs=2", "local.batch=8", "shuffle=none")),
-    "local": ("local", ("sample.size=6", "sample.max_participations=none", *LOUD)),
+    "dp-fedavg": ("dp-fedavg", ("sample.size=6", "client.batch=4", *LOUD)),
+    "ldp-fl": ("ldp-fl", ("client.epochs=2", "client.batch=8", "shuffle=none")),
+    "local": ("dp-sgd", ("sample.size=6", "sample.max_participations=none", *LOUD)),
 }
 MODES = ("looped", "vectorised")
 COSTLY = {  # and drawn like others; in `make test-all`
@@ -47,7 +47,7 @@ def drawn(monkeypatch):
 
     def noted_keys(self, purpose, round, clients, *parts):
         found = keys(self, purpose, round, clients, *parts)
-        if not isinstance(found, Secret):
+        if not isinstance(found, SecureKeys):
             asked.update(int(key) for key in found)
         return found
 

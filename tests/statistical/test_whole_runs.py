@@ -2,7 +2,7 @@
 taken are those that the ledger was charged for.
 
 Updates are drowned in noise, so that what a round moves the model by is the noise. The multiplier,
-the relation, the rate and the number of steps are read from the ledger; bounds and cohorts from the
+the relation, the rate and the number of steps are read from the ledger; clips and cohorts from the
 metrics. Statistical tests have a false-alarm rate of 1e-6 each.
 """
 
@@ -16,9 +16,9 @@ from scipy.stats import chi2, norm
 
 from .conftest import DROWNED, FALSE_ALARM, FEW, SOURCES
 
-SMALL = ("data.clients=40", "local.epochs=1")
+SMALL = ("data.clients=40", "client.epochs=1")
 
-ADAPTIVE = ("bound.kind=quantile", "bound.value=0.1", "bound.bit_noise=100.0")
+ADAPTIVE = ("clip.kind=quantile", "clip.value=0.1", "clip.bit_noise=100.0")
 COHORT = ("sample.kind=fixed", "sample.size=10")
 SERVER = {  # settings, clients that a round is divided by, rounds
     "poisson": (("sample.rate=0.2",), 8, 15),
@@ -26,11 +26,11 @@ SERVER = {  # settings, clients that a round is divided by, rounds
     "fixed size": (COHORT, 10, 6),
     "all": (("sample.kind=all",), 40, 15),
     "turns": (("sample.kind=round-robin", "sample.size=15"), 15, 15),
-    "decay": (("bound.kind=poly", "bound.value=1.0", "bound.power=1.0"), 20, 15),
+    "decay": (("clip.kind=poly", "clip.value=1.0", "clip.power=1.0"), 20, 15),
     "quantile": (ADAPTIVE, 20, 15),
     "quantile, fixed size": ((*ADAPTIVE, *COHORT), 10, 6),
 }
-SECRET = ("poisson", "fixed size", "decay", "quantile")
+SECURE_NOISE = ("poisson", "fixed size", "decay", "quantile")
 COSTLY = (  # and covered by others; in `make test-all`
     ("quantile, fixed size", "seeded"),
     ("fixed size", "secure"),
@@ -76,26 +76,26 @@ def of_updates(seen, bit_noise=None):
 
 @pytest.mark.parametrize(
     ("kind", "source"),
-    quickly([*((kind, "seeded") for kind in SERVER), *((kind, "secure") for kind in SECRET)]),
+    quickly([*((kind, "seeded") for kind in SERVER), *((kind, "secure") for kind in SECURE_NOISE)]),
 )
 def test_the_servers_noise_is_what_was_charged(watch, kind, source):
     settings, size, rounds = SERVER[kind]
     more = (f"rounds={rounds}", f"noise.source={source}")
     seen = watch("central", *SMALL, *DROWNED, *settings, *more)
     multiplier = of_updates(seen, 100.0 if "quantile" in kind else None)
-    std = multiplier * seen.reach() * seen.bounds() / size
+    std = multiplier * seen.reach() * seen.clips() / size
     noise = seen.steps / std[:, None]
     assert_standard(noise)
     assert_unrelated(noise)
     if kind == "decay":
-        assert np.allclose(seen.bounds(), 1 - np.arange(rounds) / rounds)
+        assert np.allclose(seen.clips(), 1 - np.arange(rounds) / rounds)
 
 
 def test_the_noise_on_the_bits_is_what_was_charged(watch):
     """Bits move the share by at most a half, their noise by many times that."""
     lr = 0.02
-    seen = watch("central", *SMALL, *DROWNED, *ADAPTIVE, "rounds=80", f"bound.lr={lr}")
-    moves = np.diff(np.log(seen.bounds())) / lr * 20 / 100.0
+    seen = watch("central", *SMALL, *DROWNED, *ADAPTIVE, "rounds=80", f"clip.lr={lr}")
+    moves = np.diff(np.log(seen.clips())) / lr * 20 / 100.0
     spread = float(((moves - moves.mean()) ** 2).sum())
     low, high = chi2.ppf([FALSE_ALARM / 4, 1 - FALSE_ALARM / 4], len(moves) - 1)
     assert low <= spread <= high * 1.05
@@ -105,7 +105,7 @@ def test_the_noise_on_the_bits_is_what_was_charged(watch):
 # --- noise at the clients ---
 
 
-FU = ("local.steps=2", "data.statistics=public")
+FU = ("client.steps=2", "data.statistics=public")
 CLIENTS = {
     "ldp-sgd": ("ldp-sgd", ("sample.size=20", "sample.max_participations=none", "server.lr=1.0")),
     "fu, Gaussian": ("dp-fedavg-gaussian", (*FU, "sample.size=20")),
@@ -120,13 +120,13 @@ def test_the_clients_noise_is_what_was_charged(watch, kind, source):
     rounds = 15 if name == "ldp-sgd" else 50 if source == "seeded" else 25
     more = ("data.clients=40", f"rounds={rounds}", f"noise.source={source}")
     seen = watch(name, *DROWNED, *settings, *more)
-    bounds = seen.bounds() * (1.0 if name == "ldp-sgd" else 2 * 0.02)
-    one = seen.multiplier() * seen.reach() * bounds * (math.sqrt(2) if "Lap" in kind else 1.0)
+    clips = seen.clips() * (1.0 if name == "ldp-sgd" else 2 * 0.02)
+    one = seen.multiplier() * seen.reach() * clips * (math.sqrt(2) if "Lap" in kind else 1.0)
     noise = seen.steps / (one / math.sqrt(20))[:, None]
     assert_standard(noise, signal=0.01)
     if name == "ldp-sgd":
         assert_unrelated(noise)
-        assert np.allclose(seen.bounds(), 0.05 * (1 - np.arange(15) / 15))
+        assert np.allclose(seen.clips(), 0.05 * (1 - np.arange(15) / 15))
 
 
 SHUFFLES = ("shuffle.minimum=36", "shuffle=none")
@@ -138,7 +138,7 @@ SHUFFLES = ("shuffle.minimum=36", "shuffle=none")
 )
 def test_two_point_reports_are_what_was_charged(watch, source, shuffle):
     """A report lies at r kappa on either side; kappa follows from the charged epsilon."""
-    settings = (*FEW, "local.epochs=1", "noise.epsilon=0.01", shuffle, f"noise.source={source}")
+    settings = (*FEW, "client.epochs=1", "noise.epsilon=0.01", shuffle, f"noise.source={source}")
     seen = watch("ldp-fl", *settings)
     (event,) = {str(e): e for e in seen.charges}.values()
     epsilon = event["event"]["epsilon"] if event["kind"] == "shuffled" else event["epsilon"]
@@ -158,9 +158,9 @@ def test_two_point_reports_are_what_was_charged(watch, source, shuffle):
 def test_dp_sgd_takes_the_steps_and_the_noise_that_were_charged(watch, nominal, mode):
     """A client's update is the sum of its steps' noise, each over rate x n."""
     few = ("data.clients=20", "rounds=8", "sample.size=10", "sample.max_participations=none")
-    local = ("local.rate=0.2", "local.steps=3", "bound.value=2.0", f"engine.mode={mode}")
-    size = () if nominal is None else (f"local.nominal={nominal}", "server.weights=uniform")
-    seen = watch("local", *few, *DROWNED, *local, *size)
+    local = ("client.rate=0.2", "client.steps=3", "clip.value=2.0", f"engine.mode={mode}")
+    size = () if nominal is None else (f"client.nominal={nominal}", "server.weights=uniform")
+    seen = watch("dp-sgd", *few, *DROWNED, *local, *size)
     (event,) = {str(e): e for e in seen.charges}.values()
     assert event["rate"] == 0.2
     assert seen.lines[0]["per"] == 3
@@ -179,8 +179,8 @@ def test_dp_sgd_takes_the_steps_and_the_noise_that_were_charged(watch, nominal, 
 @pytest.mark.parametrize("perturb", ["weights", "update"])
 def test_ranges_are_those_of_the_models_released_before(follow, perturb):
     """Layer by layer: of the last model, or of the step that led to it."""
-    settings = (*FEW, "bound.adaptive=true", f"bound.perturb={perturb}", "bound.growth=1e9")
-    seen = follow("ldp-fl", *settings, "bound.radius=0.5", "local.epochs=1", "shuffle=none")
+    settings = (*FEW, "clip.adaptive=true", f"clip.perturb={perturb}", "clip.growth=1e9")
+    seen = follow("ldp-fl", *settings, "clip.radius=0.5", "client.epochs=1", "shuffle=none")
     before = seen.training.start().params
     for result in seen.results:
         after = result.state.params

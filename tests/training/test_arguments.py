@@ -58,7 +58,7 @@ REFUSED = {
     "lists for data": ({"data": [1, 2]}, "data is [1, 2]: a FederatedData is needed"),
     "a sampler for a plan": ({"plan": Everyone()}, "a PrivacyPlan is needed"),
     "a class for work": ({"work": OneGradient}, "work is"),
-    "text for work": ({"work": "sgd"}, "work is 'sgd': an instance of LocalSgd"),
+    "text for work": ({"work": "sgd"}, "work is 'sgd': an instance of ClientSgd"),
     "a class for a server": ({"server": SgdServer}, "server is"),
     "text for a server": ({"server": "adam"}, "server is 'adam': an instance of SgdServer"),
 }

@@ -114,11 +114,11 @@ def test_the_full_batch_is_all_records_in_one_step():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"size": 0}, "local.epochs or local.steps"),
+        ({"size": 0}, "client.epochs or client.steps"),
         ({"size": 0, "epochs": 1, "steps": 1}, "not both"),
-        ({"size": 0, "epochs": 0}, "local.epochs is 0"),
-        ({"size": 0, "steps": -1}, "local.steps is -1"),
-        ({"size": -1, "epochs": 1}, "local.batch is -1"),
+        ({"size": 0, "epochs": 0}, "client.epochs is 0"),
+        ({"size": 0, "steps": -1}, "client.steps is -1"),
+        ({"size": -1, "epochs": 1}, "client.batch is -1"),
     ],
 )
 def test_refusals(arguments, message):

@@ -8,16 +8,16 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.releases.dp_sgd import local_steps
+from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
-from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
@@ -35,19 +35,19 @@ def example_gradient(task, params, x, y):
     return gradient.double()
 
 
-def bounded_by_hand(task, params, x, y, mask, bound):
-    """One example after the other, each scaled to the bound if it is longer."""
+def bounded_by_hand(task, params, x, y, mask, clip):
+    """One example after the other, each scaled to the clip if it is longer."""
     total = torch.zeros(task.size, dtype=torch.float64)
     for xi, yi, real in zip(x, y, mask, strict=True):
         if real:
             gradient = example_gradient(task, params, xi, yi)
-            total += gradient * min(1.0, bound.value / float(gradient.norm()))
+            total += gradient * min(1.0, clip.value / float(gradient.norm()))
     return total
 
 
-def bounded_sum(task, data, cohort, mode, params, mask, bound):
+def clipped_sum(task, data, cohort, mode, params, mask, clip):
     walk = gradients_of(task, mode, data).walk(task.parameters, cohort, spanned=False)
-    return walk.bounded_sum(params - task.parameters, Batch(None, mask), bound)
+    return walk.clipped_sum(params - task.parameters, Batch(None, mask), clip)
 
 
 def relative(actual, expected):
@@ -56,7 +56,7 @@ def relative(actual, expected):
 
 @pytest.mark.parametrize("name", ["softmax", "linear", "mlp", "fu-cnn", "small-cnn", "vgg"])
 def test_examples_are_bounded_one_by_one(make_family, name):
-    """The bound is the median norm, so that some gradients are cut and some are not."""
+    """The clip is the median norm, so that some gradients are cut and some are not."""
     task, data = make_family(name, FEW.get(name, SMALL))
     cohort = CohortData(data, np.arange(data.clients))
     torch.manual_seed(1)
@@ -66,11 +66,11 @@ def test_examples_are_bounded_one_by_one(make_family, name):
         float(example_gradient(task, params[0], cohort.x[0, k], cohort.y[0, k]).norm())
         for k in range(cohort.sizes[0])
     ]
-    bound = Bound(float(np.mean(norms)))
-    assert min(norms) < bound.value < max(norms)
-    sums = [bounded_sum(task, data, cohort, mode, params, mask, bound) for mode in Mode]
+    clip = Clip(float(np.mean(norms)))
+    assert min(norms) < clip.value < max(norms)
+    sums = [clipped_sum(task, data, cohort, mode, params, mask, clip) for mode in Mode]
     for k in range(data.clients):
-        expected = bounded_by_hand(task, params[k], cohort.x[k], cohort.y[k], mask[k], bound)
+        expected = bounded_by_hand(task, params[k], cohort.x[k], cohort.y[k], mask[k], clip)
         for found in sums:
             assert relative(found[k], expected) < 1e-5
 
@@ -80,17 +80,17 @@ def test_a_sum_over_nobody_is_zero(task, data, mode):
     cohort = CohortData(data, np.arange(data.clients))
     params = task.parameters.expand(len(cohort), -1)
     mask = torch.zeros(cohort.y.shape)
-    assert not bounded_sum(task, data, cohort, mode, params, mask, Bound(1.0)).any()
+    assert not clipped_sum(task, data, cohort, mode, params, mask, Clip(1.0)).any()
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_one_record_moves_a_sum_by_at_most_the_bound(make_data, task, mode):
     data = make_data(sizes=(6,))
-    cohort, bound = CohortData(data, np.array([0])), Bound(0.01)
+    cohort, clip = CohortData(data, np.array([0])), Clip(0.01)
     params = task.parameters[None]
     whole, without = torch.ones(1, 6), torch.tensor([[1.0, 1, 1, 0, 1, 1]])
-    moved = [bounded_sum(task, data, cohort, mode, params, m, bound) for m in (whole, without)]
-    assert 0.99 * bound.value < float((moved[0] - moved[1]).norm()) <= bound.value * (1 + 1e-6)
+    moved = [clipped_sum(task, data, cohort, mode, params, m, clip) for m in (whole, without)]
+    assert 0.99 * clip.value < float((moved[0] - moved[1]).norm()) <= clip.value * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -100,22 +100,22 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_zero(make_family, mode)
     cohort.x[0, 1] = 3e38
     params = task.parameters + torch.ones(2, task.size)
     mask = torch.tensor([[1.0, 1, 1], [1, 1, 0]])
-    found = bounded_sum(task, data, cohort, mode, params, mask, Bound(0.1))
+    found = clipped_sum(task, data, cohort, mode, params, mask, Clip(0.1))
     mask[0, 1] = 0
     cohort.x[0, 1] = 0.0
-    assert torch.equal(found, bounded_sum(task, data, cohort, mode, params, mask, Bound(0.1)))
+    assert torch.equal(found, clipped_sum(task, data, cohort, mode, params, mask, Clip(0.1)))
 
 
 def work(rate=0.5, steps=1, lr=1.0, multiplier=0.0, nominal=None):
-    return LocalDpSgd(NoisySteps(rate, steps, multiplier, nominal), lr)
+    return ClientDpSgd(NoisySteps(rate, steps, multiplier, nominal), lr)
 
 
-def updates(task, data, made, ids=None, mode=Mode.VECTORISED, bound=1.0, start=None, round=ROUND):
+def updates(task, data, made, ids=None, mode=Mode.VECTORISED, clip=1.0, start=None, round=ROUND):
     ids = np.arange(data.clients) if ids is None else np.asarray(ids)
     start = task.parameters if start is None else start
     cohort = CohortData(data, ids)
     gradients = gradients_of(task, mode, data)
-    return made.updates(Turn(round, start, cohort, Bound(bound), gradients, STREAMS))
+    return made.updates(Turn(round, start, cohort, Clip(clip), gradients, STREAMS))
 
 
 def joined(made, data, ids, round=ROUND, step=0):
@@ -162,7 +162,7 @@ def test_rate_one_is_everyone_and_padding_never_joins(data):
             assert all(record < n for record in records)
 
 
-def by_hand(task, data, made, client, bound=1.0):
+def by_hand(task, data, made, client, clip=1.0):
     """The whole of a client's work, in float64 but for its noise."""
     start = task.parameters.double()
     params, n = start.clone(), int(data.sizes[client])
@@ -172,10 +172,10 @@ def by_hand(task, data, made, client, bound=1.0):
         (records,) = joined(made, data, [client], step=step)
         mask = torch.zeros(n)
         mask[records] = 1
-        total = bounded_by_hand(task, params.float(), x, y, mask, Bound(bound))
+        total = bounded_by_hand(task, params.float(), x, y, mask, Clip(clip))
         noise = torch.zeros(1, task.size)
         keys = STREAMS.keys("step-noise", ROUND, [client], step)
-        GaussianMechanism(1.0).add_(noise, np.array([made.noisy.multiplier * bound]), keys)
+        GaussianMechanism(1.0).add_(noise, np.array([made.noisy.multiplier * clip]), keys)
         params = params - made.lr * (total + noise[0].double()) / (
             made.noisy.rate * (made.noisy.nominal or n)
         )
@@ -189,18 +189,18 @@ def test_a_clients_work_is_dp_sgd_by_hand(make_family, name, mode, nominal):
     """The divisor is rate x n, n public or nominal, whatever batch was drawn."""
     task, data = make_family(name, FEW.get(name, SMALL))
     made = work(steps=2, lr=0.3, multiplier=0.1, nominal=nominal)
-    rows = updates(task, data, made, mode=mode, bound=0.5).rows
+    rows = updates(task, data, made, mode=mode, clip=0.5).rows
     for client in range(data.clients):
-        assert relative(rows[client], by_hand(task, data, made, client, bound=0.5)) < 1e-5
+        assert relative(rows[client], by_hand(task, data, made, client, clip=0.5)) < 1e-5
 
 
 def test_the_divisor_is_not_the_realised_batch(make_data, task):
-    """Without noise, with gradients much longer than the bound: the length is batch C / (p n)."""
+    """Without noise, with gradients much longer than the clip: the length is batch C / (p n)."""
     data = make_data(sizes=[8] * 30)
     data.x[:] = data.x[0]
     data.y[:] = data.y[0]
     made = work(lr=1.0)
-    lengths = updates(task, data, made, bound=1e-3).rows.double().norm(dim=1)
+    lengths = updates(task, data, made, clip=1e-3).rows.double().norm(dim=1)
     batches = torch.tensor([len(r) for r in joined(made, data, range(30))], dtype=torch.float64)
     assert len(set(batches.tolist())) > 3
     assert torch.allclose(lengths, batches * 1e-3 / (0.5 * 8), rtol=1e-4)
@@ -210,7 +210,7 @@ def test_an_empty_batch_is_a_step_of_noise(make_data, task):
     """2000 x 21 draws: the sample deviation is within 3 % except with probability 1e-15."""
     data, made = make_data(sizes=[4] * 2000), work(rate=1e-9, lr=1e-9, multiplier=3.0)
     assert not any(joined(made, data, range(2000)))
-    rows = updates(task, data, made, bound=0.5).rows
+    rows = updates(task, data, made, clip=0.5).rows
     noise = rows.double() / made.lr * (1e-9 * 4)
     assert abs(float(noise.std()) / (3.0 * 0.5) - 1) < 0.03
     assert abs(float(noise.mean())) < 6 * 1.5 / math.sqrt(noise.numel())
@@ -246,9 +246,9 @@ def test_work_starts_from_the_model_received(data, task):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lr": 0.0}, "local.lr is 0.0"),
-        ({"lr": math.nan}, "local.lr is nan"),
-        ({"nominal": 0}, "local.nominal is 0"),
+        ({"lr": 0.0}, "client.lr is 0.0"),
+        ({"lr": math.nan}, "client.lr is nan"),
+        ({"nominal": 0}, "client.nominal is 0"),
     ],
 )
 def test_refusals(arguments, message):
@@ -257,7 +257,7 @@ def test_refusals(arguments, message):
 
 
 def plan_for(data, nominal=None, rounds=2):
-    return local_steps(
+    return dp_sgd(
         Everyone(),
         data.clients,
         0.5,
@@ -277,7 +277,7 @@ def test_the_mean_is_weighted_by_examples(task, data):
     first = next(iter(train(training)))
     cohort = CohortData(data, np.arange(data.clients))
     gradients, streams = gradients_of(task, Mode.VECTORISED, data), training.streams
-    rows = made.updates(Turn(1, start, cohort, Bound(0.5), gradients, streams)).rows
+    rows = made.updates(Turn(1, start, cohort, Clip(0.5), gradients, streams)).rows
     sizes = torch.from_numpy(data.sizes).double()
     mean = (rows.double() * sizes[:, None]).sum(0) / sizes.sum()
     assert torch.allclose(first.state.params.double(), start + mean, rtol=1e-5, atol=1e-6)
@@ -310,7 +310,7 @@ def test_a_model_that_died_does_not_stop_the_run(task, data):
 
 
 def test_delta_is_measured_against_the_number_of_records(task, data):
-    plan = local_steps(
+    plan = dp_sgd(
         Everyone(),
         data.clients,
         1.0,
@@ -321,4 +321,4 @@ def test_delta_is_measured_against_the_number_of_records(task, data):
         multiplier=1.0,
     )
     with pytest.raises(BadInput, match="records"):
-        Training(task, data, plan, LocalDpSgd(plan.steps, 0.1))
+        Training(task, data, plan, ClientDpSgd(plan.steps, 0.1))

@@ -12,14 +12,14 @@ from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.ledger.file import read_participations
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
@@ -32,18 +32,18 @@ from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.server import SgdServer, Weights
 from fedveil.training.session import Training, train
 from fedveil.training.turn import Turn
-from fedveil.training.work import Decay, LocalSgd, OneGradient
+from fedveil.training.work import ClientSgd, Decay, OneGradient
 from tests.asking import asked
 
 FREE = (Budget(math.inf, 1e-4),)
 STREAMS = Streams(0)
 
 
-def noisy(data, rule=None, sampler=None, laplace=False, rounds=4, multiplier=0.5):
-    return local_updates(
+def noisy(data, schedule=None, sampler=None, laplace=False, rounds=4, multiplier=0.5):
+    return client_noise(
         sampler or Everyone(),
         data.clients,
-        rule or Fixed(0.5),
+        schedule or Fixed(0.5),
         laplace=laplace,
         rounds=rounds,
         budgets=FREE,
@@ -51,9 +51,9 @@ def noisy(data, rule=None, sampler=None, laplace=False, rounds=4, multiplier=0.5
     )
 
 
-def turn(task, data, cohort, bound=None, round=1):
+def turn(task, data, cohort, clip=None, round=1):
     gradients = gradients_of(task, Mode.VECTORISED, data)
-    return Turn(round, task.parameters, cohort, bound, gradients, STREAMS)
+    return Turn(round, task.parameters, cohort, clip, gradients, STREAMS)
 
 
 def reports_of(training, ids=None, round=1, state=None):
@@ -91,7 +91,7 @@ def test_reports_are_bounded_updates_and_noise_of_twice_the_bound(make_data, tas
     data = make_data(sizes=[1] * 2000)
     rows = reports_of(Training(task, data, noisy(data, multiplier=3.0), OneGradient()))
     cohort = CohortData(data, np.arange(2000))
-    work = OneGradient().updates(turn(task, data, cohort, Bound(0.5)))
+    work = OneGradient().updates(turn(task, data, cohort, Clip(0.5)))
     noise = (rows - work.rows).double()
     assert abs(float(noise.std()) / (3.0 * 2 * 0.5) - 1) < 0.03
 
@@ -123,8 +123,8 @@ def ledger_of(plan, path=None):
     return Ledger.create(path, about, plan.lines, plan.permitted, plan.counted_clients)
 
 
-STEPS = LocalSgd(Batches(2, steps=4), lr=0.7)
-FALLING = LocalSgd(Batches(2, steps=4), lr=0.5, decay=Decay(0.5, 8.0))
+STEPS = ClientSgd(Batches(2, steps=4), lr=0.7)
+FALLING = ClientSgd(Batches(2, steps=4), lr=0.5, decay=Decay(0.5, 8.0))
 
 
 @pytest.mark.parametrize("norm", Norm)
@@ -133,22 +133,22 @@ def test_bounded_gradients_bound_the_update(task, data, norm, work):
     """At most zeta x sum(lr) always, and that for a client whose gradients all agree."""
     same = replace(data, x=np.repeat(data.x[:1], len(data.x), 0), y=np.zeros_like(data.y))
     for round in (1, 3):
-        bound = PerGradient(Fixed(0.01, norm), work.reach).bound(0.01, round)
-        assert bound.value == pytest.approx(0.01 * sum(work.rate(k, round) for k in range(4)))
+        clip = PerGradient(Fixed(0.01, norm), work.reach).clip(0.01, round)
+        assert clip.value == pytest.approx(0.01 * sum(work.rate(k, round) for k in range(4)))
         for records in (data, same):
             cohort = CohortData(records, np.arange(data.clients))
-            done = work.updates(turn(task, records, cohort, bound, round))
+            done = work.updates(turn(task, records, cohort, clip, round))
             lengths = done.rows.double().norm(p=1 if norm is Norm.L1 else 2, dim=1)
-            assert float(lengths.max()) <= bound.value
-        assert float(lengths.min()) > 0.99 * bound.value
+            assert float(lengths.max()) <= clip.value
+        assert float(lengths.min()) > 0.99 * clip.value
         assert bool(done.clipped.all())
 
 
 def test_gradients_are_bounded_and_not_only_the_update(task, data):
-    bound = PerGradient(Fixed(0.05), STEPS.reach).bound(0.05, 1)
+    clip = PerGradient(Fixed(0.05), STEPS.reach).clip(0.05, 1)
     cohort = CohortData(data, np.arange(data.clients))
     each, whole = (
-        STEPS.updates(turn(task, data, cohort, b)).rows for b in (bound, Bound(bound.value))
+        STEPS.updates(turn(task, data, cohort, b)).rows for b in (clip, Clip(clip.value))
     )
     assert not torch.allclose(each, whole, rtol=1e-2)
 
@@ -160,8 +160,8 @@ def test_momentum_and_weight_decay_are_no_sum_of_gradients(changes):
 
 
 def test_epochs_have_no_fixed_number_of_steps():
-    with pytest.raises(BadInput, match=r"needs local.steps"):
-        LocalSgd(Batches(2, epochs=1), lr=0.1).reach(1)
+    with pytest.raises(BadInput, match=r"needs client.steps"):
+        ClientSgd(Batches(2, epochs=1), lr=0.1).reach(1)
 
 
 def test_decay_counts_iterations_over_all_rounds():
@@ -181,7 +181,7 @@ def test_a_decay_needs_positive_numbers(mu, gamma):
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_clip_decay_is_learning_rate_decay_when_everything_is_bounded(task, data, power):
-    """A bound far below every norm: C_t with a constant rate, or a rate falling like C_t."""
+    """A clip far below every norm: C_t with a constant rate, or a rate falling like C_t."""
     rounds, value = 6, 1e-4
     decaying = noisy(data, Poly(value, power, rounds, value / 1000), rounds=rounds)
     clip = Training(task, data, decaying, OneGradient(), SgdServer(lr=5.0))
@@ -191,7 +191,7 @@ def test_clip_decay_is_learning_rate_decay_when_everything_is_bounded(task, data
     state = rate.start()
     for result in results:
         share = (1 - (result.round - 1) / rounds) ** power
-        assert result.bound == pytest.approx(value * share)
+        assert result.clip == pytest.approx(value * share)
         assert result.clipped == 1
         stepped = replace(rate, server=SgdServer(lr=5.0 * share))
         vars(stepped)["streams"] = clip.streams  # the same noise for both, to compare them
@@ -215,12 +215,12 @@ class Everything:
 
 
 def adaptive(kind, data, rounds=5):
-    rules = {
+    schedules = {
         "curator": Quantile(0.1, 0.5, noise=1.0),
         "local": Quantile(0.1, 0.5, flip=2.0),
         "median": Median(0.1, -6, 2, 2, Budget(2.0, 1e-3)),
     }
-    return noisy(data, rules[kind], rounds=rounds)
+    return noisy(data, schedules[kind], rounds=rounds)
 
 
 @pytest.mark.parametrize("kind", ["curator", "local", "median"])
@@ -229,13 +229,13 @@ def test_an_adaptive_bound_moves_for_the_next_round_only(make_data, task, kind):
     training = Training(task, data, adaptive(kind, data), OneGradient())
     state, results = training.start(), []
     for result in training.rounds(state, ledger_of(training.plan)):
-        assert result.bound == float(state.moving[0])
+        assert result.clip == float(state.moving[0])
         if kind == "median" and result.round % 2 == 0:
             assert float(result.state.moving[0]) == float(state.moving[0])
         state = result.state
         results.append(result)
-    assert results[0].bound == 0.1
-    assert len({result.bound for result in results}) > 1
+    assert results[0].clip == 0.1
+    assert len({result.clip for result in results}) > 1
 
 
 @pytest.mark.parametrize("kind", ["curator", "local", "median"])
@@ -251,14 +251,14 @@ def test_an_adaptive_bound_survives_a_checkpoint(make_data, task, tmp_path, kind
     for before, after in zip(whole[2:], rest, strict=True):
         assert torch.equal(before.state.params, after.state.params)
         assert torch.equal(before.state.moving, after.state.moving)
-        assert before.bound == after.bound
+        assert before.clip == after.clip
 
 
 def test_bits_say_who_was_within_the_bound(make_data, task):
     data = make_data(sizes=[3] * 40)
     norms = OneGradient().updates(turn(task, data, CohortData(data, np.arange(40)))).norms
-    rule = Quantile(float(norms.median()), 0.5, noise=1e-6)
-    training = Training(task, data, noisy(data, rule), OneGradient())
+    schedule = Quantile(float(norms.median()), 0.5, noise=1e-6)
+    training = Training(task, data, noisy(data, schedule), OneGradient())
     done = training.engine.run(1, np.arange(40), training.start())
     assert float(done.watched) == 20 - done.clipped
     assert 10 < done.clipped < 30
@@ -437,7 +437,7 @@ def test_modes_agree_on_whole_trainings(make_data, name):
 
 def test_clients_may_have_budgets_of_their_own(task, data):
     members = np.array([0, 1, 0, 1, 0])
-    plan = local_updates(
+    plan = client_noise(
         Everyone(),
         data.clients,
         Fixed(0.5),
@@ -450,7 +450,7 @@ def test_clients_may_have_budgets_of_their_own(task, data):
     careful, careless = plan.release.multipliers[0], plan.release.multipliers[1]
     assert careful > 2 * careless
     assert plan.release.multipliers.tolist() == [careful, careless, careful, careless, careful]
-    scales = plan.release.scales(Bound(0.5), np.array([1, 4]))
+    scales = plan.release.scales(Clip(0.5), np.array([1, 4]))
     assert scales.tolist() == [careless * 1.0, careful * 1.0]
     assert plan.release.relation is Relation.REPLACE
     claims = {claim.covers: claim.epsilon for claim in reversed(plan.claims(2))}

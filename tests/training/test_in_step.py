@@ -10,7 +10,7 @@ from torch import nn
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task, cross_entropy, squared_error
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, Quantile
 from fedveil.privacy.noise.streams import JointStreams, Streams
 from fedveil.privacy.releases.central import central
@@ -25,7 +25,7 @@ from fedveil.training.gradients.vmapped import VmappedWalk
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
-from fedveil.training.work import LocalSgd
+from fedveil.training.work import ClientSgd
 
 CLIENTS = 8
 
@@ -70,7 +70,7 @@ def test_a_walk_from_several_starts_is_the_walks_from_each(kind):
     task, ids = make(), np.arange(CLIENTS)
     starts = torch.randn(CLIENTS, task.size)
     gradients = gradients_of(task, Mode.VECTORISED, data, whole=True)
-    bound = Bound(0.7)
+    clip = Clip(0.7)
 
     def steps(start, ids):
         cohort = CohortData(data, ids)
@@ -81,8 +81,8 @@ def test_a_walk_from_several_starts_is_the_walks_from_each(kind):
         rows = [walk.rows(moved.clone())]
         rows.append(walk.rows(walk.descend_(moved, batch, 0.1)))
         if not walk.spanned:
-            rows.append(walk.bounded_sum(None, batch, bound))
-            rows.append(walk.bounded_sum(moved, batch, bound))
+            rows.append(walk.clipped_sum(None, batch, clip))
+            rows.append(walk.clipped_sum(moved, batch, clip))
         return torch.stack(rows)
 
     together = steps(starts, ids)
@@ -105,7 +105,7 @@ def several(plan, data, seeds, weights=Weights.UNIFORM):
     for seed in seeds:
         torch.manual_seed(seed)
         task = Task(nn.Linear(5, 3), cross_entropy)
-        work = LocalSgd(Batches(2, epochs=1), 0.1)
+        work = ClientSgd(Batches(2, epochs=1), 0.1)
         trainings.append(
             Training(
                 *(task, data, plan, work),
@@ -172,11 +172,11 @@ def test_only_repetitions_go_in_step():
 
 
 def test_what_cannot_be_one_block_does_not_go_in_step():
-    """Clients one by one, or a bound that is another one in each repetition."""
+    """Clients one by one, or a clip that is another one in each repetition."""
     data, plan = federation(5), PLANS["nothing"]()
     looped = [replace(training, mode=Mode.LOOPED) for training in several(plan, data, (1, 2))]
-    rule, free = Quantile(1.0, 0.5, noise=5.0), Budget(float("inf"), 1e-2)
-    moving = central(Poisson(0.3), CLIENTS, rule, rounds=2, budget=free, multiplier=2.0)
+    schedule, free = Quantile(1.0, 0.5, noise=5.0), Budget(float("inf"), 1e-2)
+    moving = central(Poisson(0.3), CLIENTS, schedule, rounds=2, budget=free, multiplier=2.0)
     for trainings in (looped, several(moving, data, (1, 2))):
         assert fitting_together(trainings[0]) == 1
         with pytest.raises(AssertionError, match="as one block"):

@@ -15,7 +15,7 @@ from fedveil.privacy.secure import planned_for, secured
 from fedveil.training.batches import Batches
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.session import Training
-from fedveil.training.work import LocalSgd
+from fedveil.training.work import ClientSgd
 
 CLIENTS, FEATURES, LENGTH = 12, 16, 20.0
 
@@ -39,7 +39,7 @@ def training(data, mode=None, workers=1):
     budget = planned_for(Budget(1.0, 1e-5))
     plan = central(Poisson(0.5), CLIENTS, Fixed(LENGTH), rounds=1, budget=budget)
     plan = secured(plan, task.size, diagnostics=False)
-    work = LocalSgd(Batches(0, steps=15), 5.0)
+    work = ClientSgd(Batches(0, steps=15), 5.0)
     return Training(task, data, plan, work, mode=mode, workers=workers)
 
 

@@ -15,7 +15,7 @@ from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.turn import Turn
 
 FREE = fv.Budget(math.inf, 1e-3)
-SGD = fv.LocalSgd(fv.Batches(0, steps=2), lr=0.5)
+SGD = fv.ClientSgd(fv.Batches(0, steps=2), lr=0.5)
 
 
 class Sleeper(nn.Module):

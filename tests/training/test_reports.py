@@ -9,39 +9,39 @@ import torch
 from torch import nn
 
 from fedveil.models.task import Task, cross_entropy
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.reports import Rows, Spanned, accept
 
-BOUND = Bound(2.0)
+CLIP = Clip(2.0)
 
 
-def taken(reports, size, bound):
+def taken(reports, size, clip):
     rows = Rows.of(reports, size)
-    return SimpleNamespace(rows=rows.rows, **vars(accept(rows, bound)))
+    return SimpleNamespace(rows=rows.rows, **vars(accept(rows, clip)))
 
 
 def test_good_reports_pass_unchanged():
     reports = torch.tensor([[1.0, 0.5], [0.0, 0.0]])
-    accepted = taken(reports, 2, BOUND)
+    accepted = taken(reports, 2, CLIP)
     assert torch.equal(accepted.rows, reports)
     assert not accepted.clipped.any()
     assert not accepted.refused.any()
 
 
 def test_a_report_a_thousand_times_too_long_is_scaled_to_the_bound():
-    accepted = taken(torch.tensor([[1200.0, 1600.0]]), 2, BOUND)
+    accepted = taken(torch.tensor([[1200.0, 1600.0]]), 2, CLIP)
     assert accepted.clipped.tolist() == [True]
-    assert float(accepted.rows.double().norm()) <= BOUND.value
+    assert float(accepted.rows.double().norm()) <= CLIP.value
     assert torch.allclose(accepted.rows, torch.tensor([[1.2, 1.6]]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("bound", [None, BOUND])
-def test_reports_that_are_not_finite_count_as_zero(poison, bound):
-    accepted = taken(torch.tensor([[1.0, poison], [1.0, 1.0]]), 2, bound)
+@pytest.mark.parametrize("clip", [None, CLIP])
+def test_reports_that_are_not_finite_count_as_zero(poison, clip):
+    accepted = taken(torch.tensor([[1.0, poison], [1.0, 1.0]]), 2, clip)
     assert accepted.refused.tolist() == [True, False]
     assert accepted.rows.tolist() == [[0, 0], [1, 1]]
 
@@ -60,13 +60,13 @@ def test_reports_that_are_not_finite_count_as_zero(poison, bound):
     ids=["long", "short", "empty", "matrix", "scalar", "integers", "beyond-float32"],
 )
 def test_reports_of_the_wrong_shape_count_as_zero(odd):
-    accepted = taken([torch.ones(2), odd], 2, BOUND)
+    accepted = taken([torch.ones(2), odd], 2, CLIP)
     assert accepted.refused.tolist() == [False, True]
     assert accepted.rows.tolist() == [[1, 1], [0, 0]]
 
 
 def test_a_matrix_of_the_wrong_width_is_refused_row_by_row():
-    accepted = taken(torch.ones(2, 3), 2, BOUND)
+    accepted = taken(torch.ones(2, 3), 2, CLIP)
     assert accepted.refused.tolist() == [True, True]
     assert accepted.rows.tolist() == [[0, 0], [0, 0]]
 
@@ -97,35 +97,35 @@ def summed(reports, weights, size=63):
 def test_updates_in_the_span_are_scaled_to_the_bound(spanned):
     """Whoever wrote the work, and whether or not it clipped on the way."""
     reports, rows = spanned(1000.0, 1.0, 2.5)
-    accepted = accept(reports, BOUND)
+    accepted = accept(reports, CLIP)
     assert accepted.clipped.tolist() == [True, False, True]
     assert not accepted.refused.any()
     for k, length in enumerate((2.0, 1.0, 2.0)):
         total = summed(reports, [float(k == j) for j in range(3)])
-        assert float(total.norm()) <= BOUND.value
+        assert float(total.norm()) <= CLIP.value
         expected = rows[k].double() * (length / rows[k].double().norm())
         assert torch.allclose(total, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("bound", [None, BOUND])
-def test_updates_in_the_span_that_are_not_finite_count_as_zero(spanned, bound):
+@pytest.mark.parametrize("clip", [None, CLIP])
+def test_updates_in_the_span_that_are_not_finite_count_as_zero(spanned, clip):
     reports, _ = spanned(1.0, 1.0, 1.0)
     reports.moved[1, 0] = math.inf
     reports = Spanned(reports.walk, reports.moved, reports.clipped)
-    assert accept(reports, bound).refused.tolist() == [False, True, False]
+    assert accept(reports, clip).refused.tolist() == [False, True, False]
     assert not summed(reports, [0.0, 1.0, 0.0]).any()
     assert torch.isfinite(summed(reports, [1.0, 1.0, 1.0])).all()
     assert reports.norms(Norm.L2)[1] == 0
 
 
 def test_no_reports():
-    assert taken(torch.empty(0, 2), 2, BOUND).rows.shape == (0, 2)
-    assert taken([], 2, BOUND).rows.shape == (0, 2)
+    assert taken(torch.empty(0, 2), 2, CLIP).rows.shape == (0, 2)
+    assert taken([], 2, CLIP).rows.shape == (0, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_reports_of_another_precision_are_taken_as_float32(dtype):
-    accepted = taken(torch.tensor([[30.0, 40.0]], dtype=dtype), 2, BOUND)
+    accepted = taken(torch.tensor([[30.0, 40.0]], dtype=dtype), 2, CLIP)
     assert accepted.rows.dtype is torch.float32
-    assert float(accepted.rows.double().norm()) <= BOUND.value
+    assert float(accepted.rows.double().norm()) <= CLIP.value
     assert accepted.clipped.tolist() == [True]

@@ -11,7 +11,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.central import central
@@ -23,7 +23,7 @@ from fedveil.training.sums import CohortSum
 
 SIZE, CLIENTS = 50, 40
 STREAMS = Streams(3)
-BOUND = Bound(1.5)
+CLIP = Clip(1.5)
 
 
 def released(plan, total, *rest):
@@ -52,7 +52,7 @@ def private(rounds=3, sampler=None, epsilon=math.inf, multiplier=2.0):
     return central(
         sampler or Poisson(0.5),
         CLIENTS,
-        Fixed(BOUND.value),
+        Fixed(CLIP.value),
         rounds=rounds,
         budget=Budget(epsilon, 1e-3),
         multiplier=multiplier,
@@ -76,7 +76,7 @@ def test_a_round_is_sum_plus_noise_over_the_expected_cohort(open_ledger):
     engine = FakeEngine(total)
     before = torch.zeros(SIZE, dtype=torch.float64)
     for result in loop(plan, engine, open_ledger(plan)):
-        expected = before + released(plan, total, BOUND, result.round, STREAMS) / (0.5 * CLIENTS)
+        expected = before + released(plan, total, CLIP, result.round, STREAMS) / (0.5 * CLIENTS)
         assert torch.allclose(result.state.params.double(), expected, rtol=1e-6)
         before = result.state.params.double()
     cohorts = [len(ids) for _, ids, _ in engine.calls]
@@ -105,7 +105,7 @@ def test_noise_has_the_standard_deviation_of_the_plan(open_ledger):
         steps.append(result.state.params - before)
         before = result.state.params
     noise = torch.stack(steps).double() * CLIENTS
-    assert plan.release.scale(BOUND) == 30.0
+    assert plan.release.scale(CLIP) == 30.0
     assert abs(float(noise.std()) / 30.0 - 1) < 0.04
 
 
@@ -116,7 +116,7 @@ def test_an_empty_cohort_releases_pure_noise_and_is_charged(open_ledger):
     assert [ids for _, ids, _ in engine.calls] == [[], []]
     assert [result.clients for result in done] == [0, 0]
     zero = torch.zeros(SIZE, dtype=torch.float64)
-    expected = released(plan, zero, BOUND, 1, STREAMS) / (1e-9 * CLIENTS)
+    expected = released(plan, zero, CLIP, 1, STREAMS) / (1e-9 * CLIENTS)
     assert torch.allclose(done[0].state.params.double(), expected, rtol=1e-6)
     assert done[0].state.params.all()
     assert done[0].snr == 0
@@ -202,7 +202,7 @@ def test_signal_to_noise_is_the_length_of_the_sum_over_that_of_its_noise(open_le
     plan = private(rounds=1)
     total = torch.full((SIZE,), 2.0, dtype=torch.float64)
     (done,) = loop(plan, FakeEngine(total), open_ledger(plan))
-    assert done.snr == pytest.approx(2.0 / (2.0 * BOUND.value))
+    assert done.snr == pytest.approx(2.0 / (2.0 * CLIP.value))
 
 
 def test_each_round_starts_from_the_model_before_it(open_ledger):

@@ -18,7 +18,7 @@ from fedveil.training.evaluate import evaluate
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.server import SgdServer, Weights
 from fedveil.training.session import Training, train
-from fedveil.training.work import LocalSgd, OneGradient
+from fedveil.training.work import ClientSgd, OneGradient
 
 
 def training_of(task, data, **changes):
@@ -38,7 +38,7 @@ def family(request, make_family):
 
 def test_modes_agree_on_whole_private_trainings(family):
     task, data = family
-    work = LocalSgd(Batches(3, epochs=2), lr=0.05, momentum=0.5)
+    work = ClientSgd(Batches(3, epochs=2), lr=0.05, momentum=0.5)
     ends = []
     for mode in Mode:
         training = training_of(task, data, plan=private_plan(data, 2), work=work, mode=mode)
@@ -58,7 +58,7 @@ def test_one_client_and_one_full_batch_step_is_plain_sgd(make_data, task):
         optimiser.zero_grad()
         task.losses(flat, x, y).mean().backward()
         optimiser.step()
-    work = LocalSgd(Batches(0, epochs=1), lr=0.4)
+    work = ClientSgd(Batches(0, epochs=1), lr=0.4)
     *_, last = train(training_of(task, data, work=work))
     assert torch.allclose(last.state.params, flat.detach(), rtol=1e-5, atol=1e-7)
 
@@ -194,5 +194,5 @@ def test_a_linear_model_learns(make_data):
     data = replace(data, y=data.x.sum(1), test_y=data.test_x.sum(1))
     task = build_task("linear", data.record_shape, 0, seed=1, hidden=())
     plan = unprotected(Everyone(), data.clients, rounds=30)
-    *_, last = train(training_of(task, data, plan=plan, work=LocalSgd(Batches(5, epochs=1), 0.05)))
+    *_, last = train(training_of(task, data, plan=plan, work=ClientSgd(Batches(5, epochs=1), 0.05)))
     assert last.metrics["loss"] < 1e-3

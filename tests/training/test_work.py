@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batch, Batches
@@ -13,19 +13,19 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.gradients.vectorised import Vectorised
 from fedveil.training.turn import Turn
-from fedveil.training.work import LocalSgd, OneGradient
+from fedveil.training.work import ClientSgd, OneGradient
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
 STREAMS = Streams(5)
 ROUND = 2
 
 
-def updates(task, data, work, mode=Mode.VECTORISED, bound=None, ids=None, start=None):
+def updates(task, data, work, mode=Mode.VECTORISED, clip=None, ids=None, start=None):
     ids = np.arange(data.clients) if ids is None else np.asarray(ids)
     start = task.parameters if start is None else start
     cohort = CohortData(data, ids)
     gradients = gradients_of(task, mode, data)
-    return work.updates(Turn(ROUND, start, cohort, bound, gradients, STREAMS))
+    return work.updates(Turn(ROUND, start, cohort, clip, gradients, STREAMS))
 
 
 def records_of(data, client):
@@ -84,9 +84,9 @@ def test_fedsgd_is_minus_the_gradient(family, mode):
 @pytest.mark.parametrize(
     "work",
     [
-        LocalSgd(Batches(0, epochs=2), lr=0.1),
-        LocalSgd(Batches(3, epochs=2), lr=0.05, momentum=0.9),
-        LocalSgd(Batches(2, steps=4), lr=0.05, momentum=0.5, weight_decay=0.1),
+        ClientSgd(Batches(0, epochs=2), lr=0.1),
+        ClientSgd(Batches(3, epochs=2), lr=0.05, momentum=0.9),
+        ClientSgd(Batches(2, steps=4), lr=0.05, momentum=0.5, weight_decay=0.1),
     ],
     ids=["full-batch", "momentum", "steps-decay"],
 )
@@ -99,7 +99,7 @@ def test_local_sgd_is_torch_sgd_for_each_ragged_client(family, mode, work):
 
 
 def test_one_full_batch_step_is_one_step_by_hand(task, data):
-    rows = updates(task, data, LocalSgd(Batches(0, epochs=1), lr=0.3), ids=[3]).rows
+    rows = updates(task, data, ClientSgd(Batches(0, epochs=1), lr=0.3), ids=[3]).rows
     expected = -0.3 * full_gradient(task, task.parameters, *records_of(data, 3))
     assert_close(rows[0], expected, 1e-6)
 
@@ -126,31 +126,31 @@ def test_modes_agree_on_gradients_with_idle_clients(family):
 def test_padding_is_never_learnt_from(make_data, task):
     """A short client beside a long one learns what it learns alone."""
     data = make_data(sizes=(2, 40))
-    work = LocalSgd(Batches(0, epochs=3), lr=0.5)
+    work = ClientSgd(Batches(0, epochs=3), lr=0.5)
     together, alone = updates(task, data, work), updates(task, data, work, ids=[0])
     assert_close(together.rows[0], alone.rows[0], 1e-6)
 
 
 def test_local_work_leaves_the_rounds_model_alone(task, data):
     before = task.parameters.clone()
-    updates(task, data, LocalSgd(Batches(0, epochs=2), lr=1.0), bound=Bound(0.1))
+    updates(task, data, ClientSgd(Batches(0, epochs=2), lr=1.0), clip=Clip(0.1))
     assert torch.equal(task.parameters, before)
 
 
 @pytest.mark.parametrize("kind", ["sgd", "gradient"])
 def test_updates_stay_inside_the_bound(task, data, kind):
-    work = LocalSgd(Batches(2, epochs=3), lr=5.0) if kind == "sgd" else OneGradient()
-    bound = Bound(0.01)
-    done = updates(task, data, work, bound=bound)
+    work = ClientSgd(Batches(2, epochs=3), lr=5.0) if kind == "sgd" else OneGradient()
+    clip = Clip(0.01)
+    done = updates(task, data, work, clip=clip)
     assert bool(done.clipped.all())
-    assert float(done.rows.double().norm(dim=1).max()) <= bound.value
+    assert float(done.rows.double().norm(dim=1).max()) <= clip.value
 
 
 def test_every_step_is_projected_around_the_rounds_model(task, data):
     """Far from the origin, so that a ball around the origin would show; step by step."""
     torch.manual_seed(1)
     start = 10 * torch.randn(task.size)
-    bound, seen = Bound(0.2), []
+    clip, seen = Clip(0.2), []
 
     class Spying(Vectorised):
         def walk(self, start, cohort, *, spanned):
@@ -166,22 +166,22 @@ def test_every_step_is_projected_around_the_rounds_model(task, data):
             return walk
 
     cohort = CohortData(data, np.arange(data.clients))
-    work = LocalSgd(Batches(2, epochs=3), lr=1.0)
-    done = work.updates(Turn(ROUND, start, cohort, bound, Spying(task, data), STREAMS))
+    work = ClientSgd(Batches(2, epochs=3), lr=1.0)
+    done = work.updates(Turn(ROUND, start, cohort, clip, Spying(task, data), STREAMS))
     rounding = 1e-5 * float(start.norm())
     assert len(seen) > 10
-    assert max(float(norms.max()) for norms in seen) <= bound.value + rounding
-    assert max(float(norms.max()) for norms in seen[1:]) > 0.99 * bound.value
-    assert float(done.rows.double().norm(dim=1).max()) <= bound.value
+    assert max(float(norms.max()) for norms in seen) <= clip.value + rounding
+    assert max(float(norms.max()) for norms in seen[1:]) > 0.99 * clip.value
+    assert float(done.rows.double().norm(dim=1).max()) <= clip.value
 
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("norm", Norm)
 def test_every_gradient_is_clipped_in_the_bounds_own_norm(task, data, norm, mode):
     """Step by step, by hand, for clients whose gradients are all too long."""
-    work, clip = LocalSgd(Batches(0, steps=4), lr=0.5), 0.05
-    bound = Bound(clip * work.reach(ROUND), norm, gradient=clip)
-    done = updates(task, data, work, mode, bound)
+    work, clip = ClientSgd(Batches(0, steps=4), lr=0.5), 0.05
+    clip = Clip(clip * work.reach(ROUND), norm, gradient=clip)
+    done = updates(task, data, work, mode, clip)
     assert bool(done.clipped.all())
     for client in range(data.clients):
         x, y = records_of(data, client)
@@ -195,47 +195,47 @@ def test_every_gradient_is_clipped_in_the_bounds_own_norm(task, data, norm, mode
 
 
 def test_projection_in_the_loop_is_not_projection_at_the_end(task, data):
-    work, bound = LocalSgd(Batches(2, epochs=5), lr=1.0), Bound(0.2)
-    inside = updates(task, data, work, bound=bound).rows
-    after = bound.apply_(updates(task, data, work).rows).rows
+    work, clip = ClientSgd(Batches(2, epochs=5), lr=1.0), Clip(0.2)
+    inside = updates(task, data, work, clip=clip).rows
+    after = clip.apply_(updates(task, data, work).rows).rows
     assert not torch.allclose(inside, after, rtol=1e-2)
 
 
 def test_a_bound_that_is_never_reached_changes_nothing(task, data):
-    work = LocalSgd(Batches(2, epochs=2), lr=0.1)
-    bounded = updates(task, data, work, bound=Bound(1e3))
-    assert torch.equal(bounded.rows, updates(task, data, work).rows)
-    assert not bounded.clipped.any()
+    work = ClientSgd(Batches(2, epochs=2), lr=0.1)
+    clipped = updates(task, data, work, clip=Clip(1e3))
+    assert torch.equal(clipped.rows, updates(task, data, work).rows)
+    assert not clipped.clipped.any()
 
 
 def test_clipped_names_the_clients_that_met_the_bound(task, data):
     norms = updates(task, data, OneGradient()).rows.norm(dim=1)
-    bound = Bound(float(norms.median()))
-    done = updates(task, data, OneGradient(), bound=bound)
-    assert done.clipped.tolist() == (norms.double() > bound.value * (1 - 1e-6)).tolist()
+    clip = Clip(float(norms.median()))
+    done = updates(task, data, OneGradient(), clip=clip)
+    assert done.clipped.tolist() == (norms.double() > clip.value * (1 - 1e-6)).tolist()
 
 
-@pytest.mark.parametrize("bound", [None, Bound(1.0)])
-def test_a_client_that_diverges_keeps_its_row_for_the_server_to_refuse(make_family, bound):
+@pytest.mark.parametrize("clip", [None, Clip(1.0)])
+def test_a_client_that_diverges_keeps_its_row_for_the_server_to_refuse(make_family, clip):
     task, data = make_family("linear")
     start = task.parameters.clone().fill_(3e38)
-    rows = updates(task, data, OneGradient(), bound=bound, start=start).rows
+    rows = updates(task, data, OneGradient(), clip=clip, start=start).rows
     assert not bool(torch.isfinite(rows).any(dim=1).all())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lr": 0.0}, "local.lr is 0.0"),
-        ({"lr": -1.0}, "local.lr is -1.0"),
-        ({"lr": float("nan")}, "local.lr is nan"),
-        ({"lr": float("inf")}, "local.lr is inf"),
-        ({"lr": 1.0, "momentum": 1.0}, "local.momentum is 1.0"),
-        ({"lr": 1.0, "momentum": -0.1}, "local.momentum is -0.1"),
-        ({"lr": 1.0, "weight_decay": -0.1}, "local.weight_decay is -0.1"),
-        ({"lr": 1.0, "weight_decay": float("nan")}, "local.weight_decay is nan"),
+        ({"lr": 0.0}, "client.lr is 0.0"),
+        ({"lr": -1.0}, "client.lr is -1.0"),
+        ({"lr": float("nan")}, "client.lr is nan"),
+        ({"lr": float("inf")}, "client.lr is inf"),
+        ({"lr": 1.0, "momentum": 1.0}, "client.momentum is 1.0"),
+        ({"lr": 1.0, "momentum": -0.1}, "client.momentum is -0.1"),
+        ({"lr": 1.0, "weight_decay": -0.1}, "client.weight_decay is -0.1"),
+        ({"lr": 1.0, "weight_decay": float("nan")}, "client.weight_decay is nan"),
     ],
 )
 def test_refusals(arguments, message):
     with pytest.raises(BadInput, match=message):
-        LocalSgd(Batches(0, epochs=1), **arguments)
+        ClientSgd(Batches(0, epochs=1), **arguments)

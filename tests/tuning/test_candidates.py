@@ -30,9 +30,9 @@ def test_a_space_that_is_none(steps, iterations, message):
 
 
 def test_candidates_are_whole_recipes():
-    space = Space((1, 2), (4,), bounds=(1.0, 0.123456789), rates=(0.05,))
+    space = Space((1, 2), (4,), clips=(1.0, 0.123456789), rates=(0.05,))
     found = [cell.recipe for cell in candidates("dp-fedavg", ["seed=3"], space)]
-    assert [(r.local.steps, r.rounds, r.bound.value) for r in found] == [
+    assert [(r.local.steps, r.rounds, r.clip.value) for r in found] == [
         (1, 4, 1.0), (1, 4, 0.123456789), (2, 2, 1.0), (2, 2, 0.123456789),
     ]  # fmt: skip
     assert {(r.local.lr, r.seed) for r in found} == {(0.05, 3)}
@@ -41,12 +41,12 @@ def test_candidates_are_whole_recipes():
 def test_a_recipe_in_iterations_can_be_planned():
     settings = ["rounds=none", "iterations=40"]
     (cell,) = candidates("dp-fedavg", settings, Space((2,), (6,)))
-    assert (cell.recipe.local.steps, cell.recipe.rounds) == (2, 3)
+    assert (cell.recipe.client.steps, cell.recipe.rounds) == (2, 3)
 
 
 def test_epochs_are_planned_where_a_recipe_counts_them():
     (cell,) = candidates("central", [], Space((5,), (10,)))
-    assert (cell.recipe.local.epochs, cell.recipe.local.steps, cell.recipe.rounds) == (5, None, 2)
+    assert (cell.recipe.client.epochs, cell.recipe.client.steps, cell.recipe.rounds) == (5, None, 2)
 
 
 def test_one_gradient_has_no_steps_to_plan():

@@ -12,10 +12,10 @@ from fedveil.tuning.grid import axis, cells
 from fedveil.tuning.trials import Laboratory
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=3", "engine.mode=looped")
-BITS = ("bound.kind=quantile", "bound.value=0.05", "bound.bit_noise=2.0", "engine.mode=looped")
+BITS = ("clip.kind=quantile", "clip.value=0.05", "clip.bit_noise=2.0", "engine.mode=looped")
 NORMS = (
-    "bound.kind=median", "bound.value=1.0", "bound.low=-4", "bound.high=2", "bound.every=2",
-    "bound.epsilon=3", "bound.delta=1e-5", "engine.mode=looped",
+    "clip.kind=median", "clip.value=1.0", "clip.low=-4", "clip.high=2", "clip.every=2",
+    "clip.epsilon=3", "clip.delta=1e-5", "engine.mode=looped",
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_trainings_of_one_kind_add_up():
 
 @pytest.mark.parametrize("settings", [BITS, NORMS], ids=["bits", "norms"])
 def test_what_a_curator_sees_is_in_the_sum(settings):
-    """The server sees the updates and where the bound moved: one line for both, added whole."""
+    """The server sees the updates and where the clip moved: one line for both, added whole."""
     (one,) = prepared("ldp-sgd", settings)
     (line,) = (line for line in one.plan.lines if not line.reading)
     (claim, *_) = line.claims(line.participations(one.plan.permitted))
@@ -77,13 +77,13 @@ def test_behind_a_shuffler_the_sum_without_it_stands_beside():
     (one,) = prepared("ldp-fl", ["rounds=2", "engine.mode=looped"])
     kinds = {claim.trust: claim for claim in together([(one, 2)])}
     assert set(kinds) == {"shuffled", "local"}
-    assert kinds["local"].epsilon > kinds["shuffled"].epsilon
+    assert kinds["client"].epsilon > kinds["shuffled"].epsilon
     assert {str(claim.unit) for claim in kinds.values()} == {"client"}
 
 
 def test_kinds_are_never_added_to_each_other():
     (local,) = prepared("dp-fedavg", SMALL)
-    central, same = prepared("central", ["engine.mode=looped", "rounds=2"], "local.lr=0.1,0.2")
+    central, same = prepared("central", ["engine.mode=looped", "rounds=2"], "client.lr=0.1,0.2")
     sums = together([(local, 1), (central, 1), (same, 2)])
     assert [str(claim.trust) for claim in sums] == ["local", "central"]
     assert sums[0].epsilon == local.claim.epsilon

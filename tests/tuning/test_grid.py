@@ -12,9 +12,9 @@ from fedveil.tuning.grid import Axis, axis, cells, recipe_of
     ("text", "expected"),
     [
         ("rounds=3", Axis("rounds", ("3",))),
-        (" local.lr = 0.1 , 0.2 ", Axis("local.lr", ("0.1", "0.2"))),
+        (" client.lr = 0.1 , 0.2 ", Axis("client.lr", ("0.1", "0.2"))),
         ("model.hidden=[5,6],[7]", Axis("model.hidden", ("[5,6]", "[7]"))),
-        ("local.steps : rounds=1:2,3:4", Axis("local.steps:rounds", ("1:2", "3:4"))),
+        ("client.steps : rounds=1:2,3:4", Axis("client.steps:rounds", ("1:2", "3:4"))),
         ("data.path=a=b", Axis("data.path", ("a=b",))),
     ],
 )
@@ -29,10 +29,10 @@ def test_reading_an_axis(text, expected):
         ("x", "write it as section.key=value"),
         ("=1", "write it as section.key=value"),
         ("a:=1:2", "write it as section.key=value"),
-        ("local.steps=", "'local.steps=' lacks a value"),
-        ("local.steps=1,,2", "lacks a value"),
-        ("local.steps=1,", "lacks a value"),
-        ("local.steps=1,2,1", "has 1 twice"),
+        ("client.steps=", "'client.steps=' lacks a value"),
+        ("client.steps=1,,2", "lacks a value"),
+        ("client.steps=1,", "lacks a value"),
+        ("client.steps=1,2,1", "has 1 twice"),
     ],
 )
 def test_an_axis_that_is_none(text, message):
@@ -41,18 +41,18 @@ def test_an_axis_that_is_none(text, message):
 
 
 def test_every_combination_the_last_axis_fastest():
-    found = cells("dp-fedavg", ["seed=7"], [axis("local.steps=1,2"), axis("rounds=3,4,5")])
-    assert [(c.recipe.local.steps, c.recipe.rounds) for c in found] == [
+    found = cells("dp-fedavg", ["seed=7"], [axis("client.steps=1,2"), axis("rounds=3,4,5")])
+    assert [(c.recipe.client.steps, c.recipe.rounds) for c in found] == [
         (1, 3), (1, 4), (1, 5), (2, 3), (2, 4), (2, 5),
     ]  # fmt: skip
     assert {c.recipe.seed for c in found} == {7}
-    assert found[4].choice == (("local.steps", "2"), ("rounds", "4"))
-    assert found[4].name == "local.steps=2, rounds=4"
+    assert found[4].choice == (("client.steps", "2"), ("rounds", "4"))
+    assert found[4].name == "client.steps=2, rounds=4"
 
 
 def test_joint_axes_move_together():
-    found = cells("dp-fedavg", [], [axis("local.steps:rounds=1:12,3:4"), axis("seed=1,2")])
-    assert [(c.recipe.local.steps, c.recipe.rounds, c.recipe.seed) for c in found] == [
+    found = cells("dp-fedavg", [], [axis("client.steps:rounds=1:12,3:4"), axis("seed=1,2")])
+    assert [(c.recipe.client.steps, c.recipe.rounds, c.recipe.seed) for c in found] == [
         (1, 12, 1), (1, 12, 2), (3, 4, 1), (3, 4, 2),
     ]  # fmt: skip
 
@@ -75,10 +75,10 @@ def test_an_axis_wins_over_a_setting():
     ("axes", "message"),
     [
         (["rounds=1", "rounds=2"], "--grid rounds is given twice"),
-        (["local.steps:rounds=1:2", "rounds=2"], "--grid rounds is given twice"),
-        (["local.steps:rounds=1:2,3"], "3 is 1 of the 2 values that go together"),
-        (["local.steps:rounds=1:2:3"], "is 3 of the 2 values"),
-        (["local.steps=1", "local.colour=1"], "cell local.steps=1, local.colour=1: .*no key"),
+        (["client.steps:rounds=1:2", "rounds=2"], "--grid rounds is given twice"),
+        (["client.steps:rounds=1:2,3"], "3 is 1 of the 2 values that go together"),
+        (["client.steps:rounds=1:2:3"], "is 3 of the 2 values"),
+        (["client.steps=1", "local.colour=1"], "cell client.steps=1, local.colour=1: .*no key"),
         (["rounds=x"], "cell rounds=x"),
         ([f"rounds={','.join(map(str, range(1, 401)))}", f"seed={','.join(map(str, range(300)))}"],
          "120,000 cells"),
@@ -90,14 +90,14 @@ def test_a_grid_that_is_none(axes, message):
 
 
 def test_iterations_that_local_steps_do_not_divide():
-    with pytest.raises(BadInput, match=r"cell local.steps=3: iterations is 10, not a multiple"):
-        cells("dp-fedavg", ["rounds=none", "iterations=10"], [axis("local.steps=1,2,3")])
+    with pytest.raises(BadInput, match=r"cell client.steps=3: iterations is 10, not a multiple"):
+        cells("dp-fedavg", ["rounds=none", "iterations=10"], [axis("client.steps=1,2,3")])
 
 
 def test_an_infinite_epsilon_is_neither_noise_nor_claim():
     recipe = recipe_of("dp-fedavg", ["budget.epsilon=inf"])
     assert (recipe.noise.kind, recipe.budget) == ("none", None)
-    assert recipe.bound.value == 3.0
+    assert recipe.clip.value == 3.0
 
 
 def test_any_other_epsilon_stays():

@@ -33,7 +33,7 @@ def report(*values):
 def test_lists_of_numbers():
     space = space_of("1, 2", "4,8", "0.5,1e-3", "0.1")
     assert (space.steps, space.iterations) == ((1, 2), (4, 8))
-    assert (space.bounds, space.rates) == ((0.5, 0.001), (0.1,))
+    assert (space.clips, space.rates) == ((0.5, 0.001), (0.1,))
 
 
 def test_of_the_default_steps_those_that_fit_are_looked_at():

@@ -1,4 +1,4 @@
-"""Ranking options: by the bound, and by trying."""
+"""Ranking options: by the clip, and by trying."""
 
 import math
 import tomllib
@@ -35,7 +35,7 @@ def far_from(steps, rounds):
     """A loss that is least there, larger with noise, and shifted by the repetition."""
 
     def loss(recipe, repetition):
-        distance = abs(recipe.local.steps - steps) + abs(recipe.rounds - rounds)
+        distance = abs(recipe.client.steps - steps) + abs(recipe.rounds - rounds)
         return distance + (1.0 if recipe.budget else 0.25) + repetition
 
     return loss
@@ -50,7 +50,7 @@ def test_simulating_writes_the_winner_and_ranks_the_others():
     assert (report.rows[0].steps, report.rows[0].rounds) == (2, 4)
     assert len(report.rows) == len(SPACE.pairs)
     recipe = tomllib.loads(report.recipe)
-    assert (recipe["local"]["steps"], recipe["rounds"]) == (2, 4)
+    assert (recipe["client"]["steps"], recipe["rounds"]) == (2, 4)
     assert report.heat[2, 8] == min(report.heat.values()) == report.rows[0].value
     assert set(report.heat) == {(e, e * rounds) for e, rounds in SPACE.pairs}
     assert report.measure == "loss"
@@ -108,16 +108,16 @@ def test_without_a_claim_the_choice_still_says_something():
 
 
 def test_bounds_and_rates_are_part_of_the_choice():
-    space = Space((1,), (4,), bounds=(1.0, 3.0), rates=(0.01, 0.02))
-    made = Made(lambda recipe, r: abs(recipe.bound.value - 3.0) + recipe.local.lr)
+    space = Space((1,), (4,), clips=(1.0, 3.0), rates=(0.01, 0.02))
+    made = Made(lambda recipe, r: abs(recipe.clip.value - 3.0) + recipe.client.lr)
     report = planned(made, space=space)
-    assert report.rows[0].choice == {"bound.value": "3", "local.lr": "0.01"}
+    assert report.rows[0].choice == {"clip.value": "3", "client.lr": "0.01"}
     assert report.heat == {(1, 4): report.rows[0].value}
 
 
 def test_an_option_that_diverges_does_not_win():
     def loss(recipe, repetition):
-        return math.nan if recipe.local.steps == 4 else float(recipe.rounds)
+        return math.nan if recipe.client.steps == 4 else float(recipe.rounds)
 
     report = planned(Made(loss))
     assert report.rows[0].steps == 2
@@ -151,7 +151,7 @@ def test_recipes_of_the_same_promise_are_compared_and_others_named(tmp_path):
         "the first each client (replace neighbours) under local trust"
     )
     assert fedavg.startswith("fedavg was left out: it claims nothing")
-    assert ldp_sgd.startswith("ldp-sgd was left out: local.kind 'gradient' takes one step")
+    assert ldp_sgd.startswith("ldp-sgd was left out: client.kind 'gradient' takes one step")
     assert ldp_fl.startswith("ldp-fl was left out: ")
     assert {recipe.budget.epsilon for recipe, _ in made.asked if recipe.budget} == {20.0}
 
@@ -174,8 +174,8 @@ def test_noise_that_does_not_follow_from_a_budget_cannot_be_planned(recipe, sett
 
 def test_noise_in_training_is_planned_without_a_comparison():
     made = Made(lambda recipe, r: 1.0)
-    settings = ["data.clients=10", "sample.kind=all", "local.rate=1.0"]
-    report = planned(made, recipe="local", settings=settings, space=Space((2,), (2,)), repeat=1)
+    settings = ["data.clients=10", "sample.kind=all", "client.rate=1.0"]
+    report = planned(made, recipe="dp-sgd", settings=settings, space=Space((2,), (2,)), repeat=1)
     assert report.why == ["the first, E = 2 in 1 round: noise in every step of training"]
     assert len(made.asked) == 1
     assert report.rows[0].told_noise == "in training"
@@ -187,7 +187,7 @@ def test_the_theory_ranks_by_its_bound():
     assert values == sorted(values)
     assert len(values) == len(SPACE.pairs)
     recipe = tomllib.loads(report.recipe)
-    assert (recipe["local"]["steps"], recipe["rounds"]) == (
+    assert (recipe["client"]["steps"], recipe["rounds"]) == (
         report.rows[0].steps,
         report.rows[0].rounds,
     )
@@ -196,17 +196,17 @@ def test_the_theory_ranks_by_its_bound():
 
 
 def test_the_theory_sees_every_bound_and_rate():
-    space = Space((2,), (60,), bounds=(1.0, 30.0), rates=(0.01, 0.02))
+    space = Space((2,), (60,), clips=(1.0, 30.0), rates=(0.01, 0.02))
     report = theorise("dp-fedavg", (*SMALL, "budget.epsilon=1"), space, Laboratory())
-    bounds = {(row.choice["bound.value"], row.choice["local.lr"]): row.value for row in report.rows}
-    assert len(set(bounds.values())) == 4
-    assert bounds["1", "0.01"] < bounds["30", "0.01"]
-    assert bounds["1", "0.02"] < bounds["30", "0.02"]
+    clips = {(row.choice["clip.value"], row.choice["client.lr"]): row.value for row in report.rows}
+    assert len(set(clips.values())) == 4
+    assert clips["1", "0.01"] < clips["30", "0.01"]
+    assert clips["1", "0.02"] < clips["30", "0.02"]
 
 
 def test_the_theory_says_when_it_says_nothing():
     report = theorise("dp-fedavg", SMALL, SPACE, Laboratory())
-    assert report.why[-1] == "with E = 1 the bound is least after 1 round"
+    assert report.why[-1] == "with E = 1 the clip is least after 1 round"
     assert report.warnings[-1].endswith("simulate (--simulate)")
 
 
@@ -215,7 +215,7 @@ def test_the_theory_says_when_it_says_nothing():
     [
         ("dp-fedavg", (), r"strongly convex, smooth losses; simulate instead \(--simulate\)"),
         ("central", ("sample.kind=all",), r"counts local steps: .* or simulate \(--simulate\)"),
-        ("dp-fedavg", (*SMALL, "bound.each=update"), "bound.each = 'gradient': simulate instead"),
+        ("dp-fedavg", (*SMALL, "clip.each=update"), "clip.each = 'gradient': simulate instead"),
         ("dp-fedavg", (*SMALL, "budget.epsilon=none", "budget.epsilons=[1.0, 2.0]"),
          "one epsilon for all"),
     ],

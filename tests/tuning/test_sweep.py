@@ -22,7 +22,7 @@ from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=2", "engine.mode=vectorised")
-AXES = ("budget.epsilon=5,inf", "local.steps=1,2,3")
+AXES = ("budget.epsilon=5,inf", "client.steps=1,2,3")
 TABLES = ("results.csv", "summary.csv")
 
 
@@ -65,11 +65,11 @@ class Made(Laboratory):
         if self.seconds:
             time.sleep(self.seconds)
         recipe = prepared.cell.recipe
-        loss = recipe.local.steps + repetition + (0.25 if recipe.budget else 0.0)
+        loss = recipe.client.steps + repetition + (0.25 if recipe.budget else 0.0)
         name = f"{prepared.cell.name}, {repetition}"
         with self.log.open("a") as file:
             file.write(name + "\n")
-        if name == "budget.epsilon=inf, local.steps=3, 2":
+        if name == "budget.epsilon=inf, client.steps=3, 2":
             loss = math.nan
         return Outcome(2, {"loss": loss, "accuracy": 1 / (1 + repetition)})
 
@@ -94,10 +94,10 @@ def real(tmp_path_factory):
 def test_the_results_are_one_row_per_trial_in_the_grids_order(real):
     found = rows(real.folder / "results.csv")
     assert list(found[0]) == [
-        "budget.epsilon", "local.steps", "repetition", "seed_used", "rounds_done", "loss",
+        "budget.epsilon", "client.steps", "repetition", "seed_used", "rounds_done", "loss",
         "claims",
     ]  # fmt: skip
-    assert [(r["budget.epsilon"], r["local.steps"], r["repetition"]) for r in found] == [
+    assert [(r["budget.epsilon"], r["client.steps"], r["repetition"]) for r in found] == [
         (epsilon, steps, repetition) for epsilon in ("5", "inf") for steps in "123"
         for repetition in "012"
     ]  # fmt: skip
@@ -193,7 +193,7 @@ def test_trials_that_are_missing_are_trained_again_to_the_same_tables(real, tmp_
 def test_cut_at_any_byte_of_the_last_lines(made, tmp_path, monkeypatch):
     """Mid-write: what is on disk as a whole is kept, and only what is not is trained again."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
-    options = {"laboratory": made, "axes": ("local.steps=1,2",), "repeat": 2}
+    options = {"laboratory": made, "axes": ("client.steps=1,2",), "repeat": 2}
     whole = run(tmp_path / "whole", **options)
     text = (whole.folder / "trials.jsonl").read_bytes()
     lines = text.splitlines(keepends=True)
@@ -352,13 +352,13 @@ def test_a_second_process_is_refused(made, tmp_path):
     ("options", "message"),
     [
         ({"repeat": 2}, "its --repeat is 3, not 2"),
-        ({"axes": AXES[:1]}, "its grid is --grid budget.epsilon=5,inf --grid local.steps=1,2,3"),
+        ({"axes": AXES[:1]}, "its grid is --grid budget.epsilon=5,inf --grid client.steps=1,2,3"),
         ({"axes": AXES[::-1]}, "its grid is --grid budget.epsilon=5,inf"),
         ({"axes": ("budget.epsilon=5,9", AXES[1])}, "its grid is"),
-        ({"settings": (*SMALL, "local.lr=0.05")}, "its local.lr is 0.02, not 0.05"),
+        ({"settings": (*SMALL, "client.lr=0.05")}, "its client.lr is 0.02, not 0.05"),
         ({"settings": (*SMALL, "data.alpha=0.5")}, "its data.alpha is None, not 0.5"),
         ({"settings": (*SMALL, "seed=2")}, "its seed is 1, not 2"),
-        ({"recipe": "dp-fedavg-gaussian"}, "its bound.value is 3.0, not 2.0"),
+        ({"recipe": "dp-fedavg-gaussian"}, "its clip.value is 3.0, not 2.0"),
         ({"laboratory": Laboratory(curves=True)}, "it was started without --curves"),
     ],
 )
@@ -439,7 +439,7 @@ def test_what_all_cells_cost_together_is_told_and_written(real):
 
 
 def test_every_row_tells_its_claims_and_the_strict_one_beside_a_label(made, tmp_path):
-    axes = ("budget.as_published=true,false", "local.steps=1")
+    axes = ("budget.as_published=true,false", "client.steps=1")
     sweep = run(tmp_path / "sweep", laboratory=made, axes=axes)
     assert [row["claim"] for row in sweep.table()] == [
         "epsilon 20 at delta 0 per record (add-remove, local trust, as published, not a "
@@ -457,7 +457,7 @@ def test_a_shuffled_claim_is_told_with_the_one_without_a_shuffler(tmp_path):
 
 def test_curves_are_kept(tmp_path):
     laboratory = Laboratory(curves=True, workers=1)
-    options = {"axes": ("local.steps=1",), "repeat": 1, "laboratory": laboratory}
+    options = {"axes": ("client.steps=1",), "repeat": 1, "laboratory": laboratory}
     before = run(tmp_path / "sweep", **options)
     (outcome,) = before.outcomes(0)
     assert [round for round, _ in outcome.curve] == [1, 2]

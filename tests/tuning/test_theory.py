@@ -20,12 +20,12 @@ from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.training.batches import Batches
 from fedveil.training.gradients.choice import Mode
-from fedveil.training.work import Decay, LocalSgd
+from fedveil.training.work import ClientSgd, Decay
 from fedveil.tuning.constants import constants_of
 from fedveil.tuning.theory import (
     Constants,
@@ -308,11 +308,11 @@ def test_trainings_do_what_the_theory_speaks_of(sampler, laplace, is_decayed):
     p, task = least.problem, least.task()
     constants = constants_of(task, least.data)
     decay = Decay(constants.convexity, constants.least_gamma) if is_decayed else None
-    work = LocalSgd(Batches(0, steps=steps), 0.9 / (4 * constants.smoothness), decay=decay)
+    work = ClientSgd(Batches(0, steps=steps), 0.9 / (4 * constants.smoothness), decay=decay)
     rates = np.array([[work.rate(k, r + 1) for k in range(steps)] for r in range(rounds)])
     rule = PerGradient(Fixed(zeta, Norm.L1 if laplace else Norm.L2), work.reach)
     budget = Budget(800.0 if laplace else 400.0, 1e-5)
-    plan = local_updates(
+    plan = client_noise(
         sampler, least.clients, rule, laplace=laplace, rounds=rounds, budgets=(budget,)
     )
     errors = np.empty((rounds, repetitions))
@@ -553,9 +553,9 @@ def test_variance_goes_with_turns_to_the_z_and_with_the_square_of_reach(noise, z
 def test_noise_is_what_the_privacy_plan_adds(laplace, clients, cohort, rounds):
     """Round by round, for a decaying rate; the Gaussian one to what calibration leaves open."""
     zeta, budget = 1.7, Budget(3.0, 1e-5)
-    work = LocalSgd(Batches(0, steps=4), 0.1, decay=Decay(0.5, 40.0))
+    work = ClientSgd(Batches(0, steps=4), 0.1, decay=Decay(0.5, 40.0))
     rule = PerGradient(Fixed(zeta, Norm.L1 if laplace else Norm.L2), work.reach)
-    plan = local_updates(
+    plan = client_noise(
         RoundRobin(cohort), clients, rule, laplace=laplace, rounds=rounds, budgets=(budget,)
     )
     if laplace:

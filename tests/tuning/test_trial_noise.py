@@ -19,21 +19,21 @@ NOISE = {"noise", "client-noise", "step-noise", "client-bits", "bits", "norms"}
 FEW = ("data.clients=12", "rounds=2", "engine.mode=vectorised")
 GIVEN = ("noise.multiplier=2.0", "budget.epsilon=inf")
 KINDS = {
-    "server": ("central", [*FEW, *GIVEN, "local.epochs=1"]),
-    "server, in step": ("central", [*FEW, *GIVEN, "local.epochs=1", "data.seed=1"]),
-    "clients": ("dp-fedavg", [*FEW, "sample.size=4", "local.steps=2"]),
-    "clients, in step": ("dp-fedavg", [*FEW, "sample.size=4", "local.steps=2", "data.seed=1"]),
-    "steps, in step": ("local", [*FEW, "sample.size=4", "data.seed=1", "local.steps=2"]),
+    "server": ("central", [*FEW, *GIVEN, "client.epochs=1"]),
+    "server, in step": ("central", [*FEW, *GIVEN, "client.epochs=1", "data.seed=1"]),
+    "clients": ("dp-fedavg", [*FEW, "sample.size=4", "client.steps=2"]),
+    "clients, in step": ("dp-fedavg", [*FEW, "sample.size=4", "client.steps=2", "data.seed=1"]),
+    "steps, in step": ("dp-sgd", [*FEW, "sample.size=4", "data.seed=1", "client.steps=2"]),
     "two-point": ("ldp-fl", [*FEW, "shuffle=none"]),
     "quantile": (
         "central",
         [
             *FEW,
             *GIVEN,
-            "local.epochs=1",
-            "bound.kind=quantile",
-            "bound.value=1.0",
-            "bound.bit_noise=20.0",
+            "client.epochs=1",
+            "clip.kind=quantile",
+            "clip.value=1.0",
+            "clip.bit_noise=20.0",
         ],
     ),
     "dealt": (
@@ -66,7 +66,7 @@ def drawn(monkeypatch):
 def test_cells_and_repetitions_draw_their_own(kind, drawn):
     """In step and alone; no cell is another's repetition."""
     recipe, settings = KINDS[kind]
-    grid = cells(recipe, settings, [axis("local.lr=0.1,0.2"), axis("server.lr=0.5,1")])
+    grid = cells(recipe, settings, [axis("client.lr=0.1,0.2"), axis("server.lr=0.5,1")])
     laboratory = Laboratory(workers=1)
     prepared = [laboratory.prepare(cell) for cell in grid]
     drawn.clear()
@@ -96,7 +96,7 @@ def test_a_plan_and_the_run_that_follows_it_draw_their_own(drawn):
 
 
 def test_a_sweep_draws_its_own_in_every_trial(drawn, tmp_path):
-    axes = [axis("budget.epsilon=5,50"), axis("local.steps=1,2")]
+    axes = [axis("budget.epsilon=5,50"), axis("client.steps=1,2")]
     settings = [*SMALL, "rounds=2"]
     Sweep.open(tmp_path, "dp-fedavg", settings, axes, 2, Laboratory(workers=1)).run()
     assert len(drawn) == 4 * 2 * 2 * 5
@@ -109,8 +109,8 @@ def test_the_difference_of_two_released_models_has_noise():
     With one seed for both the difference was below 1e-6; independent, each of its 650 coordinates
     has noise of sqrt(2) sigma, and their length is within 20 % of its mean but for 1e-11.
     """
-    settings = ["rounds=1", "sample.kind=all", "local.lr=1e-12", "local.epochs=1"]
-    grid = cells("central", [*settings, "engine.mode=looped"], [axis("local.batch=0,8")])
+    settings = ["rounds=1", "sample.kind=all", "client.lr=1e-12", "client.epochs=1"]
+    grid = cells("central", [*settings, "engine.mode=looped"], [axis("client.batch=0,8")])
     laboratory = Laboratory(workers=1)
     prepared = [laboratory.prepare(cell) for cell in grid]
     models = []
@@ -124,7 +124,7 @@ def test_the_difference_of_two_released_models_has_noise():
 
 def test_what_repetitions_have_in_common_stays_common():
     """The same repetition of two cells has the same clients and the same first model."""
-    grid = cells("central", ["data.clients=10", "model.name=mlp"], [axis("local.lr=0.1,0.2")])
+    grid = cells("central", ["data.clients=10", "model.name=mlp"], [axis("client.lr=0.1,0.2")])
     laboratory = Laboratory()
     one, other = (laboratory._training(laboratory.prepare(cell), 2) for cell in grid)
     assert one.data.fingerprint == other.data.fingerprint

@@ -15,7 +15,7 @@ from fedveil.training.session import train
 from fedveil.tuning.grid import axis, cells
 from fedveil.tuning.trials import Laboratory, seeded
 
-SMALL = ("data.clients=20", "sample.size=5", "rounds=3", "local.steps=2", "engine.mode=vectorised")
+SMALL = ("data.clients=20", "sample.size=5", "rounds=3", "client.steps=2", "engine.mode=vectorised")
 
 
 def prepared(laboratory, *axes, recipe="dp-fedavg", settings=SMALL):
@@ -27,7 +27,7 @@ def prepared(laboratory, *axes, recipe="dp-fedavg", settings=SMALL):
     [
         ("dp-fedavg", SMALL),
         ("dp-fedavg", [*SMALL, "budget.epsilon=none", "budget.epsilons=[5.0, 50.0]"]),
-        ("fedavg", ["rounds=2", "data.clients=20", "sample.size=10", "local.epochs=1"]),
+        ("fedavg", ["rounds=2", "data.clients=20", "sample.size=10", "client.epochs=1"]),
     ],
 )
 def test_a_trial_is_the_training_of_its_recipe_with_its_seed(recipe, settings):
@@ -76,7 +76,7 @@ def test_a_loss_that_is_not_finite_is_nan():
 
 def test_many_workers_give_what_one_gives():
     laboratory, spread = Laboratory(workers=1), Laboratory(workers=2)
-    several = prepared(laboratory, "local.steps=1,2", "budget.epsilon=5,inf")
+    several = prepared(laboratory, "client.steps=1,2", "budget.epsilon=5,inf")
     jobs = [(cell, [repetition]) for repetition in (0, 1) for cell in several]
     one, two = dict(laboratory.trials(jobs)), dict(spread.trials(jobs))
     assert list(one) == list(range(8))
@@ -86,11 +86,11 @@ def test_many_workers_give_what_one_gives():
 FEW = ("data.clients=20", "sample.size=5")
 ALIKE = {
     "least squares": ("dp-fedavg", [*FEW, "data.name=diabetes", "model.name=linear"]),
-    "softmax in the span": ("central", ["data.clients=30", "local.epochs=1"]),
-    "softmax": ("fedavg", [*FEW, "local.epochs=2", "local.batch=8"]),
-    "mlp": ("central", ["data.clients=20", "model.name=mlp", "local.epochs=1"]),
-    "one gradient": ("ldp-sgd", [*FEW, "bound.kind=fixed", "bound.value=0.5"]),
-    "dp-sgd": ("local", [*FEW]),
+    "softmax in the span": ("central", ["data.clients=30", "client.epochs=1"]),
+    "softmax": ("fedavg", [*FEW, "client.epochs=2", "client.batch=8"]),
+    "mlp": ("central", ["data.clients=20", "model.name=mlp", "client.epochs=1"]),
+    "one gradient": ("ldp-sgd", [*FEW, "clip.kind=fixed", "clip.value=0.5"]),
+    "dp-sgd": ("dp-sgd", [*FEW]),
 }
 
 
@@ -118,9 +118,9 @@ ALONE = {
         "dp-fedavg",
         ["data.seed=1", "budget.epsilon=none", "budget.epsilons=[5.0, 50.0]"],
     ),
-    "a bound that moves": (
+    "a clip that moves": (
         "central",
-        ["data.seed=1", "bound.kind=quantile", "bound.quantile=0.5", "bound.value=1.0"],
+        ["data.seed=1", "clip.kind=quantile", "clip.quantile=0.5", "clip.value=1.0"],
     ),
     "ranges": ("ldp-fl", ["data.seed=1"]),
 }
@@ -147,7 +147,7 @@ class Numbered(Laboratory):
 
 def test_processes_are_held_from_one_call_to_the_next():
     laboratory = Numbered(workers=2)
-    cells = prepared(laboratory, "local.steps=1,2")
+    cells = prepared(laboratory, "client.steps=1,2")
     jobs = [(cell, [repetition]) for cell in cells for repetition in range(4)]
     processes = [set(), set(), set()]
     with laboratory.held(cells):
@@ -230,7 +230,7 @@ def test_noise_is_that_of_a_rounds_mean():
 def test_noise_in_training_is_not_told_as_none():
     (local,) = prepared(
         Laboratory(),
-        recipe="local",
+        recipe="dp-sgd",
         settings=["noise.multiplier=2.0", "budget.epsilon=inf", "engine.mode=looped"],
     )
     assert math.isnan(local.noise)
@@ -248,6 +248,6 @@ def test_the_claims_that_have_to_be_told():
     dealt = [*SMALL, "budget.epsilon=none", "budget.epsilons=[5.0, 50.0]"]
     (groups,) = prepared(Laboratory(), settings=dealt)
     assert sorted(round(c.epsilon) for c in groups.claims) == [5, 50]
-    bits = ["bound.kind=quantile", "bound.value=0.05", "bound.bit_noise=2.0", "engine.mode=looped"]
+    bits = ["clip.kind=quantile", "clip.value=0.05", "clip.bit_noise=2.0", "engine.mode=looped"]
     (watched,) = prepared(Laboratory(), recipe="ldp-sgd", settings=bits)
     assert [c.covers for c in watched.claims] == ["updates and bits"]

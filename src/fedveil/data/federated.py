@@ -51,7 +51,7 @@ class FederatedData:
     Test records are measured in the clear: they belong to no client, unless `test_of_clients` says
     that some do. `fitted` names what of the features was fitted on all clients' records in the
     clear (means, say), "" if nothing was; `declared_public` says that it is known from elsewhere.
-    Claims say so (`assumptions`), and secure noise refuses what they do not cover (`check_secret`).
+    Claims say so (`assumptions`), and secure noise refuses what they do not cover (`check_secure`).
 
     >>> data = FederatedData.from_clients(
     ...     [("ada", [[0.0], [1.0]], [0, 1]), ("bob", [[2.0]], [1])],
@@ -157,7 +157,7 @@ class FederatedData:
             )
         return tuple(said)
 
-    def check_secret(self) -> None:
+    def check_secure(self) -> None:
         """Refuse, for secure noise, what was or will be computed of clients' records without any.
 
         | edge | behaviour |

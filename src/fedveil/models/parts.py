@@ -12,7 +12,7 @@ TAKEN = frozenset(
         "clipped",
         "snr",
         "refused",
-        "bound",
+        "clip",
         "epsilon",
         "claim",
         "seconds",

@@ -133,38 +133,38 @@ def setting(experiment: Experiment, data: str) -> Setting:
 
 def families(refresh: int) -> tuple[Family, ...]:
     """The schedules of the bound, the paper's and two from a larger one; power 0 is constant."""
-    values = Axis("bound.value", BOUNDS)
+    values = Axis("clip.value", BOUNDS)
     return (
-        Family("constant", ("bound.kind=fixed",), (values,), tuple(f"clip{c}" for c in BOUNDS)),
+        Family("constant", ("clip.kind=fixed",), (values,), tuple(f"clip{c}" for c in BOUNDS)),
         Family(
             "poly",
-            ("bound.kind=poly",),
-            (values, Axis("bound.power", POWERS)),
+            ("clip.kind=poly",),
+            (values, Axis("clip.power", POWERS)),
             tuple(f"poly({c}){power}" for c in BOUNDS for power in POWERS),
         ),
         Family(
             "quantile",
-            ("bound.kind=quantile", "bound.value=0.01", "bound.lr=0.2"),
-            (Axis("bound.quantile", ("0.1", "0.5")),),
+            ("clip.kind=quantile", "clip.value=0.01", "clip.lr=0.2"),
+            (Axis("clip.quantile", ("0.1", "0.5")),),
             ("quantile(0.01)10%", "quantile(0.01)50%"),
         ),
         Family(
             "adaptive",
             (
-                "bound.kind=median",
-                "bound.low=-10",
-                "bound.high=-3",
-                f"bound.every={refresh}",
-                "bound.epsilon=0.8",
-                "bound.delta=1e-8",
+                "clip.kind=median",
+                "clip.low=-10",
+                "clip.high=-3",
+                f"clip.every={refresh}",
+                "clip.epsilon=0.8",
+                "clip.delta=1e-8",
             ),
             (values,),
             tuple(f"adaptive{c}" for c in BOUNDS),
         ),
         Family(
             "larger",
-            ("bound.kind=poly", "bound.value=0.25"),
-            (Axis("bound.power", ("0", "1")),),
+            ("clip.kind=poly", "clip.value=0.25"),
+            (Axis("clip.power", ("0", "1")),),
             ("clip0.25", "poly(0.25)1"),
         ),
     )

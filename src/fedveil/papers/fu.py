@@ -55,7 +55,7 @@ class Setting:
             "data.seed=1",
             *drawn,
             f"sample.size={self.cohort}",
-            f"bound.value={BOUND}",
+            f"clip.value={BOUND}",
             "budget.as_published=true",
             "budget.delta=1e-6",
         ]
@@ -77,8 +77,8 @@ def learning_rate(experiment: Experiment) -> tuple[str, Sweep]:
     sweep = experiment.sweep(
         "fu-rate",
         "dp-fedavg",
-        [*here.overrides, "local.steps=1", "rounds=100", "noise.kind=none", "budget=none"],
-        [Axis("local.lr", RATES)],
+        [*here.overrides, "client.steps=1", "rounds=100", "noise.kind=none", "budget=none"],
+        [Axis("client.lr", RATES)],
         1,
     )
     losses = [sweep.mean(i, "loss").value for i in range(len(RATES))]
@@ -91,7 +91,7 @@ def fig1(experiment: Experiment) -> Page:
     sweep = experiment.sweep(
         "fu-fig1",
         "dp-fedavg",
-        [*settings, "local.steps=1", "rounds=100", "evaluate.every=5"],
+        [*settings, "client.steps=1", "rounds=100", "evaluate.every=5"],
         [Axis("budget.epsilon", EPSILONS)],
         repeat,
         curves=True,
@@ -118,7 +118,7 @@ def table2(experiment: Experiment) -> Page:
     sweep = experiment.sweep(
         "fu-table2",
         "dp-fedavg",
-        [*settings, "local.steps=1"],
+        [*settings, "client.steps=1"],
         [Axis("budget.epsilon", EPSILONS), Axis("rounds", times)],
         repeat,
     )
@@ -188,7 +188,7 @@ def fig5(experiment: Experiment) -> Page:
         "fu-fig5",
         "dp-fedavg",
         [*settings, "rounds=none", "iterations=120"],
-        [Axis("budget.epsilon", EPSILONS), Axis("local.steps", steps)],
+        [Axis("budget.epsilon", EPSILONS), Axis("client.steps", steps)],
         repeat,
     )
     lines = lines_of(sweep, len(steps), "loss")
@@ -248,7 +248,7 @@ def fig7(experiment: Experiment) -> Page:
         "fu-fig7",
         "dp-fedavg",
         [*settings, "budget.epsilon=3"],
-        [Axis("local.steps:rounds", tuple(f"{e}:{rounds}" for e, rounds in pairs))],
+        [Axis("client.steps:rounds", tuple(f"{e}:{rounds}" for e, rounds in pairs))],
         repeat,
     )
     where = {pair: i for i, pair in enumerate(pairs)}
@@ -337,7 +337,7 @@ def _begin(
         ("initialisation", "zero"),
         ("local batch", "all of a client's records, as in the theory"),
     ]
-    return page, [*here.overrides, f"local.lr={rate}"], repeat
+    return page, [*here.overrides, f"client.lr={rate}"], repeat
 
 
 def _minimisers(

@@ -58,8 +58,8 @@ class Setting:
             *shortened,
             "model.name=fu-cnn",
             f"sample.size={self.cohort}",
-            f"bound.value={BOUND}",
-            "bound.norm=l1",
+            f"clip.value={BOUND}",
+            "clip.norm=l1",
             "budget.as_published=true",
             f"budget.delta={self.delta:g}",
         ]
@@ -88,8 +88,8 @@ def learning_rate(experiment: Experiment) -> tuple[str, Sweep]:
     sweep = experiment.sweep(
         "fu-cnn-rate",
         "dp-fedavg-gaussian",
-        [*_quiet(setting(experiment)), "local.steps=5", "rounds=20"],
-        [Axis("local.lr", RATES)],
+        [*_quiet(setting(experiment)), "client.steps=5", "rounds=20"],
+        [Axis("client.lr", RATES)],
         1,
     )
     found = [_accuracy(sweep, i).value for i in range(len(RATES))]
@@ -109,8 +109,8 @@ def noise_constant(experiment: Experiment, rate: str) -> tuple[str, Sweep]:
         "dp-fedavg-gaussian",
         [
             *here.overrides,
-            f"local.lr={rate}",
-            f"local.steps={steps}",
+            f"client.lr={rate}",
+            f"client.steps={steps}",
             "rounds=none",
             "iterations=240",
             f"budget.epsilon={here.epsilon('10')}",
@@ -128,7 +128,7 @@ def fig2(experiment: Experiment) -> Page:
     sweep = experiment.sweep(
         "fu-fig2",
         "dp-fedavg-gaussian",
-        [*settings, "local.steps=5", "rounds=50", "evaluate.every=5"],
+        [*settings, "client.steps=5", "rounds=50", "evaluate.every=5"],
         [_epsilons(experiment)],
         repeat,
         curves=True,
@@ -159,7 +159,7 @@ def fig4(experiment: Experiment) -> Page:
     sweep = experiment.sweep(
         "fu-fig4",
         "dp-fedavg-gaussian",
-        [*settings, "local.steps=5"],
+        [*settings, "client.steps=5"],
         [_epsilons(experiment), Axis("rounds", tuple(str(t // 5) for t in times))],
         repeat,
     )
@@ -197,7 +197,7 @@ def table4(experiment: Experiment) -> Page:
         "fu-table4",
         "dp-fedavg-gaussian",
         [*settings, "rounds=none", "iterations=240"],
-        [_epsilons(experiment), Axis("local.steps", steps)],
+        [_epsilons(experiment), Axis("client.steps", steps)],
         repeat,
     )
     lines = lines_of(sweep, len(steps), "accuracy")
@@ -281,7 +281,7 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[str], int]:
         ),
         ("local batch", "all of a client's records, as in the theory"),
     ]
-    return page, [*here.overrides, f"local.lr={rate}", f"noise.c2={constant}"], repeat
+    return page, [*here.overrides, f"client.lr={rate}", f"noise.c2={constant}"], repeat
 
 
 def _quiet(here: Setting) -> list[str]:

@@ -12,9 +12,9 @@ from fedveil.papers.experiment import Experiment, Scale
 FRACTIONS = (0.1, 0.3, 1.0)
 GROWTH = 1.2
 
-RANGE = "bound.perturb:bound.adaptive:bound.growth:bound.radius"
+RANGE = "clip.perturb:clip.adaptive:clip.growth:clip.radius"
 """The axis of ranges, on which `Study.range` and `Study.updates` are choices."""
-NOISE_FREE = ("bound=none", "noise.kind=none", "budget=none", "shuffle=none")
+NOISE_FREE = ("clip=none", "noise.kind=none", "budget=none", "shuffle=none")
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _quick() -> list[Study]:
             clients=sizes.get("clients", paper.clients),
             records=sizes.get("records", 6000),
             rounds=sizes.get("rounds", paper.rounds),
-            local=("local.epochs=none", "local.steps=5", "local.batch=0", f"local.lr={lr}"),
+            local=("client.epochs=none", "client.steps=5", "client.batch=0", f"client.lr={lr}"),
             fixed=fixed,
             start=0.075,
             epsilons=tuple(_EPSILONS[name].split()),
@@ -228,7 +228,7 @@ def _paper() -> list[Study]:
             clients=paper.clients,
             records=None,
             rounds=paper.rounds,
-            local=("local.epochs=5", "local.batch=10", f"local.lr={lr}"),
+            local=("client.epochs=5", "client.batch=10", f"client.lr={lr}"),
             fixed=fixed,
             start=None,
             epsilons=tuple(_EPSILONS[name].split()),

@@ -76,10 +76,10 @@ class Federation:
     def plain(self) -> list[str]:
         """Those of plain local training."""
         return [
-            "local.kind=sgd",
-            f"local.steps={self.steps}",
-            "local.batch=0",
-            f"local.lr={self.lr}",
+            "client.kind=sgd",
+            f"client.steps={self.steps}",
+            "client.batch=0",
+            f"client.lr={self.lr}",
         ]
 
     @property
@@ -149,21 +149,21 @@ def federations(experiment: Experiment) -> list[Federation]:
 def defences(federation: Federation) -> list[Defence]:
     """The rows of the grid."""
     shared, plain, fixed = federation.shared, federation.plain, federation.fixed
-    bound = f"bound.value={federation.bound}"
+    bound = f"clip.value={federation.bound}"
     delta = f"budget.delta={DELTA}"
     inside = [
         f"sample.max_participations={federation.cap}",
-        f"local.rate={federation.rate}",
-        f"local.steps={federation.steps}",
-        f"local.lr={federation.private_lr}",
-        f"bound.value={federation.clip}",
+        f"client.rate={federation.rate}",
+        f"client.steps={federation.steps}",
+        f"client.lr={federation.private_lr}",
+        f"clip.value={federation.clip}",
     ]
     share = f"sample.rate={federation.cohort / federation.clients}"
     return [
         Defence(NONE, "fedavg", (*shared, *plain, *fixed)),
         Defence(BOUND, "norm-bound", (*shared, *plain, *fixed, bound)),
         Defence(WEAK_DP, "weak-dp", (*shared, *plain, *fixed, bound, f"noise.multiplier={WEAK}")),
-        Defence(LOCAL, "local", (*shared, *fixed, *inside, delta), private=True),
+        Defence(LOCAL, "dp-sgd", (*shared, *fixed, *inside, delta), private=True),
         Defence(CENTRAL, "central", (*shared, *plain, share, bound, delta), private=True),
     ]
 

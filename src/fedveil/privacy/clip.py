@@ -1,22 +1,22 @@
-"""Bounds: what limits one client's influence, and therefore knows its sensitivity."""
+"""Clips: what limits one client's influence, and therefore knows its sensitivity."""
 
 import math
 from dataclasses import dataclass
 
 import torch
 
-from fedveil.checks import SMALLEST_BOUND
+from fedveil.checks import SMALLEST_CLIP
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.rows import BLOCK, Norm, at_a_time, row_norms
 
 ROUNDING = 1e-6
-SMALLEST = SMALLEST_BOUND
+SMALLEST = SMALLEST_CLIP
 
 
 @dataclass(frozen=True)
-class Bounded:
-    """Rows after a bound: their `norms` before it, and which were too long."""
+class Clipped:
+    """Rows after a clip: their `norms` before it, and which were too long."""
 
     rows: torch.Tensor
     norms: torch.Tensor
@@ -24,11 +24,11 @@ class Bounded:
 
 
 @dataclass(frozen=True)
-class Bound:
+class Clip:
     """Scale each row down to a norm of at most `value`; shorter rows are left alone.
 
-    `gradient`, when given, says how the bound is reached: every local gradient is bounded by it
-    and the learning rates add up to value / gradient. Without it the update itself is bounded.
+    `gradient`, when given, says how the clip is reached: every local gradient is clipped by it
+    and the learning rates add up to value / gradient. Without it the update itself is clipped.
 
     Guarantee: the returned rows have a norm of at most `value` exactly, as real numbers. Norms
     and scaled rows are computed in float64 and rows are scaled to `value * (1 - 1e-6)`, which
@@ -38,12 +38,12 @@ class Bound:
     |---|---|
     | value below 1e-20, NaN or infinite | BadInput (float32 has no room for the rounding) |
     | zero row | stays zero |
-    | row as long as float32 allows | bounded like any other |
+    | row as long as float32 allows | clipped like any other |
     | row with NaN or infinity | ValueError: `training.server.accept` zeroes and names it first |
     | rows of half precision or integers | ValueError (1e-6 leaves no room for their rounding) |
     | no rows | no rows |
 
-    >>> Bound(1.0).apply_(torch.tensor([[3.0, 4.0], [0.0, 0.5]])).clipped.tolist()
+    >>> Clip(1.0).apply_(torch.tensor([[3.0, 4.0], [0.0, 0.5]])).clipped.tolist()
     [True, False]
     """
 
@@ -53,17 +53,15 @@ class Bound:
 
     def __post_init__(self) -> None:
         if not (self.value >= SMALLEST and math.isfinite(self.value)):
-            raise BadInput(
-                f"bound.value is {self.value}: a number of at least {SMALLEST} is needed"
-            )
+            raise BadInput(f"clip.value is {self.value}: a number of at least {SMALLEST} is needed")
 
     @property
-    def per_gradient(self) -> "Bound | None":
-        """The bound on each local gradient, if that is how this bound is reached."""
-        return None if self.gradient is None else Bound(self.gradient, self.norm)
+    def per_gradient(self) -> "Clip | None":
+        """The clip on each local gradient, if that is how this clip is reached."""
+        return None if self.gradient is None else Clip(self.gradient, self.norm)
 
     def sensitivity(self, relation: Relation) -> float:
-        """How far one client can move a sum of bounded rows, in this bound's norm.
+        """How far one client can move a sum of clipped rows, in this clip's norm.
 
         Adding, removing or zeroing a client moves it by one row; replacing a client by another
         moves it by the difference of two.
@@ -74,8 +72,8 @@ class Bound:
             case Relation.REPLACE:
                 return 2 * self.value
 
-    def apply_(self, rows: torch.Tensor, norms: torch.Tensor | None = None) -> Bounded:
-        """Bound the rows of [K, P] in place.
+    def apply_(self, rows: torch.Tensor, norms: torch.Tensor | None = None) -> Clipped:
+        """Clip the rows of [K, P] in place.
 
         `norms`, when given, are their lengths (float64 [K]) as the caller knows them.
         """
@@ -83,7 +81,7 @@ class Bound:
             raise ValueError(f"rows are {rows.dtype}: 1e-6 leaves no room for its rounding")
         norms = row_norms(rows, self.norm) if norms is None else norms
         if not bool(torch.isfinite(norms).all()):
-            raise ValueError("a row is not finite: reject it before bounding")
+            raise ValueError("a row is not finite: reject it before clipping")
         limit = self.value * (1 - ROUNDING)
         clipped = norms > limit
         if rows.shape[1] <= BLOCK:
@@ -91,8 +89,8 @@ class Bound:
             for a in range(0, len(rows), step):
                 block = rows[a : a + step]
                 block.copy_(block.double().mul_(scales[a : a + step]))
-            return Bounded(rows, norms, clipped)
+            return Clipped(rows, norms, clipped)
         for k in torch.nonzero(clipped)[:, 0].tolist():
             for piece in torch.split(rows[k], BLOCK):
                 piece.copy_(piece.double().mul_(limit / norms[k]))
-        return Bounded(rows, norms, clipped)
+        return Clipped(rows, norms, clipped)

@@ -1,8 +1,8 @@
-"""Clip schedules: which bound is in force in a round, and how it moves to the next.
+"""Clip schedules: which clip is in force in a round, and how it moves to the next.
 
 A schedule may watch the cohort (how many updates were short enough, how long they were). What it
 watches is private: it states what each client sends and how much noise the sum of that gets
-(`Watched`), and sees the noisy sum only. A bound moves for the next round only.
+(`Watched`), and sees the noisy sum only. A clip moves for the next round only.
 """
 
 import math
@@ -18,13 +18,13 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.watching import Watched
 
 
 class Lengths(Protocol):
-    """What a rule may watch: clients' lengths before the bound, [K], and whom it has met."""
+    """What a schedule may watch: clients' lengths before the clip, [K], and whom it has met."""
 
     @property
     def norms(self) -> torch.Tensor: ...
@@ -32,8 +32,8 @@ class Lengths(Protocol):
     def clipped(self) -> torch.Tensor: ...
 
 
-class Rule:
-    """How the bound of a run comes about. Subclass it: `start` and `bound` are needed.
+class ClipSchedule:
+    """How the clip of a run comes about. Subclass it: `start` and `clip` are needed.
 
     `moving` is the value that moves. A schedule that watches says so in `watched`, hands out each
     client's row in `watch`, and moves by the noisy sum of them.
@@ -53,8 +53,8 @@ class Rule:
         """The moving value before the first round."""
         raise NotImplementedError
 
-    def bound(self, moving: float, round: int) -> Bound:
-        """The bound in force in `round`."""
+    def clip(self, moving: float, round: int) -> Clip:
+        """The clip in force in `round`."""
         raise NotImplementedError
 
     def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ class Rule:
         """Whether the norms watched must be those of gradients that nothing has clipped."""
         return False
 
-    def settled(self, turns: Callable[[int], int]) -> "Rule":
+    def settled(self, turns: Callable[[int], int]) -> "ClipSchedule":
         """The schedule with its noise found, where it has a budget of its own.
 
         `turns(every)` is in how many rounds that watch, one in `every`, a client can be.
@@ -83,33 +83,33 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Fixed(Rule):
-    """The same bound in every round."""
+class Fixed(ClipSchedule):
+    """The same clip in every round."""
 
     value: float
     norm: Norm = Norm.L2
 
     def __post_init__(self) -> None:
-        _check_bound(self.value, self.norm)
+        _check_clip(self.value, self.norm)
 
     def start(self) -> float:
         return self.value
 
-    def bound(self, moving: float, round: int) -> Bound:
-        return Bound(moving, self.norm)
+    def clip(self, moving: float, round: int) -> Clip:
+        return Clip(moving, self.norm)
 
 
 @dataclass(frozen=True)
-class Poly(Rule):
+class Poly(ClipSchedule):
     """C_0 (1 - (t - 1)/T)^power in round t of T, never below `floor`.
 
     Data-independent, so it costs nothing. The published schedule ends at exactly 0, where a
-    release says nothing and std / bound is undefined: hence the floor.
+    release says nothing and std / clip is undefined: hence the floor.
 
     | edge | behaviour |
     |---|---|
-    | power < 0 | BadInput: the bound would grow without limit |
-    | power 0 | a fixed bound |
+    | power < 0 | BadInput: the clip would grow without limit |
+    | power 0 | a fixed clip |
     | floor above the start | BadInput |
     """
 
@@ -120,27 +120,27 @@ class Poly(Rule):
     norm: Norm = Norm.L2
 
     def __post_init__(self) -> None:
-        _check_bound(self.value, self.norm)
-        check("bound.power", self.power)
+        _check_clip(self.value, self.norm)
+        check("clip.power", self.power)
         check("rounds", self.rounds)
-        check("bound.floor", self.floor)
+        check("clip.floor", self.floor)
         if self.floor > self.value:
             raise BadInput(
-                f"bound.floor is {self.floor}: a number from {SMALLEST_FLOOR} to bound.value, "
+                f"clip.floor is {self.floor}: a number from {SMALLEST_FLOOR} to clip.value, "
                 f"{self.value}, is needed"
             )
 
     def start(self) -> float:
         return self.value
 
-    def bound(self, moving: float, round: int) -> Bound:
+    def clip(self, moving: float, round: int) -> Clip:
         share = max(0.0, 1 - (round - 1) / self.rounds)
-        return Bound(max(self.floor, moving * share**self.power), self.norm)
+        return Clip(max(self.floor, moving * share**self.power), self.norm)
 
 
 @dataclass(frozen=True)
-class PerGradient(Rule):
-    """`inner` bounds every local gradient; the update is then bounded by that times `reach`.
+class PerGradient(ClipSchedule):
+    """`inner` clips every local gradient; the update is then clipped by that times `reach`.
 
     `reach(round)` is the sum of the round's learning rates (Fu et al.: Xi = zeta sum(eta)).
     """
@@ -158,16 +158,16 @@ class PerGradient(Rule):
     def start(self) -> float:
         return self.inner.start()
 
-    def bound(self, moving: float, round: int) -> Bound:
-        gradient = self.inner.bound(moving, round)
-        return Bound(gradient.value * self.reach(round), gradient.norm, gradient.value)
+    def clip(self, moving: float, round: int) -> Clip:
+        gradient = self.inner.clip(moving, round)
+        return Clip(gradient.value * self.reach(round), gradient.norm, gradient.value)
 
 
 @dataclass(frozen=True)
-class Quantile(Rule):
+class Quantile(ClipSchedule):
     """Follow the `target` quantile of update norms (Andrew et al. 2021), geometrically.
 
-    Client k's bit is 1 when its update needed no bounding. With b the noisy share of ones,
+    Client k's bit is 1 when its update needed no clipping. With b the noisy share of ones,
     C <- C exp(-lr (b - target)). Three ways to keep the bits private, which differ in who adds
     the noise; the releases account for them:
 
@@ -180,8 +180,8 @@ class Quantile(Rule):
     | edge | behaviour |
     |---|---|
     | target outside (0, 1) | BadInput |
-    | empty cohort | the share is pure noise; the bound moves all the same |
-    | bound far outside norms | moves by a factor e^(-lr (b - target)) a round, at most e^3 |
+    | empty cohort | the share is pure noise; the clip moves all the same |
+    | clip far outside norms | moves by a factor e^(-lr (b - target)) a round, at most e^3 |
     """
 
     value: float
@@ -191,22 +191,22 @@ class Quantile(Rule):
     flip: float = 0.0
 
     def __post_init__(self) -> None:
-        check("bound.value", self.value)
-        check("bound.quantile", self.target)
-        check("bound.lr", self.lr)
-        check("bound.bit_noise", self.noise)
-        check("bound.bit_epsilon", self.flip)
+        check("clip.value", self.value)
+        check("clip.quantile", self.target)
+        check("clip.lr", self.lr)
+        check("clip.bit_noise", self.noise)
+        check("clip.bit_epsilon", self.flip)
         if (self.noise > 0) == (self.flip > 0):
             raise BadInput(
-                f"bound.bit_noise is {self.noise} and bound.bit_epsilon {self.flip}: give exactly "
+                f"clip.bit_noise is {self.noise} and clip.bit_epsilon {self.flip}: give exactly "
                 "one, positive"
             )
 
     def start(self) -> float:
         return self.value
 
-    def bound(self, moving: float, round: int) -> Bound:
-        return Bound(moving)
+    def clip(self, moving: float, round: int) -> Clip:
+        return Clip(moving)
 
     @property
     def watched(self) -> Watched:
@@ -216,8 +216,8 @@ class Quantile(Rule):
             noise=self.noise,
             flip=self.flip,
             word="bits",
-            seen="the clients' bits (was the update within the bound?)",
-            key="bound.bit_noise",
+            seen="the clients' bits (was the update within the clip?)",
+            key="clip.bit_noise",
             setting=self.noise,
             remedy="raise it",
         )
@@ -233,23 +233,23 @@ class Quantile(Rule):
 
 
 @dataclass(frozen=True)
-class Median(Rule):
-    """Set the bound to the median of the clients' norms, from a noisy histogram (Abadi's rule).
+class Median(ClipSchedule):
+    """Set the clip to the median of the clients' norms, from a noisy histogram (Abadi's rule).
 
-    Clients send the norm of their unbounded gradient to a trusted curator (an enclave could take
+    Clients send the norm of their unclipped gradient to a trusted curator (an enclave could take
     that role), which counts them in bins fixed in advance, with edges 2^low ... 2^high, adds
     Gaussian noise of std `noise` to every count and publishes the counts, every `every` rounds.
-    The plan sets `noise` so that all histograms together stay within `budget`. The bound becomes
+    The plan sets `noise` so that all histograms together stay within `budget`. The clip becomes
     the upper edge of the bin in which the noisy cumulative count passes half.
 
-    Tracking can run away under local noise: a larger bound means more noise, worse gradients and
-    larger norms. `monotone` lets the bound only fall; `cap` limits it.
+    Tracking can run away under local noise: a larger clip means more noise, worse gradients and
+    larger norms. `monotone` lets the clip only fall; `cap` limits it.
 
     | edge | behaviour |
     |---|---|
     | low >= high, every < 1, cap below 2^low or the start | BadInput |
     | norm outside the bins | counted in the first or last one |
-    | all noisy counts negative | the bound stays |
+    | all noisy counts negative | the clip stays |
     """
 
     value: float
@@ -262,20 +262,18 @@ class Median(Rule):
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        check("bound.value", self.value)
-        check("bound.low", self.low)
-        check("bound.high", self.high)
-        check("bound.every", self.every)
-        check("bound.cap", self.cap)
+        check("clip.value", self.value)
+        check("clip.low", self.low)
+        check("clip.high", self.high)
+        check("clip.every", self.every)
+        check("clip.cap", self.cap)
         if not self.low < self.high:
             raise BadInput(
-                f"bound.low and bound.high are {self.low} and {self.high}: powers of two with "
+                f"clip.low and clip.high are {self.low} and {self.high}: powers of two with "
                 "-60 <= low < high <= 60 are needed"
             )
         if not self.cap >= max(self.value, 2.0**self.low):
-            raise BadInput(
-                f"bound.cap is {self.cap}: at least bound.value and 2^bound.low are needed"
-            )
+            raise BadInput(f"clip.cap is {self.cap}: at least clip.value and 2^clip.low are needed")
 
     @property
     def watched(self) -> Watched:
@@ -288,7 +286,7 @@ class Median(Rule):
             every=self.every,
             word="norms",
             seen="the clients' gradient norms in bins",
-            key="bound.epsilon",
+            key="clip.epsilon",
             setting=self.budget.epsilon,
             remedy="lower it",
         )
@@ -309,8 +307,8 @@ class Median(Rule):
     def start(self) -> float:
         return self.value
 
-    def bound(self, moving: float, round: int) -> Bound:
-        return Bound(moving)
+    def clip(self, moving: float, round: int) -> Clip:
+        return Clip(moving)
 
     def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
         """One-hot rows [K, width]: the bin of each client's norm."""
@@ -327,6 +325,6 @@ class Median(Rule):
         return min(moving, median) if self.monotone else median
 
 
-def _check_bound(value: float, norm: Norm) -> None:
-    check("bound.value", value)
-    one_of("bound.norm", norm, Norm)
+def _check_clip(value: float, norm: Norm) -> None:
+    check("clip.value", value)
+    one_of("clip.norm", norm, Norm)

@@ -1,7 +1,7 @@
-"""Adaptive bounds under local DP that somebody trusted watches, and what that adds to a line.
+"""Adaptive clips under local DP that somebody trusted watches, and what that adds to a line.
 
-The server sees clients' reports and the bound, which a curator's noisy sums move: the line against
-it is the composition of both. Neither part stands alone, since the bound that shapes later reports
+The server sees clients' reports and the clip, which a curator's noisy sums move: the line against
+it is the composition of both. Neither part stands alone, since the clip that shapes later reports
 depends on what was watched, and what is watched on earlier reports.
 """
 
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import MOST_NOISE
 from fedveil.privacy.accounting.claims import Relation, Trust
 from fedveil.privacy.accounting.composition import epsilon
@@ -38,7 +38,7 @@ class Curator:
         """A client's turn: its own report, and its part in what the curator publishes."""
         return GaussianWithCurator(report, self.release, self.most)
 
-    def on(self, line: Terms) -> Terms:
+    def on(self, line: BudgetLine) -> BudgetLine:
         """The line of reports as one of reports and what is watched, against the server."""
         first, *others = line.assumptions
         return replace(
@@ -48,7 +48,7 @@ class Curator:
             assumptions=(first, _SEEN.format(what=self.seen), *others),
         )
 
-    def check(self, base: Terms, count: int) -> None:
+    def check(self, base: BudgetLine, count: int) -> None:
         """Refuse a curator that leaves nothing of the line's budget for `count` reports."""
         budget, turns = base.budget, min(count, self.most)
         if math.isinf(budget.epsilon):
@@ -65,7 +65,7 @@ class Curator:
         )
 
 
-def curator_of(watched: Watched | None, base: Terms, rounds: int) -> Curator | None:
+def curator_of(watched: Watched | None, base: BudgetLine, rounds: int) -> Curator | None:
     """Who publishes what a schedule watches, if it is noised rather than flipped."""
     if watched is None or not watched.noise:
         return None

@@ -11,10 +11,10 @@ import torch
 
 from fedveil.checks import check, shown
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting.budget_line import Terms, claims_of
+from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Unit
-from fedveil.privacy.clip import Bound
-from fedveil.privacy.clip_schedules import Lengths, Rule
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip_schedules import ClipSchedule, Lengths
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.release import NOBODY, Asked, Release
 from fedveil.privacy.sampling import Counts, Sampler
@@ -25,11 +25,11 @@ from fedveil.privacy.steps import NoisySteps
 class PrivacyPlan:
     """How one run protects its clients.
 
-    Guarantee: when a round's cohort comes from `sampler`, rows are clipped by `rule` and go
+    Guarantee: when a round's cohort comes from `sampler`, rows are clipped by `schedule` and go
     through `release` as `training/exchange.py` and `training/round.py` have it, then what a client
     that took part n times may expect is in `claims`, and `permitted` rounds, of the `rounds` that
     are planned, stay within every line's budget. `Training` compares what it was given with what
-    `release` and `rule` require of it, and lines with parts (`check_lines`).
+    `release` and `schedule` require of it, and lines with parts (`check_lines`).
 
     `parameters` is the number of coordinates that are accounted, None where it does not matter.
     """
@@ -37,9 +37,9 @@ class PrivacyPlan:
     sampler: Sampler
     population: int
     rounds: int
-    rule: Rule | None = None
+    schedule: ClipSchedule | None = None
     release: Release = field(default_factory=Release)
-    lines: tuple[Terms, ...] = ()
+    lines: tuple[BudgetLine, ...] = ()
     parameters: int | None = None
 
     def __post_init__(self) -> None:
@@ -48,8 +48,8 @@ class PrivacyPlan:
         self.sampler.check(self.population)
         if not isinstance(self.release, Release):
             raise BadInput(f"release is {self.release!r}: a Release is needed")
-        if self.rule is not None:
-            check_schedule(self.rule)
+        if self.schedule is not None:
+            check_schedule(self.schedule)
         self.release.check(self)
         capped = getattr(self.sampler, "max_participations", None) is not None
         if capped and not self.release.counted:
@@ -70,11 +70,11 @@ class PrivacyPlan:
             if found is not None:
                 raise BadInput(
                     f"the plan's line about {line.covers} accounts for {line.event} and {found}: "
-                    "make plans with central, local_updates, local_steps or two_point, and do not "
+                    "make plans with central, client_noise, dp_sgd or two_point, and do not "
                     "change them"
                 )
 
-    def _difference(self, line: Terms) -> str | None:
+    def _difference(self, line: BudgetLine) -> str | None:
         """What the plan does otherwise than the line says, in words."""
         if line.share < self.sampler.share(self.population):
             return f"clients take part in {self.sampler.share(self.population)} of the rounds"
@@ -124,7 +124,7 @@ class PrivacyPlan:
         return self.lines[0].claim(0.0) if self.lines else None
 
     @property
-    def secret(self) -> bool:
+    def secure(self) -> bool:
         """Whether randomness is the operating system's: whether the claims say so."""
         return any(line.noise is NoiseSource.SECURE for line in self.lines)
 
@@ -189,35 +189,35 @@ class PrivacyPlan:
     @property
     def moves(self) -> bool:
         """Whether what clients send decides what the next round asks of them."""
-        watches = self.rule is not None and self.rule.watched is not None
+        watches = self.schedule is not None and self.schedule.watched is not None
         return watches or self.release.moves
 
     def start(self, params: torch.Tensor) -> torch.Tensor:
-        """What moves from round to round, before the first one: a bound's value, or ranges."""
-        value = [] if self.rule is None else [self.rule.start()]
+        """What moves from round to round, before the first one: a clip's value, or ranges."""
+        value = [] if self.schedule is None else [self.schedule.start()]
         return torch.cat([torch.tensor(value, dtype=torch.float64), self.release.start(params)])
 
-    def bound(self, moving: torch.Tensor, round: int) -> Bound | None:
-        """The bound in force in `round`."""
-        return None if self.rule is None else self.rule.bound(float(moving[0]), round)
+    def clip(self, moving: torch.Tensor, round: int) -> Clip | None:
+        """The clip in force in `round`."""
+        return None if self.schedule is None else self.schedule.clip(float(moving[0]), round)
 
     @property
     def width(self) -> int:
         """How many numbers a client is asked for beside its update."""
-        watched = None if self.rule is None else self.rule.watched
+        watched = None if self.schedule is None else self.schedule.watched
         return 0 if watched is None else watched.width
 
     def watch(self, lengths: Lengths, asked: Asked) -> torch.Tensor:
-        """What each client sends for an adaptive bound, [K, width]: cut, and flipped if need be."""
-        clients, rule = len(asked.ids), self.rule
-        watched = None if rule is None else rule.watched
-        if rule is None or watched is None or not watched.due(asked.round):
+        """What each client sends for an adaptive clip, [K, width]: cut, and flipped if need be."""
+        clients, schedule = len(asked.ids), self.schedule
+        watched = None if schedule is None else schedule.watched
+        if schedule is None or watched is None or not watched.due(asked.round):
             return torch.zeros(clients, self.width, dtype=torch.float64)
-        rows = watched.cut(rule.watch(lengths, asked.round), clients)
+        rows = watched.cut(schedule.watch(lengths, asked.round), clients)
         if watched.flip:
             keys = asked.streams.keys("client-bits", asked.round, asked.ids)
             return watched.flipped(rows, keys)
-        return watched.aligned(rows) if asked.streams.secret else rows
+        return watched.aligned(rows) if asked.streams.secure else rows
 
     def move(
         self,
@@ -230,25 +230,25 @@ class PrivacyPlan:
     ) -> torch.Tensor:
         """The moving state for the next round, from what was watched and the models released.
 
-        What was watched gets its noise here: a rule sees nothing else of it.
+        What was watched gets its noise here: a schedule sees nothing else of it.
         """
-        if self.rule is None:
+        if self.schedule is None:
             return self.release.move(moving, before, after)
-        told = self.rule.watched
+        told = self.schedule.watched
         if told is None or not told.due(round):
             return moving
         noisy = told.noisy(watched, streams.keys(told.word, round, NOBODY))
-        value = self.rule.move(float(moving[0]), noisy, self.expected, round)
+        value = self.schedule.move(float(moving[0]), noisy, self.expected, round)
         return torch.tensor([value], dtype=torch.float64)
 
 
-def check_schedule(rule: Rule) -> None:
+def check_schedule(schedule: ClipSchedule) -> None:
     """Refuse what is no clip schedule: what it watches would not be accounted."""
-    if not isinstance(rule, Rule):
-        raise BadInput(f"the clip is {shown(rule)}: a ClipSchedule is needed")
+    if not isinstance(schedule, ClipSchedule):
+        raise BadInput(f"the clip is {shown(schedule)}: a ClipSchedule is needed")
 
 
-def check_deltas(lines: tuple[Terms, ...], population: int) -> None:
+def check_deltas(lines: tuple[BudgetLine, ...], population: int) -> None:
     """Refuse a delta that large that it would allow publishing somebody outright."""
     for line in lines:
         if line.budget.delta >= 1 / population:

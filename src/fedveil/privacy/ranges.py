@@ -44,17 +44,17 @@ class Ranges:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.centre):
-            raise BadInput(f"bound.centre is {self.centre}: a finite number is needed")
+            raise BadInput(f"clip.centre is {self.centre}: a finite number is needed")
         if self.radius is None:
             if not self.adaptive or self.perturb is not Perturb.WEIGHTS:
-                raise BadInput("bound.radius is missing: only adaptive ranges of weights need none")
+                raise BadInput("clip.radius is missing: only adaptive ranges of weights need none")
         elif not (self.radius >= SMALLEST and math.isfinite(self.radius)):
-            raise BadInput(f"bound.radius is {self.radius}: at least {SMALLEST} is needed")
+            raise BadInput(f"clip.radius is {self.radius}: at least {SMALLEST} is needed")
         if not (self.growth >= 1 and math.isfinite(self.growth)):
-            raise BadInput(f"bound.growth is {self.growth}: a number >= 1 is needed")
+            raise BadInput(f"clip.growth is {self.growth}: a number >= 1 is needed")
         if self.perturb is Perturb.UPDATE and self.centre != 0:
             raise BadInput(
-                f"bound.centre is {self.centre}: updates are centred on the model sent, so leave "
+                f"clip.centre is {self.centre}: updates are centred on the model sent, so leave "
                 "it out"
             )
 

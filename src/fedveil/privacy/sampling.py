@@ -77,7 +77,7 @@ class Poisson:
 
     rate: float
     relation: ClassVar[Relation] = Relation.ZERO_OUT
-    assumption: ClassVar[str] = "clients join each round independently; who joined is kept secret"
+    assumption: ClassVar[str] = "clients join each round independently; who joined is kept secure"
 
     def __post_init__(self) -> None:
         check("sample.rate", self.rate)
@@ -127,7 +127,7 @@ class FixedSize:
     size: int
     max_participations: int | None = None
     relation: ClassVar[Relation] = Relation.REPLACE
-    assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secret"
+    assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secure"
 
     def __post_init__(self) -> None:
         check("sample.size", self.size)
@@ -173,7 +173,7 @@ class RoundRobin:
     |---|---|
     | size < 1 or not whole | BadInput |
     | size > population | BadInput in `check` |
-    | size does not divide the population | turns wrap around; the bound stays |
+    | size does not divide the population | turns wrap around; the clip stays |
     """
 
     size: int

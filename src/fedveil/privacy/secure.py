@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Trust
 from fedveil.privacy.noise.grid import delta_of_sampler
 from fedveil.privacy.plan import PrivacyPlan
@@ -19,7 +19,7 @@ SECURE = (
     "server's memory or measures its time"
 )
 DIAGNOSTICS = (
-    "the share of bounded updates, signal/noise, cohort sizes and refused reports were recorded as "
+    "the share of clipped updates, signal/noise, cohort sizes and refused reports were recorded as "
     "asked for: they are computed from private data and outside this claim"
 )
 
@@ -53,7 +53,9 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
     )
 
 
-def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Terms:
+def _secure(
+    line: BudgetLine, plan: PrivacyPlan, parameters: int, *, diagnostics: bool
+) -> BudgetLine:
     whole = line.budget.delta / (1 - SLIP)
     draws = _reports(line, plan) * parameters + plan.width + plan.population
     slip = whole - line.budget.delta
@@ -76,7 +78,7 @@ def _secure(line: Terms, plan: PrivacyPlan, parameters: int, *, diagnostics: boo
     )
 
 
-def _reports(line: Terms, plan: PrivacyPlan) -> int:
+def _reports(line: BudgetLine, plan: PrivacyPlan) -> int:
     """How many clients' reports of a round hide one of them: its own, or all that are shuffled."""
     if line.trust is not Trust.SHUFFLED:
         return 1

@@ -24,8 +24,8 @@ class NoisySteps:
     nominal: int | None = None
 
     def __post_init__(self) -> None:
-        check("local.rate", self.rate)
-        check("local.steps", self.steps)
+        check("client.rate", self.rate)
+        check("client.steps", self.steps)
         check("noise.multiplier", self.multiplier)
         if self.nominal is not None:
-            check("local.nominal", self.nominal)
+            check("client.nominal", self.nominal)

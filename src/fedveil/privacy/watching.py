@@ -104,7 +104,7 @@ class Watched:
         return total
 
     def aligned(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows cut to the grid of secret noise, so that their sum is exact."""
+        """Rows cut to the grid of secure noise, so that their sum is exact."""
         if not self.noise:
             return rows
         return GaussianMechanism(self.noise).grid(self.noise, self.width).cut_(rows.clone())

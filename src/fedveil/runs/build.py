@@ -19,6 +19,7 @@ from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, S
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
 from fedveil.runs.sections import (
+    ClientSection,
     DataSection,
     DpSgdSection,
     EveryoneSection,
@@ -26,19 +27,18 @@ from fedveil.runs.sections import (
     GaussianSection,
     GradientSection,
     LaplaceSection,
-    LocalSection,
     PoissonSection,
     RoundRobinSection,
     SampleSection,
     ServerSection,
 )
 from fedveil.training.batches import Batches
-from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.server import AdamServer, ServerOptimizer, SgdServer, Weights
 from fedveil.training.session import Training
-from fedveil.training.work import Decay, LocalSgd, LocalWork, OneGradient
+from fedveil.training.work import ClientSgd, ClientWork, Decay, OneGradient
 
 _DIVISION = (
     "clients",
@@ -67,7 +67,7 @@ def build(
     the same recipe with another seed.
     """
     check_values(recipe)
-    work, server, sampler = _work(recipe.local), _server(recipe.server), _sampler(recipe.sample)
+    work, server, sampler = _work(recipe.client), _server(recipe.server), _sampler(recipe.sample)
     data = data_of(recipe, data_root) if data is None else data
     torch.set_num_threads(1)  # cores are used by workers
     hidden = tuple(recipe.model.hidden or ())
@@ -87,7 +87,7 @@ def build(
         task=task,
         data=data,
         plan=plan,
-        work=work or _dp_sgd(recipe.local, plan),
+        work=work or _dp_sgd(recipe.client, plan),
         server=server,
         weights=Weights(recipe.server.weights),
         seed=recipe.seed,
@@ -102,11 +102,11 @@ def build(
 def resolved(recipe: Recipe, training: Training) -> Recipe:
     """The recipe with every choice that was left open filled in, so that it can be repeated.
 
-    Noise that clients do not have in common, or that updates share with an adaptive bound's bits,
+    Noise that clients do not have in common, or that updates share with an adaptive clip's bits,
     is no single multiplier of a recipe: it is found anew from the budget.
     """
     noise, plan = recipe.noise, training.plan
-    multiplier = plan.release.setting(plan.rule)
+    multiplier = plan.release.setting(plan.schedule)
     if isinstance(noise, GaussianSection | LaplaceSection) and multiplier is not None:
         noise = noise.model_copy(update={"multiplier": multiplier})
     engine = training.engine
@@ -210,7 +210,7 @@ def _sampler(section: SampleSection) -> Sampler:
             return Everyone()
 
 
-def _work(section: LocalSection) -> LocalWork | None:
+def _work(section: ClientSection) -> ClientWork | None:
     """The local work, or None for DP-SGD, whose noise the plan has yet to find."""
     if isinstance(section, DpSgdSection):
         return None
@@ -220,21 +220,21 @@ def _work(section: LocalSection) -> LocalWork | None:
     decay = None
     if section.mu is not None or section.gamma is not None:
         if section.mu is None or section.gamma is None or section.lr is not None:
-            raise BadInput("give local.lr, or both local.mu and local.gamma, not a mixture")
+            raise BadInput("give client.lr, or both client.mu and client.gamma, not a mixture")
         if section.steps is None:
-            raise BadInput("local.mu and local.gamma count local steps: give local.steps")
+            raise BadInput("client.mu and client.gamma count local steps: give client.steps")
         decay = Decay(section.mu, section.gamma)
     elif section.lr is None:
-        raise BadInput("local.lr is missing")
+        raise BadInput("client.lr is missing")
     lr = section.lr if decay is None or section.lr is not None else decay.rate(0)
-    return LocalSgd(batches, lr or 0.0, section.momentum, section.weight_decay, decay)
+    return ClientSgd(batches, lr or 0.0, section.momentum, section.weight_decay, decay)
 
 
-def _dp_sgd(section: LocalSection, plan: PrivacyPlan) -> LocalWork:
+def _dp_sgd(section: ClientSection, plan: PrivacyPlan) -> ClientWork:
     steps = plan.steps
     if not isinstance(section, DpSgdSection) or steps is None:
         raise AssertionError("only DP-SGD is made from its plan")
-    return LocalDpSgd(steps, section.lr)
+    return ClientDpSgd(steps, section.lr)
 
 
 def _server(section: ServerSection) -> ServerOptimizer:

@@ -21,7 +21,7 @@ def diagnose(history: list[dict[str, Any]]) -> list[str]:
     broken = [line["round"] for line in history if not _finite(line.get("loss", 0.0))]
     if broken:
         return [
-            f"the loss is not finite from round {broken[0]} on: lower local.lr or server.lr",
+            f"the loss is not finite from round {broken[0]} on: lower client.lr or server.lr",
             *notes,
         ]
     gain = 1 - losses[-1] / losses[0] if losses[0] > 0 else 0.0
@@ -30,10 +30,10 @@ def diagnose(history: list[dict[str, Any]]) -> list[str]:
     notes.insert(0, _verdict(losses))
     shares = [line["clipped"] for line in rounds if line["clipped"] is not None]
     clipped = sum(shares) / len(shares) if shares else 0.0
-    if clipped >= _ALL and rounds[-1].get("bound") is not None:
+    if clipped >= _ALL and rounds[-1].get("clip") is not None:
         notes.append(
-            f"{clipped:.0%} of the updates were longer than the bound, {rounds[-1]['bound']:.4g}: "
-            "raise it, or lower local.lr or local.epochs"
+            f"{clipped:.0%} of the updates were longer than the clip, {rounds[-1]['clip']:.4g}: "
+            "raise it, or lower client.lr or client.epochs"
         )
     ratios = [line["snr"] for line in rounds if line["snr"] is not None]
     if ratios:
@@ -48,9 +48,9 @@ def diagnose(history: list[dict[str, Any]]) -> list[str]:
     if len(notes) == 1 and shares:
         worse = losses[-1] > losses[0] or losses[-1] > 1.5 * min(losses)
         notes.append(
-            "the steps overshoot: lower local.lr or server.lr"
+            "the steps overshoot: lower client.lr or server.lr"
             if worse
-            else "the steps are too small: raise local.lr, server.lr, local.epochs or rounds"
+            else "the steps are too small: raise client.lr, server.lr, client.epochs or rounds"
         )
     return notes
 
@@ -69,7 +69,7 @@ def _refusals(rounds: list[dict[str, Any]]) -> list[str]:
         return []
     return [
         f"{refused} of {reports} reports were not finite or of the wrong length and counted as "
-        "zero: lower local.lr, or look at the clients named in result.json"
+        "zero: lower client.lr, or look at the clients named in result.json"
     ]
 
 

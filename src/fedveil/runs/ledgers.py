@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.ledger.file import read_runs
 from fedveil.privacy.ledger.filter import curve_of
 from fedveil.privacy.ledger.ledger import Ledger
@@ -42,12 +42,12 @@ class Shared:
             if stored is None:
                 raise BadInput(f"--ledger {self.path} is a run's own ledger: name another file")
             check_common(self.path, self.common(plan.lines, data, stored))
-            seed = "" if training.plan.secret else str(training.seed)
+            seed = "" if training.plan.secure else str(training.seed)
             check_company(self.path, read_runs(self.path), seed, plan.counted_clients)
             verify(self.path)
         curve_of(plan.lines[0].event, plan.lines[0].relation)
 
-    def common(self, lines: tuple[Terms, ...], data: str, stored: Common | None) -> Common:
+    def common(self, lines: tuple[BudgetLine, ...], data: str, stored: Common | None) -> Common:
         """What a run of these lines would have in common with others on the ledger."""
         epsilon = self.epsilon
         if epsilon is None:
@@ -101,7 +101,7 @@ def _make_shared(
     path: Path,
     shared: Shared,
     about: dict[str, str],
-    lines: tuple[Terms, ...],
+    lines: tuple[BudgetLine, ...],
     permitted: int,
     clients: int,
 ) -> None:

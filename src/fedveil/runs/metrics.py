@@ -50,7 +50,7 @@ def _parsed(text: str) -> dict[str, Any] | None:
         return None
     if not isinstance(line, dict) or type(line.get("round")) is not int or "epsilon" not in line:
         return None
-    wanted = ("clients", "clipped", "snr", "refused", "bound") if line["round"] else ()
+    wanted = ("clients", "clipped", "snr", "refused", "clip") if line["round"] else ()
     numbers = [value for name, value in line.items() if name != "claim"]
     good = all(name in line for name in wanted) and all(
         value is None or isinstance(value, int | float) for value in numbers

@@ -9,14 +9,14 @@ from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Unit
-from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile, Rule
+from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import CentralNoise, central
-from fedveil.privacy.releases.client_noise import Published, local_updates
-from fedveil.privacy.releases.dp_sgd import local_steps
+from fedveil.privacy.releases.client_noise import Published, client_noise
+from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
@@ -26,20 +26,20 @@ from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections import (
     BudgetSection,
     DpSgdSection,
-    FixedBoundSection,
+    FixedClipSection,
     GaussianSection,
     LaplaceSection,
-    MedianBoundSection,
-    PolyBoundSection,
-    QuantileBoundSection,
-    RangeBoundSection,
+    MedianClipSection,
+    PolyClipSection,
+    QuantileClipSection,
+    RangeClipSection,
     TwoPointSection,
 )
-from fedveil.training.work import LocalSgd, LocalWork
+from fedveil.training.work import ClientSgd, ClientWork
 
 
 def plan_of(
-    recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None, task: Task
+    recipe: Recipe, sampler: Sampler, clients: int, work: ClientWork | None, task: Task
 ) -> PrivacyPlan:
     """The plan a recipe describes; sections that do not go together are refused.
 
@@ -66,22 +66,22 @@ def _budget(recipe: Recipe, epsilon: float) -> Budget:
 
 
 def _plan_of(
-    recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None, task: Task
+    recipe: Recipe, sampler: Sampler, clients: int, work: ClientWork | None, task: Task
 ) -> PrivacyPlan:
     rounds, noise = recipe.total_rounds, recipe.noise
-    if isinstance(recipe.bound, RangeBoundSection):
-        return _two_point_plan(recipe, recipe.bound, sampler, clients, task)
-    if isinstance(recipe.local, DpSgdSection):
-        return _dp_sgd_plan(recipe, recipe.local, sampler, clients)
-    rule = _rule(recipe, sampler, clients, work)
-    if rule is None or not isinstance(noise, GaussianSection | LaplaceSection):
-        return unprotected(sampler, clients, rounds=rounds, rule=rule)
+    if isinstance(recipe.clip, RangeClipSection):
+        return _two_point_plan(recipe, recipe.clip, sampler, clients, task)
+    if isinstance(recipe.client, DpSgdSection):
+        return _dp_sgd_plan(recipe, recipe.client, sampler, clients)
+    schedule = _schedule(recipe, sampler, clients, work)
+    if schedule is None or not isinstance(noise, GaussianSection | LaplaceSection):
+        return unprotected(sampler, clients, rounds=rounds, schedule=schedule)
     if isinstance(noise, GaussianSection) and not noise.claim:
         return PrivacyPlan(
             sampler=sampler,
             population=clients,
             rounds=rounds,
-            rule=rule,
+            schedule=schedule,
             release=CentralNoise(GaussianMechanism(noise.multiplier or 0.0), sampler.relation),
         )
     budget = _section(recipe)
@@ -91,16 +91,16 @@ def _plan_of(
         return central(
             sampler,
             clients,
-            rule,
+            schedule,
             rounds=rounds,
             budget=_budget(recipe, budget.epsilon),
             multiplier=noise.multiplier,
         )
     epsilons = budget.epsilons or [budget.epsilon]
-    return local_updates(
+    return client_noise(
         sampler,
         clients,
-        rule,
+        schedule,
         laplace=isinstance(noise, LaplaceSection),
         rounds=rounds,
         budgets=tuple(_budget(recipe, e) for e in epsilons),
@@ -118,20 +118,20 @@ _RESAMPLED = (
 
 def _check_sections(recipe: Recipe) -> None:
     """Refuse sections that contradict each other."""
-    if recipe.data.resample is not None and recipe.local.kind == "dp-sgd":
+    if recipe.data.resample is not None and recipe.client.kind == "dp-sgd":
         raise BadInput(
             f"data.resample is {recipe.data.resample} and the claim is about one record, of which "
             "a client may then have several copies: leave it out"
         )
-    noise, bound, budget = recipe.noise, recipe.bound, recipe.budget
+    noise, clip, budget = recipe.noise, recipe.clip, recipe.budget
     claimed = noise.kind != "none" and getattr(noise, "claim", True)
     if budget is not None and not claimed:
         raise BadInput(
             "budget is given and nothing is claimed (noise.kind 'none' or noise.claim = false): "
             "leave the budget out (--set budget=none) or add noise that is claimed"
         )
-    if noise.kind != "none" and bound is None:
-        raise BadInput(f"noise.kind is {noise.kind!r} without a [bound]: noise protects nobody")
+    if noise.kind != "none" and clip is None:
+        raise BadInput(f"noise.kind is {noise.kind!r} without a [clip]: noise protects nobody")
     if claimed and budget is None:
         raise BadInput(
             f"noise.kind is {noise.kind!r} without a [budget]: give at least budget.delta"
@@ -151,10 +151,10 @@ def _check_sections(recipe: Recipe) -> None:
             f"engine.checkpoint is {recipe.engine.checkpoint}: with secure noise every round that "
             "is lost is charged again, so a checkpoint is written after each; leave it out"
         )
-    if (noise.kind == "two-point") != (bound is not None and bound.kind == "range"):
-        raise BadInput("bound.kind 'range' and noise.kind 'two-point' go together")
-    if (recipe.local.kind == "dp-sgd") != (getattr(noise, "where", "") == "training"):
-        raise BadInput("local.kind 'dp-sgd' and noise.where = 'training' go together")
+    if (noise.kind == "two-point") != (clip is not None and clip.kind == "range"):
+        raise BadInput("clip.kind 'range' and noise.kind 'two-point' go together")
+    if (recipe.client.kind == "dp-sgd") != (getattr(noise, "where", "") == "training"):
+        raise BadInput("client.kind 'dp-sgd' and noise.where = 'training' go together")
     if recipe.shuffle is not None and noise.kind != "two-point":
         raise BadInput("[shuffle] is for noise.kind = 'two-point'")
     if getattr(noise, "c2", None) is not None and not (budget is not None and budget.as_published):
@@ -172,15 +172,17 @@ def _section(recipe: Recipe) -> BudgetSection:
     return recipe.budget
 
 
-def _rule(recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None) -> Rule | None:
-    match recipe.bound:
-        case FixedBoundSection(value=value, norm=norm, each=each):
+def _schedule(
+    recipe: Recipe, sampler: Sampler, clients: int, work: ClientWork | None
+) -> ClipSchedule | None:
+    match recipe.clip:
+        case FixedClipSection(value=value, norm=norm, each=each):
             return _per_gradient(Fixed(value, Norm(norm)), each, work, recipe)
-        case PolyBoundSection(value=value, power=power, norm=norm, each=each) as section:
+        case PolyClipSection(value=value, power=power, norm=norm, each=each) as section:
             floor = value / 1000 if section.floor is None else section.floor
-            rule = Poly(value, power, recipe.total_rounds, floor, Norm(norm))
-            return _per_gradient(rule, each, work, recipe)
-        case QuantileBoundSection() as section:
+            schedule = Poly(value, power, recipe.total_rounds, floor, Norm(norm))
+            return _per_gradient(schedule, each, work, recipe)
+        case QuantileClipSection() as section:
             noise = section.bit_noise
             if noise is None and section.bit_epsilon is None:
                 noise = sampler.expected(clients) / 20
@@ -191,7 +193,7 @@ def _rule(recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None
                 noise or 0.0,
                 section.bit_epsilon or 0.0,
             )
-        case MedianBoundSection() as section:
+        case MedianClipSection() as section:
             return Median(
                 section.value,
                 section.low,
@@ -204,22 +206,24 @@ def _rule(recipe: Recipe, sampler: Sampler, clients: int, work: LocalWork | None
     return None
 
 
-def _per_gradient(rule: Fixed | Poly, each: str, work: LocalWork | None, recipe: Recipe) -> Rule:
+def _per_gradient(
+    schedule: Fixed | Poly, each: str, work: ClientWork | None, recipe: Recipe
+) -> ClipSchedule:
     if each == "update":
-        return rule
-    if not isinstance(work, LocalSgd):
-        raise BadInput("bound.each = 'gradient' needs local.kind = 'sgd'")
+        return schedule
+    if not isinstance(work, ClientSgd):
+        raise BadInput("clip.each = 'gradient' needs client.kind = 'sgd'")
     work.reach(1)
     if recipe.budget is not None and recipe.budget.as_published:
         steps = work.batches.steps or 1
-        return PerGradient(rule, lambda round: steps * work.rate(0, 1))
-    return PerGradient(rule, work.reach)
+        return PerGradient(schedule, lambda round: steps * work.rate(0, 1))
+    return PerGradient(schedule, work.reach)
 
 
 def _published(recipe: Recipe) -> Published | None:
     if not _section(recipe).as_published:
         return None
-    per_gradient = getattr(recipe.bound, "each", "") == "gradient"
+    per_gradient = getattr(recipe.clip, "each", "") == "gradient"
     c2 = recipe.noise.c2 if isinstance(recipe.noise, GaussianSection) else None
     if per_gradient and isinstance(recipe.noise, GaussianSection) and c2 is None:
         raise BadInput("noise.c2 is missing: Fu's Gaussian formula leaves it open; 1.0 is common")
@@ -237,7 +241,7 @@ def _dealt(clients: int, groups: int, seed: int) -> npt.NDArray[np.int64] | None
 
 
 def _two_point_plan(
-    recipe: Recipe, section: RangeBoundSection, sampler: Sampler, clients: int, task: Task
+    recipe: Recipe, section: RangeClipSection, sampler: Sampler, clients: int, task: Task
 ) -> PrivacyPlan:
     budget, noise = _section(recipe), recipe.noise
     if not isinstance(noise, TwoPointSection):
@@ -257,7 +261,7 @@ def _two_point_plan(
         if outside > 0.5:
             raise BadInput(
                 f"the range {section.centre:g} +- {section.radius:g} excludes {outside:.0%} of the "
-                "model's first weights: widen bound.radius"
+                "model's first weights: widen clip.radius"
             )
     return two_point(
         sampler,
@@ -271,25 +275,25 @@ def _two_point_plan(
 
 
 def _dp_sgd_plan(
-    recipe: Recipe, local: DpSgdSection, sampler: Sampler, clients: int
+    recipe: Recipe, client: DpSgdSection, sampler: Sampler, clients: int
 ) -> PrivacyPlan:
-    bound, noise, budget = recipe.bound, recipe.noise, _section(recipe)
-    if not isinstance(bound, FixedBoundSection) or not isinstance(noise, GaussianSection):
-        raise BadInput("local.kind 'dp-sgd' takes a fixed bound per example and Gaussian noise")
-    if bound.norm != "l2" or bound.each != "update":
+    clip, noise, budget = recipe.clip, recipe.noise, _section(recipe)
+    if not isinstance(clip, FixedClipSection) or not isinstance(noise, GaussianSection):
+        raise BadInput("client.kind 'dp-sgd' takes a fixed clip per example and Gaussian noise")
+    if clip.norm != "l2" or clip.each != "update":
         raise BadInput(
-            "under dp-sgd bound.value bounds each example's gradient in L2: leave out "
-            "bound.norm and bound.each"
+            "under dp-sgd clip.value clips each example's gradient in L2: leave out "
+            "clip.norm and clip.each"
         )
     if budget.as_published or budget.epsilons:
         raise BadInput("budget.as_published and budget.epsilons have no meaning for dp-sgd")
-    return local_steps(
+    return dp_sgd(
         sampler,
         clients,
-        bound.value,
-        rate=local.rate,
-        steps=local.steps,
-        nominal=local.nominal,
+        clip.value,
+        rate=client.rate,
+        steps=client.steps,
+        nominal=client.nominal,
         rounds=recipe.total_rounds,
         budget=_budget(recipe, budget.epsilon),
         multiplier=noise.multiplier,

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 from fedveil.checks import VALUES, check, check_workers
 from fedveil.errors import BadInput
 from fedveil.runs.sections import (
-    BoundSection,
     BudgetSection,
+    ClientSection,
+    ClipSection,
     DataSection,
     EngineSection,
     EvaluateSection,
-    LocalSection,
     ModelSection,
     NoiseSection,
     NoNoiseSection,
@@ -29,7 +29,9 @@ from fedveil.runs.sections import (
 
 DEFAULT = "central"
 
-_BY_KIND = ("sample", "local", "bound", "noise")
+_BY_KIND = ("sample", "client", "clip", "noise")
+_OLD_SECTIONS = {"bound": "clip", "local": "client"}
+_OLD_NAMES = {"local": "dp-sgd"}
 _LARGEST, _DEEPEST = 1 << 18, 100  # bytes of a file, parts of a key
 
 _SHOWN = reprlib.Repr()
@@ -39,7 +41,7 @@ _SHOWN.maxstring = _SHOWN.maxother = 100
 class Recipe(Section):
     """A run, as its author wrote it.
 
-    `iterations` may stand for `rounds`: the local steps over all rounds, T = rounds x local.steps.
+    `iterations` may stand for `rounds`: the local steps over all rounds, T = rounds x client.steps.
     """
 
     name: str
@@ -49,8 +51,8 @@ class Recipe(Section):
     data: DataSection
     model: ModelSection
     sample: SampleSection
-    local: LocalSection
-    bound: BoundSection | None = None
+    client: ClientSection
+    clip: ClipSection | None = None
     noise: NoiseSection = NoNoiseSection(kind="none")
     budget: BudgetSection | None = None
     shuffle: ShuffleSection | None = None
@@ -84,11 +86,14 @@ def shipped() -> list[dict[str, str]]:
 def load_recipe(source: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
     """Read a shipped recipe by name, or a file by path, and apply `section.key=value` overrides.
 
-    Setting a section's `kind` starts that section anew, so that no key of the old kind is left
+    Setting a section's `kind` clears that section first, so that no key of the old kind is left
     behind; `section=none` and `section.key=none` leave something out.
     """
     raw = _read(source)
     _apply(raw, overrides)
+    for old, new in _OLD_SECTIONS.items():
+        if old in raw:
+            raise BadInput(f"recipe {source}: {old!r} is now called {new!r}: rename the section")
     _check_numbers(raw)
     try:
         recipe = Recipe.model_validate(raw)
@@ -132,14 +137,14 @@ def _check_numbers(raw: dict[str, Any]) -> None:
 def _with_rounds(recipe: Recipe) -> Recipe:
     """The recipe with `rounds` filled in from `iterations`, if that was given."""
     if (recipe.rounds is None) == (recipe.iterations is None):
-        raise BadInput("give rounds, or iterations (rounds x local.steps), and not both")
+        raise BadInput("give rounds, or iterations (rounds x client.steps), and not both")
     if recipe.iterations is None:
         return recipe
-    steps = getattr(recipe.local, "steps", None)
+    steps = getattr(recipe.client, "steps", None)
     if steps is None or steps < 1 or recipe.iterations % steps:
         raise BadInput(
-            f"iterations is {recipe.iterations}, not a multiple of local.steps, {steps}: every "
-            "round takes local.steps of them"
+            f"iterations is {recipe.iterations}, not a multiple of client.steps, {steps}: every "
+            "round takes client.steps of them"
         )
     rounds = recipe.iterations // steps
     check("rounds", rounds)
@@ -173,6 +178,8 @@ def _read(source: str) -> dict[str, Any]:
             raise BadInput(f"recipe {source} cannot be read: {e}") from e
     else:
         names = [recipe["name"] for recipe in shipped()]
+        if source in _OLD_NAMES:
+            raise BadInput(f"recipe {source!r} is now called {_OLD_NAMES[source]!r}")
         if source not in names:
             raise BadInput(
                 f"recipe {source!r} is unknown: use one of {', '.join(names)}, or a .toml file"

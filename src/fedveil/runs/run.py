@@ -139,7 +139,7 @@ class Run:
             for result in self.training.rounds(done.state, ledger):
                 line = result.numbers(diagnostics=self._diagnostics)
                 if not self._diagnostics:
-                    line["seconds"] = None  # grows with the cohort, which is secret
+                    line["seconds"] = None  # grows with the cohort, which is secure
                 shown = result.refused if self._diagnostics else ()
                 names = [self.training.data.client_name(client) for client in shown]
                 done.add(Round(line, result.clients, names), result.state)
@@ -274,7 +274,7 @@ class Run:
     def _diagnostics(self) -> bool:
         """Whether what is computed from private data is shown and kept."""
         asked = self.recipe.evaluate.diagnostics
-        return not self.training.plan.secret if asked is None else asked
+        return not self.training.plan.secure if asked is None else asked
 
     @property
     def _ledger_path(self) -> Path:
@@ -285,8 +285,8 @@ class Run:
         return {
             "recipe": recipe_digest(self.recipe),
             "data": self.training.data.fingerprint,
-            "noise": "secure" if self.training.plan.secret else "seeded",
-            "seed": "" if self.training.plan.secret else str(self.training.seed),
+            "noise": "secure" if self.training.plan.secure else "seeded",
+            "seed": "" if self.training.plan.secure else str(self.training.seed),
         }
 
     def _recipe_text(self) -> str:

@@ -112,13 +112,13 @@ class DpSgdSection(Section):
     nominal: int | None = None
 
 
-LocalSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
+ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
 
 Each = Literal["update", "gradient"]
 
 
-class FixedBoundSection(Section):
-    """The same bound in every round, on the update or on every local gradient."""
+class FixedClipSection(Section):
+    """The same clip in every round, on the update or on every local gradient."""
 
     kind: Literal["fixed"]
     value: float
@@ -126,7 +126,7 @@ class FixedBoundSection(Section):
     each: Each = "update"
 
 
-class PolyBoundSection(Section):
+class PolyClipSection(Section):
     """value x (1 - t/T)^power, never below `floor` (left out: a thousandth of value)."""
 
     kind: Literal["poly"]
@@ -137,7 +137,7 @@ class PolyBoundSection(Section):
     each: Each = "update"
 
 
-class QuantileBoundSection(Section):
+class QuantileClipSection(Section):
     """Follow a quantile of norms; bits noised by server or curator, or by the client itself.
 
     `bit_noise` left out, without `bit_epsilon`, is a twentieth of the clients per round.
@@ -151,7 +151,7 @@ class QuantileBoundSection(Section):
     bit_epsilon: float | None = None
 
 
-class MedianBoundSection(Section):
+class MedianClipSection(Section):
     """The median of a curator's noisy histogram of norms, bins at 2^low ... 2^high."""
 
     kind: Literal["median"]
@@ -165,7 +165,7 @@ class MedianBoundSection(Section):
     cap: float = float("inf")
 
 
-class RangeBoundSection(Section):
+class RangeClipSection(Section):
     """Per-layer ranges [centre - radius, centre + radius] for two-point reports.
 
     `radius` left out, for adaptive ranges of weights, is taken from the first model.
@@ -179,12 +179,8 @@ class RangeBoundSection(Section):
     growth: float = 1.0
 
 
-BoundSection = Annotated[
-    FixedBoundSection
-    | PolyBoundSection
-    | QuantileBoundSection
-    | MedianBoundSection
-    | RangeBoundSection,
+ClipSection = Annotated[
+    FixedClipSection | PolyClipSection | QuantileClipSection | MedianClipSection | RangeClipSection,
     Field(discriminator="kind"),
 ]
 
@@ -265,7 +261,7 @@ class ServerSection(Section):
 class EvaluateSection(Section):
     """When the model is measured on the test split.
 
-    `diagnostics` are computed from clients' private data: shares bounded, signal/noise, cohort
+    `diagnostics` are computed from clients' private data: shares clipped, signal/noise, cohort
     sizes, refused reports. Left out, they are recorded with seeded noise and not with secure noise.
     """
 

@@ -10,18 +10,18 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import Unit
-from fedveil.privacy.clip_schedules import Rule
+from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.server import Weights
-from fedveil.training.work import LocalSgd, LocalWork, OneGradient
+from fedveil.training.work import ClientSgd, ClientWork, OneGradient
 
 _STEPS_LOOKED_AT = 1 << 16
 _ROUNDING = 1e-9
 
 
 def check_agreement(
-    plan: PrivacyPlan, work: LocalWork, task: Task, data: FederatedData, weights: Weights
+    plan: PrivacyPlan, work: ClientWork, task: Task, data: FederatedData, weights: Weights
 ) -> None:
     """Refuse what the plan's account is not about.
 
@@ -29,9 +29,9 @@ def check_agreement(
     |---|---|
     | a plan changed by hand | its lines account for what its parts do |
     | data | they have as many clients as the plan; delta is below 1 / records at record level |
-    | a plan for DP-SGD | the work is `LocalDpSgd` itself, with the plan's own steps |
+    | a plan for DP-SGD | the work is `ClientDpSgd` itself, with the plan's own steps |
     | DP-SGD | the plan is for it |
-    | a clip per gradient | the work is `LocalSgd`, and its rates add up to what is accounted |
+    | a clip per gradient | the work is `ClientSgd`, and its rates add up to what is accounted |
     | a median of norms | the work is one gradient, whose norm is not clipped before |
     | ranges, secure noise | the model has as many parameters as are accounted |
     | weights by examples | nothing is claimed about how many records a client has |
@@ -56,40 +56,40 @@ def check_agreement(
     if weights is Weights.EXAMPLES and reason:
         raise BadInput(f"server.weights is 'examples' {reason}: use 'uniform'")
     _check_steps(plan, work)
-    if plan.rule is not None:
-        _check_rule(plan.rule, plan.rounds, work)
+    if plan.schedule is not None:
+        _check_rule(plan.schedule, plan.rounds, work)
 
 
-def _check_steps(plan: PrivacyPlan, work: LocalWork) -> None:
+def _check_steps(plan: PrivacyPlan, work: ClientWork) -> None:
     """DP-SGD protects inside the work, so that the work is ours and takes the plan's steps."""
     steps = plan.steps
-    if steps is None and not isinstance(work, LocalDpSgd):
+    if steps is None and not isinstance(work, ClientDpSgd):
         return
-    if steps is None or type(work) is not LocalDpSgd:
-        raise BadInput("local.kind 'dp-sgd' and noise.where 'training' go together")
+    if steps is None or type(work) is not ClientDpSgd:
+        raise BadInput("client.kind 'dp-sgd' and noise.where 'training' go together")
     if work.noisy != steps:
         raise BadInput(
             f"the plan accounts for {steps} and the work takes {work.noisy}: make the work as "
-            "LocalDpSgd(plan.steps, lr=...)"
+            "ClientDpSgd(plan.steps, lr=...)"
         )
 
 
-def _check_rule(rule: Rule, rounds: int, work: LocalWork) -> None:
-    if rule.needs_raw_gradients and not isinstance(work, OneGradient):
+def _check_rule(schedule: ClipSchedule, rounds: int, work: ClientWork) -> None:
+    if schedule.needs_raw_gradients and not isinstance(work, OneGradient):
         raise BadInput(
-            "bound.kind 'median' needs the norms of unbounded gradients: use local.kind = "
+            "clip.kind 'median' needs the norms of unclipped gradients: use client.kind = "
             "'gradient'"
         )
-    if rule.rates_allowed(1) is None:
+    if schedule.rates_allowed(1) is None:
         return
-    if not isinstance(work, LocalSgd):
-        raise BadInput("bound.each = 'gradient' needs local.kind = 'sgd'")
+    if not isinstance(work, ClientSgd):
+        raise BadInput("clip.each = 'gradient' needs client.kind = 'sgd'")
     for round in _looked_at(rounds, work.batches.steps or 1):
-        taken, accounted = work.reach(round), rule.rates_allowed(round) or 0.0
+        taken, accounted = work.reach(round), schedule.rates_allowed(round) or 0.0
         if taken > accounted * (1 + _ROUNDING):
             raise BadInput(
                 f"the learning rates of round {round} add up to {taken:g} and the plan accounts "
-                f"for {accounted:g}: make the rule as PerGradient(clip, work.reach)"
+                f"for {accounted:g}: make the schedule as PerGradient(clip, work.reach)"
             )
 
 

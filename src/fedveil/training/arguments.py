@@ -42,7 +42,7 @@ def check_arguments(
     ):
         if not isinstance(value, kind):
             raise BadInput(f"{name} is {shown(value)}: a {kind.__name__} is needed")
-    _check_method("work", work, "updates", "LocalSgd, LocalDpSgd or OneGradient")
+    _check_method("work", work, "updates", "ClientSgd, ClientDpSgd or OneGradient")
     _check_method("server", server, "step", "SgdServer or AdamServer")
     one_of("server.weights", weights, Weights)
     if mode is not None:

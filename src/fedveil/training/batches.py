@@ -105,11 +105,11 @@ class Batches:
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
-            raise BadInput("give local.epochs or local.steps, not both and not neither")
+            raise BadInput("give client.epochs or client.steps, not both and not neither")
         for name, value in (("epochs", self.epochs), ("steps", self.steps)):
             if value is not None:
-                check(f"local.{name}", value)
-        check("local.batch", self.size)
+                check(f"client.{name}", value)
+        check("client.batch", self.size)
 
     def of(
         self,

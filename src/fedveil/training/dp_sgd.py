@@ -1,4 +1,4 @@
-"""DP-SGD inside every client: each example's gradient bounded, noise on every step."""
+"""DP-SGD inside every client: each example's gradient clipped, noise on every step."""
 
 import math
 from dataclasses import dataclass
@@ -9,21 +9,21 @@ import torch
 from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip import Bounded
+from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import KeySource, bits
 from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
-from fedveil.training.turn import Turn, bounded_
+from fedveil.training.turn import Turn, clip_rows_
 
 
 @dataclass(frozen=True)
-class LocalDpSgd:
+class ClientDpSgd:
     """DP-SGD from the round's model (Abadi et al. 2016; Naseri, algorithm 2).
 
-    `noisy` comes from the plan: `LocalDpSgd(plan.steps, lr=0.1)`. One step: every record joins
-    with its rate; the sum of the joined records' bounded gradients, plus N(0, (multiplier C)^2),
+    `noisy` comes from the plan: `ClientDpSgd(plan.steps, lr=0.1)`. One step: every record joins
+    with its rate; the sum of the joined records' clipped gradients, plus N(0, (multiplier C)^2),
     is divided by rate x n, where n is the client's public number of records, or the nominal one.
 
     Guarantee: one step is `PoissonSampled(rate, Gaussian(multiplier))` about one record, under
@@ -33,7 +33,7 @@ class LocalDpSgd:
     |---|---|
     | empty batch | a step of noise alone |
     | lr not positive | BadInput |
-    | no bound | cannot be: a plan without one is refused |
+    | no clip | cannot be: a plan without one is refused |
     """
 
     noisy: NoisySteps
@@ -43,9 +43,9 @@ class LocalDpSgd:
         if not isinstance(self.noisy, NoisySteps):
             raise BadInput(
                 f"DP-SGD with steps {self.noisy!r}: its rate, steps and noise are the plan's; make "
-                "it as LocalDpSgd(plan.steps, lr=...)"
+                "it as ClientDpSgd(plan.steps, lr=...)"
             )
-        check("local.lr", self.lr)
+        check("client.lr", self.lr)
 
     def visits(self, records: int) -> int:
         """How many records a client with `records` of them looks at in a round, on average."""
@@ -56,29 +56,29 @@ class LocalDpSgd:
         return max(1, math.ceil(self.noisy.rate * records))
 
     def whole(self, records: int) -> bool:
-        """Never: examples are bounded one by one."""
+        """Never: examples are clipped one by one."""
         return False
 
-    def updates(self, turn: Turn) -> Bounded:
+    def updates(self, turn: Turn) -> Clipped:
         """Run every client's steps side by side; the rows are private already."""
-        if turn.bound is None:
-            raise AssertionError("DP-SGD needs a bound on each example's gradient")
+        if turn.clip is None:
+            raise AssertionError("DP-SGD needs a clip on each example's gradient")
         cohort, round, streams, noisy = turn.cohort, turn.round, turn.streams, self.noisy
         mechanism = GaussianMechanism(noisy.multiplier)
-        sensitivity = turn.bound.sensitivity(Relation.ADD_REMOVE)
+        sensitivity = turn.clip.sensitivity(Relation.ADD_REMOVE)
         scales = np.full(len(cohort), noisy.multiplier * sensitivity)
         sizes = np.full(len(cohort), noisy.nominal) if noisy.nominal else cohort.sizes
         divisor = torch.from_numpy(noisy.rate * sizes.astype(np.float64)).float()[:, None]
         walk = turn.gradients.walk(turn.start, cohort, spanned=False)
         moved: torch.Tensor | None = None
         for step in range(noisy.steps):
-            total = walk.bounded_sum(moved, self.batch(cohort, round, step, streams), turn.bound)
+            total = walk.clipped_sum(moved, self.batch(cohort, round, step, streams), turn.clip)
             mechanism.add_(total, scales, streams.keys("step-noise", round, cohort.ids, step))
             total.div_(divisor).mul_(-self.lr)
             moved = total if moved is None else moved.add_(total)
         if moved is None:
             raise AssertionError("DP-SGD takes at least one step")
-        return bounded_(moved, None)
+        return clip_rows_(moved, None)
 
     def batch(self, cohort: CohortData, round: int, step: int, streams: KeySource) -> Batch:
         """Poisson batches, moved to the front and padded to the longest of the cohort.

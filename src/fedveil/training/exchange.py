@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clip import Bounded
+from fedveil.privacy.clip import Clipped
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.reports import Reports, Rows, Spanned, accept
 from fedveil.training.sums import CohortSum
 from fedveil.training.turn import Turn
-from fedveil.training.work import LocalWork
+from fedveil.training.work import ClientWork
 
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """What a block of K clients sends: reports, and what an adaptive bound collects [K, width].
+    """What a block of K clients sends: reports, and what an adaptive clip collects [K, width].
 
     `clipped` and `diverged` are the clients' own knowledge; they are counted as diagnostics.
     """
@@ -37,21 +37,21 @@ class Sent:
 
 @dataclass(frozen=True)
 class _Lengths:
-    """What an adaptive bound may watch."""
+    """What an adaptive clip may watch."""
 
     norms: torch.Tensor
     clipped: torch.Tensor
 
 
 def client_report(
-    work: LocalWork,
+    work: ClientWork,
     plan: PrivacyPlan,
     turn: Turn,
     before_noise: Callable[[Rows], None] = lambda rows: None,
 ) -> Sent:
     """Train, clip and, where clients protect themselves, randomise.
 
-    Guarantee: what is randomised is finite and within the bound, whoever wrote `work`. A client
+    Guarantee: what is randomised is finite and within the clip, whoever wrote `work`. A client
     that diverged sends a randomised zero: that it diverged is private as well.
     """
     done = work.updates(turn)
@@ -65,7 +65,7 @@ def client_report(
         return Sent(done, watched, done.clipped, diverged)
     rows, clipped = Rows.of(done.rows, turn.start.shape[-1]), done.clipped != 0
     if plan.release.randomises:
-        own = accept(rows, turn.bound)
+        own = accept(rows, turn.clip)
         clipped, diverged = clipped | own.clipped, own.refused
         before_noise(rows)
         plan.release.randomise_(rows.rows, turn)
@@ -84,10 +84,10 @@ def server_sum(
 
     Guarantee: every report passes `accept` before it counts: one that is not finite, of the wrong
     form or not of this plan is zero, and where the server adds the noise none is longer than the
-    bound. Reports that clients have randomised are not clipped again: noise is longer than a clip.
+    clip. Reports that clients have randomised are not clipped again: noise is longer than a clip.
     """
     reports, release = sent.reports, plan.release
-    accepted = accept(reports, None if release.counted else turn.bound)
+    accepted = accept(reports, None if release.counted else turn.clip)
     refused, clipped = accepted.refused, sent.clipped | accepted.clipped
     if isinstance(reports, Rows):
         refused = refused | release.read_(reports.rows, turn)
@@ -105,5 +105,5 @@ def server_sum(
         total.refused += tuple(int(c) for c in turn.ids[part][unusable[part]])
 
 
-def _lengths(done: Bounded | Spanned) -> torch.Tensor:
+def _lengths(done: Clipped | Spanned) -> torch.Tensor:
     return done.lengths if isinstance(done, Spanned) else done.norms

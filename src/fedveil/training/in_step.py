@@ -26,7 +26,7 @@ def fitting_together(training: Training) -> int:
 def _engine(training: Training) -> Serial | None:
     """What computes repetitions together; None if nothing does.
 
-    Not client by client, which secret noise always is, nor where a bound or range moves: that would
+    Not client by client, which secure noise always is, nor where a clip or range moves: that would
     be a different one for each repetition.
     """
     engine = training.engine

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from fedveil.privacy.clip import ROUNDING, Bound
+from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.gradients.choice import Walk
 
@@ -23,8 +23,8 @@ class Reports(Protocol):
         """Make those marked in `which` [K] zero."""
         ...
 
-    def clip_(self, bound: Bound, norms: torch.Tensor) -> torch.Tensor:
-        """Scale those that are too long down to the bound; which they were, bool [K]."""
+    def clip_(self, clip: Clip, norms: torch.Tensor) -> torch.Tensor:
+        """Scale those that are too long down to the clip; which they were, bool [K]."""
         ...
 
     def add_to_(self, total: torch.Tensor, weights: torch.Tensor) -> None:
@@ -60,8 +60,8 @@ class Rows:
     def zero_(self, which: torch.Tensor) -> None:
         self.rows[which] = 0.0
 
-    def clip_(self, bound: Bound, norms: torch.Tensor) -> torch.Tensor:
-        return bound.apply_(self.rows, norms).clipped
+    def clip_(self, clip: Clip, norms: torch.Tensor) -> torch.Tensor:
+        return clip.apply_(self.rows, norms).clipped
 
     def add_to_(self, total: torch.Tensor, weights: torch.Tensor) -> None:
         add_weighted_(total, self.rows, weights)
@@ -71,7 +71,7 @@ class Rows:
 class Spanned:
     """Updates that nobody looks at one by one: coordinates [K, width] in the span of a walk.
 
-    `clipped` tells whom a bound met on the way. A report is its coordinates times its scale;
+    `clipped` tells whom a clip met on the way. A report is its coordinates times its scale;
     `lengths` are those of the coordinates' rows, taken from above.
     """
 
@@ -91,8 +91,8 @@ class Spanned:
     def zero_(self, which: torch.Tensor) -> None:
         self.moved[which], self.lengths[which], self.scales[which] = 0.0, 0.0, 0.0
 
-    def clip_(self, bound: Bound, norms: torch.Tensor) -> torch.Tensor:
-        limit = bound.value * (1 - ROUNDING)
+    def clip_(self, clip: Clip, norms: torch.Tensor) -> torch.Tensor:
+        limit = clip.value * (1 - ROUNDING)
         self.scales *= (limit / norms).clamp_max(1.0)
         return norms > limit
 
@@ -108,26 +108,26 @@ class Accepted:
     refused: torch.Tensor
 
 
-def accept(reports: Reports, bound: Bound | None) -> Accepted:
-    """Make of whatever was sent reports that are finite and bounded, in place.
+def accept(reports: Reports, clip: Clip | None) -> Accepted:
+    """Make of whatever was sent reports that are finite and clipped, in place.
 
-    Guarantee: whatever a client sends, its row has a norm of at most the bound, so that it moves
-    the sum by at most the bound's sensitivity. Clients are not trusted to have clipped, nor is the
+    Guarantee: whatever a client sends, its row has a norm of at most the clip, so that it moves
+    the sum by at most the clip's sensitivity. Clients are not trusted to have clipped, nor is the
     code in which they train.
 
     | edge | behaviour |
     |---|---|
     | NaN or infinity in a report | the row is zero, refused[k] is true |
     | report of another length or shape (`Rows.of`) | the row is zero, refused[k] is true |
-    | report 1000 times too long | scaled to the bound, clipped[k] is true |
-    | no bound | only refusals apply |
+    | report 1000 times too long | scaled to the clip, clipped[k] is true |
+    | no clip | only refusals apply |
     | no reports | no rows |
     """
-    norms = reports.norms(Norm.L2 if bound is None else bound.norm)
+    norms = reports.norms(Norm.L2 if clip is None else clip.norm)
     refused = ~torch.isfinite(norms)
     if bool(refused.any()):
         reports.zero_(refused)
         norms = torch.where(refused, 0.0, norms)
-    if bound is None:
+    if clip is None:
         return Accepted(torch.zeros_like(refused), refused)
-    return Accepted(reports.clip_(bound, norms), refused)
+    return Accepted(reports.clip_(clip, norms), refused)

@@ -36,7 +36,7 @@ class RoundResult:
     """One finished round. `clipped` and `snr` come from private data: diagnostics, not releases.
 
     `snr` is the length of the sum over the expected length of its noise, None without noise;
-    `bound` the bound on updates or local gradients, None without one; `metrics` is empty in
+    `clip` the clip on updates or local gradients, None without one; `metrics` is empty in
     rounds that were not measured.
     """
 
@@ -44,7 +44,7 @@ class RoundResult:
     state: ServerState
     clients: int
     clipped: float
-    bound: float | None
+    clip: float | None
     snr: float | None
     refused: tuple[int, ...]
     metrics: dict[str, float]
@@ -74,7 +74,7 @@ class RoundResult:
         return {
             "round": self.round,
             **(private if diagnostics else dict.fromkeys(private)),
-            "bound": self.bound,
+            "clip": self.clip,
             "epsilon": claim and claim.epsilon,
             "claim": claim and claim.told,
             **self.metrics,
@@ -115,9 +115,9 @@ def rounds(
         cohort = yield Ask(number, ids, before, streams)
         if cohort is None:
             raise AssertionError("a round goes on when it is sent the sum it asked for")
-        bound, signal = plan.bound(before.moving, number), cohort.strength
+        clip, signal = plan.clip(before.moving, number), cohort.strength
         # noise
-        release.noise_(cohort.total, bound, number, streams)
+        release.noise_(cohort.total, clip, number, streams)
         # step
         mean = cohort.total.div_(release.divisor(cohort.weight, expected))
         enough = cohort.weight >= release.minimum
@@ -129,13 +129,13 @@ def rounds(
         # measure
         if turns is not None:
             most = max(most, int(turns[ids].max(initial=-1)) + 1)
-        noise = release.noise_length(ids, bound, before.moving, len(mean))
+        noise = release.noise_length(ids, clip, before.moving, len(mean))
         yield RoundResult(
             round=number,
             state=state,
             clients=cohort.clients,
             clipped=cohort.clipped / max(cohort.clients, 1),
-            bound=release.clip_of_updates(bound),
+            clip=release.clip_of_updates(clip),
             snr=signal / noise if noise else None,
             refused=cohort.refused,
             metrics=measure(state),

@@ -19,7 +19,7 @@ class Weights(StrEnum):
 class ServerState:
     """Everything a run is after `round` rounds.
 
-    `params` [P] is the model, `memory` what the optimiser remembers, `moving` the bound's value or
+    `params` [P] is the model, `memory` what the optimiser remembers, `moving` the clip's value or
     the ranges of the next round. How often clients took part is the ledger's to know.
     """
 

@@ -26,7 +26,7 @@ from fedveil.training.engines.workers import available
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.round import RoundResult, Rounds, driven, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
-from fedveil.training.work import LocalWork
+from fedveil.training.work import ClientWork
 
 _TRIED = 4
 _CHECKED = (
@@ -53,7 +53,7 @@ class Training:
     task: Task
     data: FederatedData
     plan: PrivacyPlan
-    work: LocalWork
+    work: ClientWork
     server: ServerOptimizer = field(default_factory=SgdServer)
     weights: Weights = Weights.UNIFORM
     seed: int = 0
@@ -72,8 +72,8 @@ class Training:
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
-        if self.plan.secret:
-            self.data.check_secret()
+        if self.plan.secure:
+            self.data.check_secure()
         for text in self.data.assumptions:
             object.__setattr__(self, "plan", self.plan.assuming(text))
         self.data.check()
@@ -89,7 +89,7 @@ class Training:
         with one_thread():
             mixes = mixes_records(self.task, x, y) and self.plan.steps is None
         object.__setattr__(self, "_mixes", mixes)
-        if not (mixes or self.plan.secret):
+        if not (mixes or self.plan.secure):
             return
         if self.mode is Mode.VECTORISED and mixes:
             raise BadInput(
@@ -137,7 +137,7 @@ class Training:
         learnt = (self.task.module, self.task.loss, self._initial, self.adversary)
         parts = (self.plan, self.work, self.server, self.weights, *learnt)
         seed = seed_of(self.seed, *parts, self.data.fingerprint)
-        return Streams(seed, self.plan.secret)
+        return Streams(seed, self.plan.secure)
 
     @cached_property
     def timings(self) -> dict[Mode, float]:

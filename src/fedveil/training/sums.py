@@ -10,7 +10,7 @@ class CohortSum:
     """The sum of weighted rows as reported, in float64, and counts; it grows in place.
 
     `signal` is the same sum before clients added their noise, None where they add none; `watched`
-    is what an adaptive bound collects; both are private. `refused` clients sent something that
+    is what an adaptive clip collects; both are private. `refused` clients sent something that
     cannot be used.
     """
 

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.clip import Bound, Bounded
+from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import KeySource
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.cohort import CohortData
@@ -26,7 +26,7 @@ class Turn:
     round: int
     start: torch.Tensor
     cohort: CohortData
-    bound: Bound | None
+    clip: Clip | None
     gradients: Gradients
     streams: KeySource
     summed: bool = False
@@ -38,16 +38,16 @@ class Turn:
         return self.cohort.ids
 
 
-def bounded_(rows: torch.Tensor, bound: Bound | None, norms: torch.Tensor | None = None) -> Bounded:
-    """Bound finite rows in place; a client that diverged keeps its row, which the server refuses.
+def clip_rows_(rows: torch.Tensor, clip: Clip | None, norms: torch.Tensor | None = None) -> Clipped:
+    """Clip finite rows in place; a client that diverged keeps its row, which the server refuses.
 
     The norm of such a row is given as zero. `norms` are the rows' lengths, where they are known.
     """
     if norms is None:
-        norms = row_norms(rows, Norm.L2 if bound is None else bound.norm)
+        norms = row_norms(rows, Norm.L2 if clip is None else clip.norm)
     finite = torch.isfinite(norms)
     if not bool(finite.all()):
         norms = torch.where(finite, norms, 0.0)
-    if bound is None:
-        return Bounded(rows, norms, torch.zeros(len(rows), dtype=torch.bool))
-    return bound.apply_(rows, norms)
+    if clip is None:
+        return Clipped(rows, norms, torch.zeros(len(rows), dtype=torch.bool))
+    return clip.apply_(rows, norms)

@@ -6,12 +6,12 @@ import torch
 
 from fedveil.checks import check, shown
 from fedveil.errors import BadInput
-from fedveil.privacy.clip import Bounded
+from fedveil.privacy.clip import Clipped
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batches
-from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.reports import Spanned
-from fedveil.training.turn import Turn, bounded_
+from fedveil.training.turn import Turn, clip_rows_
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class OneGradient:
         """Whether every step is the mean over all records of a client with `records` of them."""
         return True
 
-    def updates(self, turn: Turn) -> Bounded:
-        """One gradient per client, bounded when there is a bound."""
+    def updates(self, turn: Turn) -> Clipped:
+        """One gradient per client, clipped when there is a clip."""
         cohort = turn.cohort
         batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, turn.round, turn.streams)
         walk = turn.gradients.walk(turn.start, cohort, spanned=False)
-        return bounded_(walk.mean(None, batch.at(0)).neg_(), turn.bound)
+        return clip_rows_(walk.mean(None, batch.at(0)).neg_(), turn.clip)
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ class Decay:
 
     def __post_init__(self) -> None:
         for name, value in (("mu", self.mu), ("gamma", self.gamma)):
-            check(f"local.{name}", value)
+            check(f"client.{name}", value)
 
     def rate(self, iteration: int) -> float:
         return 2 / (self.mu * (iteration + self.gamma))
 
 
 @dataclass(frozen=True)
-class LocalSgd:
+class ClientSgd:
     """FedAvg: SGD from the round's model; the update is where it ended minus where it began.
 
-    With a bound on the update it is projected onto the ball around the *round's* model after
-    every batch (Naseri et al., algorithm 1, line 21 as it must be read); with a bound per gradient
-    every gradient is bounded instead (Fu et al.). `clipped` tells whether either was active in any
+    With a clip on the update it is projected onto the ball around the *round's* model after
+    every batch (Naseri et al., algorithm 1, line 21 as it must be read); with a clip per gradient
+    every gradient is clipped instead (Fu et al.). `clipped` tells whether either was active in any
     step. `decay`, when given, replaces the constant learning rate.
     """
 
@@ -73,7 +73,7 @@ class LocalSgd:
         if not isinstance(self.batches, Batches):
             raise BadInput(f"batches is {shown(self.batches)}: use Batches(size, epochs or steps)")
         for name in ("lr", "momentum", "weight_decay"):
-            check(f"local.{name}", getattr(self, name))
+            check(f"client.{name}", getattr(self, name))
         if self.decay is not None and not isinstance(self.decay, Decay):
             raise BadInput(f"decay is {shown(self.decay)}: use Decay(mu, gamma), or None")
 
@@ -84,15 +84,15 @@ class LocalSgd:
         return self.decay.rate((round - 1) * (self.batches.steps or 1) + step)
 
     def reach(self, round: int) -> float:
-        """The sum of the learning rates of `round`, which is what a bound per gradient needs.
+        """The sum of the learning rates of `round`, which is what a clip per gradient needs.
 
         Only for a fixed number of steps without momentum or weight decay: with either, the update
-        is not a sum of bounded gradients.
+        is not a sum of clipped gradients.
         """
         if self.batches.steps is None or self.momentum or self.weight_decay:
             raise BadInput(
-                "bound.each = 'gradient' needs local.steps, no momentum and no weight decay: bound "
-                "the update instead (bound.each = 'update')"
+                "clip.each = 'gradient' needs client.steps, no momentum and no weight decay: clip "
+                "the update instead (clip.each = 'update')"
             )
         return sum(self.rate(step, round) for step in range(self.batches.steps))
 
@@ -110,14 +110,14 @@ class LocalSgd:
         """Whether every step is the mean over all records of a client with `records` of them."""
         return self.at_once(records) == records
 
-    def updates(self, turn: Turn) -> Bounded | Spanned:
+    def updates(self, turn: Turn) -> Clipped | Spanned:
         """Run every client's local steps side by side."""
-        bound, cohort = turn.bound, turn.cohort
+        clip, cohort = turn.clip, turn.cohort
         plan = self.batches.of(cohort.ids, cohort.sizes, turn.round, turn.streams)
-        spanned = not self.weight_decay and (bound is None or bound.norm is Norm.L2)
+        spanned = not self.weight_decay and (clip is None or clip.norm is Norm.L2)
         walk = turn.gradients.walk(turn.start, cohort, spanned=spanned)
-        per_gradient = None if bound is None else bound.per_gradient
-        per_update = None if bound is None or per_gradient is not None else bound
+        per_gradient = None if clip is None else clip.per_gradient
+        per_update = None if clip is None or per_gradient is not None else clip
         plain = per_gradient is None and not self.weight_decay and not self.momentum
         moved: torch.Tensor | None = None
         velocity: torch.Tensor | None = None
@@ -130,7 +130,7 @@ class LocalSgd:
                 direction = walk.mean(moved, batch)
                 if per_gradient is not None:
                     lengths = walk.norms(direction, per_gradient.norm)
-                    clipped |= bounded_(direction, per_gradient, lengths).clipped
+                    clipped |= clip_rows_(direction, per_gradient, lengths).clipped
                 if self.weight_decay:
                     here = turn.start if moved is None else turn.start + moved
                     direction.add_(here, alpha=self.weight_decay)
@@ -143,13 +143,13 @@ class LocalSgd:
                 )
             if per_update is not None:
                 lengths = walk.norms(moved, per_update.norm)
-                clipped |= bounded_(moved, per_update, lengths).clipped
+                clipped |= clip_rows_(moved, per_update, lengths).clipped
         if moved is None:
             raise AssertionError("local SGD takes at least one step")
         if turn.summed and walk.spanned:
             return Spanned(walk, moved, clipped)
-        final = bounded_(walk.rows(moved), bound)
-        return Bounded(final.rows, final.norms, clipped | final.clipped)
+        final = clip_rows_(walk.rows(moved), clip)
+        return Clipped(final.rows, final.norms, clipped | final.clipped)
 
 
-LocalWork = OneGradient | LocalSgd | LocalDpSgd
+ClientWork = OneGradient | ClientSgd | ClientDpSgd

@@ -1,4 +1,4 @@
-"""The recipes a planner chooses from: E x T, and bounds and learning rates if asked for."""
+"""The recipes a planner chooses from: E x T, and clips and learning rates if asked for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ ITERATIONS = (12, 24, 36, 60, 120)
 
 @dataclass(frozen=True)
 class Space:
-    """What is tried: local steps E, iterations T; bounds and learning rates (none: as given)."""
+    """What is tried: local steps E, iterations T; clips and learning rates (none: as given)."""
 
     steps: tuple[int, ...] = STEPS
     iterations: tuple[int, ...] = ITERATIONS
-    bounds: tuple[float, ...] = ()
+    clips: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -44,19 +44,19 @@ def candidates(source: str, overrides: Sequence[str], space: Space) -> list[Cell
     """The cells of a recipe over the space."""
     pairs = tuple(f"{e}:{rounds}" for e, rounds in space.pairs)
     axes = [Axis(f"{steps_key(source, overrides)}:rounds", pairs)]
-    if space.bounds:
-        axes.append(Axis("bound.value", tuple(map(_number, space.bounds))))
+    if space.clips:
+        axes.append(Axis("clip.value", tuple(map(_number, space.clips))))
     if space.rates:
-        axes.append(Axis("local.lr", tuple(map(_number, space.rates))))
+        axes.append(Axis("client.lr", tuple(map(_number, space.rates))))
     return cells(source, [*overrides, "iterations=none"], axes)
 
 
 def steps_key(source: str, overrides: Sequence[str]) -> str:
     """Where a recipe says how long clients work: in local steps, or in epochs."""
-    local = recipe_of(source, overrides).local
-    if local.kind == "gradient":
-        raise BadInput("local.kind 'gradient' takes one step: use local.kind = 'sgd' to plan E")
-    return "local.epochs" if getattr(local, "epochs", None) is not None else "local.steps"
+    client = recipe_of(source, overrides).client
+    if client.kind == "gradient":
+        raise BadInput("client.kind 'gradient' takes one step: use client.kind = 'sgd' to plan E")
+    return "client.epochs" if getattr(client, "epochs", None) is not None else "client.steps"
 
 
 def alike(base: Recipe, other: Recipe) -> list[str]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.gradients.choice import Mode
-from fedveil.training.work import LocalWork
+from fedveil.training.work import ClientWork
 from fedveil.tuning.grid import Cell
 
 
@@ -35,7 +35,7 @@ class Prepared:
     cell: Cell
     plan: PrivacyPlan
     mode: Mode
-    work: LocalWork
+    work: ClientWork
     noise: float
     together: int = 1
 

@@ -77,8 +77,8 @@ class Sizes:
 
 def by_formula(sizes: Sizes, space: Space, *, as_json: bool) -> None:
     """No data, no training: what the noise leaves of the signal."""
-    if space.bounds or space.rates:
-        raise BadInput("--bounds and --rates need a recipe: name one")
+    if space.clips or space.rates:
+        raise BadInput("--clips and --rates need a recipe: name one")
     question = sizes.question()
     found = choices(question, space.steps, space.iterations)
     most = max(space.iterations)
@@ -86,7 +86,7 @@ def by_formula(sizes: Sizes, space: Space, *, as_json: bool) -> None:
         print(json.dumps(_formula_json(question, found, most), indent=2))
         return
     table = Table(title="strongest signal first", title_justify="left")
-    for name in ("E", "T", "rounds", "reports per client", "noise / bound", "signal / noise"):
+    for name in ("E", "T", "rounds", "reports per client", "noise / clip", "signal / noise"):
         table.add_column(name, justify="right")
     for choice in found[:_SHOWN]:
         table.add_row(
@@ -104,8 +104,8 @@ def by_formula(sizes: Sizes, space: Space, *, as_json: bool) -> None:
     _say(console, f"the claim of the first: {found[0].claim}")
     _say(
         console,
-        "noise / bound: on a coordinate of a round's mean update, as a share of the bound on one "
-        "client's update; signal / noise: of the whole run, if every update reached the bound",
+        "noise / clip: on a coordinate of a round's mean update, as a share of the clip on one "
+        "client's update; signal / noise: of the whole run, if every update reached the clip",
     )
 
 
@@ -121,7 +121,7 @@ def by_recipe(
     out: Path | None,
     on_trial: OnTrial,
 ) -> Report:
-    """On the recipe's data: by the bound, or by trying."""
+    """On the recipe's data: by the theory's bound, or by trying."""
     if against and not simulated:
         raise BadInput("--against compares by training: add --simulate")
     if out is not None:
@@ -133,7 +133,7 @@ def by_recipe(
     )
 
 
-def space_of(steps: str, iterations: str, bounds: str, rates: str) -> Space:
+def space_of(steps: str, iterations: str, clips: str, rates: str) -> Space:
     """The space that the command line's lists describe.
 
     Of the steps that are looked at unless others are named, those that fit the iterations stay.
@@ -141,7 +141,7 @@ def space_of(steps: str, iterations: str, bounds: str, rates: str) -> Space:
     e, t = _integers("steps", steps), _integers("iterations", iterations)
     if e == STEPS:
         e = tuple(number for number in e if number <= max(t, default=0)) or e
-    return Space(e, t, _numbers("bounds", bounds), _numbers("rates", rates))
+    return Space(e, t, _numbers("clips", clips), _numbers("rates", rates))
 
 
 def tell(report: Report, recipe: str, out: Path | None, *, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.tuning.cells import Prepared
@@ -109,7 +109,7 @@ def _costs(plan: PrivacyPlan) -> list[PrivacyClaim]:
     return [claim for account in accounts for claim in account]
 
 
-def _account(lines: Sequence[Terms], rounds: int) -> list[PrivacyClaim]:
+def _account(lines: Sequence[BudgetLine], rounds: int) -> list[PrivacyClaim]:
     """The lines' claims after so many rounds, those that concern the same unit as one."""
     found: dict[tuple[object, ...], PrivacyClaim] = {}
     for line in sorted(lines, key=lambda line: line.members is None):

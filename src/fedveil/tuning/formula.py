@@ -10,7 +10,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.releases.client_noise import local_updates
+from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Poisson, RoundRobin
 from fedveil.tuning.theory import Federation, Verdict, rule_of_thumb, verdict
@@ -48,7 +48,7 @@ class Question:
         if self.trusted_server:
             return central(Poisson(b / n), n, Fixed(1.0), rounds=rounds, budget=budget)
         rule = Fixed(1.0, Norm.L1 if self.laplace else Norm.L2)
-        return local_updates(
+        return client_noise(
             RoundRobin(b), n, rule, laplace=self.laplace, rounds=rounds, budgets=(budget,)
         )
 

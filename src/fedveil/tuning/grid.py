@@ -1,6 +1,6 @@
 """A grid of recipes: `section.key=value,value,...` for every axis, and one cell for each choice.
 
-Keys that move together share an axis: `local.steps:rounds=1:120,2:60` are two cells.
+Keys that move together share an axis: `client.steps:rounds=1:120,2:60` are two cells.
 """
 
 import hashlib
@@ -56,8 +56,8 @@ class Cell:
 def axis(text: str) -> Axis:
     """Read `section.key=value,value,...`.
 
-    >>> axis("local.steps=1, 2,12")
-    Axis(key='local.steps', values=('1', '2', '12'))
+    >>> axis("client.steps=1, 2,12")
+    Axis(key='client.steps', values=('1', '2', '12'))
     """
     key, equals, rest = text.partition("=")
     values = tuple(value.strip() for value in _split(rest))

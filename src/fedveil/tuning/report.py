@@ -9,7 +9,7 @@ from fedveil.runs.recipe import Recipe
 from fedveil.tuning.cells import Prepared
 from fedveil.tuning.grid import Cell
 
-_STEPS_KEYS = ("local.steps", "local.epochs")
+_STEPS_KEYS = ("client.steps", "client.epochs")
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def row_of(prepared: Prepared, value: float, half: float, told: str, remark: str
 
 def pair_of(cell: Cell) -> tuple[int, int]:
     """(E, rounds)."""
-    local = cell.recipe.local
+    local = cell.recipe.client
     steps = getattr(local, "epochs", None) or getattr(local, "steps", None) or 1
     return int(steps), cell.recipe.total_rounds
 

@@ -48,7 +48,7 @@ class Arm:
     def cost(self) -> float:
         """What a trial costs, in local steps; a round costs about as much as one more."""
         recipe = self.prepared.cell.recipe
-        steps = getattr(recipe.local, "steps", None) or getattr(recipe.local, "epochs", None) or 1
+        steps = getattr(recipe.client, "steps", None) or getattr(recipe.client, "epochs", None) or 1
         return float(recipe.total_rounds * (steps + 1))
 
     def score(self, repetitions: int) -> float:

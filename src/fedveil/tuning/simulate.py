@@ -1,4 +1,4 @@
-"""Which E, T, bound and noise for a claim: by trying, at one budget in every cell."""
+"""Which E, T, clip and noise for a claim: by trying, at one budget in every cell."""
 
 import math
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def simulate(
     found = search(laboratory, prepared, repeat, on_trial)
     if not math.isfinite(found.winner.mean.value):
         raise BadInput(
-            "every option diverged: raise budget.epsilon, lower local.lr or bound.value, or try "
+            "every option diverged: raise budget.epsilon, lower client.lr or clip.value, or try "
             "fewer --iterations"
         )
     why, quiet = _why(laboratory, found)
@@ -172,8 +172,8 @@ def _told(name: str, arm: Arm, quiet: Sequence[float]) -> str:
 def _without_noise(laboratory: Laboratory, arm: Arm) -> Prepared | None:
     """The same option without noise, where that is a recipe."""
     recipe, noise = arm.prepared.cell.recipe, arm.prepared.cell.recipe.noise
-    bounded = getattr(recipe.bound, "kind", "") in ("fixed", "poly")
-    if arm.prepared.claim is None or not bounded or getattr(noise, "where", "") == "training":
+    clipped = getattr(recipe.clip, "kind", "") in ("fixed", "poly")
+    if arm.prepared.claim is None or not clipped or getattr(noise, "where", "") == "training":
         return None
     quiet = recipe.model_copy(update={"noise": _NO_NOISE, "budget": None})
     return laboratory.prepare(Cell(arm.prepared.cell.choice, quiet), arm.prepared.mode)

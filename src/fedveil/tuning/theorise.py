@@ -13,7 +13,7 @@ from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.session import Training
-from fedveil.training.work import LocalSgd, LocalWork
+from fedveil.training.work import ClientSgd, ClientWork
 from fedveil.tuning.candidates import Space, candidates
 from fedveil.tuning.constants import constants_of
 from fedveil.tuning.report import Report, check_budget, pair_of, recipe_text, rounds_told, row_of
@@ -58,7 +58,7 @@ def theorise(source: str, overrides: Sequence[str], space: Space, laboratory: La
     ranked = []
     for cell in options:
         prepared = laboratory.prepare(cell, mode=Mode.LOOPED)  # nothing is trained
-        key = repr(cell.recipe.bound)
+        key = repr(cell.recipe.clip)
         if key not in noises:
             noises[key] = noise_of(cell.recipe)
         bounds = bounds_of(constants, federation, noises[key], work_of(prepared.work))
@@ -93,11 +93,11 @@ def theorise(source: str, overrides: Sequence[str], space: Space, laboratory: La
     )
 
 
-def work_of(work: LocalWork) -> LocalSgd:
+def work_of(work: ClientWork) -> ClientSgd:
     """The local work, if it is what the theory is about."""
-    if not isinstance(work, LocalSgd) or work.batches.steps is None:
+    if not isinstance(work, ClientSgd) or work.batches.steps is None:
         raise BadInput(
-            "the theory counts local steps: use local.kind = 'sgd' with local.steps, or simulate "
+            "the theory counts local steps: use client.kind = 'sgd' with client.steps, or simulate "
             "(--simulate)"
         )
     return work
@@ -111,7 +111,9 @@ class Bounds:
     label: str
 
 
-def bounds_of(constants: Constants, federation: Federation, noise: Noise, work: LocalSgd) -> Bounds:
+def bounds_of(
+    constants: Constants, federation: Federation, noise: Noise, work: ClientSgd
+) -> Bounds:
     """The bound for the recipe's own rate if that is slow enough, for Theorem 3's otherwise."""
     fastest = 1 / (4 * constants.smoothness)
     if work.decay is None and work.lr <= fastest:
@@ -129,7 +131,7 @@ def bounds_of(constants: Constants, federation: Federation, noise: Noise, work: 
 
 def noise_of(recipe: Recipe) -> Noise:
     """The recipe's noise as the theory sees it; only what clients add to bounded gradients."""
-    bound, noise, budget = recipe.bound, recipe.noise, recipe.budget
+    bound, noise, budget = recipe.clip, recipe.noise, recipe.budget
     if noise.kind == "none":
         return NoNoise()
     if (
@@ -141,7 +143,7 @@ def noise_of(recipe: Recipe) -> Noise:
     ):
         raise BadInput(
             "the theory is for Laplace or Gaussian noise at the clients, one epsilon for all and "
-            "bound.each = 'gradient': simulate instead (--simulate)"
+            "clip.each = 'gradient': simulate instead (--simulate)"
         )
     if recipe.sample.kind not in ("round-robin", "all"):
         raise BadInput(

@@ -145,8 +145,8 @@ class Laboratory:
         return self._divided[key]
 
     def _measured(self, recipe: Recipe, training: Training) -> Mode:
-        batch = getattr(recipe.local, "batch", None)
-        key = f"{recipe.data!r} {recipe.model!r} {recipe.local.kind} {batch}"
+        batch = getattr(recipe.client, "batch", None)
+        key = f"{recipe.data!r} {recipe.model!r} {recipe.client.kind} {batch}"
         if key not in self._modes:
             self._modes[key] = min(training.timings, key=training.timings.__getitem__)
         return self._modes[key]
@@ -183,8 +183,8 @@ def _noise(plan: PrivacyPlan, training: Training) -> float:
     ids = plan.sampler.cohort(plan.population, 1, training.streams, turns)
     size = training.task.size
     with np.errstate(over="ignore"):
-        bound = plan.bound(state.moving, 1)
-        length = plan.release.noise_length(ids, bound, state.moving, size)
+        clip = plan.clip(state.moving, 1)
+        length = plan.release.noise_length(ids, clip, state.moving, size)
     if not math.isfinite(length):
         raise BadInput("the noise that the budget asks for is infinite: raise budget.epsilon")
     return length / math.sqrt(size) / plan.release.divisor(max(1, len(ids)), plan.expected)

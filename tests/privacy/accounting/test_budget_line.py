@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import Terms, claims_of
+from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
 from fedveil.privacy.accounting.events import (
@@ -29,7 +29,7 @@ from fedveil.privacy.sampling import RoundRobin
 
 multipliers = st.floats(1e-3, 1e6)
 written = st.builds(
-    Terms,
+    BudgetLine,
     event=st.one_of(
         st.builds(Gaussian, multipliers),
         st.builds(PoissonSampled, st.floats(1e-9, 1), st.builds(Gaussian, multipliers)),
@@ -76,8 +76,8 @@ def test_budget_may_be_infinite():
 # --- claims ---
 
 
-def test_claims_say_everything_and_pld_comes_first(make_terms):
-    terms = make_terms(event=PoissonSampled(0.1, Gaussian(1.5)), relation=Relation.ADD_REMOVE)
+def test_claims_say_everything_and_pld_comes_first(make_line):
+    terms = make_line(event=PoissonSampled(0.1, Gaussian(1.5)), relation=Relation.ADD_REMOVE)
     claims = terms.claims(20)
     assert [c.accountant for c in claims] == [Accountant.PLD, Accountant.RDP]
     for claim in claims:
@@ -88,56 +88,54 @@ def test_claims_say_everything_and_pld_comes_first(make_terms):
         assert not claim.as_published
 
 
-def test_claims_come_only_from_accountants_that_know_the_event(make_terms):
-    terms = make_terms(event=FixedSampled(1, 10, Gaussian(2.0)), relation=Relation.REPLACE)
+def test_claims_come_only_from_accountants_that_know_the_event(make_line):
+    terms = make_line(event=FixedSampled(1, 10, Gaussian(2.0)), relation=Relation.REPLACE)
     assert terms.accountants == (Accountant.RDP,)
     assert len(terms.claims(3)) == 1
 
 
-def test_event_that_no_accountant_knows_is_refused(make_terms):
-    terms = make_terms(event=FixedSampled(1, 10, Gaussian(2.0)), relation=Relation.ADD_REMOVE)
+def test_event_that_no_accountant_knows_is_refused(make_line):
+    terms = make_line(event=FixedSampled(1, 10, Gaussian(2.0)), relation=Relation.ADD_REMOVE)
     with pytest.raises(BadInput, match="no accountant"):
         terms.claims(1)
 
 
-def test_claims_of_no_rounds_are_zero(make_terms):
-    assert {claim.epsilon for claim in make_terms().claims(0)} == {0.0}
+def test_claims_of_no_rounds_are_zero(make_line):
+    assert {claim.epsilon for claim in make_line().claims(0)} == {0.0}
 
 
 @pytest.mark.parametrize(("rounds", "charges"), [(0, 0), (1, 1), (3, 1), (4, 2), (10, 4)])
-def test_share_of_the_rounds_is_rounded_up(make_terms, rounds, charges):
-    terms = make_terms(share=Fraction(1, 3))
+def test_share_of_the_rounds_is_rounded_up(make_line, rounds, charges):
+    terms = make_line(share=Fraction(1, 3))
     assert terms.participations(rounds) == charges
     expected = epsilon(terms.event, charges, 1e-5, terms.relation)
     assert after(terms, rounds) == expected
 
 
-def test_share_is_exact(make_terms):
+def test_share_is_exact(make_line):
     """0.07 x 100 is 7.000000000000001 in floats, which would charge 8."""
-    assert make_terms(share=Fraction(7, 100)).participations(100) == 7
+    assert make_line(share=Fraction(7, 100)).participations(100) == 7
 
 
 # --- permitted ---
 
 
-def test_budget_that_the_seventh_round_would_exceed_permits_six(make_terms):
+def test_budget_that_the_seventh_round_would_exceed_permits_six(make_line):
     event = Gaussian(4.0)
     six, seven = (epsilon(event, n, 1e-5, Relation.ZERO_OUT) for n in (6, 7))
-    between = make_terms(event=event, budget=Budget((six + seven) / 2, 1e-5))
+    between = make_line(event=event, budget=Budget((six + seven) / 2, 1e-5))
     assert between.permitted(100) == 6
-    assert make_terms(event=event, budget=Budget(seven, 1e-5)).permitted(100) == 7
-    assert (
-        make_terms(event=event, budget=Budget(math.nextafter(seven, 0), 1e-5)).permitted(100) == 6
-    )
+    assert make_line(event=event, budget=Budget(seven, 1e-5)).permitted(100) == 7
+    assert make_line(event=event, budget=Budget(math.nextafter(seven, 0), 1e-5)).permitted(100) == 6
 
 
-def test_permitted_is_never_more_than_planned(make_terms):
-    assert make_terms(budget=Budget(1e3, 1e-5)).permitted(5) == 5
-    assert make_terms(budget=Budget(math.inf, 1e-5)).permitted(5) == 5
+def test_permitted_is_never_more_than_planned(make_line):
+    assert make_line(budget=Budget(1e3, 1e-5)).permitted(5) == 5
+    assert make_line(budget=Budget(math.inf, 1e-5)).permitted(5) == 5
 
 
-def test_permitted_is_zero_when_not_even_one_round_fits(make_terms):
-    assert make_terms(event=Gaussian(0.1)).permitted(5) == 0
+def test_permitted_is_zero_when_not_even_one_round_fits(make_line):
+    assert make_line(event=Gaussian(0.1)).permitted(5) == 0
 
 
 @given(
@@ -147,7 +145,7 @@ def test_permitted_is_zero_when_not_even_one_round_fits(make_terms):
 )
 @settings(max_examples=60, deadline=None)
 def test_permitted_rounds_fit_and_one_more_does_not(share, target, planned):
-    terms = Terms(
+    terms = BudgetLine(
         event=Gaussian(4.0),
         share=share,
         budget=Budget(target, 1e-5),
@@ -164,26 +162,26 @@ def test_permitted_rounds_fit_and_one_more_does_not(share, target, planned):
         assert after(terms, permitted + 1) > target
 
 
-def test_permitted_rounds_leave_the_samplers_share_of_delta(make_terms):
+def test_permitted_rounds_leave_the_samplers_share_of_delta(make_line):
     budget = Budget(3.0, 1e-5)
-    kept = make_terms(slip=0.9e-5, noise=NoiseSource.SECURE, budget=budget)
+    kept = make_line(slip=0.9e-5, noise=NoiseSource.SECURE, budget=budget)
     rounds = kept.permitted(1000)
-    assert rounds < make_terms(budget=budget).permitted(1000)
+    assert rounds < make_line(budget=budget).permitted(1000)
     event, relation = kept.event, kept.relation
     assert epsilon(event, rounds, 0.1e-5, relation) <= 3.0
     assert epsilon(event, rounds + 1, 0.1e-5, relation) > 3.0
 
 
-def test_what_is_not_vouched_for_is_not_afforded(make_terms):
+def test_what_is_not_vouched_for_is_not_afforded(make_line):
     """However large the budget."""
-    terms = make_terms(budget=Budget(100.0, 1e-5), vouched=2.0)
+    terms = make_line(budget=Budget(100.0, 1e-5), vouched=2.0)
     most = max(n for n in range(1, 100) if terms.claims(n)[0].epsilon <= 2.0)
     assert terms.affords(most)
     assert not terms.affords(most + 1)
 
 
-def test_permitted_of_sampled_rounds_stays_within_the_budget(make_terms):
-    terms = make_terms(
+def test_permitted_of_sampled_rounds_stays_within_the_budget(make_line):
+    terms = make_line(
         event=PoissonSampled(0.2, Gaussian(1.5)),
         relation=Relation.ADD_REMOVE,
         budget=Budget(2.0, 1e-5),
@@ -198,8 +196,8 @@ def test_permitted_of_sampled_rounds_stays_within_the_budget(make_terms):
 
 @pytest.mark.parametrize("planned", [1, 2, 31, 32, 33, 64, 65, 100])
 @pytest.mark.parametrize("share", [Fraction(1), Fraction(3, 7)])
-def test_curve_has_a_value_per_participation_and_never_falls(make_terms, planned, share):
-    terms = make_terms(share=share)
+def test_curve_has_a_value_per_participation_and_never_falls(make_line, planned, share):
+    terms = make_line(share=share)
     curve = terms.curve(planned)
     assert len(curve) == planned + 1
     assert curve[0] == 0
@@ -209,17 +207,17 @@ def test_curve_has_a_value_per_participation_and_never_falls(make_terms, planned
     assert curve[-1] == pytest.approx(terms.claims(planned)[0].epsilon, rel=1e-3)
 
 
-def test_curve_of_sampled_rounds_is_never_below_the_fine_epsilon(make_terms):
+def test_curve_of_sampled_rounds_is_never_below_the_fine_epsilon(make_line):
     event = PoissonSampled(0.1, Gaussian(2.0))
-    terms = make_terms(event=event, relation=Relation.ADD_REMOVE)
+    terms = make_line(event=event, relation=Relation.ADD_REMOVE)
     curve = terms.curve(40)
     assert all(a <= b for a, b in pairwise(curve))
     for rounds in (1, 2, 7, 33, 39, 40):
         assert curve[rounds] >= after(terms, rounds)
 
 
-def test_curve_is_exact_up_to_thirty_two_rounds(make_terms):
-    terms = make_terms()
+def test_curve_is_exact_up_to_thirty_two_rounds(make_line):
+    terms = make_line()
     assert terms.curve(32) == tuple(terms.claims(n)[0].epsilon for n in range(33))
 
 
@@ -228,7 +226,7 @@ def test_curve_is_exact_up_to_thirty_two_rounds(make_terms):
 
 @given(written)
 def test_dict_and_json_lose_nothing(terms):
-    assert Terms.from_dict(json.loads(json.dumps(terms.to_dict(), allow_nan=False))) == terms
+    assert BudgetLine.from_dict(json.loads(json.dumps(terms.to_dict(), allow_nan=False))) == terms
 
 
 @pytest.mark.parametrize(
@@ -255,33 +253,33 @@ def test_dict_and_json_lose_nothing(terms):
         ("assumptions", None),
     ],
 )
-def test_terms_that_cannot_be_read_are_refused(make_terms, key, value):
+def test_terms_that_cannot_be_read_are_refused(make_line, key, value):
     with pytest.raises(BadInput):
-        Terms.from_dict({**make_terms().to_dict(), key: value})
+        BudgetLine.from_dict({**make_line().to_dict(), key: value})
 
 
 @pytest.mark.parametrize(
     "key",
     ["event", "share", "every", "per", "cap", "covers", "epsilon", "delta", "noise", "reading"],
 )
-def test_terms_with_a_missing_part_are_refused(make_terms, key):
-    raw = make_terms().to_dict()
+def test_terms_with_a_missing_part_are_refused(make_line, key):
+    raw = make_line().to_dict()
     del raw[key]
     with pytest.raises(BadInput, match="cannot be read"):
-        Terms.from_dict(raw)
+        BudgetLine.from_dict(raw)
 
 
 # --- participations ---
 
 
 @pytest.mark.parametrize(("rounds", "turns"), [(0, 0), (1, 1), (2, 2), (3, 3), (4, 3), (99, 3)])
-def test_cap_ends_the_participations(make_terms, rounds, turns):
-    assert make_terms(cap=3).participations(rounds) == turns
+def test_cap_ends_the_participations(make_line, rounds, turns):
+    assert make_line(cap=3).participations(rounds) == turns
 
 
 @pytest.mark.parametrize(("rounds", "turns"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
-def test_release_every_fourth_round(make_terms, rounds, turns):
-    terms = make_terms(every=4)
+def test_release_every_fourth_round(make_line, rounds, turns):
+    terms = make_line(every=4)
     assert terms.participations(rounds) == turns
     assert sum(terms.due(r) for r in range(1, rounds + 1)) == turns
 
@@ -296,7 +294,7 @@ def test_release_every_fourth_round(make_terms, rounds, turns):
 def test_nobody_is_concerned_more_often_than_said(population, size, every, rounds):
     """Turns that come round with the releases meet every one of them, not a share of them."""
     sampler, streams = RoundRobin(min(size, population)), Streams(1)
-    terms = Terms(
+    terms = BudgetLine(
         event=Gaussian(4.0),
         share=sampler.share(population),
         every=every,
@@ -314,23 +312,23 @@ def test_nobody_is_concerned_more_often_than_said(population, size, every, round
     assert concerned.max() <= terms.participations(rounds)
 
 
-def test_each_participation_counts_all_of_its_events(make_terms):
-    terms = make_terms(per=6)
+def test_each_participation_counts_all_of_its_events(make_line):
+    terms = make_line(per=6)
     assert terms.claims(3)[0].epsilon == epsilon(terms.event, 18, 1e-5, terms.relation)
-    assert terms.permitted(10**4) == make_terms().permitted(10**5) // 6
+    assert terms.permitted(10**4) == make_line().permitted(10**5) // 6
 
 
 @pytest.mark.parametrize(("name", "value"), [("every", 0), ("per", 0), ("cap", 0), ("cap", -1)])
-def test_number_below_one_is_refused(make_terms, name, value):
+def test_number_below_one_is_refused(make_line, name, value):
     with pytest.raises(BadInput, match=name):
-        make_terms(**{name: value})
+        make_line(**{name: value})
 
 
-def test_capped_line_whose_cap_fits_is_permitted_for_ever(make_terms):
-    whole = make_terms(budget=Budget(math.inf, 1e-5))
+def test_capped_line_whose_cap_fits_is_permitted_for_ever(make_line):
+    whole = make_line(budget=Budget(math.inf, 1e-5))
     budget = Budget(whole.claims(4)[0].epsilon, 1e-5)
-    assert make_terms(cap=4, budget=budget).permitted(10**4) == 10**4
-    assert make_terms(cap=5, budget=budget).permitted(10**4) == 4
+    assert make_line(cap=4, budget=budget).permitted(10**4) == 10**4
+    assert make_line(cap=5, budget=budget).permitted(10**4) == 4
 
 
 # --- which accountants ---
@@ -345,15 +343,15 @@ def test_capped_line_whose_cap_fits_is_permitted_for_ever(make_terms):
     ],
     ids=str,
 )
-def test_claims_of_new_events_name_their_accountants(make_terms, event, accountants):
-    claims = make_terms(event=event, relation=Relation.REPLACE).claims(3)
+def test_claims_of_new_events_name_their_accountants(make_line, event, accountants):
+    claims = make_line(event=event, relation=Relation.REPLACE).claims(3)
     assert [c.accountant for c in claims] == accountants
     for claim in claims:
         assert claim.delta == (0.0 if claim.accountant is Accountant.PURE else 1e-5)
 
 
-def test_labels_travel_into_the_claim(make_terms):
-    (first, *_) = make_terms(covers="bits", as_published=True).claims(1, "the median client")
+def test_labels_travel_into_the_claim(make_line):
+    (first, *_) = make_line(covers="bits", as_published=True).claims(1, "the median client")
     assert (first.covers, first.as_published, first.holds_for) == (
         "bits",
         True,
@@ -368,13 +366,13 @@ def numbers(claims):
     return [(c.epsilon, c.holds_for) for c in claims if c.accountant is Accountant.PLD]
 
 
-def test_without_counts_everyone_is_the_unluckiest(make_terms):
-    terms = make_terms(cap=4)
+def test_without_counts_everyone_is_the_unluckiest(make_line):
+    terms = make_line(cap=4)
     assert numbers(claims_of((terms,), 9, None)) == [(terms.claims(4)[0].epsilon, "everyone")]
 
 
-def test_counts_tell_the_worst_and_the_median_client(make_terms):
-    terms = make_terms()
+def test_counts_tell_the_worst_and_the_median_client(make_line):
+    terms = make_line()
     found = numbers(claims_of((terms,), 9, np.array([7, 0, 3, 2, 1])))
     assert found == [
         (terms.claims(7)[0].epsilon, "the client that took part most"),
@@ -382,8 +380,8 @@ def test_counts_tell_the_worst_and_the_median_client(make_terms):
     ]
 
 
-def test_equal_counts_are_one_claim_for_everyone(make_terms):
-    terms = make_terms()
+def test_equal_counts_are_one_claim_for_everyone(make_line):
+    terms = make_line()
     found = numbers(claims_of((terms,), 9, np.array([3, 3, 3])))
     assert found == [(terms.claims(3)[0].epsilon, "everyone")]
 
@@ -392,7 +390,7 @@ def test_equal_counts_are_one_claim_for_everyone(make_terms):
 @settings(deadline=None)
 def test_median_claim_holds_for_at_least_half_of_the_clients(counts):
     """Between two middle clients the claim must hold for the one that took part more often."""
-    terms = Terms(
+    terms = BudgetLine(
         event=Gaussian(4.0),
         budget=Budget(math.inf, 1e-5),
         unit=Unit.CLIENT,
@@ -408,30 +406,30 @@ def test_median_claim_holds_for_at_least_half_of_the_clients(counts):
     assert median >= terms.claims(math.ceil(middle))[0].epsilon
 
 
-def test_line_of_other_rounds_is_never_charged_beyond_them(make_terms):
-    lines = (make_terms(), make_terms(covers="norms", every=5))
+def test_line_of_other_rounds_is_never_charged_beyond_them(make_line):
+    lines = (make_line(), make_line(covers="norms", every=5))
     claims = claims_of(lines, 10, np.array([10, 10]))
     norms = [c for c in claims if c.covers == "norms"]
     assert norms == list(lines[1].claims(2))
 
 
-def test_published_line_is_one_claim_whoever_took_part(make_terms):
-    terms = make_terms(as_published=True)
+def test_published_line_is_one_claim_whoever_took_part(make_line):
+    terms = make_line(as_published=True)
     assert claims_of((terms,), 9, np.array([1, 2])) == terms.claims(9)[:1]
 
 
-def test_published_line_is_told_by_its_pure_epsilon(make_terms):
-    terms = make_terms(event=TwoPoint(1.0), relation=Relation.REPLACE, as_published=True)
+def test_published_line_is_told_by_its_pure_epsilon(make_line):
+    terms = make_line(event=TwoPoint(1.0), relation=Relation.REPLACE, as_published=True)
     (claim,) = claims_of((terms,), 1, None)
     assert (claim.epsilon, claim.delta, claim.accountant) == (1.0, 0.0, Accountant.PURE)
 
 
-def test_curator_publishes_anew_when_a_round_is_done_again(make_terms):
+def test_curator_publishes_anew_when_a_round_is_done_again(make_line):
     """`most` counts the rounds of the plan; every attempt beyond them has bits of its own."""
     event = GaussianWithCurator(Gaussian(4.0), Gaussian(3.0), 3)
-    line = make_terms(event=event, relation=Relation.REPLACE, noise=NoiseSource.SECURE)
+    line = make_line(event=event, relation=Relation.REPLACE, noise=NoiseSource.SECURE)
     told = claims_of((line,), 3, None, again=2)[0].epsilon
     both = math.sqrt(5 / 4.0**2 + 5 / 3.0**2)
     assert told == gaussian_epsilon(both, 1e-5)
     assert line.after(0) == line
-    assert make_terms().after(2) == make_terms()
+    assert make_line().after(2) == make_line()

@@ -214,7 +214,7 @@ def test_an_adaptive_adversary_stays_within_delta_exactly():
 
     Randomised response of 0.1 and of 0.05, whose losses are multiples of 0.05: the whole tree of
     outcomes is followed, as (loss, number of each) -> probability, and P(loss > epsilon), which
-    bounds delta, is compared with delta. The adversary goes for large steps while it is behind.
+    clips delta, is compared with delta. The adversary goes for large steps while it is behind.
     """
     filter = RenyiFilter(3.0, 1e-2)
     curves = [curve_of(TwoPoint(e), ADD) for e in (0.1, 0.05)]

@@ -31,8 +31,8 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def ledger(path, make_terms):
-    ledger = Ledger.create(path, ABOUT, (make_terms(),), 5)
+def ledger(path, make_line):
+    ledger = Ledger.create(path, ABOUT, (make_line(),), 5)
     yield ledger
     ledger.close()
 
@@ -57,28 +57,28 @@ def test_charge_is_visible_to_others_as_soon_as_it_returns(ledger, path):
         assert rounds_on_disk(path) == list(range(1, round + 1))
 
 
-def test_charge_says_what_was_released_and_when(ledger, path, make_terms):
+def test_charge_says_what_was_released_and_when(ledger, path, make_line):
     ledger.charge(1)
     (charge,) = read_charges(path)
     assert (charge.round, charge.attempt, charge.covers) == (1, 0, "updates")
-    assert charge.event == to_dict(make_terms().event)
+    assert charge.event == to_dict(make_line().event)
     assert datetime.fromisoformat(charge.charged_at).utcoffset() is not None
 
 
-def test_the_time_of_a_secure_charge_is_not_told(path, make_terms):
+def test_the_time_of_a_secure_charge_is_not_told(path, make_line):
     """How long a round took would tell how many clients it had."""
-    ledger = Ledger.create(path, ABOUT, (make_terms(noise=NoiseSource.SECURE),), 5)
+    ledger = Ledger.create(path, ABOUT, (make_line(noise=NoiseSource.SECURE),), 5)
     ledger.charge(1)
     ledger.close()
     (charge,) = read_charges(path)
     assert date.fromisoformat(charge.charged_at)
 
 
-def test_what_is_said_of_data_and_cohorts_confirms_no_guess(tmp_path, make_terms):
+def test_what_is_said_of_data_and_cohorts_confirms_no_guess(tmp_path, make_line):
     """The same run on the same data twice: nothing that a digest of them would make equal."""
     told = []
     for name in ("a.db", "b.db"):
-        ledger = Ledger.create(tmp_path / name, ABOUT, (make_terms(),), 5, clients=3)
+        ledger = Ledger.create(tmp_path / name, ABOUT, (make_line(),), 5, clients=3)
         ledger.charge(1, np.array([0, 2]))
         ledger.close()
         salt = read_about(tmp_path / name)["salt"]
@@ -97,8 +97,8 @@ def test_round_that_would_exceed_the_budget_is_refused_and_not_written(ledger, p
     assert rounds_on_disk(path) == [1, 2, 3, 4, 5]
 
 
-def test_budget_of_nothing_refuses_the_first_round(path, make_terms):
-    ledger = Ledger.create(path, ABOUT, (make_terms(),), 0)
+def test_budget_of_nothing_refuses_the_first_round(path, make_line):
+    ledger = Ledger.create(path, ABOUT, (make_line(),), 0)
     with pytest.raises(BudgetExhausted):
         ledger.charge(1)
     ledger.close()
@@ -114,19 +114,19 @@ def test_replay_is_free_even_at_the_end_of_the_budget(ledger, path):
     assert read_charges(path) == before
 
 
-def within(make_terms, releases, **changes):
+def within(make_line, releases, **changes):
     """Secure terms whose budget is what so many releases cost."""
-    plain = make_terms(noise=NoiseSource.SECURE, **changes)
+    plain = make_line(noise=NoiseSource.SECURE, **changes)
     budget = Budget(plain.claims(releases)[0].epsilon * (1 + 1e-6), 1e-5)
-    line = make_terms(noise=NoiseSource.SECURE, budget=budget, **changes)
+    line = make_line(noise=NoiseSource.SECURE, budget=budget, **changes)
     assert line.affords(releases)
     assert not line.affords(releases + 1)
     return line
 
 
-def test_secure_noise_is_never_replayed_for_free(path, make_terms):
+def test_secure_noise_is_never_replayed_for_free(path, make_line):
     """New randomness on the same data is a second release."""
-    ledger = Ledger.create(path, ABOUT, (within(make_terms, 5),), 5)
+    ledger = Ledger.create(path, ABOUT, (within(make_line, 5),), 5)
     assert [ledger.charge(1), ledger.charge(2), ledger.charge(2), ledger.charge(2)] == [0, 0, 1, 2]
     assert (ledger.charged(), ledger.again) == (2, 2)
     assert ledger.charge(3) == 0
@@ -143,8 +143,8 @@ def test_secure_noise_is_never_replayed_for_free(path, make_terms):
     ]
 
 
-def test_what_the_budget_has_beyond_the_plan_pays_for_attempts(path, make_terms):
-    ledger = Ledger.create(path, ABOUT, (within(make_terms, 4),), 3)
+def test_what_the_budget_has_beyond_the_plan_pays_for_attempts(path, make_line):
+    ledger = Ledger.create(path, ABOUT, (within(make_line, 4),), 3)
     charges = [ledger.charge(1), ledger.charge(2), ledger.charge(2), ledger.charge(3)]
     assert charges == [0, 0, 1, 0]
     with pytest.raises(BudgetExhausted, match=r"budget of updates, .* again \(2\)"):
@@ -154,10 +154,10 @@ def test_what_the_budget_has_beyond_the_plan_pays_for_attempts(path, make_terms)
     ledger.close()
 
 
-def test_an_attempt_is_a_turn_of_the_clients_asked(path, make_terms):
+def test_an_attempt_is_a_turn_of_the_clients_asked(path, make_line):
     """Of two clients one has had all turns its budget pays for; the other may still be asked."""
     local = {"noise": NoiseSource.SECURE, "trust": Trust.LOCAL, "relation": Relation.REPLACE}
-    terms = make_terms(**local)
+    terms = make_line(**local)
     most = terms.permitted(1000)
     ledger = Ledger.create(path, {"run": "one"}, (terms,), most, 2)
     for round in range(1, most + 1):
@@ -169,9 +169,9 @@ def test_an_attempt_is_a_turn_of_the_clients_asked(path, make_terms):
     ledger.close()
 
 
-def test_without_a_limit_as_many_attempts_as_rounds(path, make_terms):
+def test_without_a_limit_as_many_attempts_as_rounds(path, make_line):
     """So many does the sampler's share of delta pay for."""
-    line = make_terms(noise=NoiseSource.SECURE, budget=Budget(math.inf, 1e-5))
+    line = make_line(noise=NoiseSource.SECURE, budget=Budget(math.inf, 1e-5))
     ledger = Ledger.create(path, ABOUT, (line,), 2)
     assert [ledger.charge(1), ledger.charge(1), ledger.charge(1)] == [0, 1, 2]
     with pytest.raises(BudgetExhausted, match="3 rounds were done again"):
@@ -180,10 +180,10 @@ def test_without_a_limit_as_many_attempts_as_rounds(path, make_terms):
     ledger.close()
 
 
-def test_what_cannot_be_vouched_for_is_not_charged(path, make_terms):
-    plain = make_terms(noise=NoiseSource.SECURE)
+def test_what_cannot_be_vouched_for_is_not_charged(path, make_line):
+    plain = make_line(noise=NoiseSource.SECURE)
     vouched = plain.claims(3)[0].epsilon * (1 + 1e-6)
-    line = make_terms(
+    line = make_line(
         noise=NoiseSource.SECURE, budget=Budget(math.inf, 1e-5), slip=0.0, vouched=vouched
     )
     ledger = Ledger.create(path, ABOUT, (line,), 3)
@@ -193,9 +193,9 @@ def test_what_cannot_be_vouched_for_is_not_charged(path, make_terms):
     ledger.close()
 
 
-def test_a_line_that_is_due_now_and_then_has_a_budget_of_its_own(path, make_terms):
+def test_a_line_that_is_due_now_and_then_has_a_budget_of_its_own(path, make_line):
     """Histograms in rounds 1 and 3 of 4, calibrated for two: a third would exceed their budget."""
-    lines = (within(make_terms, 5), within(make_terms, 2, covers="norms", every=2))
+    lines = (within(make_line, 5), within(make_line, 2, covers="norms", every=2))
     ledger = Ledger.create(path, ABOUT, lines, 4)
     assert [ledger.charge(1), ledger.charge(1), ledger.charge(2)] == [0, 1, 0]
     with pytest.raises(BudgetExhausted, match=r"budget of norms, .* again \(1\)"):
@@ -204,10 +204,10 @@ def test_a_line_that_is_due_now_and_then_has_a_budget_of_its_own(path, make_term
     assert [c.covers for c in read_charges(path)].count("norms") == 2
 
 
-def test_rounds_done_again_are_charged_for_what_the_curator_published(path, make_terms):
+def test_rounds_done_again_are_charged_for_what_the_curator_published(path, make_line):
     """Three turns and two histograms fit; a round done again may be a third histogram."""
     event = GaussianWithCurator(Gaussian(9.0), Gaussian(2.0), 2)
-    plain = make_terms(event=event, relation=Relation.REPLACE, noise=NoiseSource.SECURE)
+    plain = make_line(event=event, relation=Relation.REPLACE, noise=NoiseSource.SECURE)
     limit = plain.claims(5)[0].epsilon
     line = replace(plain, budget=Budget(limit, 1e-5))
     ledger = Ledger.create(path, ABOUT, (line,), 3)
@@ -217,9 +217,9 @@ def test_rounds_done_again_are_charged_for_what_the_curator_published(path, make
     ledger.close()
 
 
-def test_rounds_cannot_be_skipped(path, make_terms):
+def test_rounds_cannot_be_skipped(path, make_line):
     """With shares, skipped rounds could all be one client's: count x share would be too low."""
-    ledger = Ledger.create(path, ABOUT, (make_terms(share=Fraction(1, 4)),), 5)
+    ledger = Ledger.create(path, ABOUT, (make_line(share=Fraction(1, 4)),), 5)
     ledger.charge(1)
     with pytest.raises((BadInput, AssertionError)):
         ledger.charge(5)
@@ -242,8 +242,8 @@ def test_no_lines_mean_no_charges_and_no_refusals(path):
     assert read_charges(path) == []
 
 
-def test_ledger_in_memory_keeps_the_budget_too(make_terms):
-    ledger = Ledger.create(None, ABOUT, (make_terms(),), 1)
+def test_ledger_in_memory_keeps_the_budget_too(make_line):
+    ledger = Ledger.create(None, ABOUT, (make_line(),), 1)
     ledger.charge(1)
     ledger.charge(1)
     with pytest.raises(BudgetExhausted):
@@ -254,9 +254,9 @@ def test_ledger_in_memory_keeps_the_budget_too(make_terms):
 # --- durability ---
 
 
-def test_every_connection_waits_for_the_disk(ledger, path, make_terms):
+def test_every_connection_waits_for_the_disk(ledger, path, make_line):
     """2 is FULL, which syncs the log at every commit; 0 and 1 may lose a charge in a power cut."""
-    again = Ledger.reopen(path, ABOUT, (make_terms(),), 5)
+    again = Ledger.reopen(path, ABOUT, (make_line(),), 5)
     for one in (ledger, again):
         assert one._db.execute("PRAGMA synchronous").fetchone()[0] >= 2
         assert one._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
@@ -264,18 +264,18 @@ def test_every_connection_waits_for_the_disk(ledger, path, make_terms):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
-def test_charge_survives_a_process_killed_right_after_it(path, make_terms):
+def test_charge_survives_a_process_killed_right_after_it(path, make_line):
     code = (
         "import json, os, pathlib, signal, sys\n"
         "from fedveil.privacy.ledger.ledger import Ledger\n"
-        "from fedveil.privacy.accounting.budget_line import Terms\n"
-        "terms = Terms.from_dict(json.loads(sys.argv[2]))\n"
+        "from fedveil.privacy.accounting.budget_line import BudgetLine\n"
+        "terms = BudgetLine.from_dict(json.loads(sys.argv[2]))\n"
         "path, about = pathlib.Path(sys.argv[1]), json.loads(sys.argv[3])\n"
         "ledger = Ledger.create(path, about, (terms,), 2)\n"
         "ledger.charge(1)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    terms = make_terms()
+    terms = make_line()
     arguments = [str(path), json.dumps(terms.to_dict()), json.dumps(ABOUT)]
     done = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
     assert done.returncode == -9
@@ -302,11 +302,11 @@ def test_charge_that_cannot_be_written_raises(ledger, path):
 # --- reopening ---
 
 
-def test_reopened_ledger_remembers_what_was_charged(ledger, path, make_terms):
+def test_reopened_ledger_remembers_what_was_charged(ledger, path, make_line):
     for round in range(1, 5):
         ledger.charge(round)
     ledger.close()
-    again = Ledger.reopen(path, ABOUT, (make_terms(),), 5)
+    again = Ledger.reopen(path, ABOUT, (make_line(),), 5)
     again.charge(5)
     with pytest.raises(BudgetExhausted):
         again.charge(6)
@@ -314,9 +314,9 @@ def test_reopened_ledger_remembers_what_was_charged(ledger, path, make_terms):
 
 
 @pytest.mark.parametrize("key", ["run", "recipe", "data"])
-def test_ledger_of_something_else_is_refused(ledger, path, make_terms, key):
+def test_ledger_of_something_else_is_refused(ledger, path, make_line, key):
     with pytest.raises(LedgerMismatch, match=key):
-        Ledger.reopen(path, {**ABOUT, key: "other"}, (make_terms(),), 5)
+        Ledger.reopen(path, {**ABOUT, key: "other"}, (make_line(),), 5)
 
 
 @pytest.mark.parametrize(
@@ -336,9 +336,9 @@ def test_ledger_of_something_else_is_refused(ledger, path, make_terms, key):
     ],
     ids=str,
 )
-def test_ledger_with_other_terms_is_refused(ledger, path, make_terms, change):
+def test_ledger_with_other_terms_is_refused(ledger, path, make_line, change):
     with pytest.raises(LedgerMismatch, match="lines"):
-        Ledger.reopen(path, ABOUT, (make_terms(**change),), 5)
+        Ledger.reopen(path, ABOUT, (make_line(**change),), 5)
 
 
 def test_ledger_without_lines_is_not_taken_for_one_with_lines(ledger, path):
@@ -346,10 +346,10 @@ def test_ledger_without_lines_is_not_taken_for_one_with_lines(ledger, path):
         Ledger.reopen(path, ABOUT, (), 5)
 
 
-def test_new_ledger_never_overwrites_an_old_one(ledger, path, make_terms):
+def test_new_ledger_never_overwrites_an_old_one(ledger, path, make_line):
     ledger.charge(1)
     with pytest.raises((BadInput, sqlite3.OperationalError), match="exist"):
-        Ledger.create(path, ABOUT, (make_terms(),), 5)
+        Ledger.create(path, ABOUT, (make_line(),), 5)
     assert rounds_on_disk(path) == [1]
 
 
@@ -367,8 +367,8 @@ def test_about_is_what_was_written(ledger, path):
 # --- two at once ---
 
 
-def test_two_connections_share_one_budget(ledger, path, make_terms):
-    other = Ledger.reopen(path, ABOUT, (make_terms(),), 5)
+def test_two_connections_share_one_budget(ledger, path, make_line):
+    other = Ledger.reopen(path, ABOUT, (make_line(),), 5)
     for round in range(1, 6):
         (ledger if round % 2 else other).charge(round)
     for one in (ledger, other):
@@ -378,11 +378,11 @@ def test_two_connections_share_one_budget(ledger, path, make_terms):
     assert rounds_on_disk(path) == [1, 2, 3, 4, 5]
 
 
-def test_connections_that_race_for_a_round_charge_it_once(ledger, path, make_terms):
+def test_connections_that_race_for_a_round_charge_it_once(ledger, path, make_line):
     barrier, failures = threading.Barrier(4), []
 
     def run():
-        mine = Ledger.reopen(path, ABOUT, (make_terms(),), 5)
+        mine = Ledger.reopen(path, ABOUT, (make_line(),), 5)
         barrier.wait()
         try:
             for round in range(1, 6):
@@ -428,41 +428,41 @@ READERS = [
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_missing_file_is_refused_and_not_created(path, make_terms, read):
+def test_missing_file_is_refused_and_not_created(path, make_line, read):
     with pytest.raises(BadInput, match="no ledger here"):
-        read(path, make_terms())
+        read(path, make_line())
     assert not path.exists()
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_directory_is_refused(tmp_path, make_terms, read):
+def test_directory_is_refused(tmp_path, make_line, read):
     with pytest.raises(BadInput, match="no ledger here"):
-        read(tmp_path, make_terms())
+        read(tmp_path, make_line())
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database " * 500], ids=["empty", "text"])
 @pytest.mark.parametrize("read", READERS)
-def test_file_that_is_no_ledger_is_refused(path, make_terms, read, content):
+def test_file_that_is_no_ledger_is_refused(path, make_line, read, content):
     path.write_bytes(content)
     with pytest.raises(BadInput, match="not a fedveil ledger"):
-        read(path, make_terms())
+        read(path, make_line())
     assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_truncated_file_is_refused(ledger, path, make_terms, read):
+def test_truncated_file_is_refused(ledger, path, make_line, read):
     ledger.charge(1)
     ledger.close()
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(BadInput, match="not a fedveil ledger"):
-        read(path, make_terms())
+        read(path, make_line())
 
 
-def test_other_format_is_refused(ledger, path, make_terms):
+def test_other_format_is_refused(ledger, path, make_line):
     ledger.close()
     alter(path, "UPDATE about SET value = '99' WHERE key = 'format'")
-    for read in (lambda: read_about(path), lambda: open_again(path, make_terms())):
+    for read in (lambda: read_about(path), lambda: open_again(path, make_line())):
         with pytest.raises(BadInput, match="format '99'"):
             read()
 
@@ -484,8 +484,8 @@ def test_charge_that_is_not_json_is_refused(ledger, path):
 # --- several lines ---
 
 
-def test_every_line_is_charged_in_the_rounds_in_which_it_is_due(path, make_terms):
-    lines = (make_terms(), make_terms(covers="norms", every=3, event=Gaussian(7.0)))
+def test_every_line_is_charged_in_the_rounds_in_which_it_is_due(path, make_line):
+    lines = (make_line(), make_line(covers="norms", every=3, event=Gaussian(7.0)))
     ledger = Ledger.create(path, ABOUT, lines, 9)
     for round in range(1, 8):
         ledger.charge(round)
@@ -497,8 +497,8 @@ def test_every_line_is_charged_in_the_rounds_in_which_it_is_due(path, make_terms
     assert {c.event["multiplier"] for c in charges if c.covers == "norms"} == {7.0}
 
 
-def test_another_reading_of_a_release_is_not_charged(path, make_terms):
-    ledger = Ledger.create(path, ABOUT, (make_terms(), make_terms(reading=True)), 9)
+def test_another_reading_of_a_release_is_not_charged(path, make_line):
+    ledger = Ledger.create(path, ABOUT, (make_line(), make_line(reading=True)), 9)
     ledger.charge(1)
     ledger.close()
     assert len(read_charges(path)) == 1
@@ -508,8 +508,8 @@ def test_another_reading_of_a_release_is_not_charged(path, make_terms):
 
 
 @pytest.fixture
-def counting(path, make_terms):
-    ledger = Ledger.create(path, ABOUT, (make_terms(),), 5, clients=3)
+def counting(path, make_line):
+    ledger = Ledger.create(path, ABOUT, (make_line(),), 5, clients=3)
     yield ledger
     ledger.close()
 
@@ -551,7 +551,7 @@ def test_ledger_that_counts_nobody_has_no_counts(ledger, path):
     assert ledger.counts() is None
 
 
-def test_ledger_tells_the_turns_of_any_number_of_rounds(counting, path, make_terms):
+def test_ledger_tells_the_turns_of_any_number_of_rounds(counting, path, make_line):
     """A round that was charged and not finished has been reported by its clients all the same."""
     assert counting.counts().tolist() == [0, 0, 0]
     for round, ids in enumerate(([0, 2], [2], [], [1, 2]), 1):
@@ -560,15 +560,15 @@ def test_ledger_tells_the_turns_of_any_number_of_rounds(counting, path, make_ter
     for rounds in (4, 1, 0, 2, 3, 4):
         assert counting.turns(rounds).tolist() == expected[rounds]
     counting.close()
-    again = Ledger.reopen(path, ABOUT, (make_terms(),), 5, clients=3)
+    again = Ledger.reopen(path, ABOUT, (make_line(),), 5, clients=3)
     assert again.turns(2).tolist() == expected[2]
     assert again.counts().tolist() == expected[4]
     again.close()
 
 
-def test_ledger_of_another_number_of_clients_is_refused(counting, path, make_terms):
+def test_ledger_of_another_number_of_clients_is_refused(counting, path, make_line):
     with pytest.raises(LedgerMismatch, match="clients is '3'"):
-        Ledger.reopen(path, ABOUT, (make_terms(),), 5, clients=4)
+        Ledger.reopen(path, ABOUT, (make_line(),), 5, clients=4)
 
 
 @pytest.mark.parametrize("bad", ["x'0102'", "x'09000000'"], ids=["cut", "nobody's"])

@@ -24,8 +24,8 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def ledger(path, make_terms):
-    ledger = Ledger.create(path, {"run": "one", "data": "d"}, (make_terms(),), 500)
+def ledger(path, make_line):
+    ledger = Ledger.create(path, {"run": "one", "data": "d"}, (make_line(),), 500)
     yield ledger
     ledger.close()
 
@@ -101,9 +101,9 @@ def charge_on(path, lines, ready):
     ledger.close()
 
 
-def test_a_ledger_that_is_being_written_is_whole_at_every_look(path, make_terms):
+def test_a_ledger_that_is_being_written_is_whole_at_every_look(path, make_line):
     """Charges by another process, and a checkpoint of its log at the end."""
-    lines = (make_terms(),)
+    lines = (make_line(),)
     Ledger.create(path, {"run": "one", "data": "d"}, lines, 500).close()
     fork = multiprocessing.get_context("fork")
     ready = fork.Event()

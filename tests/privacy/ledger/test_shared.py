@@ -39,12 +39,12 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def opened(path, make_terms):
+def opened(path, make_line):
     """A run on the shared ledger, which the first one makes."""
     ledgers = []
 
     def make(run, *, clients=0, permitted=10_000, epsilon=LIMIT, data="d", seed=None, **terms):
-        lines = (make_terms(**{"event": EVENT, **terms}),)
+        lines = (make_line(**{"event": EVENT, **terms}),)
         common = Common.of(lines, data, epsilon)
         open = Ledger.join if path.exists() else Ledger.create
         ledgers.append(open(path, about(run, seed), lines, permitted, clients, common))
@@ -138,10 +138,10 @@ def test_a_repeated_round_with_secure_noise_is_charged(opened, path):
     assert len(read_charges(path)) == 2
 
 
-def test_a_run_that_was_closed_goes_on_where_it_was(opened, path, make_terms):
+def test_a_run_that_was_closed_goes_on_where_it_was(opened, path, make_line):
     opened("one", permitted=30)
     charge_all(opened("two", permitted=4))
-    lines = (make_terms(event=EVENT),)
+    lines = (make_line(event=EVENT),)
     again = Ledger.reopen(path, about("two"), lines, 4, 0, Common.of(lines, "d", LIMIT))
     assert (again.charged(), again.charge(2)) == (4, 0)
     with pytest.raises(BudgetExhausted):
@@ -212,9 +212,9 @@ def test_another_number_of_counted_clients_is_refused(opened, path):
     assert list(read_runs(path)) == ["one"]
 
 
-def test_counts_of_repeated_attempts_are_those_of_the_clients_asked(path, make_terms):
+def test_counts_of_repeated_attempts_are_those_of_the_clients_asked(path, make_line):
     """An attempt at an earlier round comes last, although its round does not."""
-    lines = (make_terms(noise=NoiseSource.SECURE, trust=Trust.LOCAL, relation=Relation.REPLACE),)
+    lines = (make_line(noise=NoiseSource.SECURE, trust=Trust.LOCAL, relation=Relation.REPLACE),)
     ledger = Ledger.create(path, about("one"), lines, 100, 8)
     for round in (1, 2, 3):
         ledger.charge(round, np.array([round]))
@@ -276,8 +276,8 @@ def test_a_name_is_used_once(opened):
         opened("one", seed="7")
 
 
-def test_a_runs_own_ledger_is_not_shared(path, make_terms):
-    lines = (make_terms(),)
+def test_a_runs_own_ledger_is_not_shared(path, make_line):
+    lines = (make_line(),)
     Ledger.create(path, about("one"), lines, 5).close()
     assert common_of(path) is None
     with pytest.raises(LedgerMismatch, match="not set in the ledger"):
@@ -285,16 +285,16 @@ def test_a_runs_own_ledger_is_not_shared(path, make_terms):
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_only_one_claim_can_be_shared(make_terms, count):
-    lines = tuple(make_terms(covers=f"line {k}") for k in range(count))
+def test_only_one_claim_can_be_shared(make_line, count):
+    lines = tuple(make_line(covers=f"line {k}") for k in range(count))
     with pytest.raises(BadInput, match="exactly one claim"):
         Common.of(lines, "d", LIMIT)
 
 
 @pytest.mark.parametrize("changes", [{"as_published": True}, {"reading": True}])
-def test_only_a_strict_claim_can_be_shared(make_terms, changes):
+def test_only_a_strict_claim_can_be_shared(make_line, changes):
     with pytest.raises(BadInput, match="exactly one claim"):
-        Common.of((make_terms(**changes),), "d", LIMIT)
+        Common.of((make_line(**changes),), "d", LIMIT)
 
 
 def test_an_event_without_a_curve_is_refused(opened):
@@ -305,16 +305,16 @@ def test_an_event_without_a_curve_is_refused(opened):
 # --- secure noise has a share of delta ---
 
 
-def test_secure_noise_keeps_a_share_of_delta_for_its_sampler(make_terms):
-    seeded = Common.of((make_terms(),), "d", LIMIT)
-    secure = Common.of((make_terms(noise=NoiseSource.SECURE),), "d", LIMIT)
+def test_secure_noise_keeps_a_share_of_delta_for_its_sampler(make_line):
+    seeded = Common.of((make_line(),), "d", LIMIT)
+    secure = Common.of((make_line(noise=NoiseSource.SECURE),), "d", LIMIT)
     assert seeded.filter.delta == DELTA
     assert secure.filter.delta == pytest.approx(DELTA * (1 - 2**-10), rel=1e-12)
     assert (secure.filter.limits < seeded.filter.limits).all()
 
 
-def test_a_common_epsilon_too_large_for_the_sampler_is_refused(make_terms):
-    common = Common.of((make_terms(noise=NoiseSource.SECURE),), "d", 40.0)
+def test_a_common_epsilon_too_large_for_the_sampler_is_refused(make_line):
+    common = Common.of((make_line(noise=NoiseSource.SECURE),), "d", 40.0)
     with pytest.raises(BadInput, match="cannot be vouched for"):
         _ = common.filter
 
@@ -322,9 +322,9 @@ def test_a_common_epsilon_too_large_for_the_sampler_is_refused(make_terms):
 # --- many at once ---
 
 
-def test_threads_that_charge_at_once_never_overspend(path, opened, make_terms):
+def test_threads_that_charge_at_once_never_overspend(path, opened, make_line):
     opened("first", permitted=0)
-    lines, done, errors = (make_terms(event=EVENT),), [], []
+    lines, done, errors = (make_line(event=EVENT),), [], []
     start = threading.Barrier(6)
 
     def work(name):
@@ -361,11 +361,11 @@ def charge_at_random(path, name, lines, ready, done):
         done.put(rounds)
 
 
-def test_processes_that_charge_at_once_never_overspend(path, opened, make_terms):
+def test_processes_that_charge_at_once_never_overspend(path, opened, make_line):
     """Three processes with random cohorts: at the end no client is beyond the filter."""
     local = {"trust": Trust.LOCAL, "relation": Relation.REPLACE}
     opened("0", clients=8, permitted=0, **local)
-    lines = (make_terms(event=EVENT, **local),)
+    lines = (make_line(event=EVENT, **local),)
     fork = multiprocessing.get_context("fork")
     ready, done = fork.Barrier(3), fork.Queue()
     workers = [

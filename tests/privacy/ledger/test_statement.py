@@ -46,8 +46,8 @@ def alter(path, statement, *values):
 
 @pytest.mark.parametrize("rounds", [0, 1, 7])
 @pytest.mark.parametrize("share", [Fraction(1), Fraction(1, 3)])
-def test_claims_are_those_of_the_terms(make_terms, write, rounds, share):
-    terms = make_terms(share=share)
+def test_claims_are_those_of_the_terms(make_line, write, rounds, share):
+    terms = make_line(share=share)
     said = only(write(terms, rounds=rounds))
     assert said.claims == terms.claims(terms.participations(rounds))
     assert said.run == "one"
@@ -55,9 +55,9 @@ def test_claims_are_those_of_the_terms(make_terms, write, rounds, share):
     assert [charge.round for charge in said.charges] == list(range(1, rounds + 1))
 
 
-def test_rounds_that_were_done_again_are_told(make_terms, tmp_path):
+def test_rounds_that_were_done_again_are_told(make_line, tmp_path):
     """Each attempt with secure noise is one more release."""
-    terms = make_terms(noise=NoiseSource.SECURE)
+    terms = make_line(noise=NoiseSource.SECURE)
     path = tmp_path / "ledger.db"
     ledger = Ledger.create(path, {"run": "one"}, (terms,), 100, 0)
     for round in (1, 1, 2, 3, 3, 3):
@@ -66,27 +66,27 @@ def test_rounds_that_were_done_again_are_told(make_terms, tmp_path):
     assert only(path).claims == terms.claims(6)
 
 
-def test_remainder_is_budget_minus_spent(make_terms, write):
-    terms = make_terms()
+def test_remainder_is_budget_minus_spent(make_line, write):
+    terms = make_line()
     left = only(write(terms, rounds=4)).remainder()
     number = float(left.split()[0])
     assert number == pytest.approx(3.0 - terms.claims(4)[0].epsilon, abs=1e-3)
     assert " of epsilon 3 at delta 1e-05 per client " in left
 
 
-def test_remainder_is_never_overstated(make_terms, write):
-    terms = make_terms()
+def test_remainder_is_never_overstated(make_line, write):
+    terms = make_line()
     said = only(write(terms, rounds=5))
     assert float(said.remainder().split()[0]) <= 3.0 - terms.claims(5)[0].epsilon
 
 
-def test_remainder_is_never_negative(make_terms, write):
-    terms = make_terms(budget=Budget(0.5, 1e-5))
+def test_remainder_is_never_negative(make_line, write):
+    terms = make_line(budget=Budget(0.5, 1e-5))
     assert only(write(terms, rounds=9)).remainder().startswith("0 of ")
 
 
-def test_remainder_without_a_limit_or_a_claim(make_terms, write):
-    limitless = make_terms(budget=Budget(math.inf, 1e-5))
+def test_remainder_without_a_limit_or_a_claim(make_line, write):
+    limitless = make_line(budget=Budget(math.inf, 1e-5))
     assert "no limit" in only(write(limitless, rounds=2)).remainder()
 
 
@@ -97,8 +97,8 @@ def test_run_without_a_claim_has_nothing_to_state(write):
     assert "no privacy is claimed" in said.remainder()
 
 
-def test_statement_is_json(make_terms, write):
-    raw = only(write(make_terms(), rounds=2)).to_dict()
+def test_statement_is_json(make_line, write):
+    raw = only(write(make_line(), rounds=2)).to_dict()
     assert json.loads(json.dumps(raw, allow_nan=False)) == raw
     assert set(raw) == {"run", "charges", "claims", "left"}
     assert raw["claims"][0]["accountant"] == "pld"
@@ -106,39 +106,39 @@ def test_statement_is_json(make_terms, write):
     assert set(raw["charges"][0]) == keys
 
 
-def test_charge_for_another_event_is_refused(make_terms, write):
-    path = write(make_terms(), rounds=3)
+def test_charge_for_another_event_is_refused(make_line, write):
+    path = write(make_line(), rounds=3)
     smaller = json.dumps(to_dict(Gaussian(400.0)))
     alter(path, "UPDATE charges SET event = ? WHERE round = 2", smaller)
     with pytest.raises(BadInput, match="round 2 was charged"):
         only(path)
 
 
-def test_charge_of_an_unknown_event_is_refused(make_terms, write):
-    path = write(make_terms(), rounds=1)
+def test_charge_of_an_unknown_event_is_refused(make_line, write):
+    path = write(make_line(), rounds=1)
     alter(path, 'UPDATE charges SET event = \'{"kind": "future"}\'')
     with pytest.raises(BadInput, match="future"):
         only(path)
 
 
 @pytest.mark.parametrize("terms", ["{", "7", "{}7", '[{"event": {}}]', "[7]", "null"])
-def test_lines_that_cannot_be_read_are_refused(make_terms, write, terms):
-    path = write(make_terms(), rounds=1)
+def test_lines_that_cannot_be_read_are_refused(make_line, write, terms):
+    path = write(make_line(), rounds=1)
     alter(path, "UPDATE runs SET about = json_set(about, '$.lines', ?)", terms)
     with pytest.raises(BadInput, match="cannot be read"):
         only(path)
 
 
-def test_missing_lines_are_refused(make_terms, write):
-    path = write(make_terms(), rounds=1)
+def test_missing_lines_are_refused(make_line, write):
+    path = write(make_line(), rounds=1)
     alter(path, "UPDATE runs SET about = json_remove(about, '$.lines')")
     with pytest.raises(BadInput, match="cannot be read"):
         only(path)
 
 
-def test_missing_charge_is_never_forgiven(make_terms, write):
+def test_missing_charge_is_never_forgiven(make_line, write):
     """Round 3 was charged, so at least three rounds were."""
-    terms = make_terms()
+    terms = make_line()
     path = write(terms, rounds=3)
     alter(path, "DELETE FROM charges WHERE round = 2")
     with pytest.raises(BadInput, match="charges are missing"):
@@ -150,31 +150,31 @@ def test_missing_file_is_refused(tmp_path):
         only(tmp_path / "nothing.db")
 
 
-def test_charge_on_a_line_that_was_never_promised_is_refused(make_terms, write):
-    path = write(make_terms(), rounds=2)
+def test_charge_on_a_line_that_was_never_promised_is_refused(make_line, write):
+    path = write(make_line(), rounds=2)
     alter(path, "UPDATE charges SET covers = 'norms' WHERE round = 2")
     with pytest.raises(BadInput, match="'norms'"):
         only(path)
 
 
-def test_charge_on_a_reading_is_refused(make_terms, write):
+def test_charge_on_a_reading_is_refused(make_line, write):
     """A reading is never charged, so its event may not stand in for the one that is."""
-    reading = make_terms(reading=True, event=Gaussian(400.0))
-    path = write(make_terms(), reading, rounds=2)
+    reading = make_line(reading=True, event=Gaussian(400.0))
+    path = write(make_line(), reading, rounds=2)
     assert len(only(path).claims) == 4
     alter(path, "UPDATE charges SET event = ?", json.dumps(to_dict(Gaussian(400.0))))
     with pytest.raises(BadInput, match="round 1 was charged"):
         only(path)
 
 
-def test_every_line_is_stated(make_terms, write):
-    lines = (make_terms(), make_terms(covers="norms", every=3, event=Gaussian(7.0)))
+def test_every_line_is_stated(make_line, write):
+    lines = (make_line(), make_line(covers="norms", every=3, event=Gaussian(7.0)))
     said = only(write(*lines, rounds=7))
     assert said.claims == (*lines[0].claims(7), *lines[1].claims(3))
 
 
-def test_clients_that_took_part_unequally_are_told_apart(make_terms, write):
-    terms = make_terms(share=Fraction(1))
+def test_clients_that_took_part_unequally_are_told_apart(make_line, write):
+    terms = make_line(share=Fraction(1))
     said = only(write(terms, rounds=7, counts=np.array([5, 1, 2])))
     worst, median = terms.claims(5), terms.claims(2)
     assert [c.epsilon for c in said.claims] == [*(c.epsilon for c in worst), median[0].epsilon]

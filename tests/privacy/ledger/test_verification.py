@@ -24,10 +24,10 @@ def about(run):
 
 
 @pytest.fixture
-def path(tmp_path, make_terms):
+def path(tmp_path, make_line):
     """Three runs with counted turns on a shared ledger; the second has an empty cohort."""
     path = tmp_path / "ledger.db"
-    lines = (make_terms(noise=NoiseSource.SECURE, budget=Budget(3.0, 1e-5)),)
+    lines = (make_line(noise=NoiseSource.SECURE, budget=Budget(3.0, 1e-5)),)
     common = Common.of(lines, "d", 9.0)
     rest = (lines, 9, CLIENTS, common)
     first = Ledger.create(path, about("one"), *rest)
@@ -203,8 +203,8 @@ def test_the_last_end_of_a_run_counts(path):
     assert left == {"one": {}, "two": {"result.json": "c"}, "three": {"result.json": "b"}}
 
 
-def test_a_run_that_goes_on_is_open(path, make_terms):
-    lines = (make_terms(noise=NoiseSource.SECURE),)
+def test_a_run_that_goes_on_is_open(path, make_line):
+    lines = (make_line(noise=NoiseSource.SECURE),)
     ledger = Ledger.reopen(path, about("two"), lines, 9, CLIENTS, Common.of(lines, "d", 9.0))
     ledger.go_on()
     assert (ledger.ended(), read_closing(path, "two")) == ({}, {})
@@ -234,20 +234,20 @@ def test_an_emptied_ledger_is_found_by_who_knows_the_head(path):
         verify(path, head)
 
 
-def test_a_ledger_that_went_on_still_has_the_old_head(path, make_terms):
+def test_a_ledger_that_went_on_still_has_the_old_head(path, make_line):
     head = verify(path)
-    lines = (make_terms(noise=NoiseSource.SECURE),)
+    lines = (make_line(noise=NoiseSource.SECURE),)
     ledger = Ledger.reopen(path, about("one"), lines, 9, CLIENTS, Common.of(lines, "d", 9.0))
     ledger.charge(3, np.array([1]))
     ledger.close()
     assert verify(path, head).length == 11
 
 
-def test_a_ledger_written_anew_is_found_by_who_knows_the_head(path, tmp_path, make_terms):
+def test_a_ledger_written_anew_is_found_by_who_knows_the_head(path, tmp_path, make_line):
     """The same charges at another time: a whole chain, and not the one that was seen."""
     head = verify(path)
     other = tmp_path / "other.db"
-    lines = (make_terms(),)
+    lines = (make_line(),)
     ledger = Ledger.create(other, about("one"), lines, 11)
     for round in range(1, 12):
         ledger.charge(round)
@@ -257,9 +257,9 @@ def test_a_ledger_written_anew_is_found_by_who_knows_the_head(path, tmp_path, ma
         verify(other, head)
 
 
-def test_a_ledger_without_charges_has_a_head_too(tmp_path, make_terms):
+def test_a_ledger_without_charges_has_a_head_too(tmp_path, make_line):
     path = tmp_path / "ledger.db"
-    Ledger.create(path, about("one"), (make_terms(),), 9).close()
+    Ledger.create(path, about("one"), (make_line(),), 9).close()
     head = verify(path)
     assert head.length == 0
     alter(path, "INSERT INTO about VALUES ('note', 'mine')")
@@ -269,8 +269,8 @@ def test_a_ledger_without_charges_has_a_head_too(tmp_path, make_terms):
         verify(path, Head(head.hash, 1))
 
 
-def test_the_head_that_a_ledger_tells_is_the_one_that_is_verified(path, make_terms):
-    lines = (make_terms(noise=NoiseSource.SECURE),)
+def test_the_head_that_a_ledger_tells_is_the_one_that_is_verified(path, make_line):
+    lines = (make_line(noise=NoiseSource.SECURE),)
     ledger = Ledger.reopen(path, about("one"), lines, 9, CLIENTS, Common.of(lines, "d", 9.0))
     assert ledger.head() == verify(path)
     ledger.close()

@@ -16,7 +16,7 @@ from scipy import stats
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise import grid as grid_noise
 from fedveil.privacy.noise.grid import (
     Grid,
@@ -27,7 +27,7 @@ from fedveil.privacy.noise.grid import (
     laplace_int,
     normal_tail,
 )
-from fedveil.privacy.noise.secure_random import Entropy
+from fedveil.privacy.noise.secure_random import SecureRandom
 from fedveil.privacy.rows import Norm, add_weighted_
 
 ALARM = 1e-6
@@ -39,7 +39,7 @@ INNER = {gaussian_int: grid_noise._NORMAL, laplace_int: grid_noise._LAPLACE}
 SCALES = [0.3, 3.7, 1000.0, 2.0**24 + 1]
 
 
-class Seeded(Entropy):
+class Seeded(SecureRandom):
     """Words from a seed, all of them with a place below `below`."""
 
     def __init__(self, seed, below=2**63):
@@ -52,7 +52,7 @@ class Seeded(Entropy):
         return self.generator.integers(0, 2 * self.below, count, dtype=np.uint64)
 
 
-class Played(Entropy):
+class Played(SecureRandom):
     """The words of a list, in order."""
 
     def __init__(self, *words):
@@ -113,7 +113,7 @@ def test_draws_have_the_exact_rounded_law(sampler, scale):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_draws_of_secret_words_have_the_continuous_law_on_a_fine_grid(sampler):
-    draws = sampler(Entropy(), 2.0**30, DRAWS) / 2.0**30
+    draws = sampler(SecureRandom(), 2.0**30, DRAWS) / 2.0**30
     assert stats.kstest(draws, LAWS[sampler].cdf).pvalue > ALARM
 
 
@@ -146,7 +146,7 @@ def test_draws_are_independent_of_earlier_ones(sampler, lag):
 @pytest.mark.parametrize("scale", [3.7, 2.0**24 + 1])
 def test_hundred_million_secret_draws_have_the_exact_rounded_law(sampler, scale):
     """With `-s` the p-values are shown."""
-    draws = sampler(Entropy(), scale, 100_000_000)
+    draws = sampler(SecureRandom(), scale, 100_000_000)
     found = check_law(draws, scale, LAWS[sampler])
     found["finer chi-square"] = chi_square(draws, scale, LAWS[sampler], 20_000)
     print(sampler.__name__, scale, {name: float(f"{p:.3g}") for name, p in found.items()})
@@ -269,7 +269,7 @@ def test_few_draws_need_exact_arithmetic(sampler, monkeypatch):
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), 5, (2, 3, 4), (1 << 16) + 1])
 def test_shape_is_what_was_asked_for(sampler, shape):
-    assert sampler(Entropy(), 10.0, shape).shape == np.empty(shape).shape
+    assert sampler(SecureRandom(), 10.0, shape).shape == np.empty(shape).shape
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -283,7 +283,7 @@ def test_each_row_has_its_own_scale(sampler):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_no_noise_and_hardly_any(sampler):
-    assert not sampler(Entropy(), 0.0, 1000).any()
+    assert not sampler(SecureRandom(), 0.0, 1000).any()
     assert not sampler(Seeded(9, below=2**47), 1e-300, 50).any()
 
 
@@ -291,7 +291,7 @@ def test_no_noise_and_hardly_any(sampler):
 @pytest.mark.parametrize("scale", [-1.0, math.nan, math.inf, 2.0**32 * 1.01, [1.0, -1.0]])
 def test_scale_that_is_no_noise_is_refused(sampler, scale):
     with pytest.raises(ValueError, match="steps"):
-        sampler(Entropy(), scale, 2)
+        sampler(SecureRandom(), scale, 2)
 
 
 # --- the grid ---
@@ -317,13 +317,13 @@ def at_most(norm, limit):
 @given(matrices, steps, st.sampled_from(Norm), st.sampled_from([0.01, 1 / 3, 1.0, 40.0]))
 @settings(max_examples=200, deadline=None)
 def test_float_sums_of_cut_rows_keep_the_sensitivity_of_the_bound(rows, step, norm, value):
-    bound, grid = Bound(value, norm), Grid(step)
-    cut = grid.cut_(bound.apply_(torch.from_numpy(rows.copy())).rows).double()
+    clip, grid = Clip(value, norm), Grid(step)
+    cut = grid.cut_(clip.apply_(torch.from_numpy(rows.copy())).rows).double()
     total = cut.sum(dim=0)
     assert grid.holds(total)
     without, replaced = cut[1:].sum(dim=0), torch.cat([cut[1:], cut[-1:]]).sum(dim=0)
     sums = [grid.quantise(s).tolist() for s in (total, without, replaced)]
-    one, two = bound.sensitivity(Relation.ADD_REMOVE), bound.sensitivity(Relation.REPLACE)
+    one, two = clip.sensitivity(Relation.ADD_REMOVE), clip.sensitivity(Relation.REPLACE)
     assert distance(sums[0], sums[1], norm, step) <= at_most(norm, one)
     assert distance(sums[0], sums[2], norm, step) <= at_most(norm, two)
 

@@ -1,4 +1,4 @@
-"""Words are secret and uniform, never repeat, and what is made of them is exact.
+"""Words are secure and uniform, never repeat, and what is made of them is exact.
 
 Tests of the operating system's words cannot be seeded; each has a false-alarm rate of 1e-6.
 """
@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from fedveil.errors import BadInput
-from fedveil.privacy.noise.secure_random import DISTANCE, Entropy
+from fedveil.privacy.noise.secure_random import DISTANCE, SecureRandom
 
 ALARM = 1e-6
 PIECE = 1 << 17  # words per key
 
 
-class Seeded(Entropy):
+class Seeded(SecureRandom):
     """Words from a seed, so that a test repeats itself."""
 
     def __init__(self, seed):
@@ -33,7 +33,7 @@ class Seeded(Entropy):
         return self.generator.integers(0, 2**64, count, dtype=np.uint64)
 
 
-class Played(Entropy):
+class Played(SecureRandom):
     """The words of a list, in order."""
 
     def __init__(self, *words):
@@ -48,9 +48,9 @@ class Played(Entropy):
 # --- words ---
 
 
-def counter_mode(secret, count):
+def counter_mode(secure, count):
     """AES-256 of nonce, nonce + 1, ..., block by block, as 64-bit words."""
-    key, nonce = secret[:32], int.from_bytes(secret[32:], "big")
+    key, nonce = secure[:32], int.from_bytes(secure[32:], "big")
     cipher = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
     blocks = [((nonce + i) % 2**128).to_bytes(16, "big") for i in range(-(-count // 2))]
     return np.frombuffer(cipher.update(b"".join(blocks)), dtype=np.uint64)[:count]
@@ -65,18 +65,18 @@ def test_every_piece_is_a_keystream_of_its_own_key(count, monkeypatch):
         return secrets[-1]
 
     monkeypatch.setattr(os, "urandom", urandom)
-    words = Entropy().words(count)
+    words = SecureRandom().words(count)
     assert [len(s) for s in secrets] == [48] * math.ceil(count / PIECE)
-    for secret, start in zip(secrets, range(0, count, PIECE), strict=True):
+    for secure, start in zip(secrets, range(0, count, PIECE), strict=True):
         piece = words[start : start + PIECE]
-        assert np.array_equal(piece, counter_mode(secret, len(piece)))
+        assert np.array_equal(piece, counter_mode(secure, len(piece)))
 
 
 def test_every_call_asks_the_operating_system_again(monkeypatch):
     asked = []
     real = os.urandom
     monkeypatch.setattr(os, "urandom", lambda size: asked.append(size) or real(size))
-    source = Entropy()
+    source = SecureRandom()
     for _ in range(3):
         source.words(4)
     assert asked == [48] * 3
@@ -85,9 +85,9 @@ def test_every_call_asks_the_operating_system_again(monkeypatch):
 
 def test_no_words_need_no_key(monkeypatch):
     monkeypatch.setattr(os, "urandom", lambda size: pytest.fail("a key for nothing"))
-    assert Entropy().words(0).shape == (0,)
+    assert SecureRandom().words(0).shape == (0,)
     with pytest.raises(ValueError, match="-1 words"):
-        Entropy().words(-1)
+        SecureRandom().words(-1)
 
 
 def test_failing_operating_system_is_not_papered_over(monkeypatch):
@@ -96,11 +96,11 @@ def test_failing_operating_system_is_not_papered_over(monkeypatch):
 
     monkeypatch.setattr(os, "urandom", urandom)
     with pytest.raises(NotImplementedError, match="no entropy"):
-        Entropy().words(1)
+        SecureRandom().words(1)
 
 
 def test_words_can_be_written_to_and_are_not_shared():
-    source = Entropy()
+    source = SecureRandom()
     first, second = source.words(8), source.words(8)
     kept = second.copy()
     first[:] = 0
@@ -109,13 +109,13 @@ def test_words_can_be_written_to_and_are_not_shared():
 
 def test_no_word_comes_twice():
     """Among 2^18 words of 64 bits two are alike with probability 2^-29."""
-    one, other = Entropy(), Entropy()
+    one, other = SecureRandom(), SecureRandom()
     words = np.concatenate([one.words(PIECE), other.words(PIECE // 2), one.words(PIECE // 2)])
     assert len(np.unique(words)) == len(words)
 
 
 def test_forked_children_draw_their_own_words():
-    source = Entropy()
+    source = SecureRandom()
     source.words(3)
     drawn = []
     for _ in range(2):
@@ -135,17 +135,17 @@ def test_forked_children_draw_their_own_words():
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_source_is_not_duplicated(duplicate):
     with pytest.raises(TypeError, match="not copied"):
-        duplicate(Entropy())
+        duplicate(SecureRandom())
 
 
 def test_source_takes_no_seed():
     with pytest.raises(TypeError):
-        Entropy(1)
+        SecureRandom(1)
 
 
 @pytest.fixture(scope="module")
 def sample():
-    return Entropy().words(3 * PIECE)
+    return SecureRandom().words(3 * PIECE)
 
 
 def test_every_bit_is_fair(sample):
@@ -186,13 +186,13 @@ def test_distance_per_word_covers_the_longest_keystream():
 
 
 def test_uniforms_are_uniform():
-    assert stats.kstest(Entropy().uniforms(200_000), "uniform").pvalue > ALARM
+    assert stats.kstest(SecureRandom().uniforms(200_000), "uniform").pvalue > ALARM
 
 
 def test_uniforms_are_odd_multiples_of_their_step_and_never_an_end():
     ends = Played(0, 2**12 - 1, 2**64 - 1, 2**63).uniforms(4)
     assert ends.tolist() == [2.0**-53, 2.0**-53, 1 - 2.0**-53, 0.5 + 2.0**-53]
-    steps = Entropy().uniforms(10_000) * 2.0**53
+    steps = SecureRandom().uniforms(10_000) * 2.0**53
     assert (steps % 2 == 1).all()
 
 
@@ -216,20 +216,20 @@ def test_rate_too_small_for_one_word_is_decided_by_the_next(second, chosen):
 
 @pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.937])
 def test_coins_are_true_as_often_as_they_should(rate):
-    coins = Entropy().mask(rate, 1_000_000)
+    coins = SecureRandom().mask(rate, 1_000_000)
     assert stats.binomtest(int(coins.sum()), len(coins), rate).pvalue > ALARM
 
 
 def test_rates_at_the_ends():
-    assert not Entropy().mask(0.0, 100).any()
-    assert Entropy().mask(1.0, 100).all()
-    assert Entropy().mask(0.5, 0).shape == (0,)
+    assert not SecureRandom().mask(0.0, 100).any()
+    assert SecureRandom().mask(1.0, 100).all()
+    assert SecureRandom().mask(0.5, 0).shape == (0,)
 
 
 @pytest.mark.parametrize("rate", [-1e-9, 1.0000001, math.nan, math.inf])
 def test_rate_that_is_no_probability_is_refused(rate):
     with pytest.raises(BadInput, match="probability"):
-        Entropy().mask(rate, 3)
+        SecureRandom().mask(rate, 3)
 
 
 # --- orders and subsets ---
@@ -265,16 +265,16 @@ def test_equal_words_are_drawn_again():
 
 @pytest.mark.parametrize("size", [0, 1])
 def test_short_orders(size):
-    assert Entropy().permutation(size).tolist() == list(range(size))
+    assert SecureRandom().permutation(size).tolist() == list(range(size))
 
 
 def test_subsets_at_the_ends():
-    assert Entropy().subset(5, 0).tolist() == []
-    assert Entropy().subset(5, 5).tolist() == [0, 1, 2, 3, 4]
-    assert Entropy().subset(0, 0).tolist() == []
+    assert SecureRandom().subset(5, 0).tolist() == []
+    assert SecureRandom().subset(5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert SecureRandom().subset(0, 0).tolist() == []
 
 
 @pytest.mark.parametrize(("population", "size"), [(3, 4), (3, -1), (0, 1)])
 def test_subset_that_does_not_exist_is_refused(population, size):
     with pytest.raises(BadInput, match="cannot be chosen"):
-        Entropy().subset(population, size)
+        SecureRandom().subset(population, size)

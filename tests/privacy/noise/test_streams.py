@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.privacy.noise.streams import Secret, Streams, bits, normal_, uniform_
+from fedveil.privacy.noise.streams import SecureKeys, Streams, bits, normal_, uniform_
 
 ALARM = 1e-6
 
@@ -47,7 +47,7 @@ def test_keys_that_begin_alike_have_rows_of_their_own():
 
 
 def test_secret_rows_share_no_word():
-    words = np.concatenate([bits(Secret(50), 4), bits(Secret(50), 4)])
+    words = np.concatenate([bits(SecureKeys(50), 4), bits(SecureKeys(50), 4)])
     assert words.shape == (100, 4)
     assert len(np.unique(words)) == 400
 

@@ -18,7 +18,7 @@ from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from tests.asking import asked
 
-RULE = Fixed(0.5)
+SCHEDULE = Fixed(0.5)
 BUDGET = Budget(3.0, 1e-5)
 SAMPLERS = [Everyone(), Poisson(0.2), Poisson(1.0), FixedSize(40), FixedSize(100), RoundRobin(30)]
 
@@ -29,15 +29,22 @@ def released(plan, total, *rest):
     return noised
 
 
-def plan_of(sampler=None, population=100, rule=RULE, *, rounds=10, budget=BUDGET, multiplier=None):
+def plan_of(
+    sampler=None, population=100, schedule=SCHEDULE, *, rounds=10, budget=BUDGET, multiplier=None
+):
     return central(
-        sampler or Everyone(), population, rule, rounds=rounds, budget=budget, multiplier=multiplier
+        sampler or Everyone(),
+        population,
+        schedule,
+        rounds=rounds,
+        budget=budget,
+        multiplier=multiplier,
     )
 
 
 def noise_std(plan, round=1):
-    """The std of the noise on a sum, from the bound in force."""
-    return plan.release.scale(plan.rule.bound(plan.rule.start(), round))
+    """The std of the noise on a sum, from the clip in force."""
+    return plan.release.scale(plan.schedule.clip(plan.schedule.start(), round))
 
 
 # --- calibrated noise ---
@@ -171,7 +178,7 @@ def test_claims_name_unit_trust_source_and_assumptions():
 
 
 def test_decaying_bound_costs_nothing_and_its_noise_decays_with_it():
-    poly = plan_of(rule=Poly(0.5, 1.0, 10, 0.01), multiplier=9.0)
+    poly = plan_of(schedule=Poly(0.5, 1.0, 10, 0.01), multiplier=9.0)
     assert poly.claims(10) == plan_of(multiplier=9.0).claims(10)
     assert noise_std(poly, 6) == pytest.approx(noise_std(poly, 1) / 2)
 
@@ -180,18 +187,18 @@ def test_decaying_bound_costs_nothing_and_its_noise_decays_with_it():
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [Median(1.0, -2, 2, 1, BUDGET), PerGradient(RULE, lambda round: 1.0)],
+    "schedule",
+    [Median(1.0, -2, 2, 1, BUDGET), PerGradient(SCHEDULE, lambda round: 1.0)],
     ids=["median", "gradient"],
 )
-def test_bound_that_is_not_for_central_dp_is_refused(rule):
+def test_bound_that_is_not_for_central_dp_is_refused(schedule):
     with pytest.raises(BadInput, match="fixed, decaying or quantile"):
-        plan_of(rule=rule)
+        plan_of(schedule=schedule)
 
 
 def test_flipped_bits_are_for_local_dp():
-    with pytest.raises(BadInput, match=r"bound\.bit_epsilon is for local DP"):
-        plan_of(rule=Quantile(1.0, 0.5, flip=1.0))
+    with pytest.raises(BadInput, match=r"clip\.bit_epsilon is for local DP"):
+        plan_of(schedule=Quantile(1.0, 0.5, flip=1.0))
 
 
 def test_capped_cohort_is_not_accounted_as_a_random_one():
@@ -210,10 +217,10 @@ def test_capped_cohort_is_not_accounted_as_a_random_one():
 )
 def test_updates_and_bits_are_one_gaussian_release(sampler, sensitivity):
     """After scaling each part by its own noise a client moves the pair by exactly 1 / z."""
-    plan = plan_of(sampler, rule=Quantile(0.3, 0.5, noise=5.0), multiplier=2.0)
+    plan = plan_of(sampler, schedule=Quantile(0.3, 0.5, noise=5.0), multiplier=2.0)
     moved = plan.release.relation is Relation.REPLACE
     update = (0.6 if moved else 0.3) / noise_std(plan)
-    bit = sensitivity / plan.rule.noise
+    bit = sensitivity / plan.schedule.noise
     assert math.hypot(update, bit) == pytest.approx(1 / 2.0)
     assert plan.lines[0].event == sampler.event(Gaussian(2.0), 100)
 
@@ -221,14 +228,17 @@ def test_updates_and_bits_are_one_gaussian_release(sampler, sensitivity):
 def test_published_split():
     """z = 1, sigma_b = m / 20 = 5: 0.5 % more noise."""
     plan = plan_of(
-        Everyone(), rule=Quantile(0.1, 0.5, noise=5.0), multiplier=1.0, budget=Budget(99.0, 1e-5)
+        Everyone(),
+        schedule=Quantile(0.1, 0.5, noise=5.0),
+        multiplier=1.0,
+        budget=Budget(99.0, 1e-5),
     )
     assert plan.release.multiplier == pytest.approx((1 - 0.1**2) ** -0.5)
     assert plan.release.multiplier == pytest.approx(1.005, abs=1e-4)
 
 
 def test_calibrated_quantile_plan_uses_the_same_budget():
-    fixed, quantile = plan_of(), plan_of(rule=Quantile(0.5, 0.5, noise=50.0))
+    fixed, quantile = plan_of(), plan_of(schedule=Quantile(0.5, 0.5, noise=50.0))
     assert quantile.claims(10) == fixed.claims(10)
     assert quantile.release.multiplier > fixed.release.multiplier
 
@@ -238,22 +248,22 @@ def test_calibrated_quantile_plan_uses_the_same_budget():
 )
 def test_bits_that_alone_spend_the_round_are_refused(sampler, noise):
     """z >= 2 sigma_b under add-remove and zero-out, z >= sigma_b under replacement."""
-    with pytest.raises(BadInput, match=r"bound\.bit_noise") as e:
+    with pytest.raises(BadInput, match=r"clip\.bit_noise") as e:
         plan_of(
             sampler,
-            rule=Quantile(0.1, 0.5, noise=noise),
+            schedule=Quantile(0.1, 0.5, noise=noise),
             multiplier=1.0,
             budget=Budget(99.0, 1e-5),
         )
     least = float(str(e.value).rsplit(" ", 1)[1])
     enough = Quantile(0.1, 0.5, noise=least * 1.01)
-    plan_of(sampler, rule=enough, multiplier=1.0, budget=Budget(99.0, 1e-5))
+    plan_of(sampler, schedule=enough, multiplier=1.0, budget=Budget(99.0, 1e-5))
     assert least == (1.0 if isinstance(sampler, FixedSize) else 0.5)
 
 
 def test_default_bit_noise_of_ten_clients_is_infeasible():
     with pytest.raises(BadInput, match="raise it above"):
-        plan_of(rule=Quantile(0.1, 0.5, noise=0.5), multiplier=1.0, budget=Budget(99.0, 1e-5))
+        plan_of(schedule=Quantile(0.1, 0.5, noise=0.5), multiplier=1.0, budget=Budget(99.0, 1e-5))
 
 
 # --- release ---
@@ -261,20 +271,20 @@ def test_default_bit_noise_of_ten_clients_is_infeasible():
 
 def test_release_adds_the_plans_noise():
     plan = plan_of(FixedSize(40), multiplier=9.0, budget=Budget(50.0, 1e-5))
-    total, bound = torch.zeros(20_000, dtype=torch.float64), plan.rule.bound(0.5, 1)
-    noised = released(plan, total, bound, 1, Streams(1))
+    total, clip = torch.zeros(20_000, dtype=torch.float64), plan.schedule.clip(0.5, 1)
+    noised = released(plan, total, clip, 1, Streams(1))
     assert float(noised.std()) == pytest.approx(9.0, rel=0.04)
     assert not bool(total.any())
-    assert torch.equal(noised, released(plan, total, bound, 1, Streams(1)))
-    assert not torch.equal(noised, released(plan, total, bound, 2, Streams(1)))
-    assert not torch.equal(noised, released(plan, total, bound, 1, Streams(2)))
+    assert torch.equal(noised, released(plan, total, clip, 1, Streams(1)))
+    assert not torch.equal(noised, released(plan, total, clip, 2, Streams(1)))
+    assert not torch.equal(noised, released(plan, total, clip, 1, Streams(2)))
 
 
 def test_release_of_an_empty_round_is_noise():
     empty = torch.zeros(0, 12, dtype=torch.float64).sum(dim=0)
     plan = plan_of()
-    bound = plan.rule.bound(0.5, 1)
-    assert int((released(plan, empty, bound, 1, Streams(1)) == 0).sum()) == 0
+    clip = plan.schedule.clip(0.5, 1)
+    assert int((released(plan, empty, clip, 1, Streams(1)) == 0).sum()) == 0
 
 
 def test_clients_of_a_trusted_server_add_nothing():

@@ -24,8 +24,8 @@ from fedveil.privacy.accounting.events import (
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.ranges import Perturb, Ranges
-from fedveil.privacy.releases.client_noise import ClientNoise, Published, local_updates
-from fedveil.privacy.releases.dp_sgd import DpSgdSteps, local_steps
+from fedveil.privacy.releases.client_noise import ClientNoise, Published, client_noise
+from fedveil.privacy.releases.dp_sgd import DpSgdSteps, dp_sgd
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
@@ -34,17 +34,17 @@ L2, L1 = Fixed(1.0), Fixed(1.0, Norm.L1)
 BUDGET = Budget(3.0, 1e-5)
 
 
-def plan_of(sampler=None, rule=L2, *, laplace=False, rounds=10, population=1000, **changes):
+def plan_of(sampler=None, schedule=L2, *, laplace=False, rounds=10, population=1000, **changes):
     settings = {"budgets": (BUDGET,), **changes}
-    return local_updates(
-        sampler or Everyone(), population, rule, laplace=laplace, rounds=rounds, **settings
+    return client_noise(
+        sampler or Everyone(), population, schedule, laplace=laplace, rounds=rounds, **settings
     )
 
 
 def scale(plan, round=1, client=0):
     """The noise scale of a client's report."""
-    bound = plan.rule.bound(plan.rule.start(), round)
-    return float(plan.release.scales(bound, np.array([client]))[0])
+    clip = plan.schedule.clip(plan.schedule.start(), round)
+    return float(plan.release.scales(clip, np.array([client]))[0])
 
 
 # --- strict noise ---
@@ -74,8 +74,8 @@ def test_reference_values_of_one_report(target, noise):
 
 @pytest.mark.parametrize(("rounds", "turns"), [(10, 1), (20, 2), (21, 3), (240, 24)])
 def test_laplace_scale_is_turns_times_both_inputs_over_epsilon(rounds, turns):
-    rule = PerGradient(Fixed(150.0, Norm.L1), lambda round: 0.05 * 4)
-    plan = plan_of(RoundRobin(100), rule, laplace=True, rounds=rounds)
+    schedule = PerGradient(Fixed(150.0, Norm.L1), lambda round: 0.05 * 4)
+    plan = plan_of(RoundRobin(100), schedule, laplace=True, rounds=rounds)
     assert scale(plan) == pytest.approx(turns * 2 * 150.0 * 0.2 / 3.0)
     assert plan.lines[0].event == Laplace(plan.release.multiplier)
     (claim,) = plan.claims(rounds)
@@ -84,13 +84,13 @@ def test_laplace_scale_is_turns_times_both_inputs_over_epsilon(rounds, turns):
 
 
 def test_reach_of_a_round_scales_its_own_noise():
-    rule = PerGradient(Fixed(2.0), lambda round: 0.1 / round)
-    plan = plan_of(rule=rule)
+    schedule = PerGradient(Fixed(2.0), lambda round: 0.1 / round)
+    plan = plan_of(schedule=schedule)
     assert scale(plan, 4) == pytest.approx(scale(plan, 1) / 4)
 
 
 def test_decaying_bound_costs_nothing():
-    poly, fixed = plan_of(rule=Poly(1.0, 1.0, 10, 0.01)), plan_of()
+    poly, fixed = plan_of(schedule=Poly(1.0, 1.0, 10, 0.01)), plan_of()
     assert poly.claims(10) == fixed.claims(10)
     assert scale(poly, 6) == pytest.approx(scale(fixed) / 2)
 
@@ -101,7 +101,7 @@ def test_calibrated_plan_runs_all_of_its_rounds_within_its_budget(laplace, targe
     """Also where epsilon, computed back from the noise, is rounded upwards."""
     for rounds in (1, 3, 7, 12, 14):
         plan = plan_of(
-            rule=L1 if laplace else L2,
+            schedule=L1 if laplace else L2,
             laplace=laplace,
             rounds=rounds,
             budgets=(Budget(target, 1e-5),),
@@ -161,18 +161,18 @@ def test_cap_that_ends_before_the_run_is_refused():
 # --- refusals ---
 
 
-@pytest.mark.parametrize(("rule", "laplace"), [(L2, True), (L1, False)])
-def test_norm_that_does_not_go_with_the_noise_is_refused(rule, laplace):
-    with pytest.raises(BadInput, match=r"bound\.norm"):
-        plan_of(rule=rule, laplace=laplace)
+@pytest.mark.parametrize(("schedule", "laplace"), [(L2, True), (L1, False)])
+def test_norm_that_does_not_go_with_the_noise_is_refused(schedule, laplace):
+    with pytest.raises(BadInput, match=r"clip\.norm"):
+        plan_of(schedule=schedule, laplace=laplace)
 
 
 @pytest.mark.parametrize(
-    "rule", [Quantile(1.0, 0.5, noise=5.0), Median(1.0, -3, 3, 5, BUDGET)], ids=["q", "m"]
+    "schedule", [Quantile(1.0, 0.5, noise=5.0), Median(1.0, -3, 3, 5, BUDGET)], ids=["q", "m"]
 )
-def test_laplace_with_an_adaptive_bound_is_refused(rule):
+def test_laplace_with_an_adaptive_bound_is_refused(schedule):
     with pytest.raises(BadInput):
-        plan_of(rule=rule, laplace=True)
+        plan_of(schedule=schedule, laplace=True)
 
 
 def test_several_budgets_and_one_multiplier_are_refused():
@@ -231,7 +231,7 @@ def test_client_without_a_budget_is_refused(members):
         plan_of(population=3, group_of=np.array([1, 0, 0]))
 
 
-# --- adaptive bounds ---
+# --- adaptive clips ---
 
 
 def through_curator(plan, releases, noise, count):
@@ -264,19 +264,19 @@ def test_bits_of_capped_clients_are_capped():
 
 
 @pytest.mark.parametrize(
-    ("rule", "word"),
+    ("schedule", "word"),
     [
-        (Quantile(1.0, 0.5, noise=0.5), r"bound\.bit_noise"),
-        (Median(1.0, -3, 3, 5, Budget(20.0, 1e-5)), r"bound\.epsilon"),
+        (Quantile(1.0, 0.5, noise=0.5), r"clip\.bit_noise"),
+        (Median(1.0, -3, 3, 5, Budget(20.0, 1e-5)), r"clip\.epsilon"),
     ],
     ids=["q", "m"],
 )
-def test_curator_that_alone_uses_up_the_budget_is_refused(rule, word):
+def test_curator_that_alone_uses_up_the_budget_is_refused(schedule, word):
     with pytest.raises(BadInput, match=f"{word}.*budget\\.epsilon 3") as e:
-        plan_of(rule=rule)
+        plan_of(schedule=schedule)
     assert "\n" not in str(e.value)
     with pytest.raises(BadInput, match=word):
-        plan_of(rule=rule, multiplier=50.0, rounds=1)
+        plan_of(schedule=schedule, multiplier=50.0, rounds=1)
 
 
 def test_curator_that_barely_leaves_something_is_refused_by_name():
@@ -287,15 +287,15 @@ def test_curator_that_barely_leaves_something_is_refused_by_name():
 
     noise = brentq(left, 1.0, 100.0, xtol=1e-13)
     assert epsilon(Gaussian(noise), 10, 1e-5, Relation.REPLACE) < BUDGET.epsilon
-    with pytest.raises(BadInput, match=r"bound\.bit_noise"):
-        plan_of(rule=Quantile(1.0, 0.5, noise=noise))
+    with pytest.raises(BadInput, match=r"clip\.bit_noise"):
+        plan_of(schedule=Quantile(1.0, 0.5, noise=noise))
 
 
 def test_budget_stops_by_what_the_server_learns_from_both():
-    rule, open_ended = Quantile(1.0, 0.5, noise=4.0), Budget(math.inf, 1e-5)
-    told = plan_of(rule=rule, multiplier=4.0, rounds=20, budgets=(open_ended,))
+    schedule, open_ended = Quantile(1.0, 0.5, noise=4.0), Budget(math.inf, 1e-5)
+    told = plan_of(schedule=schedule, multiplier=4.0, rounds=20, budgets=(open_ended,))
     limit = told.claims(9)[0].epsilon
-    plan = plan_of(rule=rule, multiplier=4.0, rounds=20, budgets=(Budget(limit, 1e-5),))
+    plan = plan_of(schedule=schedule, multiplier=4.0, rounds=20, budgets=(Budget(limit, 1e-5),))
     assert plan.permitted == 9
     assert plan_of(multiplier=4.0, rounds=20, budgets=(Budget(limit, 1e-5),)).permitted > 9
 
@@ -303,7 +303,7 @@ def test_budget_stops_by_what_the_server_learns_from_both():
 def test_every_group_composes_its_own_reports_with_the_curator():
     budgets = (Budget(2.0, 1e-5), Budget(8.0, 1e-5))
     plan = plan_of(
-        rule=Quantile(1.0, 0.5, noise=9.0), budgets=budgets, group_of=np.arange(1000) % 2
+        schedule=Quantile(1.0, 0.5, noise=9.0), budgets=budgets, group_of=np.arange(1000) % 2
     )
     assert [line.covers for line in plan.lines] == [
         "updates and bits of 500 clients, group 2",
@@ -316,18 +316,18 @@ def test_every_group_composes_its_own_reports_with_the_curator():
 
 
 def test_strict_reading_beside_a_published_label_composes_too():
-    plan = plan_of(rule=median(), rounds=100, published=Published())
+    plan = plan_of(schedule=median(), rounds=100, published=Published())
     label, strict = plan.lines
     assert (label.covers, label.event) == ("updates", Gaussian(plan.release.multiplier))
     assert label.as_published
-    curator = Gaussian(plan.rule.noise / math.sqrt(2))
+    curator = Gaussian(plan.schedule.noise / math.sqrt(2))
     assert strict.event == GaussianWithCurator(Gaussian(plan.release.multiplier / 2), curator, 10)
     assert (strict.covers, strict.trust) == ("updates and norms", Trust.CURATOR)
     assert strict.reading
 
 
 def test_flipped_bits_are_part_of_the_report():
-    plan = plan_of(rule=Quantile(1.0, 0.5, flip=0.05))
+    plan = plan_of(schedule=Quantile(1.0, 0.5, flip=0.05))
     (line,) = plan.lines
     assert line.event == GaussianWithBit(Gaussian(plan.release.multiplier), TwoPoint(0.05))
     assert plan.release.multiplier > plan_of().release.multiplier
@@ -336,8 +336,8 @@ def test_flipped_bits_are_part_of_the_report():
 
 
 def test_flipped_bits_that_use_up_the_budget_are_refused():
-    with pytest.raises(BadInput, match=r"bound\.bit_epsilon 0\.3 over 10 participations"):
-        plan_of(rule=Quantile(1.0, 0.5, flip=0.3))
+    with pytest.raises(BadInput, match=r"clip\.bit_epsilon 0\.3 over 10 participations"):
+        plan_of(schedule=Quantile(1.0, 0.5, flip=0.3))
 
 
 def median(**changes):
@@ -347,9 +347,9 @@ def median(**changes):
 
 def test_line_against_the_server_composes_updates_and_the_curators_histograms():
     """Replacing a client changes two counts by one, in at most ten histograms."""
-    plan = plan_of(rule=median(), rounds=100)
+    plan = plan_of(schedule=median(), rounds=100)
     (line,) = plan.lines
-    noise = plan.rule.noise / math.sqrt(2)
+    noise = plan.schedule.noise / math.sqrt(2)
     assert line.event == GaussianWithCurator(Gaussian(plan.release.multiplier), Gaussian(noise), 10)
     assert (line.covers, line.trust) == ("updates and norms", Trust.CURATOR)
     histograms = gaussian_epsilon(math.sqrt(10) / noise, 1e-8)
@@ -369,7 +369,7 @@ def test_histograms_that_keep_step_with_the_turns_are_all_counted(size, populati
     plan = plan_of(sampler, median(every=every), rounds=rounds, population=population)
     concerned = np.zeros(population, dtype=np.int64)
     for round in range(1, rounds + 1):
-        if plan.rule.watched.due(round):
+        if plan.schedule.watched.due(round):
             concerned[sampler.cohort(population, round, Streams(1))] += 1
     event = plan.lines[0].event
     assert event.most >= concerned.max()
@@ -394,8 +394,8 @@ def test_published_noise_is_scaled_to_one_input_and_labelled():
 
 @pytest.mark.parametrize("laplace", [False, True])
 def test_strict_reading_stands_beside_the_published_one_with_half_the_noise(laplace):
-    rule = L1 if laplace else L2
-    plan = plan_of(rule=rule, laplace=laplace, published=Published())
+    schedule = L1 if laplace else L2
+    plan = plan_of(schedule=schedule, laplace=laplace, published=Published())
     label, reading = plan.lines
     kind = Laplace if laplace else Gaussian
     assert label.event == kind(plan.release.multiplier)
@@ -412,9 +412,9 @@ def test_strict_reading_stands_beside_the_published_one_with_half_the_noise(lapl
 
 @pytest.mark.parametrize(("target", "turns", "c2"), [(10, 1, 1.0), (20, 12, 1.0), (30, 24, 1.7)])
 def test_fu_gaussian_noise_is_the_printed_formula(target, turns, c2):
-    rule = PerGradient(Fixed(3.0, Norm.L1), lambda round: 0.1)
+    schedule = PerGradient(Fixed(3.0, Norm.L1), lambda round: 0.1)
     plan = plan_of(
-        rule=rule,
+        schedule=schedule,
         rounds=turns,
         budgets=(Budget(target, 1e-4),),
         published=Published(c2, Unit.RECORD),
@@ -434,16 +434,16 @@ def test_fu_gaussian_noise_is_the_printed_formula(target, turns, c2):
 
 
 def test_fu_gaussian_without_its_constant_is_refused():
-    rule = PerGradient(Fixed(3.0), lambda round: 0.1)
+    schedule = PerGradient(Fixed(3.0), lambda round: 0.1)
     with pytest.raises(BadInput, match="c2"):
-        plan_of(rule=rule, published=Published(None, Unit.RECORD))
+        plan_of(schedule=schedule, published=Published(None, Unit.RECORD))
 
 
-@pytest.mark.parametrize("rule", [L1, L2], ids=["l1", "l2"])
-def test_fu_constant_does_not_go_with_laplace_noise(rule):
-    """With an L2 bound the strict reading beside it would be wrong by up to sqrt(parameters)."""
-    with pytest.raises(BadInput, match=r"c2|bound\.norm"):
-        plan_of(rule=rule, laplace=True, published=Published(1.0))
+@pytest.mark.parametrize("schedule", [L1, L2], ids=["l1", "l2"])
+def test_fu_constant_does_not_go_with_laplace_noise(schedule):
+    """With an L2 clip the strict reading beside it would be wrong by up to sqrt(parameters)."""
+    with pytest.raises(BadInput, match=r"c2|clip\.norm"):
+        plan_of(schedule=schedule, laplace=True, published=Published(1.0))
 
 
 # --- DP-SGD inside a client ---
@@ -458,7 +458,7 @@ def steps_plan(sampler=None, **changes):
         "budget": BUDGET,
         "multiplier": 2.0,
     }
-    return local_steps(sampler or Everyone(), 100, 0.7, **{**settings, **changes})
+    return dp_sgd(sampler or Everyone(), 100, 0.7, **{**settings, **changes})
 
 
 @pytest.mark.parametrize(("rounds", "turns"), [(1, 1), (4, 2), (10, 3)])

@@ -16,39 +16,39 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Quantile
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
-from fedveil.privacy.releases.client_noise import local_updates
-from fedveil.privacy.releases.dp_sgd import local_steps
+from fedveil.privacy.releases.client_noise import client_noise
+from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.training.batches import Batches
-from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.workers import WorkerLost
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, train
-from fedveil.training.work import LocalSgd, OneGradient
+from fedveil.training.work import ClientSgd, OneGradient
 
 CLIENTS = 24
 FREE = Budget(float("inf"), 1e-3)
-STEPS = LocalSgd(Batches(0, steps=3), lr=0.1)
-SGD = LocalSgd(Batches(2, epochs=2), lr=0.1, momentum=0.5)
+STEPS = ClientSgd(Batches(0, steps=3), lr=0.1)
+SGD = ClientSgd(Batches(2, epochs=2), lr=0.1, momentum=0.5)
 
 
-def unbounded(sampler):
+def unclipped(sampler):
     return unprotected(sampler, CLIENTS, rounds=3)
 
 
-def centrally(rule):
-    return central(Poisson(0.8), CLIENTS, rule, rounds=3, budget=FREE, multiplier=0.5)
+def centrally(schedule):
+    return central(Poisson(0.8), CLIENTS, schedule, rounds=3, budget=FREE, multiplier=0.5)
 
 
-def locally(rule, laplace=False):
-    return local_updates(
+def locally(schedule, laplace=False):
+    return client_noise(
         RoundRobin(20),
         CLIENTS,
-        rule,
+        schedule,
         laplace=laplace,
         rounds=3,
         budgets=(FREE,),
@@ -57,7 +57,7 @@ def locally(rule, laplace=False):
 
 
 def in_steps():
-    return local_steps(
+    return dp_sgd(
         FixedSize(20, 3),
         CLIENTS,
         0.5,
@@ -77,11 +77,11 @@ def perturbed(task, shuffled=0):
 
 
 RECIPES = {
-    "fedavg": lambda task: (unbounded(FixedSize(20)), SGD),
-    "fedsgd": lambda task: (unbounded(Everyone()), OneGradient()),
+    "fedavg": lambda task: (unclipped(FixedSize(20)), SGD),
+    "fedsgd": lambda task: (unclipped(Everyone()), OneGradient()),
     "central": lambda task: (centrally(Fixed(0.05)), SGD),
     "central-quantile": lambda task: (centrally(Quantile(0.1, 0.5, noise=2.0)), SGD),
-    "local": lambda task: (in_steps(), LocalDpSgd(in_steps().steps, 0.2)),
+    "local": lambda task: (in_steps(), ClientDpSgd(in_steps().steps, 0.2)),
     "ldp-sgd": lambda task: (locally(Median(0.1, -6, 2, 1, Budget(2.0, 1e-4))), OneGradient()),
     "dp-fedavg": lambda task: (
         locally(PerGradient(Fixed(0.3, Norm.L1), STEPS.reach), laplace=True),
@@ -105,7 +105,7 @@ def trained(task, data, plan, work, **changes):
     """The models after each round, and what the rounds said, from the same start."""
     task.parameters.copy_(net(data).parameters)
     results = list(train(Training(task, data, plan, work, chunk=3, **changes)))
-    said = [(r.clients, r.clipped, r.bound, r.refused, r.metrics, r.snr) for r in results]
+    said = [(r.clients, r.clipped, r.clip, r.refused, r.metrics, r.snr) for r in results]
     return torch.stack([r.state.params for r in results]), said
 
 

@@ -1,4 +1,4 @@
-"""The local engine: mode and chunk change rounding, adversaries change at most one bound."""
+"""The local engine: mode and chunk change rounding, adversaries change at most one clip."""
 
 from dataclasses import replace
 
@@ -16,17 +16,17 @@ from fedveil.training.engines.engine import Job
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.server import ServerState, Weights
-from fedveil.training.work import LocalSgd, OneGradient
+from fedveil.training.work import ClientSgd, OneGradient
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
-BOUND = Fixed(0.05)
+CLIP = Fixed(0.05)
 
 
-def engine_for(task, data, bound=None, **changes):
+def engine_for(task, data, clip=None, **changes):
     parts = {
         "work": OneGradient(),
         "streams": Streams(1),
-        "plan": unprotected(Everyone(), data.clients, rounds=9, rule=bound),
+        "plan": unprotected(Everyone(), data.clients, rounds=9, schedule=clip),
         "weights": Weights.UNIFORM,
     }
     how = {name: changes.pop(name) for name in ("mode", "chunk") if name in changes}
@@ -49,12 +49,12 @@ def relative(actual, expected):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("bound", [None, BOUND])
-def test_modes_agree_on_whole_rounds(make_family, name, bound):
+@pytest.mark.parametrize("clip", [None, CLIP])
+def test_modes_agree_on_whole_rounds(make_family, name, clip):
     task, data = make_family(name)
-    work = LocalSgd(Batches(3, epochs=2), lr=0.05, momentum=0.9, weight_decay=0.01)
+    work = ClientSgd(Batches(3, epochs=2), lr=0.05, momentum=0.9, weight_decay=0.01)
     vectorised, looped = (
-        run(engine_for(task, data, work=work, bound=bound, mode=mode)) for mode in Mode
+        run(engine_for(task, data, work=work, clip=clip, mode=mode)) for mode in Mode
     )
     assert relative(vectorised.total, looped.total) < 1e-5
     assert vectorised.clipped == looped.clipped
@@ -77,8 +77,8 @@ def test_chunks_do_not_change_the_sum(make_data, task, weights):
 
 def test_chunks_do_not_change_vectorised_training_beyond_rounding(make_data, task):
     data = many_clients(make_data)
-    work = LocalSgd(Batches(2, epochs=3), lr=0.3)
-    engine = engine_for(task, data, work=work, bound=Fixed(0.5))
+    work = ClientSgd(Batches(2, epochs=3), lr=0.3)
+    engine = engine_for(task, data, work=work, clip=Fixed(0.5))
     whole, cut = run(engine), run(replace(engine, chunk=7))
     assert relative(cut.total, whole.total) < 1e-6
     assert cut.clipped == whole.clipped
@@ -86,7 +86,7 @@ def test_chunks_do_not_change_vectorised_training_beyond_rounding(make_data, tas
 
 def test_a_round_repeats_bit_for_bit(make_data, task):
     data = many_clients(make_data)
-    engine = engine_for(task, data, work=LocalSgd(Batches(2, epochs=3), lr=0.3), chunk=7)
+    engine = engine_for(task, data, work=ClientSgd(Batches(2, epochs=3), lr=0.3), chunk=7)
     assert torch.equal(run(engine).total, run(engine).total)
 
 
@@ -108,7 +108,7 @@ def test_the_mean_by_examples_is_the_gradient_of_all_records(task, data):
 
 
 def test_an_empty_cohort_is_a_sum_of_zeros(task, data):
-    done = run(engine_for(task, data, bound=BOUND), np.array([], dtype=np.int64))
+    done = run(engine_for(task, data, clip=CLIP), np.array([], dtype=np.int64))
     assert done.total.tolist() == [0] * task.size
     assert (done.clients, done.clipped, done.refused, done.weight) == (0, 0, (), 0)
 
@@ -129,12 +129,12 @@ def replacing(client, report):
 def test_a_thousandfold_report_moves_the_sum_by_at_most_the_bound(task, data, chunk):
     torch.manual_seed(0)
     shout = torch.randn(task.size)
-    shout *= 1000 * BOUND.value / shout.norm()
-    engine = engine_for(task, data, bound=BOUND, chunk=chunk)
+    shout *= 1000 * CLIP.value / shout.norm()
+    engine = engine_for(task, data, clip=CLIP, chunk=chunk)
     without = run(attacked_by(engine, replacing(2, torch.zeros(task.size))))
     attacked = run(attacked_by(engine, replacing(2, shout)))
     moved = float((attacked.total - without.total).norm())
-    assert 0.99 * BOUND.value < moved <= BOUND.value
+    assert 0.99 * CLIP.value < moved <= CLIP.value
     assert attacked.refused == ()
 
 
@@ -143,10 +143,10 @@ def test_a_thousandfold_report_moves_the_sum_by_at_most_the_bound(task, data, ch
     [torch.full((21,), torch.nan), torch.full((21,), torch.inf), torch.ones(20), torch.ones(22)],
     ids=["nan", "inf", "short", "long"],
 )
-@pytest.mark.parametrize("bound", [None, BOUND])
-def test_bad_reports_count_as_zero_and_are_named(task, data, report, bound):
+@pytest.mark.parametrize("clip", [None, CLIP])
+def test_bad_reports_count_as_zero_and_are_named(task, data, report, clip):
     assert task.size == 21
-    engine = engine_for(task, data, bound=bound, chunk=2)
+    engine = engine_for(task, data, clip=clip, chunk=2)
     attacked = run(attacked_by(engine, replacing(3, report)))
     without = run(engine, [0, 1, 2, 4])
     assert attacked.refused == (3,)
@@ -180,8 +180,8 @@ def test_the_adversary_sees_round_and_clients(task, data):
 
 
 def test_clipped_counts_clients(task, data):
-    everyone = run(engine_for(task, data, bound=Fixed(1e-6)))
-    nobody = run(engine_for(task, data, bound=Fixed(1e6)))
+    everyone = run(engine_for(task, data, clip=Fixed(1e-6)))
+    nobody = run(engine_for(task, data, clip=Fixed(1e6)))
     assert (everyone.clipped, nobody.clipped) == (data.clients, 0)
 
 

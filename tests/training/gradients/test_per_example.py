@@ -1,4 +1,4 @@
-"""Bounded sums of single-example gradients: layer by layer where that is right, and only there."""
+"""Clipped sums of single-example gradients: layer by layer where that is right, and only there."""
 
 import math
 
@@ -14,7 +14,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.recurrent import Lstm
 from fedveil.models.task import Task, cross_entropy, squared_error
 from fedveil.models.zoo import build_task
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
@@ -325,7 +325,7 @@ class Case:
 
     def __init__(self, task, x, y):
         self.task, self.x, self.y = task, x, y
-        self.bounds = ExampleBounds(task, x[:3], y[:3])
+        self.clips = ExampleBounds(task, x[:3], y[:3])
         self.flat = task.parameters + 0.05 * torch.randn(task.size)
 
     def gradient(self, k):
@@ -333,25 +333,25 @@ class Case:
         losses = self.task.losses(flat, self.x[k : k + 1], self.y[k : k + 1])
         return torch.autograd.grad(losses.sum(), flat)[0].double()
 
-    def by_hand(self, bound):
-        """One gradient after the other, each scaled to the bound if it is longer."""
-        order = 1 if bound.norm is Norm.L1 else 2
+    def by_hand(self, clip):
+        """One gradient after the other, each scaled to the clip if it is longer."""
+        order = 1 if clip.norm is Norm.L1 else 2
         total = torch.zeros(self.task.size, dtype=torch.float64)
         for k in range(len(self.x)):
             gradient = self.gradient(k)
-            total += gradient * min(1.0, bound.value / float(gradient.norm(order)))
+            total += gradient * min(1.0, clip.value / float(gradient.norm(order)))
         return total
 
     def middle(self, order=2):
-        """A bound that cuts some of the records and not others."""
+        """A clip that cuts some of the records and not others."""
         norms = [float(self.gradient(k).norm(order)) for k in range(len(self.x))]
         assert min(norms) < np.mean(norms) < max(norms)
         return float(np.mean(norms))
 
-    def sum(self, bound, keep=None):
+    def sum(self, clip, keep=None):
         row = torch.zeros(self.task.size)
         keep = slice(None) if keep is None else keep
-        self.bounds.add_bounded_(row, self.flat, self.x[keep], self.y[keep], bound)
+        self.clips.add_bounded_(row, self.flat, self.x[keep], self.y[keep], clip)
         return row
 
 
@@ -380,55 +380,55 @@ def relative(actual, expected):
 
 @pytest.mark.parametrize("case", [*ZOO, *LAYERED], indirect=True)
 def test_known_layers_use_their_formulas_and_are_right(case):
-    assert case.bounds._by_layers
-    bound = Bound(case.middle())
-    assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+    assert case.clips._by_layers
+    clip = Clip(case.middle())
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
 @SLOW_UNDER_VMAP
 @pytest.mark.parametrize("case", WRITTEN_OUT, indirect=True)
 def test_other_modules_have_their_gradients_written_out_and_are_right(case):
-    assert not case.bounds._by_layers
-    bound = Bound(case.middle())
-    assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+    assert not case.clips._by_layers
+    clip = Clip(case.middle())
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
 @pytest.mark.parametrize("case", ["mlp", "words", "tied", "small-cnn"], indirect=True)
 def test_an_l1_bound_is_on_the_l1_length(case, monkeypatch):
-    monkeypatch.setattr(case.bounds, "_add_piece_", None)
-    bound = Bound(case.middle(order=1), Norm.L1)
-    assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+    monkeypatch.setattr(case.clips, "_add_piece_", None)
+    clip = Clip(case.middle(order=1), Norm.L1)
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
 @pytest.mark.parametrize("norm", Norm)
 @pytest.mark.parametrize("case", ["mlp", "words", "small-cnn"], indirect=True)
 def test_one_piece_or_several_is_the_same(case, norm, monkeypatch):
-    bound = Bound(case.middle(order=1 if norm is Norm.L1 else 2), norm)
-    whole = case.sum(bound)
-    case.bounds._piece = 2
+    clip = Clip(case.middle(order=1 if norm is Norm.L1 else 2), norm)
+    whole = case.sum(clip)
+    case.clips._piece = 2
     monkeypatch.setattr("fedveil.training.gradients.per_example._MATERIALISED", 2 * case.task.size)
-    assert relative(case.sum(bound), whole) < 1e-6
+    assert relative(case.sum(clip), whole) < 1e-6
 
 
 def test_more_records_than_one_piece():
     case = make(in_place, (6,), records=600)
-    assert case.bounds._piece < len(case.x)
-    bound = Bound(case.middle())
-    assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+    assert case.clips._piece < len(case.x)
+    clip = Clip(case.middle())
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
 @pytest.mark.parametrize("case", ["mlp", "words", "small-cnn", "tied"], indirect=True)
 def test_sums_land_on_top_of_what_was_there(case):
-    bound = Bound(case.middle())
+    clip = Clip(case.middle())
     row = torch.full((case.task.size,), 0.25)
-    case.bounds.add_bounded_(row, case.flat, case.x, case.y, bound)
-    assert torch.allclose(row - 0.25, case.sum(bound), atol=1e-6)
+    case.clips.add_bounded_(row, case.flat, case.x, case.y, clip)
+    assert torch.allclose(row - 0.25, case.sum(clip), atol=1e-6)
 
 
 @pytest.mark.parametrize("case", ["mlp", "in-place", "words", "small-cnn", "tied"], indirect=True)
 def test_nothing_but_the_row_is_touched(case):
     kept = [v.clone() for v in (case.task.parameters, case.flat, case.x, case.y)]
-    case.sum(Bound(0.1))
+    case.sum(Clip(0.1))
     for before, after in zip(kept, (case.task.parameters, case.flat, case.x, case.y), strict=True):
         assert torch.equal(before, after)
     for module in case.task.module.modules():
@@ -439,28 +439,28 @@ def test_nothing_but_the_row_is_touched(case):
 
 def test_no_hook_stays_behind_when_a_record_does_not_fit():
     case = make(in_place, (6,))
-    assert case.bounds._by_layers
+    assert case.clips._by_layers
     with pytest.raises(RuntimeError):
-        case.bounds.add_bounded_(case.flat.clone(), case.flat, torch.zeros(5, 9), case.y, Bound(1))
+        case.clips.add_bounded_(case.flat.clone(), case.flat, torch.zeros(5, 9), case.y, Clip(1))
     assert not any(module._forward_hooks for module in case.task.module.modules())
 
 
 @pytest.mark.parametrize("case", ["mlp", "words", "small-cnn", "layer-norm", "tied"], indirect=True)
 def test_the_parameters_given_count_and_not_the_tasks_own(case):
-    bound = Bound(case.middle())
-    before = case.sum(bound)
+    clip = Clip(case.middle())
+    before = case.sum(clip)
     case.task.parameters.normal_()
-    assert torch.equal(case.sum(bound), before)
+    assert torch.equal(case.sum(clip), before)
 
 
 @SLOW_UNDER_VMAP
 @pytest.mark.parametrize("value", [1e-3, 1.0])
 @pytest.mark.parametrize("case", [*ZOO, *LAYERED, *WRITTEN_OUT], indirect=True)
 def test_one_record_moves_the_sum_by_at_most_the_bound(case, value):
-    bound = Bound(value)
-    whole = case.sum(bound).double()
+    clip = Clip(value)
+    whole = case.sum(clip).double()
     for k in range(RECORDS):
-        without = case.sum(bound, [i for i in range(RECORDS) if i != k]).double()
+        without = case.sum(clip, [i for i in range(RECORDS) if i != k]).double()
         length = float((whole - without).norm())
         assert length <= value * (1 + 1e-6)
         assert length > 0.99 * min(value, float(case.gradient(k).norm()))
@@ -486,13 +486,13 @@ def test_no_record_is_large_enough_to_pass_the_bound(loss, steps, seed, scales, 
     x = torch.randn(4, steps, 16) * torch.tensor(scales)[:, None, None]
     y = torch.tensor(targets) if outputs == 1 else torch.arange(4) % 3
     case = Case(task, x, y)
-    case.bounds = ExampleBounds(task, torch.randn(3, steps, 16), y[:3])
-    assert case.bounds._by_layers
-    bound = Bound(value)
-    whole = case.sum(bound).double()
+    case.clips = ExampleBounds(task, torch.randn(3, steps, 16), y[:3])
+    assert case.clips._by_layers
+    clip = Clip(value)
+    whole = case.sum(clip).double()
     for k in range(4):
-        alone = float(case.sum(bound, [k]).double().norm())
-        others = case.sum(bound, [i for i in range(4) if i != k]).double()
+        alone = float(case.sum(clip, [k]).double().norm())
+        others = case.sum(clip, [i for i in range(4) if i != k]).double()
         assert alone <= value
         assert float((whole - others).norm()) <= value * (1 + 1e-6)
 
@@ -502,47 +502,47 @@ def test_no_record_is_large_enough_to_pass_the_bound(loss, steps, seed, scales, 
     "case", ["mlp", "small-cnn", "steps", "in-place", "twice", "layer-norm", "free"], indirect=True
 )
 def test_a_record_without_a_finite_gradient_counts_as_zero(case, value):
-    bound = Bound(case.middle())
-    expected = case.sum(bound, [0, 1, 3, 4])
+    clip = Clip(case.middle())
+    expected = case.sum(clip, [0, 1, 3, 4])
     case.x[2] = value
     assert not bool(torch.isfinite(case.gradient(2)).all())
-    found = case.sum(bound)
+    found = case.sum(clip)
     assert relative(found, expected) < 1e-6
-    assert not case.sum(bound, [2]).any()
+    assert not case.sum(clip, [2]).any()
 
 
 @pytest.mark.parametrize("case", ["words", "tied"], indirect=True)
 def test_a_target_without_a_finite_gradient_counts_as_zero(case):
     task = Task(case.task.module, lambda outputs, y: (outputs.sum(-1) - y) ** 2)
     case = Case(task, case.x, torch.randn(RECORDS))
-    bound = Bound(case.middle())
-    expected = case.sum(bound, [0, 1, 3, 4])
+    clip = Clip(case.middle())
+    expected = case.sum(clip, [0, 1, 3, 4])
     case.y[2] = math.inf
-    assert relative(case.sum(bound), expected) < 1e-6
+    assert relative(case.sum(clip), expected) < 1e-6
 
 
 @pytest.mark.parametrize("case", ["mlp", "words", "small-cnn", "layer-norm"], indirect=True)
 def test_a_model_that_died_adds_nothing(case):
-    case.sum(Bound(1.0))
+    case.sum(Clip(1.0))
     case.flat.fill_(math.nan)
-    assert not case.sum(Bound(1.0)).any()
+    assert not case.sum(Clip(1.0)).any()
 
 
 def test_a_gradient_of_zero_stays_zero():
     task = Task(nn.Linear(3, 1), squared_error)
-    bounds = ExampleBounds(task, torch.randn(3, 3), torch.randn(3))
-    assert bounds._by_layers
+    clips = ExampleBounds(task, torch.randn(3, 3), torch.randn(3))
+    assert clips._by_layers
     row, x = torch.zeros(4), torch.randn(2, 3)
-    bounds.add_bounded_(row, torch.zeros(4), x, torch.zeros(2), Bound(1.0))
+    clips.add_bounded_(row, torch.zeros(4), x, torch.zeros(2), Clip(1.0))
     assert not row.any()
 
 
 def test_a_parameter_that_does_not_show_at_the_start_is_not_forgotten():
     case = make(Free, (6,))
     case.task.parameters.zero_()
-    assert not case.bounds._by_layers
-    bound = Bound(case.middle())
-    assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+    assert not case.clips._by_layers
+    clip = Clip(case.middle())
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -555,9 +555,9 @@ def test_a_large_record_changes_nothing_for_the_others(name):
     case.x[:3, 0] = torch.arange(3)
     case.x[-1] = 1e4
     for value in (0.01, 1.0):
-        whole = case.sum(Bound(value)).double()
+        whole = case.sum(Clip(value)).double()
         for k in (0, 20, 39):
-            without = case.sum(Bound(value), [i for i in range(40) if i != k]).double()
+            without = case.sum(Clip(value), [i for i in range(40) if i != k]).double()
             assert float((whole - without).norm()) <= value * (1 + 1e-5)
 
 
@@ -577,9 +577,9 @@ def test_a_batch_of_one_is_bounded_as_one():
     torch.manual_seed(1)
     x, y = 5 * torch.randn(4, 20, 6), torch.full((4,), 30.0)
     case = Case(Task(Lonely(), squared_error), x, y)
-    bound = Bound(1e-3)
-    assert relative(case.sum(bound, [0]), case.sum(bound) - case.sum(bound, [1, 2, 3])) < 1e-4
-    assert float(case.sum(bound, [0]).norm()) <= bound.value
+    clip = Clip(1e-3)
+    assert relative(case.sum(clip, [0]), case.sum(clip) - case.sum(clip, [1, 2, 3])) < 1e-4
+    assert float(case.sum(clip, [0]).norm()) <= clip.value
 
 
 def test_a_loss_of_the_whole_batch_is_that_of_each_record_alone():
@@ -594,9 +594,9 @@ def test_a_loss_of_the_whole_batch_is_that_of_each_record_alone():
     mine = Case(Task(task.module, mined), torch.randn(40, 6), torch.randint(3, (40,)))
     mine.flat = torch.randn(task.size)
     mine.x[-1] *= 100
-    found, bound = mine.sum(Bound(0.1)), Bound(0.1)
-    mine.bounds = ExampleBounds(Task(task.module, cross_entropy), mine.x[:3], mine.y[:3])
-    assert relative(found, mine.sum(bound)) < 1e-6
+    found, clip = mine.sum(Clip(0.1)), Clip(0.1)
+    mine.clips = ExampleBounds(Task(task.module, cross_entropy), mine.x[:3], mine.y[:3])
+    assert relative(found, mine.sum(clip)) < 1e-6
 
 
 class Difference(nn.Module):
@@ -629,10 +629,10 @@ def test_a_record_whose_parts_cancel_leaves_the_others_alone(module, offset):
         case.x[20], case.y[20] = 2, offset
     else:
         case.x[20] = offset
-    assert case.bounds._by_layers
-    bound = Bound(0.1)
-    without = case.sum(bound, [i for i in range(40) if i != 20]).double()
-    assert float((case.sum(bound).double() - without).norm()) <= bound.value * (1 + 1e-5)
+    assert case.clips._by_layers
+    clip = Clip(0.1)
+    without = case.sum(clip, [i for i in range(40) if i != 20]).double()
+    assert float((case.sum(clip).double() - without).norm()) <= clip.value * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("value", [1e-20, 1e-7, 0.1, 1.0])
@@ -641,10 +641,10 @@ def test_no_record_is_so_large_that_its_scale_is_rounded_up(outputs, value):
     torch.manual_seed(1)
     loss = squared_error if outputs == 1 else cross_entropy
     case = Case(Task(nn.Linear(3, outputs), loss), torch.randn(3, 3), torch.zeros(3).long())
-    assert case.bounds._by_layers
+    assert case.clips._by_layers
     for large in np.logspace(8, 38, 121):
         case.x[0] = large
-        assert float(case.sum(Bound(value), [0]).double().norm()) <= value
+        assert float(case.sum(Clip(value), [0]).double().norm()) <= value
 
 
 class LateTied(nn.Module):
@@ -663,9 +663,9 @@ class LateTied(nn.Module):
 def test_a_layer_that_begins_with_zeros_hides_nothing():
     case = make(LateTied, (6,))
     case.flat += torch.randn(case.task.size)
-    assert not case.bounds._by_layers
-    bound = Bound(case.middle())
-    assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+    assert not case.clips._by_layers
+    clip = Clip(case.middle())
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
 def test_a_large_record_in_the_sample_hides_nothing():
@@ -696,18 +696,18 @@ def test_a_formula_that_is_wrong_is_not_used(monkeypatch):
         return gradient_of(layer, inputs, [e / 2 for e in errors])
 
     monkeypatch.setattr("fedveil.training.gradients.per_example.gradient_of", halved)
-    assert not case.bounds._by_layers
-    bound = Bound(case.middle())
-    assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+    assert not case.clips._by_layers
+    clip = Clip(case.middle())
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
 def test_a_length_that_is_wrong_is_not_used(monkeypatch):
     case = make(in_place, (6,))
     wrong = property(lambda gradient: gradient.errors.double().square().sum((1, 2)))
     monkeypatch.setattr("fedveil.training.gradients.layers.Outer.squares", wrong)
-    assert not case.bounds._by_layers
-    bound = Bound(case.middle())
-    assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+    assert not case.clips._by_layers
+    clip = Clip(case.middle())
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
 def test_modules_that_vmap_cannot_see_through_go_one_by_one():
@@ -722,6 +722,6 @@ def test_modules_that_vmap_cannot_see_through_go_one_by_one():
             return self.small(x if x.sum() > 0 else self.large(x))
 
     case = make(Branching, (6,))
-    assert not case.bounds._by_layers
-    bound = Bound(case.middle())
-    assert relative(case.sum(bound), case.by_hand(bound)) < 1e-5
+    assert not case.clips._by_layers
+    clip = Clip(case.middle())
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5

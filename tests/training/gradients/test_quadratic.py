@@ -9,7 +9,7 @@ from torch import nn
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task, squared_error
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.none import unprotected
@@ -23,7 +23,7 @@ from fedveil.training.gradients.vectorised import Vectorised, quadratic
 from fedveil.training.gradients.vmapped import VmappedWalk
 from fedveil.training.session import Training, train
 from fedveil.training.turn import Turn
-from fedveil.training.work import LocalSgd, OneGradient
+from fedveil.training.work import ClientSgd, OneGradient
 
 FEATURES = 4
 
@@ -56,16 +56,16 @@ def general(task, data):
     return General(task, data)
 
 
-@pytest.mark.parametrize("work", [OneGradient(), LocalSgd(Batches(0, steps=7), 0.01)], ids=str)
+@pytest.mark.parametrize("work", [OneGradient(), ClientSgd(Batches(0, steps=7), 0.01)], ids=str)
 @pytest.mark.parametrize(
-    "bound", [None, Bound(0.5), Bound(0.7, Norm.L1, gradient=10.0), Bound(1.0, gradient=20.0)]
+    "clip", [None, Clip(0.5), Clip(0.7, Norm.L1, gradient=10.0), Clip(1.0, gradient=20.0)]
 )
-def test_rows_are_those_of_the_records(task, data, work, bound):
+def test_rows_are_those_of_the_records(task, data, work, clip):
     cohort = CohortData(data, np.array([5, 0, 4, 2]))
     start = 0.3 * torch.randn(task.size)
     ways = Vectorised(task, data, whole=True), general(task, data)
     assert type(ways[0].walk(start, cohort, spanned=True)) is QuadraticWalk
-    found, wanted = (work.updates(Turn(1, start, cohort, bound, way, Streams(1))) for way in ways)
+    found, wanted = (work.updates(Turn(1, start, cohort, clip, way, Streams(1))) for way in ways)
     assert torch.allclose(found.rows, wanted.rows, rtol=1e-5, atol=1e-6)
     assert torch.equal(found.clipped, wanted.clipped)
 
@@ -74,7 +74,7 @@ def test_records_are_not_read(task, data, monkeypatch):
     gradients = Vectorised(task, data, whole=True)
     monkeypatch.setattr(CohortData, "x", property(lambda _: pytest.fail("records were read")))
     cohort = CohortData(data, np.arange(6))
-    done = LocalSgd(Batches(0, steps=3), 0.01).updates(
+    done = ClientSgd(Batches(0, steps=3), 0.01).updates(
         Turn(1, task.parameters, cohort, None, gradients, Streams(1))
     )
     assert bool(done.rows.any(dim=1).all())
@@ -141,9 +141,9 @@ def test_workers_and_modes_agree(task):
     data = ragged([30, 41, 25, 60, 29, 33] * 20)
 
     def last(mode, workers):
-        work = LocalSgd(Batches(0, steps=4), 0.01)
-        rule = PerGradient(Fixed(30.0, Norm.L1), work.reach)
-        plan = unprotected(RoundRobin(40), data.clients, rounds=6, rule=rule)
+        work = ClientSgd(Batches(0, steps=4), 0.01)
+        schedule = PerGradient(Fixed(30.0, Norm.L1), work.reach)
+        plan = unprotected(RoundRobin(40), data.clients, rounds=6, schedule=schedule)
         training = Training(task, data, plan, work, mode=mode, workers=workers, chunk=10)
         *_, result = train(training)
         return result.state.params

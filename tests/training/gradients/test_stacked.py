@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedveil.models.task import Task, cross_entropy, squared_error
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.batches import Batch, Batches
@@ -22,7 +22,7 @@ from fedveil.training.gradients.vectorised import Vectorised
 from fedveil.training.gradients.vmapped import VmappedWalk
 from fedveil.training.reports import Spanned, accept
 from fedveil.training.turn import Turn
-from fedveil.training.work import LocalSgd, OneGradient
+from fedveil.training.work import ClientSgd, OneGradient
 
 WIDE = 24
 STREAMS, ROUND = Streams(5), 2
@@ -262,16 +262,16 @@ def test_few_wide_records_are_walked_in_their_span(make_walks, spanned, inputs, 
 
 
 @pytest.mark.parametrize(
-    ("work", "bound", "kind"),
+    ("work", "clip", "kind"),
     [
-        (LocalSgd(Batches(0, epochs=1), lr=0.1), None, DualWalk),
-        (LocalSgd(Batches(0, epochs=1), lr=0.1), Bound(1.0), DualWalk),
-        (LocalSgd(Batches(0, epochs=1), lr=0.1, weight_decay=0.1), None, StackedWalk),
-        (LocalSgd(Batches(0, epochs=1), lr=0.1), Bound(1.0, Norm.L1), StackedWalk),
+        (ClientSgd(Batches(0, epochs=1), lr=0.1), None, DualWalk),
+        (ClientSgd(Batches(0, epochs=1), lr=0.1), Clip(1.0), DualWalk),
+        (ClientSgd(Batches(0, epochs=1), lr=0.1, weight_decay=0.1), None, StackedWalk),
+        (ClientSgd(Batches(0, epochs=1), lr=0.1), Clip(1.0, Norm.L1), StackedWalk),
         (OneGradient(), None, StackedWalk),
     ],
 )
-def test_the_span_is_asked_for_where_it_holds_every_step(make_data, work, bound, kind):
+def test_the_span_is_asked_for_where_it_holds_every_step(make_data, work, clip, kind):
     data = make_data(shape=(WIDE,))
     task, seen = Task(chain(), cross_entropy), []
 
@@ -281,7 +281,7 @@ def test_the_span_is_asked_for_where_it_holds_every_step(make_data, work, bound,
             return seen[-1]
 
     cohort = CohortData(data, np.arange(data.clients))
-    work.updates(Turn(ROUND, task.parameters, cohort, bound, Spying(task, data), STREAMS))
+    work.updates(Turn(ROUND, task.parameters, cohort, clip, Spying(task, data), STREAMS))
     assert [type(walk) for walk in seen] == [kind]
 
 
@@ -366,9 +366,9 @@ def test_large_layers_are_written_straight_into_their_rows(make_walks):
     for moved in (None, away(walk, 0.02)):
         for step in (whole(walk), some(walk)):
             assert_close(walk.mean(moved, step), general.mean(moved, step))
-            bound = Bound(0.5)
-            found = walk.bounded_sum(moved, step, bound)
-            assert_close(found, general.bounded_sum(moved, step, bound))
+            clip = Clip(0.5)
+            found = walk.clipped_sum(moved, step, clip)
+            assert_close(found, general.clipped_sum(moved, step, clip))
 
 
 @pytest.mark.parametrize(
@@ -384,28 +384,28 @@ def test_large_layers_are_written_straight_into_their_rows(make_walks):
     ],
 )
 def test_bounded_sums_are_those_of_vmap(make_walks, loss, outputs, hidden, bias, after, norm):
-    """The bound lies among the norms, so that some gradients are cut and some are not."""
+    """The clip lies among the norms, so that some gradients are cut and some are not."""
     module = chain(outputs, hidden, ACTIVATIONS[after], bias)
     walk, general = make_walks(module, loss)
-    free, cut = Bound(1e9, norm), Bound(1e-9, norm)
+    free, cut = Clip(1e9, norm), Clip(1e-9, norm)
     for moved in (None, away(walk)):
         for step in (whole(walk), whole(walk, [1, 4]), some(walk)):
-            value = float(row_norms(general.bounded_sum(moved, step, free), norm).median()) / 4
-            for bound in (free, cut, Bound(value, norm)):
-                expected = general.bounded_sum(moved, step, bound)
-                assert_close(walk.bounded_sum(moved, step, bound), expected)
+            value = float(row_norms(general.clipped_sum(moved, step, free), norm).median()) / 4
+            for clip in (free, cut, Clip(value, norm)):
+                expected = general.clipped_sum(moved, step, clip)
+                assert_close(walk.clipped_sum(moved, step, clip), expected)
 
 
 @pytest.mark.parametrize("value", [1e-3, 1.0, 30.0])
 def test_one_record_moves_a_bounded_sum_by_at_most_the_bound(make_walks, value):
     walk, _ = make_walks(chain())
     batch = whole(walk)
-    before = walk.bounded_sum(None, batch, Bound(value)).double()
+    before = walk.clipped_sum(None, batch, Clip(value)).double()
     for k, n in enumerate(walk._cohort.sizes):
         for record in range(n):
             mask = batch.mask.clone()
             mask[k, record] = 0
-            after = walk.bounded_sum(None, Batch(None, mask), Bound(value)).double()
+            after = walk.clipped_sum(None, Batch(None, mask), Clip(value)).double()
             lengths = (before - after).norm(dim=1)
             assert 0 < float(lengths[k]) <= value * (1 + 1e-6)
             assert float(lengths.sum()) == float(lengths[k])
@@ -415,13 +415,13 @@ def test_one_record_moves_a_bounded_sum_by_at_most_the_bound(make_walks, value):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_record_without_a_finite_gradient_counts_as_zero(make_walks, loss, value):
     walk, general = make_walks(chain(after=nn.ReLU), loss)
-    batch, bound = whole(walk), Bound(0.5)
+    batch, clip = whole(walk), Clip(0.5)
     walk._cohort.x[3, 2] = value
-    found = walk.bounded_sum(None, batch, bound)
-    assert_close(found, general.bounded_sum(None, batch, bound))
+    found = walk.clipped_sum(None, batch, clip)
+    assert_close(found, general.clipped_sum(None, batch, clip))
     walk._cohort.x[3, 2] = 0.0
     batch.mask[3, 2] = 0
-    assert_close(found, walk.bounded_sum(None, batch, bound), 1e-6)
+    assert_close(found, walk.clipped_sum(None, batch, clip), 1e-6)
 
 
 @pytest.mark.parametrize("large", [1e15, 2.5e18, 1.2e22, 2.5e22, 1e30])
@@ -431,7 +431,7 @@ def test_no_record_is_so_large_that_its_scale_is_rounded_up(make_walks, large, v
     walk._cohort.x[0, 0] = large
     batch = whole(walk, range(1, 5))
     batch.mask[0, 1:] = 0
-    found = walk.bounded_sum(None, batch, Bound(value))
+    found = walk.clipped_sum(None, batch, Clip(value))
     assert float(found.double().norm()) <= value
 
 
@@ -444,7 +444,7 @@ def test_no_error_is_so_small_that_it_is_rounded_up(make_walks):
     batch = whole(walk, range(1, 5))
     batch.mask[0, 1:] = 0
     for value in np.logspace(-8, -4, 41):
-        assert float(walk.bounded_sum(None, batch, Bound(value)).double().norm()) <= value
+        assert float(walk.clipped_sum(None, batch, Clip(value)).double().norm()) <= value
 
 
 def test_a_loss_of_the_whole_batch_is_that_of_each_record_alone(make_walks):
@@ -453,17 +453,17 @@ def test_a_loss_of_the_whole_batch_is_that_of_each_record_alone(make_walks):
         return losses * (losses >= losses.mean() - 1e-6)
 
     walk, general = make_walks(chain(), mined)
-    found = walk.bounded_sum(None, whole(walk), Bound(0.1))
-    assert_close(found, general.bounded_sum(None, whole(walk), Bound(0.1)))
+    found = walk.clipped_sum(None, whole(walk), Clip(0.1))
+    assert_close(found, general.clipped_sum(None, whole(walk), Clip(0.1)))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_padding_without_a_finite_gradient_counts_as_zero(make_walks, value):
     walk, _ = make_walks(chain(after=nn.ReLU))
-    batch, bound = whole(walk), Bound(0.5)
-    expected = walk.bounded_sum(None, batch, bound)
+    batch, clip = whole(walk), Clip(0.5)
+    expected = walk.clipped_sum(None, batch, clip)
     walk._cohort.x[1, 1:] = value
-    assert_close(walk.bounded_sum(None, batch, bound), expected, 1e-6)
+    assert_close(walk.clipped_sum(None, batch, clip), expected, 1e-6)
 
 
 def test_nothing_that_was_given_is_changed(make_walks, spanned):
@@ -476,7 +476,7 @@ def test_nothing_that_was_given_is_changed(make_walks, spanned):
         for way in (None, moved):
             walk.mean(way, step)
             if not spanned:
-                walk.bounded_sum(way, step, Bound(0.1))
+                walk.clipped_sum(way, step, Clip(0.1))
         walk.norms(moved, Norm.L2)
         walk.rows(moved)
         assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
@@ -542,20 +542,20 @@ def test_updates_left_in_the_span_are_bounded(make_walks, apart, size):
     x = walk._cohort.x
     x.copy_(size * (x[:, :1] + apart * x))
     walk = Vectorised(walk._task, walk._cohort.data).walk(walk._start, walk._cohort, spanned=True)
-    moved, bound = away(walk, 100.0), Bound(0.01)
+    moved, clip = away(walk, 100.0), Clip(0.01)
     moved[:, walk._span :] = 0
     coordinates = walk._coordinates(moved)
     coordinates -= coordinates.mean(dim=1, keepdim=True)
     done = Spanned(walk, moved, torch.zeros(len(moved), dtype=torch.bool))
     lengths = done.lengths.clone()
-    accepted = accept(done, bound)
+    accepted = accept(done, clip)
     for k in range(len(moved)):
         total = torch.zeros(walk._task.size, dtype=torch.float64)
         walk.add_weighted_(
             total, moved, torch.eye(len(moved), dtype=torch.float64)[k] * done.scales
         )
-        assert float(total.norm()) <= bound.value
-        assert bool(accepted.clipped[k]) == (float(lengths[k]) > bound.value * (1 - 1e-6))
+        assert float(total.norm()) <= clip.value
+        assert bool(accepted.clipped[k]) == (float(lengths[k]) > clip.value * (1 - 1e-6))
 
 
 def test_a_client_that_diverged_in_the_span_is_left_out(make_walks):
@@ -564,7 +564,7 @@ def test_a_client_that_diverged_in_the_span_is_left_out(make_walks):
     kept = moved[[0, 2, 4]].clone()
     moved[1, 0], moved[3, -1] = math.inf, math.nan
     done = Spanned(walk, moved, torch.zeros(len(moved), dtype=torch.bool))
-    accepted = accept(done, Bound(0.1))
+    accepted = accept(done, Clip(0.1))
     assert accepted.refused.tolist() == [False, True, False, True, False]
     assert not done.moved[[1, 3]].any()
     assert not done.scales[[1, 3]].any()
@@ -586,25 +586,25 @@ class General(Vectorised):
     "batches", [Batches(0, epochs=3), Batches(3, epochs=2), Batches(4, steps=5)], ids=str
 )
 @pytest.mark.parametrize(
-    ("momentum", "bound"),
+    ("momentum", "clip"),
     [
         (0.0, None),
         (0.9, None),
-        (0.0, Bound(0.3)),
-        (0.9, Bound(0.3)),
-        (0.0, Bound(0.5, gradient=0.6)),
-        (0.0, Bound(1e3, gradient=0.6)),
+        (0.0, Clip(0.3)),
+        (0.9, Clip(0.3)),
+        (0.0, Clip(0.5, gradient=0.6)),
+        (0.0, Clip(1e3, gradient=0.6)),
     ],
 )
-def test_local_sgd_ends_where_it_ends_in_any_form(make_data, batches, momentum, bound, hidden):
+def test_local_sgd_ends_where_it_ends_in_any_form(make_data, batches, momentum, clip, hidden):
     data = make_data(shape=(WIDE,))
     cohort = CohortData(data, np.arange(data.clients))
     torch.manual_seed(7)
     task = Task(chain(hidden=hidden), cross_entropy)
     start = 0.2 * torch.randn(task.size)
-    work = LocalSgd(batches, lr=0.2, momentum=momentum)
+    work = ClientSgd(batches, lr=0.2, momentum=momentum)
     dual, ordinary, general = (
-        work.updates(Turn(ROUND, start, cohort, bound, way(task, data), STREAMS))
+        work.updates(Turn(ROUND, start, cohort, clip, way(task, data), STREAMS))
         for way in (Vectorised, Ordinary, General)
     )
     assert type(Vectorised(task, data).walk(start, cohort, spanned=True)) is DualWalk
@@ -612,9 +612,9 @@ def test_local_sgd_ends_where_it_ends_in_any_form(make_data, batches, momentum, 
         assert_close(dual.rows, other.rows)
         assert torch.equal(dual.clipped, other.clipped)
         assert dual.norms.tolist() == pytest.approx(other.norms.tolist(), rel=1e-5)
-    if bound is not None:
+    if clip is not None:
         assert bool(dual.clipped.any())
-        assert float(dual.rows.double().norm(dim=1).max()) <= bound.value
+        assert float(dual.rows.double().norm(dim=1).max()) <= clip.value
 
 
 def test_a_clients_row_depends_on_its_own_records_only(make_walks, spanned):

@@ -1,4 +1,4 @@
-"""`Terms`: what is charged and what it is worth, without the parts that do the work.
+"""`BudgetLine`: what is charged and what it is worth, without the parts that do the work.
 
 A plan has terms, a ledger stores them, and a claim is made from them: so what a ledger says long
 after a run is what the run itself said.
@@ -32,7 +32,7 @@ _MILESTONES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class BudgetLine:
     """One line of a budget: which event, how often it concerns a unit, and what is promised.
 
     There is a release in rounds 1, 1 + every, 1 + 2 every, ...; a unit takes part in a `share`
@@ -81,7 +81,7 @@ class Terms:
         turns = min(-(-rounds // self.every), math.ceil(rounds * self.share))
         return turns if self.cap is None else min(turns, self.cap)
 
-    def after(self, again: int) -> "Terms":
+    def after(self, again: int) -> "BudgetLine":
         """The line when `again` attempts were made beyond each round's first.
 
         Each attempt is one more participation; with a curator, it is also one more release of his.
@@ -189,7 +189,7 @@ class Terms:
         }
 
     @classmethod
-    def from_dict(cls, raw: dict[str, Any]) -> "Terms":
+    def from_dict(cls, raw: dict[str, Any]) -> "BudgetLine":
         """Inverse of `to_dict`."""
         try:
             return cls(
@@ -216,7 +216,7 @@ class Terms:
 
 
 def claims_of(
-    lines: tuple[Terms, ...],
+    lines: tuple[BudgetLine, ...],
     rounds: int,
     counts: npt.NDArray[np.int64] | None,
     again: int = 0,

@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import noise_for, rate_for, rounds_within
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust, Unit
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
@@ -70,7 +70,7 @@ def solve(
             )
     if noise is None or rate is None or rounds is None:
         raise AssertionError("one of the four was solved for")
-    terms = Terms(
+    terms = BudgetLine(
         event=_event(rate, noise),
         share=Fraction(1),
         budget=Budget(math.inf, delta),
@@ -80,7 +80,7 @@ def solve(
         noise=NoiseSource.SECURE,
         assumptions=(
             "Gaussian noise of std noise x bound on the sum of bounded updates",
-            "clients join each round independently with probability rate, in secret",
+            "clients join each round independently with probability rate, in secure",
             "the number of clients is public; the sum is divided by nothing that depends on data",
             "the noise is drawn from a secure source",
         ),

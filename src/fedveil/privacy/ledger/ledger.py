@@ -17,7 +17,7 @@ import numpy as np
 
 from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.accounting import events
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, Unit
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.entries import (
@@ -42,7 +42,7 @@ from fedveil.privacy.ledger.hash_chain import Entry, Head
 from fedveil.privacy.ledger.looking import begin_writing, end_writing
 from fedveil.privacy.ledger.shared import Common, SharedBudget, check_common, check_company
 
-Lines = tuple[Terms, ...]
+Lines = tuple[BudgetLine, ...]
 
 
 class Ledger:
@@ -249,7 +249,7 @@ class Ledger:
                     f"rounds that had to be done again ({again}); nothing was released"
                 )
 
-    def _lasts(self, line: Terms, again: int) -> bool:
+    def _lasts(self, line: BudgetLine, again: int) -> bool:
         """Whether the budget lasts to the end of the plan, so that rounds need no look at it."""
         key = (line.covers, again)
         if key not in self._lasting:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import BadInput, CommonBudgetExhausted, LedgerMismatch
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import (
     Accountant,
     NoiseSource,
@@ -46,7 +46,7 @@ class Common:
     noise: str
 
     @classmethod
-    def of(cls, lines: tuple[Terms, ...], data: str, epsilon: float) -> "Common":
+    def of(cls, lines: tuple[BudgetLine, ...], data: str, epsilon: float) -> "Common":
         """Those of a plan's one line; a plan that claims nothing, or several things, is refused."""
         charged = [line for line in lines if not line.reading]
         if len(charged) != 1 or charged[0].as_published or len(charged) != len(lines):
@@ -108,7 +108,7 @@ class SharedBudget:
     Spending is kept per client where turns are counted, for everybody at once otherwise.
     """
 
-    def __init__(self, common: Common, clients: int, lines: tuple[Terms, ...]) -> None:
+    def __init__(self, common: Common, clients: int, lines: tuple[BudgetLine, ...]) -> None:
         self._filter = common.filter
         self._spent = np.zeros((max(1, clients), len(self._filter.orders)))
         self._counted, self._read = clients > 0, 0
@@ -130,7 +130,7 @@ class SharedBudget:
         self._catch_up(db)
         return max(self._filter.epsilon_of(row) for row in np.unique(self._spent, axis=0))
 
-    def fitting(self, db: sqlite3.Connection, line: Terms, rounds: int) -> int:
+    def fitting(self, db: sqlite3.Connection, line: BudgetLine, rounds: int) -> int:
         """How many of `rounds` more rounds fit, whoever is asked: a lower bound.
 
         Where turns are counted, whoever has spent most is taken to be asked as often as can be.
@@ -158,12 +158,12 @@ class SharedBudget:
             if run not in self._curves:
                 row = db.execute("SELECT about FROM runs WHERE run = ?", (run,)).fetchone()
                 lines = json.loads(json.loads(row[0])["lines"])
-                self._curves[run] = self._curve_of(Terms.from_dict(lines[0]))
+                self._curves[run] = self._curve_of(BudgetLine.from_dict(lines[0]))
             who = slice(None) if ids is None or not self._counted else clients_of(ids)
             self._spent[who] += self._curves[run]
             self._read = int(seq)
 
-    def _curve_of(self, line: Terms) -> Curve:
+    def _curve_of(self, line: BudgetLine) -> Curve:
         return line.per * curve_of(line.event, line.relation, self._filter.orders)
 
 
@@ -232,7 +232,7 @@ def spent_in(path: Path, common: Common) -> float:
         try:
             runs = read_runs(path).values()
             clients = max(map(counted_clients, runs))
-            lines = [Terms.from_dict(json.loads(about["lines"])[0]) for about in runs]
+            lines = [BudgetLine.from_dict(json.loads(about["lines"])[0]) for about in runs]
             return SharedBudget(common, clients, tuple(lines)).spent(db)
         except (sqlite3.DatabaseError, LookupError, ValueError, TypeError) as e:
             if isinstance(e, BadInput):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting.budget_line import Terms, claims_of
+from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.events import from_dict
 from fedveil.privacy.ledger.file import Charge, read_charges, read_participations, read_runs
@@ -51,7 +51,7 @@ def _statement(path: Path, run: str, about: dict[str, str]) -> Statement:
     """Read a run's charges; one whose event is not the one its line promises is refused."""
     charges = read_charges(path, run)
     try:
-        lines = tuple(Terms.from_dict(raw) for raw in json.loads(about["lines"]))
+        lines = tuple(BudgetLine.from_dict(raw) for raw in json.loads(about["lines"]))
     except (KeyError, ValueError, TypeError) as e:
         raise BadInput(f"{path}: the ledger's lines cannot be read: {e}") from e
     promised = {line.covers: line.event for line in lines if not line.reading}

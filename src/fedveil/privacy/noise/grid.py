@@ -1,6 +1,6 @@
 """Noise on an integer grid: the low bits of a release say nothing.
 
-Bounded rows become multiples of a public step, sums are integers, and the noise is a rounded
+Clipped rows become multiples of a public step, sums are integers, and the noise is a rounded
 Gaussian (or Laplace) variable, drawn exactly. A release is then a rounding of the textbook
 mechanism, with its sensitivity and its epsilon. The proof note is docs/proofs/secure.md.
 """
@@ -17,7 +17,7 @@ import torch
 from scipy.special import ndtri
 
 from fedveil.errors import BadInput
-from fedveil.privacy.noise.secure_random import DISTANCE, Entropy
+from fedveil.privacy.noise.secure_random import DISTANCE, SecureRandom
 from fedveil.privacy.rows import BLOCK, Norm
 
 Integers = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class Grid:
     Guarantee: `cut_` never makes a coordinate larger, so a row of norm at most S still has norm at
     most S, in L1 and L2, as a real number; and cut rows add up exactly in float64, in any order,
     while the sum is below 2^53 steps. A sum of cut rows therefore has the sensitivity that
-    `Bound.sensitivity` says.
+    `Clip.sensitivity` says.
 
     | edge | behaviour |
     |---|---|
@@ -147,7 +147,9 @@ def delta_of_sampler(coordinates: int, releases: int, epsilon: float) -> float:
     return min(1.0, distance * (1 + math.exp(min(epsilon, 700.0))))
 
 
-def gaussian_int(entropy: Entropy, scale: npt.ArrayLike, shape: int | tuple[int, ...]) -> Integers:
+def gaussian_int(
+    entropy: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
+) -> Integers:
     """round(scale x Z) for independent standard normals Z; `scale` is in steps of the grid.
 
     Guarantee: for uniform words the law is exact: P(k) = Phi((k + 1/2) / scale)
@@ -162,26 +164,28 @@ def gaussian_int(entropy: Entropy, scale: npt.ArrayLike, shape: int | tuple[int,
     | scale far below 1 | nearly always 0, which is what rounding does |
     | a draw on the edge of two integers | more words are drawn until it is clear |
 
-    >>> gaussian_int(Entropy(), 1000.0, (2, 3)).shape
+    >>> gaussian_int(SecureRandom(), 1000.0, (2, 3)).shape
     (2, 3)
     """
     return _rounded(_NORMAL, entropy, scale, shape)
 
 
-def laplace_int(entropy: Entropy, scale: npt.ArrayLike, shape: int | tuple[int, ...]) -> Integers:
+def laplace_int(
+    entropy: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
+) -> Integers:
     """round(scale x X) for independent X of density exp(-|x|) / 2; `scale` is in steps.
 
     Guarantee: as `gaussian_int`, for the Laplace mechanism: P(|k| >= n) = exp(-(n - 1/2) / scale)
     for n >= 1, exactly. The edges are the same.
 
-    >>> laplace_int(Entropy(), 0.0, 3).tolist()
+    >>> laplace_int(SecureRandom(), 0.0, 3).tolist()
     [0, 0, 0]
     """
     return _rounded(_LAPLACE, entropy, scale, shape)
 
 
 def _rounded(
-    law: "_Law", entropy: Entropy, scale: npt.ArrayLike, shape: int | tuple[int, ...]
+    law: "_Law", entropy: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
 ) -> Integers:
     """Rounded draws of a law, a piece at a time.
 
@@ -211,7 +215,7 @@ def _rounded(
     return out
 
 
-def _settled(law: "_Law", entropy: Entropy, scale: float, place: int) -> int:
+def _settled(law: "_Law", entropy: SecureRandom, scale: float, place: int) -> int:
     """round(scale x |Z|), exactly, for p that starts with the bits of `place`."""
     bits = _FIRST_BITS
     while True:

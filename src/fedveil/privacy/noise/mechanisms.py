@@ -1,7 +1,7 @@
-"""Mechanisms: noise for rows [K, P], in place, row k from its own key, or secret on a grid.
+"""Mechanisms: noise for rows [K, P], in place, row k from its own key, or secure on a grid.
 
 A mechanism never sees a sensitivity typed by hand: `scales` is what a release computed from a
-bound. Rows are drawn in blocks that stay in the cache.
+clip. Rows are drawn in blocks that stay in the cache.
 """
 
 import math
@@ -15,8 +15,8 @@ import torch
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting import events
 from fedveil.privacy.noise.grid import Grid, gaussian_int, grid_for, laplace_int
-from fedveil.privacy.noise.secure_random import Entropy
-from fedveil.privacy.noise.streams import Keys, Secret, laplace_, normal_, uniform_
+from fedveil.privacy.noise.secure_random import SecureRandom
+from fedveil.privacy.noise.streams import Keys, SecureKeys, laplace_, normal_, uniform_
 from fedveil.privacy.rows import Norm
 
 Scales = npt.NDArray[np.float64]
@@ -26,7 +26,7 @@ _BLOCK = 1 << 18
 
 @dataclass(frozen=True)
 class GaussianMechanism:
-    """Add N(0, (multiplier x sensitivity)^2) to every coordinate of rows bounded in L2.
+    """Add N(0, (multiplier x sensitivity)^2) to every coordinate of rows clipped in L2.
 
     Guarantee: a row (or a sum of rows) of L2 sensitivity D, released once, is the Gaussian
     mechanism with the event `release`.
@@ -53,12 +53,12 @@ class GaussianMechanism:
         return events.Gaussian(self.multiplier)
 
     def grid(self, scale: float, size: int) -> Grid:
-        """The grid of secret noise of this scale on rows of `size` coordinates."""
+        """The grid of secure noise of this scale on rows of `size` coordinates."""
         return grid_for(scale / self.multiplier, scale, size, self.norm)
 
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
         """rows[k] += scales[k] x standard normals; scales[k] = multiplier x sensitivity."""
-        if isinstance(keys, Secret):
+        if isinstance(keys, SecureKeys):
             _add_on_grid_(rows, scales, self.grid, gaussian_int)
             return
         for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
@@ -67,7 +67,7 @@ class GaussianMechanism:
 
 @dataclass(frozen=True)
 class LaplaceMechanism:
-    """Add Laplace noise of scale multiplier x sensitivity to every coordinate, rows bounded in L1.
+    """Add Laplace noise of scale multiplier x sensitivity to every coordinate, rows clipped in L1.
 
     Guarantee: a row of L1 sensitivity D, released once, is (1 / multiplier)-DP, pure.
 
@@ -92,12 +92,12 @@ class LaplaceMechanism:
         return events.Laplace(self.multiplier)
 
     def grid(self, scale: float, size: int) -> Grid:
-        """The grid of secret noise of this scale on rows of `size` coordinates."""
+        """The grid of secure noise of this scale on rows of `size` coordinates."""
         return grid_for(scale / self.multiplier, scale, size, self.norm)
 
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
         """rows[k] += scales[k] x standard Laplace; scales[k] = multiplier x sensitivity."""
-        if isinstance(keys, Secret):
+        if isinstance(keys, SecureKeys):
             _add_on_grid_(rows, scales, self.grid, laplace_int)
             return
         for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
@@ -162,10 +162,10 @@ def add_to_sum_(
 ) -> None:
     """total [P], a sum of clients' rows, += noise of that scale.
 
-    Guarantee: with secret noise, a sum of rows that were not cut to the grid is an AssertionError:
+    Guarantee: with secure noise, a sum of rows that were not cut to the grid is an AssertionError:
     float sums round, and that would move one client's influence.
     """
-    if isinstance(keys, Secret) and not mechanism.grid(scale, len(total)).holds(total):
+    if isinstance(keys, SecureKeys) and not mechanism.grid(scale, len(total)).holds(total):
         raise AssertionError("a sum that is not on the grid has no sensitivity to rely on")
     mechanism.add_(total[None, :], np.array([scale]), keys)
 
@@ -174,15 +174,15 @@ def _add_on_grid_(
     rows: torch.Tensor,
     scales: Scales,
     grid_of: Callable[[float, int], Grid],
-    draw: Callable[[Entropy, float, int], npt.NDArray[np.int64]],
+    draw: Callable[[SecureRandom, float, int], npt.NDArray[np.int64]],
 ) -> None:
-    """rows[k] becomes a multiple of a public step: cut to it, plus rounded secret noise.
+    """rows[k] becomes a multiple of a public step: cut to it, plus rounded secure noise.
 
     Guarantee: docs/proofs/secure.md. Cutting lengthens no row. A sum of rows must consist of cut
     ones (`Grid.cut_`), which cutting leaves alone. The integers are the release; writing them into
     float32 rows comes after it.
     """
-    entropy, size = Entropy(), rows.shape[1]
+    entropy, size = SecureRandom(), rows.shape[1]
     for scale in np.unique(scales[scales > 0]).tolist():
         grid = grid_of(scale, size)
         alike = np.flatnonzero(scales == scale)

@@ -1,4 +1,4 @@
-"""Secret randomness: uniform words from the operating system, through AES-256 in counter mode.
+"""SecureKeys randomness: uniform words from the operating system, through AES-256 in counter mode.
 
 Nothing is kept between calls. Every piece of at most 1 MiB is the keystream of a key and a nonce
 that come from the operating system for that piece and are dropped with it. There is no seed to
@@ -30,8 +30,8 @@ _KEY, _NONCE = 32, 16
 _ZEROS = bytes(_PIECE)
 
 
-class Entropy:
-    """A source of secret random numbers. It takes no seed and has no state.
+class SecureRandom:
+    """A source of secure random numbers. It takes no seed and has no state.
 
     Guarantee: if the operating system's entropy is uniform and AES-256 cannot be told from a
     random permutation, then all words ever drawn, by all instances, threads and processes, are
@@ -42,7 +42,7 @@ class Entropy:
     |---|---|
     | a process forks | parent and child draw anew from the operating system |
     | several threads | no shared state, nothing to lock |
-    | pickle, copy | TypeError: whoever needs randomness makes an `Entropy` where it is needed |
+    | pickle, copy | TypeError: make a `SecureRandom` where it is needed |
     | the operating system has no entropy | its error is passed on, nothing is drawn |
     """
 
@@ -54,7 +54,7 @@ class Entropy:
         | count 0 | no words, no key |
         | count < 0 | ValueError |
 
-        >>> Entropy().words(3).shape
+        >>> SecureRandom().words(3).shape
         (3,)
         """
         if count < 0:
@@ -63,9 +63,9 @@ class Entropy:
         view = room.data.cast("B")
         for start in range(0, 8 * count, _PIECE):
             size = min(_PIECE, 8 * count - start)
-            secret = os.urandom(_KEY + _NONCE)
-            mode = modes.CTR(secret[_KEY:])
-            keystream = Cipher(algorithms.AES256(secret[:_KEY]), mode).encryptor()
+            secure = os.urandom(_KEY + _NONCE)
+            mode = modes.CTR(secure[_KEY:])
+            keystream = Cipher(algorithms.AES256(secure[:_KEY]), mode).encryptor()
             if keystream.update_into(memoryview(_ZEROS)[:size], view[start:]) != size:
                 raise AssertionError("a keystream ended early")
         return room[:count]
@@ -77,7 +77,7 @@ class Entropy:
         |---|---|
         | 0 or 1 | never: the ends are 2^-53 and 1 - 2^-53 |
 
-        >>> u = Entropy().uniforms(100)
+        >>> u = SecureRandom().uniforms(100)
         >>> bool((u > 0).all() and (u < 1).all())
         True
         """
@@ -96,7 +96,7 @@ class Entropy:
         | rate 0, rate 1 | nobody, everybody |
         | rate below 2^-64 | right all the same |
 
-        >>> int(Entropy().mask(1.0, 5).sum())
+        >>> int(SecureRandom().mask(1.0, 5).sum())
         5
         """
         if not 0 <= rate <= 1:
@@ -118,7 +118,7 @@ class Entropy:
         The order of `size` words that are all different; with two alike, all are drawn again.
         Words are exchangeable, and so they remain given that no two are alike.
 
-        >>> sorted(Entropy().permutation(4).tolist())
+        >>> sorted(SecureRandom().permutation(4).tolist())
         [0, 1, 2, 3]
         """
         while True:
@@ -138,7 +138,7 @@ class Entropy:
         | size 0, size = population | nobody, everybody |
         | size < 0, size > population | BadInput |
 
-        >>> Entropy().subset(3, 3).tolist()
+        >>> SecureRandom().subset(3, 3).tolist()
         [0, 1, 2]
         """
         if not 0 <= size <= population:
@@ -152,4 +152,4 @@ class Entropy:
                 return np.sort(order[:size]).astype(np.int64)
 
     def __reduce_ex__(self, protocol: object) -> Never:
-        raise TypeError("secret randomness is not copied or sent: make an Entropy where it is used")
+        raise TypeError("a SecureRandom is not copied or sent: make one where it is used")

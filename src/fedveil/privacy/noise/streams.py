@@ -2,9 +2,9 @@
 
 Nothing here keeps state between calls, so a draw does not depend on the chunk, the worker, the
 engine or the order in which clients are processed, and a round can be replayed on its own.
-These streams make a simulation repeatable. They are not secret: whoever knows the seed knows
-the noise, and a claim made from them says so (`NoiseSource.SEEDED`). Secret streams draw everything
-that protects somebody from the operating system instead, and repeat nothing.
+These streams make a simulation repeatable. They are not secure: whoever knows the seed knows
+the noise, and a claim made from them says so (`NoiseSource.SEEDED`). Secure
+streams draw everything that protects somebody from the operating system, and repeat nothing.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ import numpy.typing as npt
 import torch
 from scipy.special import ndtr, ndtri
 
-from fedveil.privacy.noise.secure_random import Entropy
+from fedveil.privacy.noise.secure_random import SecureRandom
 
 
-class Secret:
+class SecureKeys:
     """In place of keys: `count` rows whose randomness is the operating system's, drawn anew.
 
     Nothing can be drawn twice from it. Words and uniforms come straight from it; noise only
@@ -34,12 +34,12 @@ class Secret:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, rows: Any) -> "Secret":
-        return Secret(len(np.empty(self._count, dtype=np.int8)[rows]))
+    def __getitem__(self, rows: Any) -> "SecureKeys":
+        return SecureKeys(len(np.empty(self._count, dtype=np.int8)[rows]))
 
 
 SeededKeys = npt.NDArray[np.uint64]
-Keys = SeededKeys | Secret
+Keys = SeededKeys | SecureKeys
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SMALL = 256  # below this many coordinates a row, one vectorised draw beats a generator per row
@@ -61,12 +61,12 @@ class Streams:
     """
 
     seed: int
-    secret: bool = False
+    secure: bool = False
 
     @property
-    def entropy(self) -> Entropy | None:
-        """Where sampling is to be secret, the source of it."""
-        return Entropy() if self.secret else None
+    def entropy(self) -> SecureRandom | None:
+        """Where sampling is to be secure, the source of it."""
+        return SecureRandom() if self.secure else None
 
     def key(self, purpose: str, *parts: int) -> int:
         """128 bits that identify (seed, purpose, parts)."""
@@ -78,9 +78,9 @@ class Streams:
         return np.random.Generator(np.random.Philox(key=self.key(purpose, *parts)))
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
-        """One 64-bit key per client, for the row functions below; none where noise is secret."""
-        if self.secret:
-            return Secret(len(np.asarray(clients)))
+        """One 64-bit key per client, for the row functions below; none where noise is secure."""
+        if self.secure:
+            return SecureKeys(len(np.asarray(clients)))
         base = self.key(purpose, round, *parts)
         low, high = np.uint64(base & (2**64 - 1)), np.uint64(base >> 64)
         ids = np.asarray(clients, dtype=np.uint64)
@@ -94,7 +94,7 @@ class JointStreams:
     each: tuple[Streams, ...]
     counts: tuple[int, ...]
 
-    secret = False
+    secure = False
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
         """One key per client, that of its own seed."""
@@ -104,22 +104,22 @@ class JointStreams:
             streams.keys(purpose, round, piece, *parts)
             for streams, piece in zip(self.each, pieces, strict=True)
         ]
-        return np.concatenate([keys for keys in found if not isinstance(keys, Secret)])
+        return np.concatenate([keys for keys in found if not isinstance(keys, SecureKeys)])
 
 
 class KeySource(Protocol):
     """Whatever gives each client of a cohort its key."""
 
     @property
-    def secret(self) -> bool: ...
+    def secure(self) -> bool: ...
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys: ...
 
 
 def bits(keys: Keys, count: int) -> npt.NDArray[np.uint64]:
     """[K, count] uniform 64-bit words: row k is the SplitMix64 sequence that starts at keys[k]."""
-    if isinstance(keys, Secret):
-        return Entropy().words(len(keys) * count).reshape(len(keys), count)
+    if isinstance(keys, SecureKeys):
+        return SecureRandom().words(len(keys) * count).reshape(len(keys), count)
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         return _mix(keys[:, None] + steps[None, :])
@@ -170,7 +170,7 @@ def uniform_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     A float32 row holds multiples of 2^-23, a float64 row of 2^-52.
     """
     _check_rows(out, keys)
-    if out.shape[1] > _SMALL and not isinstance(keys, Secret):
+    if out.shape[1] > _SMALL and not isinstance(keys, SecureKeys):
         return _fill_rows(
             out, keys, lambda row, generator: row.uniform_(-1, 1, generator=generator)
         )
@@ -196,10 +196,10 @@ def _renew(
 
 
 def _seeded(out: torch.Tensor, keys: Keys) -> SeededKeys:
-    """Refuse noise in floats where it is to be secret: its low bits would tell what it hides."""
+    """Refuse noise in floats where it is to be secure: its low bits would tell what it hides."""
     _check_rows(out, keys)
-    if isinstance(keys, Secret):
-        raise AssertionError("secret noise is added by a mechanism, on a grid")
+    if isinstance(keys, SecureKeys):
+        raise AssertionError("secure noise is added by a mechanism, on a grid")
     return keys
 
 

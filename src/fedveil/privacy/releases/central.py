@@ -8,13 +8,13 @@ import torch
 from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import noise_of
 from fedveil.privacy.accounting.events import Event, Gaussian
-from fedveil.privacy.clip import Bound
-from fedveil.privacy.clip_schedules import Rule
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.grid import LARGEST_SUM
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import Streams
@@ -42,24 +42,24 @@ class CentralNoise(Release):
     def multiplier(self) -> float:
         return self.mechanism.multiplier
 
-    def setting(self, rule: Rule | None) -> float | None:
-        shared = rule is not None and rule.watched is not None
+    def setting(self, schedule: ClipSchedule | None) -> float | None:
+        shared = schedule is not None and schedule.watched is not None
         return None if shared else self.multiplier
 
-    def describe(self, lines: tuple[Terms, ...]) -> str:
+    def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         return f"Gaussian noise, multiplier {self.multiplier:.4g}, at the server"
 
     @property
     def needs_equal_weights(self) -> str:
-        return "under central DP, where a client of many records would exceed the bound"
+        return "under central DP, where a client of many records would exceed the clip"
 
     def check(self, parts: Parts) -> None:
-        if parts.rule is None:
-            raise BadInput("noise without a bound protects nobody: add a bound")
+        if parts.schedule is None:
+            raise BadInput("noise without a clip protects nobody: add a clip")
 
-    def difference(self, parts: Parts, line: Terms) -> str | None:
+    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
         own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
-        added = _joint(self.multiplier, parts.rule, self.relation) * own / theirs
+        added = _joint(self.multiplier, parts.schedule, self.relation) * own / theirs
         claimed = noise_of(line.event)
         if not claimed <= added * (1 + _ROUNDING):
             return f"noise of {added:g} sensitivities is added"
@@ -73,10 +73,10 @@ class CentralNoise(Release):
         return None
 
     def check_secure(self, parts: Parts, parameters: int) -> None:
-        """Sums of rows as long as the bound, all in one coordinate, must fit the grid."""
-        check_grid(parts.rule, self.multiplier, self.relation, parameters)
+        """Sums of rows as long as the clip, all in one coordinate, must fit the grid."""
+        check_grid(parts.schedule, self.multiplier, self.relation, parameters)
         step = self.mechanism.grid(self.multiplier, parameters).step
-        if parts.population * 2.0 / step > LARGEST_SUM:  # a bound that is no power of two: up to
+        if parts.population * 2.0 / step > LARGEST_SUM:  # a clip that is no power of two: up to
             raise BadInput(  # twice as many steps
                 f"noise.source is 'secure', noise.multiplier {self.multiplier:.4g} and "
                 f"{parts.population:,} clients: their sum is too long for the grid; raise the "
@@ -88,33 +88,31 @@ class CentralNoise(Release):
 
         docs/proofs/secure.md.
         """
-        if asked.streams.secret and asked.bound is not None:
-            self.mechanism.grid(self.scale(asked.bound), rows.shape[1]).cut_(rows)
+        if asked.streams.secure and asked.clip is not None:
+            self.mechanism.grid(self.scale(asked.clip), rows.shape[1]).cut_(rows)
         return super().read_(rows, asked)
 
-    def noise_(
-        self, total: torch.Tensor, bound: Bound | None, round: int, streams: Streams
-    ) -> None:
-        if bound is None:
-            raise AssertionError("noise on a sum needs a bound")
+    def noise_(self, total: torch.Tensor, clip: Clip | None, round: int, streams: Streams) -> None:
+        if clip is None:
+            raise AssertionError("noise on a sum needs a clip")
         keys = streams.keys("noise", round, NOBODY)
-        add_to_sum_(self.mechanism, total, self.scale(bound), keys)
+        add_to_sum_(self.mechanism, total, self.scale(clip), keys)
 
     def divisor(self, weight: float, expected: float) -> float:
         return expected
 
-    def noise_length(self, ids: Ids, bound: Bound | None, moving: torch.Tensor, size: int) -> float:
-        return 0.0 if bound is None else math.sqrt(size) * self.scale(bound)
+    def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
+        return 0.0 if clip is None else math.sqrt(size) * self.scale(clip)
 
-    def scale(self, bound: Bound) -> float:
+    def scale(self, clip: Clip) -> float:
         """The standard deviation of the noise on a sum: multiplier times the clip's sensitivity."""
-        return self.multiplier * bound.sensitivity(self.relation)
+        return self.multiplier * clip.sensitivity(self.relation)
 
 
 def central(
     sampler: Sampler,
     population: int,
-    rule: Rule,
+    schedule: ClipSchedule,
     *,
     rounds: int,
     budget: Budget,
@@ -124,7 +122,7 @@ def central(
 
     Guarantee: docs/proofs/central.md. Without `multiplier` the noise is the least that lets
     `rounds` rounds fit into the budget; with it, the budget says how many rounds may run. With a
-    bound that watches clients, what it watches and the updates are one joint Gaussian release of
+    clip that watches clients, what it watches and the updates are one joint Gaussian release of
     that multiplier, of which the updates get z_delta = (z^-2 - z_bits^-2)^(-1/2).
 
     | edge | behaviour |
@@ -133,7 +131,7 @@ def central(
     | multiplier 0 | BadInput: no finite epsilon exists |
     | multiplier whose first round exceeds the budget | BadInput |
     | delta >= 1 / clients | BadInput |
-    | a bound that watches with z >= z_bits (2 sigma_b under zero-out) | BadInput: no split exists |
+    | a clip that watches with z >= z_bits (2 sigma_b under zero-out) | BadInput: no split exists |
 
     >>> from fedveil.privacy.sampling import Everyone
     >>> from fedveil.privacy.clip_schedules import Fixed
@@ -146,15 +144,15 @@ def central(
     if multiplier is not None:
         check("noise.multiplier", multiplier)
     sampler.check(population)
-    check_schedule(rule)
-    _check_rule(rule)
+    check_schedule(schedule)
+    _check_watching(schedule)
     if multiplier == 0:
         raise BadInput("noise.multiplier is 0: no finite epsilon exists; use noise.kind = 'none'")
 
     def event(m: float) -> Event:
         return sampler.event(Gaussian(m), population)
 
-    line = Terms(
+    line = BudgetLine(
         event=event(1.0),
         share=sampler.share(population),
         budget=budget,
@@ -174,12 +172,12 @@ def central(
     if multiplier is None:
         count = line.participations(rounds)
         multiplier = least_noise(event, count, budget, sampler.relation)
-    own = _updates_part(multiplier, rule, sampler.relation)
+    own = _updates_part(multiplier, schedule, sampler.relation)
     plan = PrivacyPlan(
         sampler=sampler,
         population=population,
         rounds=rounds,
-        rule=rule,
+        schedule=schedule,
         release=CentralNoise(GaussianMechanism(own), sampler.relation),
         lines=(replace(line, event=event(multiplier)),),
     )
@@ -187,36 +185,36 @@ def central(
     return plan
 
 
-def _check_rule(rule: Rule) -> None:
-    if rule.norm is not Norm.L2:
-        raise BadInput(f"bound.norm is {rule.norm} and the noise needs l2: set bound.norm = 'l2'")
-    watched = rule.watched
+def _check_watching(schedule: ClipSchedule) -> None:
+    if schedule.norm is not Norm.L2:
+        raise BadInput(f"clip.norm is {schedule.norm} and the noise needs l2: set clip.norm = 'l2'")
+    watched = schedule.watched
     if watched is not None and watched.flip:
-        raise BadInput("bound.bit_epsilon is for local DP: give bound.bit_noise under central DP")
-    if rule.rates_allowed(1) is not None or (
+        raise BadInput("clip.bit_epsilon is for local DP: give clip.bit_noise under central DP")
+    if schedule.rates_allowed(1) is not None or (
         watched is not None and (watched.every != 1 or not watched.noise)
     ):
-        raise BadInput("central DP takes a fixed, decaying or quantile bound on the whole update")
+        raise BadInput("central DP takes a fixed, decaying or quantile clip on the whole update")
 
 
-def _updates_part(z: float, rule: Rule, relation: Relation) -> float:
-    """z for the updates alone, or what is left of it when a bound's bits share the release."""
-    watched = rule.watched
+def _updates_part(z: float, schedule: ClipSchedule, relation: Relation) -> float:
+    """z for the updates alone, or what is left of it when a clip's bits share the release."""
+    watched = schedule.watched
     if watched is None:
         return z
     z_bits = watched.noise / watched.sensitivity(relation)
     if z >= z_bits:
         raise BadInput(
-            f"bound.bit_noise {watched.noise:g} is too small for the noise multiplier {z:.4g}: the "
+            f"clip.bit_noise {watched.noise:g} is too small for the noise multiplier {z:.4g}: the "
             f"bits alone would spend more than a round's budget; raise it above "
             f"{watched.noise * z / z_bits:.4g}"
         )
     return float((z**-2 - z_bits**-2) ** -0.5)
 
 
-def _joint(z: float, rule: Rule | None, relation: Relation) -> float:
-    """Of a sum with noise z and what a bound releases beside it, as one Gaussian."""
-    watched = None if rule is None else rule.watched
+def _joint(z: float, schedule: ClipSchedule | None, relation: Relation) -> float:
+    """Of a sum with noise z and what a clip releases beside it, as one Gaussian."""
+    watched = None if schedule is None else schedule.watched
     if watched is None or z == 0:
         return z
     if not watched.noise or watched.every != 1:

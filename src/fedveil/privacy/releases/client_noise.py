@@ -9,7 +9,7 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Unit
 from fedveil.privacy.accounting.composition import noise_of
@@ -22,8 +22,8 @@ from fedveil.privacy.accounting.events import (
     Laplace,
     TwoPoint,
 )
-from fedveil.privacy.clip import Bound
-from fedveil.privacy.clip_schedules import Rule
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.curators import Curator, curator_of
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, check_schedule
@@ -66,10 +66,10 @@ class ClientNoise(Randomised):
     def multiplier(self) -> float:
         return self.mechanism.multiplier
 
-    def setting(self, rule: Rule | None) -> float | None:
+    def setting(self, schedule: ClipSchedule | None) -> float | None:
         return self.multiplier if self.multipliers is None else None
 
-    def describe(self, lines: tuple[Terms, ...]) -> str:
+    def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         size = f"multiplier {self.multiplier:.4g}"
         if self.multipliers is not None:
             low, high = self.multipliers.min(), self.multipliers.max()
@@ -77,41 +77,41 @@ class ClientNoise(Randomised):
         return f"{self.mechanism.word} noise, {size}, at the clients"
 
     def check(self, parts: Parts) -> None:
-        if parts.rule is None:
-            raise BadInput("noise without a bound protects nobody: add a bound")
+        if parts.schedule is None:
+            raise BadInput("noise without a clip protects nobody: add a clip")
 
-    def difference(self, parts: Parts, line: Terms) -> str | None:
+    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
         own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
         added = self._added(parts, line) * own / theirs
         if not _claimed(line) <= added * _ROUNDED:
             return f"noise of {added:g} sensitivities is added"
-        rule = parts.rule
-        if rule is None or (self.mechanism.norm is Norm.L1 and rule.norm is not Norm.L1):
-            return f"rows are clipped in {None if rule is None else rule.norm}"
-        watched = rule.watched
+        schedule = parts.schedule
+        if schedule is None or (self.mechanism.norm is Norm.L1 and schedule.norm is not Norm.L1):
+            return f"rows are clipped in {None if schedule is None else schedule.norm}"
+        watched = schedule.watched
         match line.event:
             case Laplace() | Gaussian():
                 if watched is not None:
-                    return "an adaptive bound watches clients beside it"
+                    return "an adaptive clip watches clients beside it"
             case GaussianWithCurator(_, curator, most):
                 published = 0.0 if watched is None else watched.noise
                 reach = 1.0 if watched is None else watched.sensitivity(Relation.REPLACE)
                 if not curator.multiplier <= published / reach * _ROUNDED:
-                    return f"a curator publishes what {rule} watches"
+                    return f"a curator publishes what {schedule} watches"
                 if watched is not None and most < replace(line, every=watched.every).participations(
                     parts.rounds
                 ):
                     return f"a curator publishes more often than {most} times"
             case GaussianWithBit(_, bit):
                 if watched is None or not 0 < watched.flip <= bit.epsilon:
-                    return f"bits are flipped by {rule}"
+                    return f"bits are flipped by {schedule}"
             case _:
                 return "clients add noise"
         if isinstance(line.event, Laplace) != isinstance(self.mechanism, LaplaceMechanism):
             return f"the noise is that of {self.mechanism}"
         return None
 
-    def _added(self, parts: Parts, line: Terms) -> float:
+    def _added(self, parts: Parts, line: BudgetLine) -> float:
         """The noise multiplier of the line's own clients.
 
         Where clients have budgets of their own, nobody has less noise than some line claims for
@@ -127,38 +127,38 @@ class ClientNoise(Randomised):
 
     def check_secure(self, parts: Parts, parameters: int) -> None:
         most = self.multiplier if self.multipliers is None else float(self.multipliers.max())
-        check_grid(parts.rule, most, self.relation, parameters)
+        check_grid(parts.schedule, most, self.relation, parameters)
 
     def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
-        if asked.bound is None:
-            raise AssertionError("additive noise needs a bound")
+        if asked.clip is None:
+            raise AssertionError("additive noise needs a clip")
         keys = asked.streams.keys("client-noise", asked.round, asked.ids)
-        self.mechanism.add_(rows, self.scales(asked.bound, asked.ids), keys)
+        self.mechanism.add_(rows, self.scales(asked.clip, asked.ids), keys)
 
-    def scales(self, bound: Bound, ids: Ids) -> npt.NDArray[np.float64]:
+    def scales(self, clip: Clip, ids: Ids) -> npt.NDArray[np.float64]:
         """The noise scale of each client's row: its multiplier times the clip's sensitivity."""
         each = np.full(len(ids), self.multiplier)
         if self.multipliers is not None:
             each = self.multipliers[ids]
-        return each * bound.sensitivity(self.relation)
+        return each * clip.sensitivity(self.relation)
 
-    def noise_length(self, ids: Ids, bound: Bound | None, moving: torch.Tensor, size: int) -> float:
-        if bound is None:
+    def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
+        if clip is None:
             return 0.0
-        square = float((self.scales(bound, ids) ** 2).sum())
+        square = float((self.scales(clip, ids) ** 2).sum())
         return math.sqrt(self.mechanism.variance * size * square)
 
 
-def _claimed(line: Terms) -> float:
+def _claimed(line: BudgetLine) -> float:
     """The noise multiplier of the updates that the line's event speaks of."""
     event = line.event
     return noise_of(event.gaussian if isinstance(event, GaussianWithCurator) else event)
 
 
-def local_updates(
+def client_noise(
     sampler: Sampler,
     population: int,
-    rule: Rule,
+    schedule: ClipSchedule,
     *,
     laplace: bool,
     rounds: int,
@@ -173,26 +173,26 @@ def local_updates(
     two inputs), charged for each participation, at most the sampler's share or cap. Without
     `multiplier` the noise is the least that fits the budget at that number. Clients may have
     budgets of their own: client k has budgets[group_of[k]], and lines are listed worst first. With
-    a bound that a curator watches, what it publishes is composed with the reports into each line.
+    a clip that a curator watches, what it publishes is composed with the reports into each line.
 
     | edge | behaviour |
     |---|---|
     | every client at its cap before the last round | BadInput |
-    | Laplace with an L2 bound, Gaussian with an L1 bound (strict) | BadInput |
-    | Laplace with an adaptive bound | BadInput |
+    | Laplace with an L2 clip, Gaussian with an L1 clip (strict) | BadInput |
+    | Laplace with an adaptive clip | BadInput |
     | a curator that alone uses up the budget | BadInput |
     | published Gaussian of Fu without c2 | BadInput |
     | several budgets and a multiplier | BadInput |
     """
     check_sampler(sampler, population, rounds)
     check_multiplier(multiplier)
-    check_schedule(rule)
-    _check_norm(rule, laplace, published)
+    check_schedule(schedule)
+    _check_norm(schedule, laplace, published)
     if multiplier is not None and len(budgets) > 1:
         raise BadInput("noise.multiplier is one number and budget.epsilons are several: give one")
     anyone = line_of(sampler, population, budgets[0])
-    rule = rule.settled(lambda every: replace(anyone, every=every).participations(rounds))
-    curator = curator_of(rule.watched, anyone, rounds)
+    schedule = schedule.settled(lambda every: replace(anyone, every=every).participations(rounds))
+    curator = curator_of(schedule.watched, anyone, rounds)
     groups = np.zeros(1, dtype=np.int64) if group_of is None else group_of
     grouped = groups.shape == (population,) or (group_of is None and len(budgets) == 1)
     if not grouped or not np.isin(groups, np.arange(len(budgets))).all():
@@ -208,18 +208,18 @@ def local_updates(
         count = base.participations(rounds)
         m = multiplier
         if m is None:
-            m = _calibrated(base, rule, curator, laplace, count, published)
+            m = _calibrated(base, schedule, curator, laplace, count, published)
         elif curator is not None and published is None:
             curator.check(base, 1)
         noise[here] = m
-        lines += _readings(base, rule, curator, laplace, m, published)
+        lines += _readings(base, schedule, curator, laplace, m, published)
     first = float(noise[0])
     relation = Relation.ADD_REMOVE if published else Relation.REPLACE
     plan = PrivacyPlan(
         sampler=sampler,
         population=population,
         rounds=rounds,
-        rule=rule,
+        schedule=schedule,
         release=ClientNoise(
             LaplaceMechanism(first) if laplace else GaussianMechanism(first),
             relation,
@@ -231,17 +231,17 @@ def local_updates(
     return plan
 
 
-def _event(rule: Rule, curator: Curator | None, laplace: bool, m: float) -> Event:
+def _event(schedule: ClipSchedule, curator: Curator | None, laplace: bool, m: float) -> Event:
     if laplace:
         return Laplace(m)
-    if rule.watched is not None and rule.watched.flip:
-        return GaussianWithBit(Gaussian(m), TwoPoint(rule.watched.flip))
+    if schedule.watched is not None and schedule.watched.flip:
+        return GaussianWithBit(Gaussian(m), TwoPoint(schedule.watched.flip))
     return Gaussian(m) if curator is None else curator.beside(Gaussian(m))
 
 
 def _calibrated(
-    base: Terms,
-    rule: Rule,
+    base: BudgetLine,
+    schedule: ClipSchedule,
     curator: Curator | None,
     laplace: bool,
     count: int,
@@ -252,10 +252,10 @@ def _calibrated(
     if published is not None and published.c2 is not None:
         spread = math.sqrt(count * math.log(1 / budget.delta))
         return a_little_more(published.c2 * spread / budget.epsilon)
-    flip = 0.0 if rule.watched is None else rule.watched.flip
+    flip = 0.0 if schedule.watched is None else schedule.watched.flip
     if flip and count * flip >= budget.epsilon:
         raise BadInput(
-            f"bound.bit_epsilon {flip:g} over {count} participations uses up the budget of "
+            f"clip.bit_epsilon {flip:g} over {count} participations uses up the budget of "
             f"epsilon {budget.epsilon:g}: lower it"
         )
     if published is not None:
@@ -263,25 +263,25 @@ def _calibrated(
     if curator is not None:
         curator.check(base, count)
     relation = Relation.REPLACE
-    return least_noise(lambda m: _event(rule, curator, laplace, m), count, budget, relation)
+    return least_noise(lambda m: _event(schedule, curator, laplace, m), count, budget, relation)
 
 
 def _readings(
-    base: Terms,
-    rule: Rule,
+    base: BudgetLine,
+    schedule: ClipSchedule,
     curator: Curator | None,
     laplace: bool,
     m: float,
     published: Published | None,
-) -> list[Terms]:
+) -> list[BudgetLine]:
     """The line that is charged and, as published, what the same reports are worth strictly."""
     seen = base if curator is None else curator.on(base)
     if published is None:
-        return [replace(seen, event=_event(rule, curator, laplace, m))]
-    plain = _event(rule, None, laplace, m)
+        return [replace(seen, event=_event(schedule, curator, laplace, m))]
+    plain = _event(schedule, None, laplace, m)
     strict = replace(
         seen,
-        event=_event(rule, curator, laplace, m / 2),
+        event=_event(schedule, curator, laplace, m / 2),
         budget=Budget(math.inf, base.budget.delta),
         reading=True,
     )
@@ -296,18 +296,18 @@ def _readings(
     return [label, strict]
 
 
-def _check_norm(rule: Rule, laplace: bool, published: Published | None) -> None:
+def _check_norm(schedule: ClipSchedule, laplace: bool, published: Published | None) -> None:
     wanted = "l1" if laplace else "l2"
-    watched, per_gradient = rule.watched, rule.rates_allowed(1) is not None
+    watched, per_gradient = schedule.watched, schedule.rates_allowed(1) is not None
     if laplace and watched is not None:
-        raise BadInput("an adaptive bound is in L2: use Gaussian noise with it")
+        raise BadInput("an adaptive clip is in L2: use Gaussian noise with it")
     if published is not None and watched is not None and watched.flip:
-        raise BadInput("bound.bit_epsilon has no published account: leave out as_published")
+        raise BadInput("clip.bit_epsilon has no published account: leave out as_published")
     if laplace and published is not None and published.c2 is not None:
         raise BadInput("noise.c2 is for Fu's Gaussian formula: leave it out with Laplace noise")
     if per_gradient and not laplace and published and published.c2 is None:
         raise BadInput("noise.c2 is missing: Fu's Gaussian formula leaves it open; 1.0 is common")
-    if rule.norm != wanted and not (published is not None and published.c2 is not None):
+    if schedule.norm != wanted and not (published is not None and published.c2 is not None):
         raise BadInput(
-            f"bound.norm is {rule.norm} and the noise needs {wanted}: set bound.norm = '{wanted}'"
+            f"clip.norm is {schedule.norm} and the noise needs {wanted}: set clip.norm = '{wanted}'"
         )

@@ -7,7 +7,7 @@ which it takes part, and no sampling amplifies anything: the server knows who re
 from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Event, Gaussian
 from fedveil.privacy.releases.release import Release
@@ -32,9 +32,11 @@ class Randomised(Counted):
     randomises = True
 
 
-def line_of(sampler: Sampler, population: int, budget: Budget, event: Event | None = None) -> Terms:
+def line_of(
+    sampler: Sampler, population: int, budget: Budget, event: Event | None = None
+) -> BudgetLine:
     """The line of a client's own reports."""
-    return Terms(
+    return BudgetLine(
         event=event or Gaussian(1.0),
         share=sampler.share(population),
         cap=sampler.max_participations if isinstance(sampler, FixedSize) else None,

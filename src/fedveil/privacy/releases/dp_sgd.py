@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Unit
 from fedveil.privacy.accounting.composition import noise_of
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
-from fedveil.privacy.clip import Bound
-from fedveil.privacy.clip_schedules import Fixed, Rule
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.counted import (
     TURNS,
@@ -44,10 +44,10 @@ class DpSgdSteps(Counted):
     def multiplier(self) -> float:
         return self.noisy.multiplier
 
-    def setting(self, rule: Rule | None) -> float:
+    def setting(self, schedule: ClipSchedule | None) -> float:
         return self.multiplier
 
-    def describe(self, lines: tuple[Terms, ...]) -> str:
+    def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         return f"Gaussian noise, multiplier {self.multiplier:.4g}, in every local step"
 
     @property
@@ -56,10 +56,10 @@ class DpSgdSteps(Counted):
         return "" if self.noisy.nominal is None else super().needs_equal_weights
 
     def check(self, parts: Parts) -> None:
-        if parts.rule is None:
-            raise BadInput("noise without a bound protects nobody: add a bound")
+        if parts.schedule is None:
+            raise BadInput("noise without a clip protects nobody: add a clip")
 
-    def difference(self, parts: Parts, line: Terms) -> str | None:
+    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
         own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
         added, claimed = self.multiplier * own / theirs, noise_of(line.event)
         if not claimed <= added * _ROUNDED:
@@ -68,8 +68,8 @@ class DpSgdSteps(Counted):
         right = (event, Gaussian(claimed)) if self.noisy.rate == 1 else (event,)
         if line.event not in right or line.per != self.noisy.steps:
             return f"clients take {self.noisy}"
-        if parts.rule is None or parts.rule.watched is not None:
-            return "an adaptive bound watches clients beside it"
+        if parts.schedule is None or parts.schedule.watched is not None:
+            return "an adaptive clip watches clients beside it"
         return None
 
     def check_secure(self, parts: Parts, parameters: int) -> None:
@@ -78,14 +78,14 @@ class DpSgdSteps(Counted):
             "to float32 before it: use 'seeded'"
         )
 
-    def clip_of_updates(self, bound: Bound | None) -> None:
+    def clip_of_updates(self, clip: Clip | None) -> None:
         """Examples are clipped, of which no share is kept."""
 
 
-def local_steps(
+def dp_sgd(
     sampler: Sampler,
     population: int,
-    bound: float,
+    clip: float,
     *,
     rate: float,
     steps: int,
@@ -135,7 +135,7 @@ def local_steps(
         sampler=sampler,
         population=population,
         rounds=rounds,
-        rule=Fixed(bound),
+        schedule=Fixed(clip),
         release=DpSgdSteps(replace(unnoised, multiplier=multiplier), relation),
         lines=(replace(base, event=event(multiplier)),),
     )

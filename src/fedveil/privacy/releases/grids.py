@@ -4,7 +4,7 @@ import math
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip_schedules import Rule
+from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.grid import grid_for
 from fedveil.privacy.rows import Norm
 
@@ -12,16 +12,18 @@ _LARGEST_NOISE = 3 * 2.0**30
 """Multiplier x sqrt(parameters), or x parameters in L1: beyond, noise may exceed 2^32 steps."""
 
 
-def check_grid(rule: Rule | None, most: float, relation: Relation, parameters: int) -> None:
+def check_grid(
+    schedule: ClipSchedule | None, most: float, relation: Relation, parameters: int
+) -> None:
     """Refuse noise of up to `most` sensitivities that has no grid."""
-    if rule is None:
+    if schedule is None:
         raise AssertionError("noise without a clip was refused")
-    bound = rule.bound(rule.start(), 1)
-    spread = parameters if bound.norm is Norm.L1 else math.sqrt(parameters)
+    clip = schedule.clip(schedule.start(), 1)
+    spread = parameters if clip.norm is Norm.L1 else math.sqrt(parameters)
     if most * spread > _LARGEST_NOISE:
         raise BadInput(
             f"noise.multiplier is {most:g}: secure noise on {parameters:,} parameters can be at "
-            f"most {_LARGEST_NOISE / spread:.4g} times the bound; use less, or 'seeded'"
+            f"most {_LARGEST_NOISE / spread:.4g} times the clip; use less, or 'seeded'"
         )
-    sensitivity = bound.sensitivity(relation)
-    grid_for(sensitivity, most * sensitivity, parameters, bound.norm)
+    sensitivity = clip.sensitivity(relation)
+    grid_for(sensitivity, most * sensitivity, parameters, clip.norm)

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.accounting.budget_line import Terms
-from fedveil.privacy.clip import Bound
-from fedveil.privacy.clip_schedules import Rule
+from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.streams import KeySource, Streams
 from fedveil.privacy.rows import add_weighted_
 from fedveil.privacy.sampling import Sampler
@@ -35,7 +35,7 @@ class Asked(Protocol):
     @property
     def start(self) -> torch.Tensor: ...
     @property
-    def bound(self) -> Bound | None: ...
+    def clip(self) -> Clip | None: ...
     @property
     def moving(self) -> torch.Tensor: ...
     @property
@@ -52,9 +52,9 @@ class Parts(Protocol):
     @property
     def rounds(self) -> int: ...
     @property
-    def rule(self) -> Rule | None: ...
+    def schedule(self) -> ClipSchedule | None: ...
     @property
-    def lines(self) -> tuple[Terms, ...]: ...
+    def lines(self) -> tuple[BudgetLine, ...]: ...
 
 
 class Release:
@@ -80,11 +80,11 @@ class Release:
         """Noise over sensitivity, where noise is added; the same for everyone unless told."""
         raise AssertionError(f"{type(self).__name__} has no noise multiplier")
 
-    def setting(self, rule: Rule | None) -> float | None:
+    def setting(self, schedule: ClipSchedule | None) -> float | None:
         """The `noise.multiplier` with which a recipe gets this noise again; None: by its budget."""
         return None
 
-    def describe(self, lines: tuple[Terms, ...]) -> str:
+    def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         """The noise in a few words, for people."""
         return "no noise"
 
@@ -93,7 +93,7 @@ class Release:
     def check(self, parts: Parts) -> None:
         """Refuse parts that do not go together with this release."""
 
-    def difference(self, parts: Parts, line: Terms) -> str | None:
+    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
         """What is done otherwise than a strict line says, in words; None if nothing is."""
         return "no noise is added"
 
@@ -133,9 +133,7 @@ class Release:
         """Add the weighted sum of the updates behind reports [K, P] to `total`, float64 [P]."""
         add_weighted_(total, rows, weights)
 
-    def noise_(
-        self, total: torch.Tensor, bound: Bound | None, round: int, streams: Streams
-    ) -> None:
+    def noise_(self, total: torch.Tensor, clip: Clip | None, round: int, streams: Streams) -> None:
         """What the server does to the sum of one round's rows (float64 [P]), in place."""
 
     def divisor(self, weight: float, expected: float) -> float:
@@ -145,10 +143,10 @@ class Release:
         """
         return max(weight, 1.0)
 
-    def noise_length(self, ids: Ids, bound: Bound | None, moving: torch.Tensor, size: int) -> float:
+    def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
         """The expected L2 length of all noise on a sum of `size` coordinates: a diagnostic."""
         return 0.0
 
-    def clip_of_updates(self, bound: Bound | None) -> float | None:
+    def clip_of_updates(self, clip: Clip | None) -> float | None:
         """The clip that `RoundResult.clipped` is about; None where updates have none."""
-        return None if bound is None else bound.gradient or bound.value
+        return None if clip is None else clip.gradient or clip.value

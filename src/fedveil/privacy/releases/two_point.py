@@ -7,10 +7,10 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import Terms
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import Trust, Unit
 from fedveil.privacy.accounting.events import Shuffled, TwoPoint
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
@@ -40,14 +40,14 @@ class TwoPointReports(Randomised):
     def minimum(self) -> int:
         return self.shuffled
 
-    def describe(self, lines: tuple[Terms, ...]) -> str:
+    def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         return f"two-point reports at the clients, {lines[-1].claims(1)[-1].short}"
 
     def check(self, parts: Parts) -> None:
-        if parts.rule is not None:
-            raise BadInput("two-point reports are clamped to ranges: leave out the bound")
+        if parts.schedule is not None:
+            raise BadInput("two-point reports are clamped to ranges: leave out the clip")
 
-    def difference(self, parts: Parts, line: Terms) -> str | None:
+    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
         weights = sum(self.ranges.sizes)
         match line.event:
             case TwoPoint(epsilon):
@@ -93,7 +93,7 @@ class TwoPointReports(Randomised):
         if self.ranges.perturb is Perturb.WEIGHTS:
             total -= weights.sum() * asked.start.to(torch.float64)
 
-    def noise_length(self, ids: Ids, bound: Bound | None, moving: torch.Tensor, size: int) -> float:
+    def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
         return float(self._points(moving)[1].double().norm()) * math.sqrt(len(ids))
 
     def _points(self, moving: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

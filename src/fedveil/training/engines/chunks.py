@@ -11,7 +11,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.gradients.vectorised import quadratic
-from fedveil.training.work import LocalWork
+from fedveil.training.work import ClientWork
 
 MEMORY = 512
 """MiB for the clients that are computed together, per worker."""
@@ -36,7 +36,7 @@ def cut(
 
 
 def fitting_chunk(
-    task: Task, data: FederatedData, work: LocalWork, mode: Mode, memory: int = MEMORY
+    task: Task, data: FederatedData, work: ClientWork, mode: Mode, memory: int = MEMORY
 ) -> int:
     """How many clients are summed together: what `memory` MiB hold, or less if it is enough work.
 

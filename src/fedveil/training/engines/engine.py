@@ -17,7 +17,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.server import ServerState, Weights
 from fedveil.training.sums import CohortSum
-from fedveil.training.work import LocalWork
+from fedveil.training.work import ClientWork
 
 Ids = npt.NDArray[np.int64]
 
@@ -60,7 +60,7 @@ class Job:
 
     task: Task
     data: FederatedData
-    work: LocalWork
+    work: ClientWork
     plan: PrivacyPlan
     streams: Streams
     weights: Weights = Weights.UNIFORM

@@ -56,7 +56,7 @@ class Serial:
     def run_in_step(self, asked: Sequence[Ask]) -> list[CohortSum]:
         """The sums over the cohorts of several trainings, as one block.
 
-        Only for plans in which nothing moves: all of them have the same bound.
+        Only for plans in which nothing moves: all of them have the same clip.
         """
         cohorts = [self._largest_first(ask.ids) for ask in asked]
         lengths = [len(ids) for ids in cohorts]
@@ -122,12 +122,12 @@ class Serial:
 
     @cached_property
     def _before(self) -> tuple[Snapshot, Snapshot]:
-        return snapshot_of(self.job.work), snapshot_of(self.job.plan.rule)
+        return snapshot_of(self.job.work), snapshot_of(self.job.plan.schedule)
 
     def _check_unchanged(self) -> None:
         """Refuse a part that keeps something of a client for the next."""
         self.job.task.check_unchanged()
-        parts = (("work", self.job.work), ("clip schedule", self.job.plan.rule))
+        parts = (("work", self.job.work), ("clip schedule", self.job.plan.schedule))
         for (word, part), before in zip(parts, self._before, strict=True):
             name = difference(before, snapshot_of(part))
             if name is not None:
@@ -146,8 +146,8 @@ class Serial:
         *,
         summed: bool,
     ) -> Turn:
-        cohort, bound = CohortData(self.job.data, ids), self.job.plan.bound(moving, round)
-        return Turn(round, start, cohort, bound, self._gradients, streams, summed, moving)
+        cohort, clip = CohortData(self.job.data, ids), self.job.plan.clip(moving, round)
+        return Turn(round, start, cohort, clip, self._gradients, streams, summed, moving)
 
     def _add_block_(self, parts: Sequence[tuple[CohortSum, slice]], turn: Turn) -> None:
         """Compute a block of clients, and add each part of it to its sum."""

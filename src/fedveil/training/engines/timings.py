@@ -8,14 +8,14 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.training.batches import Whole
 from fedveil.training.cohort import CohortData
-from fedveil.training.dp_sgd import LocalDpSgd
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.chunks import fitting_chunk
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.gradients.choice import Mode, gradients_of
-from fedveil.training.work import LocalWork
+from fedveil.training.work import ClientWork
 
 _CLIENTS = 32
 _RECORDS = 64
@@ -23,10 +23,10 @@ _LONG = 0.5
 _WORTHWHILE = 4
 
 
-def timings(task: Task, data: FederatedData, work: LocalWork, memory: int) -> dict[Mode, float]:
+def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> dict[Mode, float]:
     """Seconds per client of one local step in each mode; one that is out of the question is absent.
 
-    Vectorised is when a module has an operation without a rule, or `memory` holds few clients.
+    Vectorised is when a module has an operation without a schedule, or `memory` holds few clients.
 
     The records are made up: how long a step takes is written down with the run, so nothing about
     the clients but their usual number of records goes into it.
@@ -39,18 +39,18 @@ def timings(task: Task, data: FederatedData, work: LocalWork, memory: int) -> di
         return {**found, Mode.LOOPED: _seconds(task, data, work, Mode.LOOPED, memory)}
 
 
-def _seconds(task: Task, data: FederatedData, work: LocalWork, mode: Mode, memory: int) -> float:
+def _seconds(task: Task, data: FederatedData, work: ClientWork, mode: Mode, memory: int) -> float:
     clients = min(_CLIENTS, data.clients, fitting_chunk(task, data, work, mode, memory))
     records = min(_RECORDS, work.at_once(int(np.median(data.sizes))))
     made_up = _made_up(data, clients, records)
     cohort, batch = CohortData(made_up, np.arange(clients)), Whole(made_up.sizes, records)
     gradients = gradients_of(task, mode, made_up, whole=work.whole(records))
-    private = isinstance(work, LocalDpSgd)
+    private = isinstance(work, ClientDpSgd)
     walk = gradients.walk(task.parameters, cohort, spanned=not private)
 
     def step(moved: torch.Tensor | None) -> torch.Tensor:
         if private:
-            return walk.bounded_sum(moved, batch, Bound(1.0))
+            return walk.clipped_sum(moved, batch, Clip(1.0))
         return walk.mean(moved, batch)
 
     moved, best = step(None).mul_(-1e-3), float("inf")

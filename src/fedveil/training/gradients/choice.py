@@ -8,7 +8,7 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
@@ -45,10 +45,10 @@ class Walk(Protocol):
         """moved - rate x mean gradient, in place where there is a `moved`."""
         ...
 
-    def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
-        """The sum of each client's single-example gradients, every one bounded by itself, [K, P].
+    def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
+        """The sum of each client's single-example gradients, every one clipped by itself, [K, P].
 
-        Guarantee: adding or removing one record moves a row by at most the bound; a record whose
+        Guarantee: adding or removing one record moves a row by at most the clip; a record whose
         gradient is not finite counts as zero. Not for walks in the span.
         """
         ...

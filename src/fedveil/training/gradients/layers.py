@@ -64,9 +64,9 @@ def gradient_of(
 
 
 def without_subnormals(values: torch.Tensor) -> torch.Tensor:
-    """Zeros for numbers so small that float32 rounds them by more than the bound leaves room for.
+    """Zeros for numbers so small that float32 rounds them by more than the clip leaves room for.
 
-    A large factor would make the rounding of such a number longer than the bound.
+    A large factor would make the rounding of such a number longer than the clip.
     """
     return torch.hardshrink(values, _NORMAL)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
@@ -68,13 +68,13 @@ class LoopedWalk:
         self._add_gradients_(out, moved, batch, -rate)
         return out
 
-    def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
+    def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
         """Norms from what each layer sees and sends back, where its kind is known."""
         out = torch.zeros(len(self._cohort), self.width)
         for k in range(len(out)):
             x, y = batch.real(self._cohort, k)
             if len(x):
-                self._examples.add_bounded_(out[k], self._parameters(moved, k), x, y, bound)
+                self._examples.add_bounded_(out[k], self._parameters(moved, k), x, y, clip)
         return out
 
     def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:

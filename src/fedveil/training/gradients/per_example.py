@@ -1,4 +1,4 @@
-"""Single-example gradients, bounded and summed, without one full gradient per example.
+"""Single-example gradients, clipped and summed, without one full gradient per example.
 
 A layer that multiplies (linear, convolution, embedding, and recurrent cells written out in them)
 has a single-example gradient that follows from what the layer saw and what came back to it. Its
@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import vmap
 
 from fedveil.models.task import Task
-from fedveil.privacy.clip import ROUNDING, Bound
+from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.gradients.layers import Gradient, gradient_of, known, without_subnormals
 from fedveil.training.gradients.vmapped import bounded_or_zero_, example_gradients
@@ -29,9 +29,9 @@ _AWAY = 0.03
 
 
 class ExampleBounds:
-    """Bounded sums of single-example gradients of `task`, one client at a time.
+    """Clipped sums of single-example gradients of `task`, one client at a time.
 
-    Guarantee: a record adds at most the bound to the sum; one whose gradient is not finite adds
+    Guarantee: a record adds at most the clip to the sum; one whose gradient is not finite adds
     zero. Before the layers' formulas are used they are compared, on the sample records x, y, with
     autograd on single examples: at the task's parameters and away from them, where a layer that
     begins with zeros hides nothing. A module that uses a weight outside its layer, or that vmap
@@ -69,22 +69,22 @@ class ExampleBounds:
         flat: torch.Tensor,
         x: torch.Tensor,
         y: torch.Tensor,
-        bound: Bound,
+        clip: Clip,
     ) -> None:
-        """Add the bounded gradients of the records x, y at the parameters `flat` to `row` [P]."""
-        if bound.norm is Norm.L2 and self._by_layers:
+        """Add the clipped gradients of the records x, y at the parameters `flat` to `row` [P]."""
+        if clip.norm is Norm.L2 and self._by_layers:
             for a in range(0, len(x), self._piece):
                 piece = slice(a, a + self._piece)
-                self._add_piece_(row, self._gradients(flat, x[piece], y[piece]), bound)
+                self._add_piece_(row, self._gradients(flat, x[piece], y[piece]), clip)
             return
         step = max(1, _MATERIALISED // len(flat))
         for a in range(0, len(x), step):
             rows = self._written_out(flat, x[a : a + step], y[a : a + step])
-            row += bounded_or_zero_(rows, bound).sum(dim=0)
+            row += bounded_or_zero_(rows, clip).sum(dim=0)
 
-    def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], bound: Bound) -> None:
+    def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], clip: Clip) -> None:
         norms = torch.stack([g.squares for g in gradients.values()]).sum(dim=0).sqrt()
-        scale = (bound.value * (1 - ROUNDING) / norms).clamp_max(1.0)
+        scale = (clip.value * (1 - ROUNDING) / norms).clamp_max(1.0)
         finite = torch.isfinite(norms)
         if not bool(finite.all()):
             scale = torch.where(finite, scale, 0.0)

@@ -11,7 +11,7 @@ import torch
 from torch.func import grad, vmap
 
 from fedveil.models.task import Task, cross_entropy, squared_error
-from fedveil.privacy.clip import ROUNDING, Bound
+from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
@@ -36,7 +36,7 @@ class StackedWalk:
         return self._cohort.x.flatten(2)
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        """The chain rule, written out layer by layer."""
+        """The chain schedule, written out layer by layer."""
         rows = self._combine(*self._chain_rule(moved, batch, batch.weights), batch)
         return batch.without_idle_(rows)
 
@@ -44,17 +44,17 @@ class StackedWalk:
         gradient = self.mean(moved, batch)
         return gradient.mul_(-rate) if moved is None else moved.add_(gradient, alpha=-rate)
 
-    def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
+    def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
         """An example's gradient is an outer product per layer, whose length needs no product."""
-        if bound.norm is not Norm.L2:
+        if clip.norm is not Norm.L2:
             general = VmappedWalk(self._task, self._start, self._cohort)
-            return general.bounded_sum(moved, batch, bound)
+            return general.clipped_sum(moved, batch, clip)
         inputs, errors = self._chain_rule(moved, batch, batch.mask)
         square = torch.zeros(batch.mask.shape, dtype=torch.float64)
         for layer, h, e in zip(self._layers, inputs, errors, strict=True):
             square += (_squares(h) + (layer.bias is not None)) * _squares(e)
         norms = square.sqrt()
-        scale = (bound.value * (1 - ROUNDING) / norms).clamp_max(1.0).to(torch.float32)[..., None]
+        scale = (clip.value * (1 - ROUNDING) / norms).clamp_max(1.0).to(torch.float32)[..., None]
         scale = without_subnormals(scale)
         finite = torch.isfinite(norms)[..., None]
         if not bool(finite.all()):

@@ -6,7 +6,7 @@ import torch
 from torch.func import grad, vmap
 
 from fedveil.models.task import Task
-from fedveil.privacy.clip import Bound
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
@@ -43,7 +43,7 @@ class VmappedWalk:
         gradient = self.mean(moved, batch)
         return gradient.mul_(-rate) if moved is None else moved.add_(gradient, alpha=-rate)
 
-    def bounded_sum(self, moved: torch.Tensor | None, batch: Batch, bound: Bound) -> torch.Tensor:
+    def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
         """Every example's gradient is materialised, a few clients at a time."""
         x, y = batch.of(self._cohort)
         params = (self._start if moved is None else self._start + moved).expand(len(x), -1)
@@ -53,8 +53,8 @@ class VmappedWalk:
         for a in range(0, len(x), step):
             here = slice(a, a + step)
             rows = examples(params[here], x[here], y[here])
-            bounded = bounded_or_zero_(rows.flatten(0, 1), bound).view_as(rows)
-            out[here] = torch.einsum("kbp,kb->kp", bounded, batch.mask[here])
+            clipped = bounded_or_zero_(rows.flatten(0, 1), clip).view_as(rows)
+            out[here] = torch.einsum("kbp,kb->kp", clipped, batch.mask[here])
         return out
 
     def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -79,11 +79,11 @@ def example_gradients(task: Task) -> Vmapped:
     return examples
 
 
-def bounded_or_zero_(rows: torch.Tensor, bound: Bound) -> torch.Tensor:
-    """Bound the rows [B, P] in place; one that is not finite becomes zero."""
-    norms = row_norms(rows, bound.norm)
+def bounded_or_zero_(rows: torch.Tensor, clip: Clip) -> torch.Tensor:
+    """Clip the rows [B, P] in place; one that is not finite becomes zero."""
+    norms = row_norms(rows, clip.norm)
     finite = torch.isfinite(norms)
     if not bool(finite.all()):
         rows[~finite] = 0.0
         norms = torch.where(finite, norms, 0.0)
-    return bound.apply_(rows, norms).rows
+    return clip.apply_(rows, norms).rows
