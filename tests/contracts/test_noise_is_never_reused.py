@@ -26,7 +26,7 @@ RECIPES = {
         *("clip.kind=quantile", "clip.value=0.5", "clip.bit_noise=5.0"),
     ),
     "weak-dp": ("weak-dp", "client.epochs=1", "sample.size=10"),
-    "dp-sgd in clients": ("local", *NOISY, *TURNS),
+    "dp-sgd in clients": ("dp-sgd", *NOISY, *TURNS),
     "ldp-sgd": ("ldp-sgd", *NOISY, *TURNS),
     "ldp-sgd, local bits": (
         *("ldp-sgd", *NOISY, *TURNS),

@@ -16,7 +16,7 @@ SMALL = ("rounds=3", "data.clients=20", "engine.workers=1", "sample.size=10")
 BASE = {
     "central": (*SHORT, *NOISY),
     "ldp-sgd": (*SMALL, *NOISY),
-    "local": (*SMALL, *NOISY),
+    "dp-sgd": (*SMALL, *NOISY),
 }
 
 

@@ -43,7 +43,7 @@ def test_simulating_writes_a_recipe_that_runs(cli):
     assert told.out.splitlines()[-1] == "run it: fedveil run runs/plan-dp-fedavg.toml"
     recipe = tomllib.loads(Path("runs/plan-dp-fedavg.toml").read_text())
     assert Path("runs/plan-dp-fedavg.png").read_bytes().startswith(b"\x89PNG")
-    assert f"the first, E = {recipe['local']['steps']} in {recipe['rounds']} round" in told.out
+    assert f"the first, E = {recipe['client']['steps']} in {recipe['rounds']} round" in told.out
     done = told.err.splitlines()[-1].split("/")[0]
     assert f"ranked by training, {done} trials of 6 recipes" in told.out
     assert f"note: {done} trainings on these records chose the recipe" in told.out
@@ -74,7 +74,7 @@ def test_simulating_for_machines_against_another_recipe(cli):
 def test_the_theory_on_data_it_is_about(cli):
     told = cli("plan", "dp-fedavg", *SET, "--steps", "1,2", "--iterations", "4,8")
     assert told.code == 0
-    assert "ranked by the clip on the loss above the optimum, constants computed" in told.out
+    assert "ranked by the bound on the loss above the optimum, constants computed" in told.out
     assert "the constants come from the clients' records without noise" in told.out
     assert files() == ["runs", "runs/plan-dp-fedavg.png", "runs/plan-dp-fedavg.toml"]
 

@@ -234,7 +234,7 @@ def mine(tmp_path):
     recipe = tmp_path / "mine.toml"
     recipe.write_text(
         f"name = 'mine'\nrounds = 2\n[data]\nname = 'saved'\npath = '{folder}'\n"
-        "[model]\nname = 'softmax'\n[sample]\nkind = 'all'\n[local]\nkind = 'gradient'\n"
+        "[model]\nname = 'softmax'\n[sample]\nkind = 'all'\n[client]\nkind = 'gradient'\n"
     )
     return recipe
 

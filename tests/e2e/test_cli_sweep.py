@@ -105,7 +105,7 @@ BAD = {
     "an empty grid": (["dp-fedavg", "--grid", "", "--out", "o"], "--grid ''"),
     "no values": (["dp-fedavg", "--grid", "x", "--out", "o"], "--grid 'x'"),
     "an empty value": (["dp-fedavg", "--grid", "client.steps=", "--out", "o"], "lacks a value"),
-    "an unknown key": (["dp-fedavg", "--grid", "local.x=1", "--out", "o"], "local.x is no key"),
+    "an unknown key": (["dp-fedavg", "--grid", "client.x=1", "--out", "o"], "client.x is no key"),
     "an axis twice": (
         ["dp-fedavg", "--grid", "rounds=1", "--grid", "rounds=2", "--out", "o"],
         "--grid rounds is given twice",

@@ -146,7 +146,7 @@ def protection(r, sample, local):
             }
         case _:
             return {
-                "local": {"kind": "dp-sgd", "rate": 0.5, "steps": r.randint(1, 2), "lr": 0.1},
+                "client": {"kind": "dp-sgd", "rate": 0.5, "steps": r.randint(1, 2), "lr": 0.1},
                 "clip": {"kind": "fixed", "value": 1.0},
                 "noise": {"kind": "gaussian", "where": "training", "multiplier": 2.0},
                 "budget": {"delta": 1e-5},
@@ -164,7 +164,7 @@ def whole(r):
         "data": data,
         "model": model,
         "sample": sample,
-        "local": local,
+        "client": local,
         "engine": {"workers": 1, "mode": r.choice(["vectorised", "looped"])},
     }
     if r.random() < 0.3:
@@ -277,7 +277,7 @@ def damage(r, recipe):
             del recipe[r.choice(list(recipe))]
         case _:  # a section of another recipe
             other = whole(r)
-            name = r.choice(["data", "sample", "local", "clip", "noise", "budget", "server"])
+            name = r.choice(["data", "sample", "client", "clip", "noise", "budget", "server"])
             if name in other:
                 recipe[name] = other[name]
 
@@ -519,7 +519,7 @@ def warm():
     with tempfile.TemporaryDirectory() as folder:
         short = ["rounds=1", "data.most_records=4", "engine.workers=1", "engine.mode=vectorised"]
         noisy = [*short, "noise.multiplier=2.0", "budget.epsilon=inf"]
-        for name, settings in (("fedavg", short), ("central", noisy), ("local", noisy)):
+        for name, settings in (("fedavg", short), ("central", noisy), ("dp-sgd", noisy)):
             started = run.Run.start(load_recipe(name, settings), Path(folder) / name, None)
             started.execute()
 

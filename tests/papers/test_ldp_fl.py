@@ -19,7 +19,7 @@ def small() -> Study:
         clients=40,
         records=400,
         rounds=2,
-        local=(
+        client=(
             "client.epochs=none",
             "client.steps=2",
             "client.batch=0",

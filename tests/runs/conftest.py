@@ -24,7 +24,7 @@ TURNS = ("sample.size=10", "sample.max_participations=4")
 BASE = {
     "central": (*SHORT, *NOISY),
     "fedsgd": (*SMALL, "sample.size=10"),
-    "local": (*SMALL, *NOISY, *TURNS),
+    "dp-sgd": (*SMALL, *NOISY, *TURNS),
     "ldp-sgd": (*SMALL, *NOISY, *TURNS),
     "dp-fedavg": (*SMALL, *NOISY, "sample.size=10"),
     "dp-fedavg-gaussian": (*SMALL, *NOISY, "sample.size=10"),

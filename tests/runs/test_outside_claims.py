@@ -71,7 +71,7 @@ def test_fitted_on_the_test_split_one_income_moves_its_own_client(tmp_path):
     assert not any("fitted" in text for line in training.plan.lines for text in line.assumptions)
 
 
-@pytest.mark.parametrize("recipe", ["dp-fedavg", "central", "local"])
+@pytest.mark.parametrize("recipe", ["dp-fedavg", "central", "dp-sgd"])
 def test_every_line_of_a_plan_says_what_was_fitted(recipe):
     published = ["budget.as_published=true"] if recipe == "dp-fedavg" else []
     settings = [*DIABETES[:2], "data.clients=100", *published]

@@ -84,7 +84,7 @@ CALIBRATED = {
     "central": ("sample.kind=all",),
     "ldp-sgd": ("sample.size=5", "sample.max_participations=none"),
     "dp-fedavg": ("sample.size=8", "data.statistics=public"),
-    "local": ("sample.size=8", "sample.max_participations=none", "client.rate=1.0"),
+    "dp-sgd": ("sample.size=8", "sample.max_participations=none", "client.rate=1.0"),
 }
 
 
@@ -113,7 +113,7 @@ def test_a_secure_histogram_and_reports_keep_to_their_delta():
 
 def test_dp_sgd_is_accounted_as_the_recipe_says():
     settings = ("client.rate=0.2", "client.steps=3", "clip.value=0.5", *LOUD, "sample.size=5")
-    plan = plan_of("local", *settings, "budget.delta=1e-4", "sample.max_participations=none")
+    plan = plan_of("dp-sgd", *settings, "budget.delta=1e-4", "sample.max_participations=none")
     (line,) = plan.lines
     assert (line.event.rate, line.event.event.multiplier, line.per) == (0.2, 5.0, 3)
     assert plan.clip(plan.start(None), 1).value == 0.5
@@ -122,7 +122,7 @@ def test_dp_sgd_is_accounted_as_the_recipe_says():
 @pytest.mark.parametrize(("nominal", "relation"), [("none", "zero-out"), ("40", "add-remove")])
 def test_a_nominal_size_is_what_hides_sizes(nominal, relation):
     settings = (f"client.nominal={nominal}", "server.weights=uniform", *LOUD, "budget.delta=1e-4")
-    plan = plan_of("local", *settings, "sample.size=5", "sample.max_participations=none")
+    plan = plan_of("dp-sgd", *settings, "sample.size=5", "sample.max_participations=none")
     assert plan.lines[0].relation == relation
 
 
@@ -176,7 +176,7 @@ REFUSED = {
     "which the weights would tell": ("ldp-sgd", (*LOUD, *TURNS, "server.weights=examples")),
     "momentum": ("dp-fedavg-gaussian", (*LOUD, "sample.size=5", "client.momentum=0.5")),
     "publishing one outright": (
-        "local",
+        "dp-sgd",
         ("data.clients=40", "budget.delta=1e-3", "noise.multiplier=5.0", *TURNS),
     ),
 }

@@ -13,7 +13,7 @@ from fedveil.runs.run import Run
 from fedveil.runs.sections import GaussianSection, NoNoiseSection
 
 NAMES = [recipe["name"] for recipe in shipped()]
-CLAIMED = {"central", "dp-fedavg", "dp-fedavg-gaussian", "ldp-fl", "ldp-sgd", "local"}
+CLAIMED = {"central", "dp-fedavg", "dp-fedavg-gaussian", "ldp-fl", "ldp-sgd", "dp-sgd"}
 SHIPPED = CLAIMED | {"fedavg", "fedsgd", "norm-bound", "weak-dp"}
 
 
@@ -64,7 +64,7 @@ def test_the_last_override_counts():
 
 
 def test_a_whole_number_will_do_where_a_number_is_needed():
-    assert load_recipe("central", ["client.lr=2"]).local.lr == 2.0
+    assert load_recipe("central", ["client.lr=2"]).client.lr == 2.0
 
 
 def test_setting_a_kind_starts_the_section_anew():
@@ -128,7 +128,7 @@ def test_the_noise_is_left_to_the_budget_when_no_multiplier_is_given():
         ("noise.kind=cauchy", "noise.kind is 'cauchy': use one of"),
         ("clip.norm=l3", "clip.norm is 'l3'"),
         ("noise.where=cloud", "noise.where is 'cloud'"),
-        ("noise.source=secure", "noise.source is 'secure'"),
+        ("noise.source=secret", "noise.source is 'secret'"),
         ("server.optimizer=lamb", "server.optimizer is 'lamb'"),
         ("server.weights=equal", "server.weights is 'equal'"),
         ("engine.mode=fast", "engine.mode is 'fast'"),
@@ -241,3 +241,24 @@ def test_a_key_can_be_left_out_by_an_override():
     assert load_recipe("central", ["noise.kind=none", "budget=none"]).noise.kind == "none"
     with pytest.raises(BadInput, match=r"sample\.rate is missing"):
         load_recipe("central", ["sample.rate=none"])
+
+
+@pytest.mark.parametrize(
+    ("source", "overrides", "message"),
+    [
+        ("central", ["bound.value=2.0"], "'bound' is now called 'clip'"),
+        ("central", ["local.lr=2.0"], "'local' is now called 'client'"),
+        ("local", [], "recipe 'local' is now called 'dp-sgd'"),
+    ],
+)
+def test_old_names_are_told_by_their_new_ones(source, overrides, message):
+    with pytest.raises(BadInput, match=message) as refusal:
+        load_recipe(source, overrides)
+    assert "\n" not in str(refusal.value)
+
+
+def test_old_sections_of_a_file_are_told_by_their_new_names(tmp_path):
+    path = tmp_path / "old.toml"
+    path.write_text("name = 'old'\n[local]\nkind = 'gradient'\n")
+    with pytest.raises(BadInput, match="'local' is now called 'client': rename the section"):
+        load_recipe(str(path))

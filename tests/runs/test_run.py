@@ -147,8 +147,8 @@ def test_a_crash_and_a_resume_end_at_the_same_model(start, name, settings):
 
 QUANTILE = ("clip.kind=quantile", "clip.value=0.1")
 VARIANTS = {
-    "local": ("dp-sgd", ()),
-    "local with a nominal size": ("dp-sgd", ("client.nominal=70", "server.weights=uniform")),
+    "dp-sgd": ("dp-sgd", ()),
+    "dp-sgd with a nominal size": ("dp-sgd", ("client.nominal=70", "server.weights=uniform")),
     "ldp-sgd": ("ldp-sgd", ()),
     "ldp-sgd, quantile by a curator": ("ldp-sgd", (*QUANTILE, "clip.bit_noise=1.0")),
     "ldp-sgd, quantile by the clients": ("ldp-sgd", (*QUANTILE, "clip.bit_epsilon=1.0")),

@@ -175,7 +175,7 @@ def test_decay_counts_iterations_over_all_rounds():
 
 @pytest.mark.parametrize(("mu", "gamma"), [(0.0, 1.0), (1.0, 0.0), (math.nan, 1.0)])
 def test_a_decay_needs_positive_numbers(mu, gamma):
-    with pytest.raises(BadInput, match=r"local\.(mu|gamma) is"):
+    with pytest.raises(BadInput, match=r"client\.(mu|gamma) is"):
         Decay(mu, gamma)
 
 

@@ -177,11 +177,11 @@ def test_every_step_is_projected_around_the_rounds_model(task, data):
 
 @pytest.mark.parametrize("mode", Mode)
 @pytest.mark.parametrize("norm", Norm)
-def test_every_gradient_is_clipped_in_the_bounds_own_norm(task, data, norm, mode):
+def test_every_gradient_is_clipped_in_the_clips_own_norm(task, data, norm, mode):
     """Step by step, by hand, for clients whose gradients are all too long."""
     work, clip = ClientSgd(Batches(0, steps=4), lr=0.5), 0.05
-    clip = Clip(clip * work.reach(ROUND), norm, gradient=clip)
-    done = updates(task, data, work, mode, clip)
+    whole = Clip(clip * work.reach(ROUND), norm, gradient=clip)
+    done = updates(task, data, work, mode, whole)
     assert bool(done.clipped.all())
     for client in range(data.clients):
         x, y = records_of(data, client)

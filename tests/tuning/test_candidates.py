@@ -32,10 +32,10 @@ def test_a_space_that_is_none(steps, iterations, message):
 def test_candidates_are_whole_recipes():
     space = Space((1, 2), (4,), clips=(1.0, 0.123456789), rates=(0.05,))
     found = [cell.recipe for cell in candidates("dp-fedavg", ["seed=3"], space)]
-    assert [(r.local.steps, r.rounds, r.clip.value) for r in found] == [
+    assert [(r.client.steps, r.rounds, r.clip.value) for r in found] == [
         (1, 4, 1.0), (1, 4, 0.123456789), (2, 2, 1.0), (2, 2, 0.123456789),
     ]  # fmt: skip
-    assert {(r.local.lr, r.seed) for r in found} == {(0.05, 3)}
+    assert {(r.client.lr, r.seed) for r in found} == {(0.05, 3)}
 
 
 def test_a_recipe_in_iterations_can_be_planned():

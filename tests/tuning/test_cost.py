@@ -77,7 +77,7 @@ def test_behind_a_shuffler_the_sum_without_it_stands_beside():
     (one,) = prepared("ldp-fl", ["rounds=2", "engine.mode=looped"])
     kinds = {claim.trust: claim for claim in together([(one, 2)])}
     assert set(kinds) == {"shuffled", "local"}
-    assert kinds["client"].epsilon > kinds["shuffled"].epsilon
+    assert kinds["local"].epsilon > kinds["shuffled"].epsilon
     assert {str(claim.unit) for claim in kinds.values()} == {"client"}
 
 

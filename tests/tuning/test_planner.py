@@ -206,7 +206,7 @@ def test_the_theory_sees_every_bound_and_rate():
 
 def test_the_theory_says_when_it_says_nothing():
     report = theorise("dp-fedavg", SMALL, SPACE, Laboratory())
-    assert report.why[-1] == "with E = 1 the clip is least after 1 round"
+    assert report.why[-1] == "with E = 1 the bound is least after 1 round"
     assert report.warnings[-1].endswith("simulate (--simulate)")
 
 

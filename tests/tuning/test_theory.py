@@ -566,7 +566,7 @@ def test_noise_is_what_the_privacy_plan_adds(laplace, clients, cohort, rounds):
     turns = Federation(clients, cohort, 3).turns(rounds)
     moving = plan.start(torch.zeros(3))
     for r in range(1, rounds + 1):
-        scale = plan.release.scales(plan.bound(moving, r), np.zeros(1, dtype=np.int64))[0]
+        scale = plan.release.scales(plan.clip(moving, r), np.zeros(1, dtype=np.int64))[0]
         found = noise.variance(np.array([work.reach(r)]), turns)[0]
         assert found == pytest.approx(
             (2 if laplace else 1) * scale**2, rel=1e-9 if laplace else 2e-3

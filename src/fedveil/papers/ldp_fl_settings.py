@@ -96,7 +96,7 @@ class Study:
     clients: int
     records: int | None
     rounds: int
-    local: tuple[str, ...]
+    client: tuple[str, ...]
     fixed: float
     start: float | None
     epsilons: tuple[str, ...]
@@ -111,7 +111,7 @@ class Study:
             "data.partition=iid",
             f"model.name={self.model}",
             f"rounds={self.rounds}",
-            *self.local,
+            *self.client,
         ]
 
     @property
@@ -144,7 +144,7 @@ class Study:
     def __str__(self) -> str:
         each = self.each(self.clients)
         part = "an equal part of all records" if each is None else f"{each} records"
-        local = ", ".join(k.removeprefix("local.") for k in self.local if not k.endswith("none"))
+        local = ", ".join(k.removeprefix("client.") for k in self.client if not k.endswith("none"))
         return (
             f"{self.paper.title}: model {self.model}, {self.clients} clients with {part} each, all "
             f"of them in every round, {self.rounds} rounds; local work {local}"
@@ -203,7 +203,7 @@ def _quick() -> list[Study]:
             clients=sizes.get("clients", paper.clients),
             records=sizes.get("records", 6000),
             rounds=sizes.get("rounds", paper.rounds),
-            local=("client.epochs=none", "client.steps=5", "client.batch=0", f"client.lr={lr}"),
+            client=("client.epochs=none", "client.steps=5", "client.batch=0", f"client.lr={lr}"),
             fixed=fixed,
             start=0.075,
             epsilons=tuple(_EPSILONS[name].split()),
@@ -228,7 +228,7 @@ def _paper() -> list[Study]:
             clients=paper.clients,
             records=None,
             rounds=paper.rounds,
-            local=("client.epochs=5", "client.batch=10", f"client.lr={lr}"),
+            client=("client.epochs=5", "client.batch=10", f"client.lr={lr}"),
             fixed=fixed,
             start=None,
             epsilons=tuple(_EPSILONS[name].split()),

@@ -504,7 +504,7 @@ def test_budget_ends_between_participations():
     ("key", "value"), [("rate", 0.0), ("rate", 1.1), ("rate", math.nan), ("steps", 0)]
 )
 def test_steps_that_cannot_be_are_refused(key, value):
-    with pytest.raises(BadInput, match=rf"local\.{key}"):
+    with pytest.raises(BadInput, match=rf"client\.{key}"):
         steps_plan(**{key: value})
 
 
