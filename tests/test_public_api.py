@@ -43,6 +43,7 @@ def test_the_package_is_imported_without_torch():
     assert told.stdout.split() == ["False", "False"]
 
 
+@pytest.mark.slow
 def test_type_checkers_see_the_real_types(tmp_path):
     user = tmp_path / "user.py"
     user.write_text(
