@@ -20,6 +20,7 @@ _HOMES = {
     "central": "fedveil.privacy.releases.central",
     "client_noise": "fedveil.privacy.releases.client_noise",
     "dp_sgd": "fedveil.privacy.releases.dp_sgd",
+    "priv_unit": "fedveil.privacy.releases.priv_unit",
     "two_point": "fedveil.privacy.releases.two_point",
     "unprotected": "fedveil.privacy.releases.none",
     "Fixed": "fedveil.privacy.clip_schedules",
