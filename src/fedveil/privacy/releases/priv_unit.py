@@ -160,7 +160,7 @@ class PrivUnitReports(Randomised):
     mechanism: PrivUnitG
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
-        each = f", {lines[0].claims(1)[-1].short}" if lines else ""
+        each = f", each {lines[0].claims(1)[-1].short}" if lines else ""
         return f"PrivUnitG reports at the clients{each}"
 
     def check(self, parts: Parts) -> None:
