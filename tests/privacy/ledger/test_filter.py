@@ -21,8 +21,8 @@ from fedveil.privacy.accounting.events import (
     GaussianWithCurator,
     Laplace,
     PoissonSampled,
-    Shuffled,
     PureReport,
+    Shuffled,
     TwoPoint,
 )
 from fedveil.privacy.ledger.filter import ORDERS, RenyiFilter, curve_of
