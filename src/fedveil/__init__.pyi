@@ -37,6 +37,8 @@ from fedveil.privacy.releases.counted import Randomised as Randomised
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps as DpSgdSteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd as dp_sgd
 from fedveil.privacy.releases.none import unprotected as unprotected
+from fedveil.privacy.releases.priv_unit import PrivUnitReports as PrivUnitReports
+from fedveil.privacy.releases.priv_unit import priv_unit as priv_unit
 from fedveil.privacy.releases.release import Release as Release
 from fedveil.privacy.releases.two_point import TwoPointReports as TwoPointReports
 from fedveil.privacy.releases.two_point import two_point as two_point
@@ -108,6 +110,7 @@ __all__ = [
     "Perturb",
     "Poisson",
     "Poly",
+    "PrivUnitReports",
     "PrivacyClaim",
     "PrivacyPlan",
     "Published",
@@ -135,6 +138,7 @@ __all__ = [
     "dp_sgd",
     "new_ledger",
     "planned_for",
+    "priv_unit",
     "secured",
     "squared_error",
     "train",

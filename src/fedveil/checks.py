@@ -22,6 +22,9 @@ SMALLEST_CLIP = 1e-20
 
 SMALLEST_FLOOR = 1e-12
 SMALLEST_RADIUS = 1e-6
+SMALLEST_REPORT, LARGEST_REPORT = 1e-6, 1e6
+"""Epsilons of one report: below, the grid of a draw would show; above, nothing is protected."""
+
 _SMALLEST_RATE = 1e-12
 _SMALLEST_DELTA = 1e-100
 _MOST_NOISE = 1e6
@@ -135,6 +138,7 @@ VALUES = {
     "rounds": _whole(1, "at least one is needed", MOST_ROUNDS),
     "iterations": _whole(1, "at least one is needed"),
     "clients": _CLIENTS,
+    "parameters": _whole(1),
     "data.clients": _whole(1),
     "data.alpha": _POSITIVE,
     "data.shards_per_client": _whole(1),
@@ -184,7 +188,11 @@ VALUES = {
     "noise.multiplier": _number(
         lambda v: 0 <= v < math.inf, "a number >= 0 is needed", _MOST_NOISE
     ),
-    "noise.epsilon": _number(lambda v: v >= 1e-6, "a number >= 1e-6 is needed", 1e6),
+    "noise.epsilon": _number(
+        lambda v: v >= SMALLEST_REPORT,
+        "a number >= 1e-6 is needed",
+        LARGEST_REPORT,
+    ),
     "noise.c2": _POSITIVE,
     "budget.epsilon": _BUDGET,
     "budget.epsilons": _BUDGET,

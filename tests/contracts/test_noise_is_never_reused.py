@@ -12,6 +12,7 @@ import pytest
 from fedveil.privacy import watching
 from fedveil.privacy.noise import mechanisms
 from fedveil.privacy.noise import secure_random as entropy
+from fedveil.privacy.releases import priv_unit
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import train
@@ -43,6 +44,7 @@ RECIPES = {
     "dp-fedavg": ("dp-fedavg", *NOISY, "sample.size=10"),
     "dp-fedavg-gaussian": ("dp-fedavg-gaussian", *NOISY, "sample.size=10"),
     "ldp-fl": ("ldp-fl", "client.epochs=1", "budget.delta=1e-4", "shuffle.minimum=18"),
+    "priv-unit": ("priv-unit", "budget.delta=1e-4", *TURNS),
 }
 DRAWS = {
     "central": 3,
@@ -56,6 +58,7 @@ DRAWS = {
     "dp-fedavg": 30,
     "dp-fedavg-gaussian": 30,
     "ldp-fl": 60,
+    "priv-unit": 60,
 }
 """How many rows of noise three rounds have."""
 
@@ -73,7 +76,7 @@ def drawn(monkeypatch):
         return spy
 
     for module, name in itertools.product(
-        (mechanisms, watching), ("normal_", "laplace_", "uniform_")
+        (mechanisms, watching, priv_unit), ("normal_", "laplace_", "uniform_")
     ):
         if hasattr(module, name):
             monkeypatch.setattr(module, name, recording(getattr(module, name)))

@@ -13,7 +13,7 @@ from fedveil.runs.run import Run
 from fedveil.runs.sections import GaussianSection, NoNoiseSection
 
 NAMES = [recipe["name"] for recipe in shipped()]
-CLAIMED = {"central", "dp-fedavg", "dp-fedavg-gaussian", "ldp-fl", "ldp-sgd", "dp-sgd"}
+CLAIMED = {"central", "dp-fedavg", "dp-fedavg-gaussian", "ldp-fl", "ldp-sgd", "dp-sgd", "priv-unit"}
 SHIPPED = CLAIMED | {"fedavg", "fedsgd", "norm-bound", "weak-dp"}
 
 

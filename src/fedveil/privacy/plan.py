@@ -70,8 +70,8 @@ class PrivacyPlan:
             if found is not None:
                 raise BadInput(
                     f"the plan's line about {line.covers} accounts for {line.event} and {found}: "
-                    "make plans with central, client_noise, dp_sgd or two_point, and do not "
-                    "change them"
+                    "make plans with central, client_noise, dp_sgd, priv_unit or two_point, and "
+                    "do not change them"
                 )
 
     def _difference(self, line: BudgetLine) -> str | None:

@@ -18,6 +18,7 @@ from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.releases.client_noise import Published, client_noise
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.releases.priv_unit import priv_unit
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Sampler
@@ -31,6 +32,7 @@ from fedveil.runs.sections import (
     LaplaceSection,
     MedianClipSection,
     PolyClipSection,
+    PrivUnitSection,
     QuantileClipSection,
     RangeClipSection,
     TwoPointSection,
@@ -74,6 +76,8 @@ def _plan_of(
     if isinstance(recipe.client, DpSgdSection):
         return _dp_sgd_plan(recipe, recipe.client, sampler, clients)
     schedule = _schedule(recipe, sampler, clients, work)
+    if schedule is not None and isinstance(noise, PrivUnitSection):
+        return _priv_unit_plan(recipe, noise, schedule, sampler, clients, task)
     if schedule is None or not isinstance(noise, GaussianSection | LaplaceSection):
         return unprotected(sampler, clients, rounds=rounds, schedule=schedule)
     if isinstance(noise, GaussianSection) and not noise.claim:
@@ -271,6 +275,31 @@ def _two_point_plan(
         rounds=recipe.total_rounds,
         budget=_budget(recipe, budget.epsilon),
         shuffled=0 if recipe.shuffle is None else recipe.shuffle.minimum,
+    )
+
+
+def _priv_unit_plan(
+    recipe: Recipe,
+    noise: PrivUnitSection,
+    schedule: ClipSchedule,
+    sampler: Sampler,
+    clients: int,
+    task: Task,
+) -> PrivacyPlan:
+    budget = _section(recipe)
+    if budget.as_published or budget.epsilons:
+        raise BadInput(
+            "budget.as_published and budget.epsilons have no meaning for noise.kind 'priv-unit': "
+            "leave them out"
+        )
+    return priv_unit(
+        sampler,
+        clients,
+        schedule,
+        parameters=task.size,
+        epsilon=noise.epsilon,
+        rounds=recipe.total_rounds,
+        budget=_budget(recipe, budget.epsilon),
     )
 
 

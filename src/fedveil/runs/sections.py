@@ -228,8 +228,17 @@ class TwoPointSection(Section):
     source: Source = "seeded"
 
 
+class PrivUnitSection(Section):
+    """PrivUnitG reports with `epsilon` each; left out, it is the largest the budget allows."""
+
+    kind: Literal["priv-unit"]
+    epsilon: float | None = None
+    where: Literal["client"] = "client"
+    source: Source = "seeded"
+
+
 NoiseSection = Annotated[
-    NoNoiseSection | GaussianSection | LaplaceSection | TwoPointSection,
+    NoNoiseSection | GaussianSection | LaplaceSection | TwoPointSection | PrivUnitSection,
     Field(discriminator="kind"),
 ]
 

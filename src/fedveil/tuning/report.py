@@ -104,7 +104,7 @@ def check_budget(recipe: Recipe) -> None:
         raise BadInput(
             "options are compared at one claim, so their noise must follow from budget.epsilon: "
             "leave noise.multiplier out, or use fedveil sweep (always so for noise.kind "
-            "'two-point')"
+            "'two-point' and 'priv-unit')"
         )
 
 

@@ -27,6 +27,7 @@ from fedveil.privacy.accounting.events import (
     GaussianWithCurator,
     Laplace,
     PoissonSampled,
+    PureReport,
     Shuffled,
     TwoPoint,
 )
@@ -440,6 +441,7 @@ def test_table_has_these_entries_and_no_others():
         Laplace(1.0): {pure: every},
         FuGaussian(1.0, 1.0): {published: every},
         TwoPoint(1.0): {binomial: replaced, pure: replaced},
+        PureReport(1.0): {binomial: replaced, pure: replaced},
         Shuffled(TwoPoint(1.0), 10): {pld: replaced},
         GaussianWithBit(Gaussian(1.0), TwoPoint(1.0)): {pld: replaced},
         GaussianWithCurator(Gaussian(1.0), Gaussian(1.0), 3): {pld: replaced, rdp: replaced},
@@ -475,6 +477,7 @@ def test_noise_of_an_event(event):
 
 def test_reports_have_no_multiplier():
     assert noise_in(TwoPoint(1.0)) == noise_in(Shuffled(TwoPoint(1.0), 9)) == math.inf
+    assert noise_in(PureReport(1.0)) == math.inf
 
 
 # --- pure and published ---
@@ -498,6 +501,40 @@ def test_laplace_epsilon_is_reached_by_its_own_density():
 
 def test_reports_add_up_under_the_pure_accountant():
     assert epsilon(TwoPoint(0.5), 30, 0.0, Relation.REPLACE, Accountant.PURE) == 15
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9])
+@pytest.mark.parametrize("eps0", [0.1, 1.0, 4.0])
+def test_pure_reports_compose_like_randomised_response(eps0, count):
+    """delta(epsilon), summed over how many reports point the right way, is what was asked for."""
+    found = epsilon(PureReport(eps0), count, 1e-5, Relation.REPLACE, Accountant.BINOMIAL)
+    p = 1 / (1 + math.exp(-eps0))
+    delta = sum(
+        math.comb(count, x)
+        * max(
+            0.0,
+            p**x * (1 - p) ** (count - x) - math.exp(found) * (1 - p) ** x * p ** (count - x),
+        )
+        for x in range(count + 1)
+    )
+    assert delta == pytest.approx(1e-5, rel=1e-6)
+    assert epsilon(PureReport(eps0), count, 0.0, Relation.REPLACE, Accountant.PURE) == count * eps0
+    assert found < count * eps0
+
+
+@pytest.mark.parametrize("values", [3, 10])
+def test_no_pure_report_of_another_form_exceeds_its_account(values):
+    """Randomised response over several values, three times, delta by enumeration."""
+    eps0, count = 1.0, 3
+    low = 1 / (math.exp(eps0) + values - 1)
+    first, second = np.full(values, low), np.full(values, low)
+    first[0] = second[1] = low * math.exp(eps0)
+    for _ in range(count - 1):
+        first = np.outer(first, [math.exp(eps0) * low, *[low] * (values - 1)]).ravel()
+        second = np.outer(second, [low, math.exp(eps0) * low, *[low] * (values - 2)]).ravel()
+    for delta in (1e-5, 1e-2):
+        found = epsilon(PureReport(eps0), count, delta, Relation.REPLACE, Accountant.BINOMIAL)
+        assert np.maximum(first - math.exp(found) * second, 0).sum() <= delta
 
 
 def test_pure_alone_takes_a_delta_of_zero():

@@ -18,6 +18,7 @@ from fedveil.privacy.accounting.events import (
     GaussianWithCurator,
     Laplace,
     PoissonSampled,
+    PureReport,
     Shuffled,
     TwoPoint,
     from_dict,
@@ -31,6 +32,7 @@ reports = st.builds(TwoPoint, st.floats(1e-300, 1e300))
 events = st.one_of(
     gaussians,
     reports,
+    st.builds(PureReport, st.floats(1e-300, 1e300)),
     st.builds(Laplace, multipliers),
     st.builds(FuGaussian, multipliers, st.floats(1e-300, 1e300)),
     st.builds(Shuffled, reports, st.integers(1, 10**9)),
@@ -62,6 +64,7 @@ def test_kinds_are_the_ones_old_ledgers_hold():
     ) == FixedSampled(3, 9, Gaussian(2.0))
     bit = {"kind": "two-point", "epsilon": 0.5}
     assert from_dict(bit) == TwoPoint(0.5)
+    assert from_dict({"kind": "pure-report", "epsilon": 8}) == PureReport(8.0)
     assert from_dict({"kind": "laplace", "multiplier": 3}) == Laplace(3.0)
     assert from_dict({"kind": "fu-gaussian", "multiplier": 3, "c2": 1}) == FuGaussian(3.0, 1.0)
     shuffled = {"kind": "shuffled", "event": bit, "reports": 7}
@@ -127,9 +130,10 @@ def test_cohort_that_cannot_be_drawn_is_refused(size, population):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf])
-def test_report_that_cannot_exist_is_refused(epsilon):
+@pytest.mark.parametrize("kind", [TwoPoint, PureReport])
+def test_report_that_cannot_exist_is_refused(kind, epsilon):
     with pytest.raises(BadInput):
-        TwoPoint(epsilon)
+        kind(epsilon)
 
 
 @pytest.mark.parametrize("reports", [0, -1])

@@ -21,6 +21,7 @@ from fedveil.privacy.accounting.events import (
     GaussianWithCurator,
     Laplace,
     PoissonSampled,
+    PureReport,
     Shuffled,
     TwoPoint,
 )
@@ -100,6 +101,24 @@ def test_no_input_of_a_two_point_report_exceeds_its_curve():
     for order, curve in zip(ORDERS[:8], renyi_curve(TwoPoint(eps0), ADD), strict=False):
         both = p**order * q ** (1 - order) + (1 - p) ** order * (1 - q) ** (1 - order)
         assert np.log(both[near]).max() / (order - 1) <= curve
+
+
+@pytest.mark.parametrize("eps0", [0.3, 2.0, 8.0])
+def test_no_pure_report_of_another_form_exceeds_its_curve(eps0):
+    """Randomised response over five values, and two values that are not symmetric."""
+    several = np.full((2, 5), 1 / (math.exp(eps0) + 4))
+    several[0, 0] = several[1, 1] = math.exp(eps0) / (math.exp(eps0) + 4)
+    rare = np.array([[1e-3, 1 - 1e-3], [1e-3 * math.exp(-eps0), 1 - 1e-3 * math.exp(-eps0)]])
+    for p, q in (several, rare, rare[::-1]):
+        assert np.abs(np.log(p / q)).max() <= eps0 + 1e-12
+        for order, curve in zip(ORDERS, renyi_curve(PureReport(eps0), ADD), strict=True):
+            logs = order * np.log(p) + (1 - order) * np.log(q)
+            assert np.logaddexp.reduce(logs) / (order - 1) <= curve + 1e-12
+
+
+def test_pure_report_has_the_curve_of_the_two_points_that_dominate_it():
+    assert (renyi_curve(PureReport(1.3), ADD) == renyi_curve(TwoPoint(1.3), ADD)).all()
+    assert renyi_curve(PureReport(1e6), ADD)[-1] == pytest.approx(1e6)
 
 
 def test_two_releases_about_one_client_add_up():

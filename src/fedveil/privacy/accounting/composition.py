@@ -31,6 +31,7 @@ from fedveil.privacy.accounting.events import (
     GaussianWithCurator,
     Laplace,
     PoissonSampled,
+    PureReport,
     Shuffled,
     TwoPoint,
     kind_of,
@@ -103,7 +104,7 @@ def noise_in(event: Event) -> float:
             return min(m, c)
         case PoissonSampled(_, Gaussian(m)) | FixedSampled(_, _, Gaussian(m)):
             return m
-        case TwoPoint() | Shuffled():
+        case TwoPoint() | PureReport() | Shuffled():
             return math.inf
 
 
@@ -138,7 +139,9 @@ def _composition(event: Event, relation: Relation, accountant: Accountant) -> _C
     Poisson-sampled cohort differs by a row of length S on one side and another on the other: the
     library's PLD models exactly that, with noise relative to S, twice our multiplier. Its RDP
     bound for sampling without replacement takes noise relative to 2 S, which is ours; where that
-    bound is so loose that it exceeds the release without sampling, the latter is used.
+    bound is so loose that it exceeds the release without sampling, the latter is used. A report
+    that is epsilon-DP, of whatever form, is a function of epsilon-randomised response, so that the
+    composition of the latter covers it (Kairouz, Oh and Viswanath 2015).
     """
     match event, accountant:
         case Gaussian(m), Accountant.PLD:
@@ -161,9 +164,11 @@ def _composition(event: Event, relation: Relation, accountant: Accountant) -> _C
             return lambda *args: min(sampled(*args), unsampled(*args))
         case FuGaussian(m, c2), Accountant.PUBLISHED:
             return lambda count, delta, _: c2 * math.sqrt(count * math.log(1 / delta)) / m
-        case TwoPoint(eps0), Accountant.PURE if relation is Relation.REPLACE:
+        case ((TwoPoint(eps0) | PureReport(eps0)), Accountant.PURE) if relation is Relation.REPLACE:
             return lambda count, *_: count * eps0
-        case TwoPoint(eps0), Accountant.BINOMIAL if relation is Relation.REPLACE:
+        case ((TwoPoint(eps0) | PureReport(eps0)), Accountant.BINOMIAL) if (
+            relation is Relation.REPLACE
+        ):
             return lambda count, delta, _: randomised_response_epsilon(eps0, count, delta)
         case Shuffled(TwoPoint(eps0), reports), Accountant.PLD if relation is Relation.REPLACE:
             return lambda count, delta, _: shuffled_epsilon(eps0, reports, count, delta)

@@ -58,8 +58,20 @@ class TwoPoint:
     epsilon: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise BadInput(f"epsilon of a report is {self.epsilon}: a positive number is needed")
+        _check_report(self.epsilon)
+
+
+@dataclass(frozen=True)
+class PureReport:
+    """One report, of whatever form, that is `epsilon`-DP by itself.
+
+    The probability of any set of reports differs by at most e^epsilon between any two inputs.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        _check_report(self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,7 @@ Event = (
     | Laplace
     | FuGaussian
     | TwoPoint
+    | PureReport
     | Shuffled
     | GaussianWithBit
     | GaussianWithCurator
@@ -137,6 +150,7 @@ _KINDS: dict[str, type[Event]] = {
     "laplace": Laplace,
     "fu-gaussian": FuGaussian,
     "two-point": TwoPoint,
+    "pure-report": PureReport,
     "shuffled": Shuffled,
     "gaussian-with-bit": GaussianWithBit,
     "gaussian-with-curator": GaussianWithCurator,
@@ -205,3 +219,8 @@ def from_dict(raw: dict[str, Any]) -> Event:
 def _check_multiplier(multiplier: float) -> None:
     if not 0 <= multiplier < math.inf:
         raise BadInput(f"noise.multiplier is {multiplier}: a number >= 0 is needed")
+
+
+def _check_report(epsilon: float) -> None:
+    if not 0 < epsilon < math.inf:
+        raise BadInput(f"epsilon of a report is {epsilon}: a positive number is needed")

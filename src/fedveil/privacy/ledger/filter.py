@@ -23,6 +23,7 @@ from fedveil.privacy.accounting.events import (
     GaussianWithCurator,
     Laplace,
     PoissonSampled,
+    PureReport,
     TwoPoint,
     kind_of,
 )
@@ -94,7 +95,7 @@ def renyi_curve(event: Event, relation: Relation, orders: tuple[int, ...] = ORDE
             return a / (2 * m * m)
         case Laplace(m) if m > 0:
             return _laplace(a, m)
-        case TwoPoint(eps0):
+        case TwoPoint(eps0) | PureReport(eps0):
             return _two_point(a, eps0)
         case GaussianWithBit(gaussian, bit):
             return renyi_curve(gaussian, relation, orders) + renyi_curve(bit, relation, orders)
@@ -120,9 +121,12 @@ def _laplace(a: Curve, m: float) -> Curve:
 
 
 def _two_point(a: Curve, eps0: float) -> Curve:
-    """Of two values with odds e^eps0 : 1 against 1 : e^eps0; at most eps0."""
+    """Of two values with odds e^eps0 : 1 against 1 : e^eps0; at most eps0.
+
+    Every eps0-DP report is a function of these two values, so none has more.
+    """
     high = -math.log1p(math.exp(-eps0))
-    low = -math.log1p(math.exp(eps0))
+    low = high - eps0
     both = np.logaddexp(a * high + (1 - a) * low, a * low + (1 - a) * high)
     found: Curve = np.minimum(both / (a - 1), eps0)
     return found

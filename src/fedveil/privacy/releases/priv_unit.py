@@ -1,0 +1,276 @@
+"""PrivUnitG: every client's update as one unit vector, reported in full (Asi et al. 2022)."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from scipy.optimize import minimize_scalar
+from scipy.special import erfcx, expit, log_expit, ndtri, ndtri_exp
+
+from fedveil.checks import LARGEST_REPORT, SMALLEST_REPORT, check
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.events import PureReport
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.clip_schedules import ClipSchedule
+from fedveil.privacy.noise.streams import Keys, normal_, uniform_
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.counted import Randomised, check_sampler, line_of
+from fedveil.privacy.releases.release import Asked, Ids, Parts
+from fedveil.privacy.rows import BLOCK, Norm, at_a_time, row_norms
+from fedveil.privacy.sampling import Sampler
+
+_FAR = 40.0
+"""Beyond, 1 - p is below 1e-17: no split is better for giving p more."""
+
+
+@dataclass(frozen=True)
+class PrivUnitG:
+    """Report a unit vector v of R^dimension as g / m: g is N(0, I), but t along v.
+
+    t is N(0, 1) given t >= tau with probability p, given t < tau otherwise; m = E t. With
+    q = P(N(0, 1) >= tau) the density of g over that of N(0, I) is p / q on the cap and
+    (1 - p) / (1 - q) elsewhere; log(p / (1 - p)) + log((1 - q) / q) = epsilon, divided into its
+    two terms such that m is largest.
+
+    Guarantee: docs/proofs/priv-unit.md. For any two inputs the density of a report differs by a
+    factor of at most e^epsilon, and its mean is the input. A vector of length r <= 1 is reported
+    as +v or -v, v its direction, with probabilities (1 +- r) / 2: the mean stays, and so does
+    epsilon. Draws are seeded floats: this is a simulation, and says so.
+
+    | edge | behaviour |
+    |---|---|
+    | epsilon below 1e-6, above 1e6, NaN | BadInput |
+    | dimension below 1 | BadInput |
+    | dimension 1 | the report is t / m, with a sign |
+    | zero row | a random sign on the first axis |
+    | row longer than `length`, by rounding | as long as it |
+    | rows of another dimension | AssertionError |
+    """
+
+    epsilon: float
+    dimension: int
+
+    def __post_init__(self) -> None:
+        check("noise.epsilon", self.epsilon)
+        check("parameters", self.dimension)
+
+    @property
+    def release(self) -> PureReport:
+        """What one report releases."""
+        return PureReport(self.epsilon)
+
+    @cached_property
+    def split(self) -> tuple[float, float]:
+        """(log(p / (1 - p)), log((1 - q) / q)): they add up to epsilon."""
+
+        def minus_log_m(first: float) -> float:
+            return float(-log_expit(first) - np.log(_hazard(_tau(self.epsilon - first))))
+
+        ends = (0.0, min(self.epsilon, _FAR))
+        found = minimize_scalar(
+            minus_log_m, bounds=ends, method="bounded", options={"xatol": 1e-9 * ends[1]}
+        )
+        return float(found.x), self.epsilon - float(found.x)
+
+    @property
+    def p(self) -> float:
+        """How likely a report is on the cap of its own vector."""
+        return float(expit(self.split[0]))
+
+    @property
+    def q(self) -> float:
+        """How likely a vector that knows nothing is there."""
+        return float(expit(-self.split[1]))
+
+    @cached_property
+    def tau(self) -> float:
+        """Where the cap begins."""
+        return _tau(self.split[1])
+
+    @cached_property
+    def m(self) -> float:
+        """E t = phi(tau) (p / q - (1 - p) / (1 - q)), which is phi(tau) p / q (1 - e^-epsilon).
+
+        >>> round(PrivUnitG(4.0, 10).m, 4)
+        1.5156
+        """
+        return _hazard(self.tau) * self.p * -math.expm1(-self.epsilon)
+
+    @property
+    def square(self) -> float:
+        """E|report|^2 = (dimension - 1 + E t^2) / m^2, with E t^2 = 1 + tau m, for any input.
+
+        Less the square of the input's length, it is the variance.
+        """
+        return (self.dimension + self.tau * self.m) / (self.m * self.m)
+
+    def report_(self, rows: torch.Tensor, length: float, normals: Keys, choices: Keys) -> None:
+        """Replace rows [K, dimension], none longer than `length`, by reports, in place.
+
+        Row k takes its normals from normals[k]; sign, cap and t from choices[k].
+        """
+        if rows.shape[1] != self.dimension:
+            raise AssertionError(f"rows of {rows.shape[1]} for reports of {self.dimension}")
+        norms = row_norms(rows)
+        draws = uniform_(torch.empty(len(rows), 3, dtype=torch.float64), choices)
+        signs = torch.where(draws[:, 0] < norms / length, 1.0, -1.0).to(torch.float64)
+        wanted = self._along(draws[:, 1], draws[:, 2]) * signs
+        rows[norms == 0, 0] = 1.0
+        norms[norms == 0] = 1.0
+        step, scale = at_a_time(rows), length / self.m
+        scratch = torch.empty(min(step, len(rows)), self.dimension, dtype=rows.dtype)
+        for a in range(0, len(rows), step):
+            block = rows[a : a + step]
+            here = slice(a, a + len(block))
+            noise = normal_(scratch[: len(block)], normals[here])
+            pieces = list(
+                zip(torch.split(block, BLOCK, 1), torch.split(noise, BLOCK, 1), strict=True)
+            )
+            along = sum((v.double() * g.double()).sum(dim=1) for v, g in pieces)
+            more = ((wanted[here] - along / norms[here]) / norms[here])[:, None]
+            for v, g in pieces:
+                v.copy_(v.double().mul_(more).add_(g).mul_(scale))
+
+    def _along(self, side: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        """t, from two uniforms on [-1, 1): whether it is on the cap, and where on its side."""
+        share = (1 - place.numpy()) / 2  # in (0, 1]
+        cap = -ndtri_exp(np.log(share) + log_expit(-self.split[1]))
+        rest = np.minimum(ndtri(share * expit(self.split[1])), self.tau)
+        return torch.from_numpy(np.where(side.numpy() < 2 * self.p - 1, cap, rest))
+
+
+def _tau(second: float) -> float:
+    """Where a cap of q = 1 / (1 + e^second) begins, however small that is."""
+    return float(-ndtri_exp(log_expit(-second)))
+
+
+def _hazard(tau: float) -> float:
+    """phi(tau) / P(N(0, 1) >= tau), the mean of t on the cap."""
+    return math.sqrt(2 / math.pi) / float(erfcx(tau / math.sqrt(2)))
+
+
+@dataclass(frozen=True)
+class PrivUnitReports(Randomised):
+    """Every client reports its update, clipped in L2 to C, as C times that of a unit vector."""
+
+    mechanism: PrivUnitG
+
+    def describe(self, lines: tuple[BudgetLine, ...]) -> str:
+        each = f", each {lines[0].claims(1)[-1].short}" if lines else ""
+        return f"PrivUnitG reports at the clients{each}"
+
+    def check(self, parts: Parts) -> None:
+        schedule = parts.schedule
+        if schedule is None:
+            raise BadInput("noise.kind 'priv-unit' reports updates of a known length: add a clip")
+        if schedule.norm is not Norm.L2:
+            raise BadInput(
+                f"clip.norm is {schedule.norm} and noise.kind 'priv-unit' needs l2: set "
+                "clip.norm = 'l2'"
+            )
+        if schedule.watched is not None:
+            raise BadInput(
+                "an adaptive clip watches clients beside their reports, which noise.kind "
+                "'priv-unit' does not account for: use clip.kind 'fixed' or 'poly'"
+            )
+
+    def difference(self, parts: Parts, line: BudgetLine) -> str | None:
+        match line.event:
+            case PureReport(epsilon) if epsilon >= self.mechanism.epsilon:
+                return None
+        return f"reports are those of {self.mechanism}"
+
+    def check_secure(self, parts: Parts, parameters: int) -> None:
+        raise BadInput(
+            "noise.source is 'secure' and the reports of noise.kind 'priv-unit' are floats, whose "
+            "low bits would tell what they hide: use 'seeded'"
+        )
+
+    def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
+        if asked.clip is None:
+            raise AssertionError("a plan without a clip was refused")
+        normals = asked.streams.keys("client-noise", asked.round, asked.ids)
+        choices = asked.streams.keys("client-choices", asked.round, asked.ids)
+        self.mechanism.report_(rows, asked.clip.value, normals, choices)
+
+    def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
+        """That of updates of length 0, which have the most: at most C less for each of others."""
+        return 0.0 if clip is None else clip.value * math.sqrt(len(ids) * self.mechanism.square)
+
+
+def priv_unit(
+    sampler: Sampler,
+    population: int,
+    schedule: ClipSchedule,
+    *,
+    parameters: int,
+    rounds: int,
+    budget: Budget,
+    epsilon: float | None = None,
+) -> PrivacyPlan:
+    """Every client's clipped update as a PrivUnitG report of `parameters` coordinates.
+
+    Guarantee: docs/proofs/priv-unit.md. A report is `epsilon`-DP, pure, for any two inputs of a
+    client, and is charged for each participation, at most the sampler's share or cap. Two readings
+    stand side by side: composed as randomised response, which no such report exceeds, and composed
+    by adding epsilons. Without `epsilon` it is the largest with which all participations fit the
+    budget by the first of them.
+
+    | edge | behaviour |
+    |---|---|
+    | every client at its cap before the last round | BadInput |
+    | epsilon below 1e-6, above 1e6, NaN | BadInput |
+    | neither epsilon nor a finite budget | BadInput |
+    | budget that one report exceeds | BadInput |
+    | budget of which less than 1e-6 is left for a report | BadInput |
+    | budget that leaves more than 1e6 for a report | 1e6 |
+    | clip in L1, or one that watches | BadInput |
+    | a model of another size | BadInput, from `Training` |
+    """
+    check_sampler(sampler, population, rounds)
+    line = line_of(sampler, population, budget, PureReport(1.0))
+    if epsilon is None:
+        epsilon = _largest(line, line.participations(rounds))
+    mechanism = PrivUnitG(epsilon, parameters)
+    plan = PrivacyPlan(
+        sampler=sampler,
+        population=population,
+        rounds=rounds,
+        schedule=schedule,
+        release=PrivUnitReports(mechanism),
+        lines=(replace(line, event=mechanism.release),),
+        parameters=parameters,
+    )
+    if plan.permitted < 1:
+        raise BadInput(
+            f"budget.epsilon is {budget.epsilon:g} and one report costs "
+            f"{plan.lines[0].claims(1)[0].short}: raise it, or lower noise.epsilon"
+        )
+    return plan
+
+
+def _largest(line: BudgetLine, count: int) -> float:
+    """The largest epsilon of a report, to 1e-9, of which the line affords `count`."""
+    budget = line.budget.epsilon
+    if math.isinf(budget):
+        raise BadInput("give noise.epsilon or budget.epsilon: one follows from the other")
+
+    def fits(epsilon: float) -> bool:
+        return replace(line, event=PureReport(epsilon)).affords(count)
+
+    if fits(LARGEST_REPORT):
+        return LARGEST_REPORT
+    low, high = min(budget / count, LARGEST_REPORT) * (1 - 1e-12), LARGEST_REPORT
+    while high > low * (1 + 1e-9):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    if low < SMALLEST_REPORT:
+        raise BadInput(
+            f"budget.epsilon is {budget:g} over {count} participations, less than "
+            f"{SMALLEST_REPORT:g} for each: raise it, or run fewer rounds"
+        )
+    return low
