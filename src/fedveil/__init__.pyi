@@ -32,8 +32,6 @@ from fedveil.privacy.releases.central import central as central
 from fedveil.privacy.releases.client_noise import ClientNoise as ClientNoise
 from fedveil.privacy.releases.client_noise import Published as Published
 from fedveil.privacy.releases.client_noise import client_noise as client_noise
-from fedveil.privacy.releases.counted import Counted as Counted
-from fedveil.privacy.releases.counted import Randomised as Randomised
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps as DpSgdSteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd as dp_sgd
 from fedveil.privacy.releases.none import unprotected as unprotected
@@ -89,7 +87,6 @@ __all__ = [
     "ClipSchedule",
     "Clipped",
     "CohortSum",
-    "Counted",
     "Decay",
     "DpSgdSteps",
     "Engine",
@@ -115,7 +112,6 @@ __all__ = [
     "PrivacyPlan",
     "Published",
     "Quantile",
-    "Randomised",
     "Ranges",
     "Relation",
     "Release",

@@ -24,9 +24,7 @@ from fedveil.runs.sections import (
     DpSgdSection,
     EveryoneSection,
     FixedSection,
-    GaussianSection,
     GradientSection,
-    LaplaceSection,
     PoissonSection,
     RoundRobinSection,
     SampleSection,
@@ -106,9 +104,7 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     is no single multiplier of a recipe: it is found anew from the budget.
     """
     noise, plan = recipe.noise, training.plan
-    multiplier = plan.release.setting(plan.schedule)
-    if isinstance(noise, GaussianSection | LaplaceSection) and multiplier is not None:
-        noise = noise.model_copy(update={"multiplier": multiplier})
+    noise = noise.model_copy(update=plan.release.settings(plan.schedule))
     engine = training.engine
     if not isinstance(engine, Serial):
         raise AssertionError("recipes run on this machine's engine")

@@ -31,6 +31,7 @@ from fedveil.runs.sections import (
     GaussianSection,
     LaplaceSection,
     MedianClipSection,
+    NoNoiseSection,
     PolyClipSection,
     PrivUnitSection,
     QuantileClipSection,
@@ -76,10 +77,12 @@ def _plan_of(
     if isinstance(recipe.client, DpSgdSection):
         return _dp_sgd_plan(recipe, recipe.client, sampler, clients)
     schedule = _schedule(recipe, sampler, clients, work)
+    if isinstance(noise, NoNoiseSection):
+        return unprotected(sampler, clients, rounds=rounds, schedule=schedule)
     if schedule is not None and isinstance(noise, PrivUnitSection):
         return _priv_unit_plan(recipe, noise, schedule, sampler, clients, task)
     if schedule is None or not isinstance(noise, GaussianSection | LaplaceSection):
-        return unprotected(sampler, clients, rounds=rounds, schedule=schedule)
+        raise AssertionError(f"no plan is made of noise.kind {noise.kind!r}")
     if isinstance(noise, GaussianSection) and not noise.claim:
         return PrivacyPlan(
             sampler=sampler,

@@ -100,11 +100,14 @@ def rounds_told(count: int) -> str:
 
 def check_budget(recipe: Recipe) -> None:
     """Options are compared at one claim: their noise must follow from it."""
-    if recipe.budget is not None and getattr(recipe.noise, "multiplier", 0.0) is not None:
+    given = [
+        key for key in ("multiplier", "epsilon") if getattr(recipe.noise, key, None) is not None
+    ]
+    if recipe.budget is not None and given:
         raise BadInput(
             "options are compared at one claim, so their noise must follow from budget.epsilon: "
-            "leave noise.multiplier out, or use fedveil sweep (always so for noise.kind "
-            "'two-point' and 'priv-unit')"
+            f"leave noise.{given[0]} out, or use fedveil sweep (always so for noise.kind "
+            "'two-point')"
         )
 
 

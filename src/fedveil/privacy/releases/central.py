@@ -42,9 +42,9 @@ class CentralNoise(Release):
     def multiplier(self) -> float:
         return self.mechanism.multiplier
 
-    def setting(self, schedule: ClipSchedule | None) -> float | None:
+    def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
         shared = schedule is not None and schedule.watched is not None
-        return None if shared else self.multiplier
+        return {} if shared else {"multiplier": self.multiplier}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         return f"Gaussian noise, multiplier {self.multiplier:.4g}, at the server"

@@ -28,13 +28,12 @@ from fedveil.privacy.curators import Curator, curator_of
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.plan import PrivacyPlan, check_schedule
 from fedveil.privacy.releases.counted import (
-    Randomised,
     check_multiplier,
     check_sampler,
     line_of,
 )
 from fedveil.privacy.releases.grids import check_grid
-from fedveil.privacy.releases.release import Asked, Ids, Parts
+from fedveil.privacy.releases.release import Asked, Ids, Parts, Release
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Sampler
 
@@ -51,7 +50,7 @@ class Published:
 
 
 @dataclass(frozen=True, eq=False)
-class ClientNoise(Randomised):
+class ClientNoise(Release):
     """Every client adds noise of multiplier x sensitivity to its clipped update.
 
     `mechanism` holds the noise of everyone; where clients have budgets of their own, `multipliers`
@@ -62,12 +61,15 @@ class ClientNoise(Randomised):
     relation: Relation
     multipliers: npt.NDArray[np.float64] | None = None
 
+    counted = True
+    randomises = True
+
     @property
     def multiplier(self) -> float:
         return self.mechanism.multiplier
 
-    def setting(self, schedule: ClipSchedule | None) -> float | None:
-        return self.multiplier if self.multipliers is None else None
+    def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
+        return {"multiplier": self.multiplier} if self.multipliers is None else {}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         size = f"multiplier {self.multiplier:.4g}"

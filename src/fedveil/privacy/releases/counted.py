@@ -10,26 +10,9 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Event, Gaussian
-from fedveil.privacy.releases.release import Release
 from fedveil.privacy.sampling import FixedSize, Sampler
 
 TURNS = "who takes part, and how often, is public"
-
-
-class Counted(Release):
-    """A release that protects every report by itself: `event` is what one turn of a client is."""
-
-    counted = True
-
-    @property
-    def needs_equal_weights(self) -> str:
-        return "and the claim covers how many records a client has, which the weights would tell"
-
-
-class Randomised(Counted):
-    """Clients randomise their reports at the end of their work."""
-
-    randomises = True
 
 
 def line_of(

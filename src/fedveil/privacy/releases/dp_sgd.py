@@ -14,12 +14,11 @@ from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.counted import (
     TURNS,
-    Counted,
     check_multiplier,
     check_sampler,
     line_of,
 )
-from fedveil.privacy.releases.release import Parts
+from fedveil.privacy.releases.release import Parts, Release
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.steps import NoisySteps
 
@@ -27,7 +26,7 @@ _ROUNDED = 1 + 1e-9
 
 
 @dataclass(frozen=True)
-class DpSgdSteps(Counted):
+class DpSgdSteps(Release):
     """Clients' local steps are noisy ones; what they send is private already.
 
     The clip is one of each example's gradient.
@@ -35,6 +34,8 @@ class DpSgdSteps(Counted):
 
     noisy: NoisySteps
     relation: Relation
+
+    counted = True
 
     @property
     def steps(self) -> NoisySteps:
@@ -44,8 +45,8 @@ class DpSgdSteps(Counted):
     def multiplier(self) -> float:
         return self.noisy.multiplier
 
-    def setting(self, schedule: ClipSchedule | None) -> float:
-        return self.multiplier
+    def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
+        return {"multiplier": self.multiplier}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         return f"Gaussian noise, multiplier {self.multiplier:.4g}, in every local step"

@@ -18,8 +18,8 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.streams import Keys, normal_, uniform_
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.counted import Randomised, check_sampler, line_of
-from fedveil.privacy.releases.release import Asked, Ids, Parts
+from fedveil.privacy.releases.counted import check_sampler, line_of
+from fedveil.privacy.releases.release import Asked, Ids, Parts, Release
 from fedveil.privacy.rows import BLOCK, Norm, at_a_time, row_norms
 from fedveil.privacy.sampling import Sampler
 
@@ -154,10 +154,16 @@ def _hazard(tau: float) -> float:
 
 
 @dataclass(frozen=True)
-class PrivUnitReports(Randomised):
+class PrivUnitReports(Release):
     """Every client reports its update, clipped in L2 to C, as C times that of a unit vector."""
 
     mechanism: PrivUnitG
+
+    counted = True
+    randomises = True
+
+    def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
+        return {"epsilon": self.mechanism.epsilon}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         each = f", each {lines[0].claims(1)[-1].short}" if lines else ""

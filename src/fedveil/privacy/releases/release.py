@@ -80,9 +80,9 @@ class Release:
         """Noise over sensitivity, where noise is added; the same for everyone unless told."""
         raise AssertionError(f"{type(self).__name__} has no noise multiplier")
 
-    def setting(self, schedule: ClipSchedule | None) -> float | None:
-        """The `noise.multiplier` with which a recipe gets this noise again; None: by its budget."""
-        return None
+    def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
+        """The keys of a recipe's [noise] that get this noise again; none: its budget does."""
+        return {}
 
     def describe(self, lines: tuple[BudgetLine, ...]) -> str:
         """The noise in a few words, for people."""
@@ -108,7 +108,9 @@ class Release:
     @property
     def needs_equal_weights(self) -> str:
         """Why clients cannot be weighted by their numbers of records; empty if they can."""
-        return ""
+        if not self.counted:
+            return ""
+        return "and the claim covers how many records a client has, which the weights would tell"
 
     # What happens in a round.
 

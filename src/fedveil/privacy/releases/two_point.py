@@ -14,15 +14,15 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
-from fedveil.privacy.releases.counted import Randomised, check_sampler, line_of
-from fedveil.privacy.releases.release import Asked, Ids, Parts
+from fedveil.privacy.releases.counted import check_sampler, line_of
+from fedveil.privacy.releases.release import Asked, Ids, Parts, Release
 from fedveil.privacy.rows import add_weighted_
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.shuffle import multisets
 
 
 @dataclass(frozen=True)
-class TwoPointReports(Randomised):
+class TwoPointReports(Release):
     """Every coordinate, clamped to its range, is reported as one of two values outside of it.
 
     Behind a shuffler that hands on nothing below `shuffled` reports (0: there is none) only the
@@ -34,6 +34,8 @@ class TwoPointReports(Randomised):
     ranges: Ranges
     shuffled: int = 0
 
+    counted = True
+    randomises = True
     moves = True
 
     @property
