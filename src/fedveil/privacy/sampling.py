@@ -77,7 +77,7 @@ class Poisson:
 
     rate: float
     relation: ClassVar[Relation] = Relation.ZERO_OUT
-    assumption: ClassVar[str] = "clients join each round independently; who joined is kept secure"
+    assumption: ClassVar[str] = "clients join each round independently; who joined is kept secret"
 
     def __post_init__(self) -> None:
         check("sample.rate", self.rate)
@@ -127,7 +127,7 @@ class FixedSize:
     size: int
     max_participations: int | None = None
     relation: ClassVar[Relation] = Relation.REPLACE
-    assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secure"
+    assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secret"
 
     def __post_init__(self) -> None:
         check("sample.size", self.size)
@@ -141,7 +141,7 @@ class FixedSize:
     def cohort(
         self, population: int, round: int, streams: Streams, counts: Counts | None = None
     ) -> Cohort:
-        """`size` clients, drawn anew each round from those below their cap."""
+        """`size` clients, drawn each round from those below their cap."""
         if self.max_participations is None:
             return _subset(streams, round, population, self.size)
         if counts is None:

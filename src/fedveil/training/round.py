@@ -114,7 +114,7 @@ def rounds(
         # train, clip, randomise (client_report); shuffle, accept, sum (server_sum): exchange.py
         cohort = yield Ask(number, ids, before, streams)
         if cohort is None:
-            raise AssertionError("a round goes on when it is sent the sum it asked for")
+            raise AssertionError("a round continues when it is sent the sum it asked for")
         clip, signal = plan.clip(before.moving, number), cohort.strength
         # noise
         release.noise_(cohort.total, clip, number, streams)

@@ -167,7 +167,7 @@ def client_noise(
     multiplier: float | None = None,
     published: Published | None = None,
 ) -> PrivacyPlan:
-    """Every client adds noise to its bounded update: LDP-SGD, and Fu's DP-FedAvg.
+    """Every client adds noise to its clipped update: LDP-SGD, and Fu's DP-FedAvg.
 
     Guarantee: docs/proofs/local.md. A report is an additive-noise release of sensitivity 2 C (any
     two inputs), charged for each participation, at most the sampler's share or cap. Without

@@ -1,6 +1,6 @@
 """`Engine`: whatever computes the sum over a cohort, and `Job`: all it needs to know for that.
 
-To add an engine, implement the protocol and give its maker to `Training(engine=...)`.
+To add an engine, implement the protocol and give its maker to `Training(make_engine=...)`.
 """
 
 from collections.abc import Callable, Sequence

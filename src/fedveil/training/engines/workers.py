@@ -3,8 +3,8 @@
 They are forked, so that data, model and plan are there without being sent; what changes from
 round to round lies in memory shared with them. A chunk's sum is written into a shared slot and
 read in chunk order, whoever finishes first. A worker that dies is replaced and its chunk is done
-again: seeded randomness is keyed by client, so the sum is the same; secure noise is drawn anew, and
-nobody has seen what the dead worker drew.
+again: seeded randomness is keyed by client, so the sum is the same; secure noise is drawn again,
+and nobody has seen what the dead worker drew.
 """
 
 import gc
