@@ -240,6 +240,15 @@ class Everyone:
         return Fraction(1)
 
 
+def check_cohort(ids: Cohort, population: int) -> None:
+    """Refuse a cohort that names a client twice, whose rows would add up beyond the clip."""
+    if len(ids) and (ids[0] < 0 or ids[-1] >= population or not (ids[1:] > ids[:-1]).all()):
+        raise BadInput(
+            f"the sampler drew a cohort that is not {len(ids)} different clients of {population} "
+            "in ascending order: nothing was released; draw each client once"
+        )
+
+
 def _subset(streams: Streams, round: int, population: int, size: int) -> Cohort:
     if streams.entropy is not None:
         return streams.entropy.subset(population, size)

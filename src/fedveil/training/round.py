@@ -15,6 +15,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.sampling import check_cohort
 from fedveil.training.server import ServerOptimizer, ServerState
 from fedveil.training.sums import CohortSum
 
@@ -106,6 +107,7 @@ def rounds(
         # sample
         turns = ledger.turns(before.round) if counted else None
         ids = plan.sampler.cohort(plan.population, number, streams, turns)
+        check_cohort(ids, plan.population)
         # charge
         try:
             ledger.charge(number, ids if counted else None)

@@ -22,7 +22,7 @@ from fedveil.privacy.plan import PrivacyPlan, check_deltas, check_schedule
 from fedveil.privacy.releases.grids import check_grid
 from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.sampling import FixedSize, Poisson, Sampler
+from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampler
 
 _ROUNDING = 1e-9
 
@@ -70,6 +70,8 @@ class CentralNoise(Release):
             return f"the sampler makes it {event}"
         if line.event != Gaussian(claimed) and type(parts.sampler) not in (Poisson, FixedSize):
             return f"cohorts are drawn by {type(parts.sampler).__name__}, whose law nobody knows"
+        if line.share < 1 and type(parts.sampler) is not RoundRobin:  # no ledger counts turns here
+            return f"turns are given by {type(parts.sampler).__name__}, whose order nobody knows"
         return None
 
     def check_secure(self, parts: Parts, parameters: int) -> None:
