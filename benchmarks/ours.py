@@ -28,6 +28,8 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import CohortData
+from fedveil.training.engines.processes import Processes
+from fedveil.training.engines.serial import Serial
 from fedveil.training.reports import Rows, accept
 from fedveil.training.work import ClientWork
 
@@ -114,7 +116,7 @@ def examples_of(training: fv.Training, rounds: range) -> list[int]:
     assert isinstance(work, fv.ClientDpSgd)
     everyone = CohortData(training.data, np.arange(training.data.clients))
     return [
-        sum(int(work.batch(everyone, r, s, streams).mask.sum()) for s in range(work.steps))
+        sum(int(work.batch(everyone, r, s, streams).mask.sum()) for s in range(work.noisy.steps))
         for r in rounds
     ]
 
@@ -125,7 +127,7 @@ def server_rounds(rounds: int) -> list[float]:
         fv.Everyone(), UPDATES, fv.Fixed(1.0), rounds=rounds + 1, budget=FREE, multiplier=1.0
     )
     sent, seconds = torch.randn(UPDATES, PARAMETERS), []
-    start, moving = torch.zeros(PARAMETERS), plan.start(torch.zeros(1))
+    moving = plan.start(torch.zeros(1))
     for r in range(1, rounds + 2):
         reports = sent.clone()
         began = time.perf_counter()
@@ -134,9 +136,9 @@ def server_rounds(rounds: int) -> list[float]:
         accept(rows, clip)
         total = torch.zeros(PARAMETERS, dtype=torch.float64)
         weights = torch.ones(UPDATES, dtype=torch.float64)
-        plan.add_sum_(total, rows.rows, weights, start, moving)
-        plan.release_(total, clip, r, Streams(1))
-        total /= plan.divisor(UPDATES)
+        rows.add_to_(total, weights)
+        plan.release.noise_(total, clip, r, Streams(1))
+        total /= plan.release.divisor(UPDATES, plan.expected)
         seconds.append(time.perf_counter() - began)
     return seconds[1:]
 
@@ -176,7 +178,9 @@ def main() -> None:
         training = training_of(work, arguments.rounds + 3)
         seconds = whole_rounds(training)
         engine = training.engine
-        workers = f"{engine.workers} workers" if engine.chunk < work.cohort else "one process"
+        assert isinstance(engine, Serial)
+        several = isinstance(engine, Processes) and engine.chunk < work.cohort
+        workers = f"{engine.workers} workers" if several else "one process"
         answer["configuration"] = f"{engine.mode}, chunks of {engine.chunk}, {workers}"
         if work.batch:
             answer["examples"] = examples_of(training, range(4, arguments.rounds + 4))

@@ -7,7 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from fedveil.errors import BadInput
+import fedveil as fv
 from fedveil.runs.evidence import statements_of, verify_ledger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -39,5 +39,5 @@ with tempfile.TemporaryDirectory() as folder:
     (directory / "result.json").write_text(json.dumps(result))
     try:
         verify_ledger(directory, None)
-    except BadInput as e:
+    except fv.BadInput as e:
         print(f"refused: {e}".replace(folder, ""))

@@ -43,7 +43,10 @@ torch.manual_seed(0)
 x = torch.randn(2200, 10)
 y = (x[:, 0] > x[:, 1]).long()
 clients = [(f"client-{k}", x[k::220], y[k::220]) for k in range(200)]
-test = torch.cat([x[k::220] for k in range(200, 220)]), torch.cat([y[k::220] for k in range(200, 220)])
+test = (
+    torch.cat([x[k::220] for k in range(200, 220)]),
+    torch.cat([y[k::220] for k in range(200, 220)]),
+)
 data = fv.FederatedData.from_clients(clients, test=test, classes=2)
 
 schedule = MeanLength(value=1.0, noise=10.0)

@@ -44,7 +44,9 @@ with tempfile.TemporaryDirectory() as folder:
     data = read(Path(folder) / "patients.csv")
 
 task = fv.Task(nn.Linear(3, 2), fv.cross_entropy, {"accuracy": fv.correct})
-plan = fv.central(fv.Poisson(0.5), data.clients, fv.Fixed(0.5), rounds=20, budget=fv.Budget(4, 1e-5))
+plan = fv.central(
+    fv.Poisson(0.5), data.clients, fv.Fixed(0.5), rounds=20, budget=fv.Budget(4, 1e-5)
+)
 work = fv.ClientSgd(fv.Batches(size=10, epochs=1), lr=0.3)
 for result in fv.train(fv.Training(task, data, plan, work)):
     print(result.round, f"{result.metrics['accuracy']:.3f}", result.claim.short)

@@ -2,57 +2,36 @@
 
     from fedveil import Training, train
 
-Names are loaded on first use, so that the command line starts without torch.
+What is public stands in `__init__.pyi`, as plain imports that editors and type checkers read. Here
+a name is imported when it is first used, so that the command line starts without torch.
 """
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what is imported here delays the moment from which Ctrl-C is caught
     from typing import Any
 
-_HOMES = {
-    "FederatedData": "fedveil.data.federated",
-    "Task": "fedveil.models.task",
-    "cross_entropy": "fedveil.models.task",
-    "squared_error": "fedveil.models.task",
-    "correct": "fedveil.models.task",
-    "Lstm": "fedveil.models.recurrent",
-    "Budget": "fedveil.privacy.accounting.budget",
-    "central": "fedveil.privacy.releases.central",
-    "client_noise": "fedveil.privacy.releases.client_noise",
-    "dp_sgd": "fedveil.privacy.releases.dp_sgd",
-    "two_point": "fedveil.privacy.releases.two_point",
-    "unprotected": "fedveil.privacy.releases.none",
-    "PrivacyPlan": "fedveil.privacy.plan",
-    "Clip": "fedveil.privacy.clip",
-    "ClipSchedule": "fedveil.privacy.clip_schedules",
-    "Watched": "fedveil.privacy.watching",
-    "Fixed": "fedveil.privacy.clip_schedules",
-    "Poly": "fedveil.privacy.clip_schedules",
-    "Quantile": "fedveil.privacy.clip_schedules",
-    "Median": "fedveil.privacy.clip_schedules",
-    "PerGradient": "fedveil.privacy.clip_schedules",
-    "Ranges": "fedveil.privacy.ranges",
-    "Poisson": "fedveil.privacy.sampling",
-    "FixedSize": "fedveil.privacy.sampling",
-    "RoundRobin": "fedveil.privacy.sampling",
-    "Everyone": "fedveil.privacy.sampling",
-    "Batches": "fedveil.training.batches",
-    "ClientSgd": "fedveil.training.work",
-    "ClientDpSgd": "fedveil.training.dp_sgd",
-    "OneGradient": "fedveil.training.work",
-    "SgdServer": "fedveil.training.server",
-    "AdamServer": "fedveil.training.server",
-    "Weights": "fedveil.training.server",
-    "Training": "fedveil.training.session",
-    "train": "fedveil.training.session",
-}
-
-__all__ = sorted(_HOMES)
-
 
 def __getattr__(name: str) -> "Any":
+    homes = _homes()
+    if name == "__all__":
+        return sorted(homes)
+    if name not in homes:
+        raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
     from importlib import import_module
 
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    found = globals()[name] = getattr(import_module(homes[name]), name)
+    return found
+
+
+def __dir__() -> "list[str]":
+    return sorted({*globals(), *_homes()})
+
+
+def _homes() -> "dict[str, str]":
+    """The module of every public name."""
+    import ast
+    from pathlib import Path
+
+    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or "" for node in imports for alias in node.names}

@@ -10,16 +10,11 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
-from fedveil.privacy.accounting.claims import Relation, Trust
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
-from fedveil.privacy.releases.counted import Randomised, line_of
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.engine import Job
 from fedveil.training.evaluate import evaluate
-from fedveil.training.exchange import client_report, server_sum
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.gradients.choice import gradients_of
 from fedveil.training.turn import Turn
 
 CLIENTS = 20
@@ -57,7 +52,7 @@ def models(training):
 
 
 @dataclass(frozen=True)
-class OwnNoise(Randomised):
+class OwnNoise(fv.Randomised):
     """Every client adds Gaussian noise to its own clipped update."""
 
     mechanism: GaussianMechanism
@@ -73,12 +68,12 @@ class OwnNoise(Randomised):
 
     def randomise_(self, rows, asked):
         keys = asked.streams.keys("client-noise", asked.round, asked.ids)
-        scale = self.multiplier * asked.clip.sensitivity(Relation.REPLACE)
+        scale = self.multiplier * asked.clip.sensitivity(fv.Relation.REPLACE)
         self.mechanism.add_(rows, np.full(len(rows), scale), keys)
 
 
 def own_noise(multiplier, claimed=None):
-    line = line_of(fv.Everyone(), CLIENTS, FREE, Gaussian(claimed or multiplier))
+    line = fv.line_of(fv.Everyone(), CLIENTS, FREE, Gaussian(claimed or multiplier))
     return fv.PrivacyPlan(
         sampler=fv.Everyone(),
         population=CLIENTS,
@@ -95,7 +90,7 @@ def test_a_mechanism(data):
     first = next(iter(fv.train(made)))
     moved = float((first.state.params - made.start().params).norm())
     assert moved == pytest.approx(40 * math.sqrt(made.task.size / CLIENTS), rel=0.4)
-    assert first.claim.trust is Trust.LOCAL
+    assert first.claim.trust is fv.Trust.LOCAL
     built_in = fv.client_noise(
         fv.Everyone(),
         CLIENTS,
@@ -109,7 +104,7 @@ def test_a_mechanism(data):
 
 
 def test_a_mechanism_whose_line_claims_more_noise_than_it_adds_is_refused(data):
-    with pytest.raises(BadInput, match="noise of 20 sensitivities is added"):
+    with pytest.raises(fv.BadInput, match="noise of 20 sensitivities is added"):
         training(data, own_noise(20.0, claimed=30.0))
 
 
@@ -187,7 +182,7 @@ def test_a_clip_schedule_that_watches_is_cut_noised_and_accounted(data):
 class Halves:
     """The even clients in even rounds, the odd ones in odd rounds; nothing is amplified."""
 
-    relation = Relation.ZERO_OUT
+    relation = fv.Relation.ZERO_OUT
     assumption = "turns are public"
 
     def check(self, population):
@@ -267,12 +262,12 @@ def test_a_model(data):
 class OneByOne:
     """One client after the other, as a server would with clients on other machines."""
 
-    job: Job
+    job: fv.Job
     asked: list
 
     def run(self, round, ids, state):
         job, total = self.job, self.job.zero()
-        gradients = gradients_of(job.task, Mode.LOOPED, job.data, mixes=job.mixes)
+        gradients = gradients_of(job.task, fv.Mode.LOOPED, job.data, mixes=job.mixes)
         clip = job.plan.clip(state.moving, round)
         for client in ids:
             self.asked.append(int(client))
@@ -280,9 +275,9 @@ class OneByOne:
             turn = Turn(
                 round, state.params, cohort, clip, gradients, job.streams, moving=state.moving
             )
-            sent = client_report(job.work, job.plan, turn)
+            sent = fv.client_report(job.work, job.plan, turn)
             weight = torch.ones(1, dtype=torch.float64)
-            server_sum([(total, slice(None))], job.plan, turn, sent, weight)
+            fv.server_sum([(total, slice(None))], job.plan, turn, sent, weight)
         return total
 
     def evaluate(self, params):

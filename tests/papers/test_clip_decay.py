@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedveil.papers import clip_decay
-from fedveil.papers.clip_decay import Curve, Setting
+from fedveil.papers.clip_decay import Curve, DecaySetting
 from fedveil.papers.experiment import Experiment
 from fedveil.papers.page import Finding, Page
 from fedveil.tuning.trials import Outcome
@@ -94,7 +94,7 @@ def test_half_is_of_the_lower_constant() -> None:
 
 def test_a_loss_that_diverged_is_infinite() -> None:
     points = ((1, {"accuracy": 0.5, "loss": 1.0}), (2, {"accuracy": 0.1, "loss": float("nan")}))
-    found = clip_decay.curve_of([Outcome(2, points[-1][1], points)])
+    found = clip_decay.mean_curve([Outcome(2, points[-1][1], points)])
 
     assert found.rounds == (1, 2)
     assert found.loss.tolist() == [[1.0, float("inf")]]
@@ -102,14 +102,14 @@ def test_a_loss_that_diverged_is_infinite() -> None:
 
 
 def test_a_client_takes_part_a_fifth_more_often_than_the_mean_at_most() -> None:
-    assert Setting("mnist", 60_000, 100, 3000, 1000, 1000).cap == 6
-    assert Setting("mnist", 60_000, 100, 3001, 1000, 1000).cap == 7
+    assert DecaySetting("mnist", 60_000, 100, 3000, 1000, 1000).cap == 6
+    assert DecaySetting("mnist", 60_000, 100, 3001, 1000, 1000).cap == 7
 
 
 @pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])
 def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """Both items' page in small: the embedded digits and a few rounds."""
-    small = Setting("digits", clients=100, cohort=20, rounds=12, refresh=4, tried=4)
+    small = DecaySetting("digits", clients=100, cohort=20, rounds=12, refresh=4, tried=4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(clip_decay, "setting", lambda experiment, data: small)
         out: Path = tmp_path_factory.mktemp("clip-decay")

@@ -29,7 +29,7 @@ def small(monkeypatch):
     """Few clients, epsilons and learning rates."""
 
     def setting(experiment, *, everyone=False):
-        return fu.Setting(25, 25 if everyone else 5, "25 clients")
+        return fu.FuSetting(25, 25 if everyone else 5, "25 clients")
 
     monkeypatch.setattr(fu, "setting", setting)
     monkeypatch.setattr(fu, "EPSILONS", ("1", "inf"))

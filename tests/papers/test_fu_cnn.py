@@ -10,7 +10,7 @@ from fedveil.papers.experiment import Experiment, Scale
 
 
 @dataclass(frozen=True)
-class Digits(fu_cnn.Setting):
+class Digits(fu_cnn.CnnSetting):
     """The paper's recipe on scikit-learn's digits and a softmax regression."""
 
     @property

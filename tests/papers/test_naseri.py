@@ -5,11 +5,11 @@ import pytest
 
 from fedveil.papers import naseri
 from fedveil.papers.experiment import Experiment, Scale
-from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP, Federation
+from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP, Deployment
 from fedveil.papers.page import Page
 
 EPSILONS = ("1", "4")
-SMALL = Federation(
+SMALL = Deployment(
     "digits",
     "Digits",
     "iid",

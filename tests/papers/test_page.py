@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedveil.papers.page import Finding, Page, Table, rows_of
+from fedveil.papers.page import Finding, Page, Table
 
 
 def test_a_table_is_markdown():
@@ -16,12 +16,6 @@ def test_a_table_is_markdown():
 def test_a_row_must_fit_its_headers():
     with pytest.raises(AssertionError, match="does not fit"):
         Table(("a", "b"), (("1", "2"), ("3",)))
-
-
-def test_columns_become_rows():
-    assert rows_of(["a", "b"], ["c", "d"]) == (("a", "c"), ("b", "d"))
-    with pytest.raises(ValueError, match="shorter"):
-        rows_of(["a", "b"], ["c"])
 
 
 def test_a_finding_says_whether_it_was_seen():

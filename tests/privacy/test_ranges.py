@@ -34,7 +34,9 @@ def test_first_ranges_without_a_radius_are_those_of_the_first_model():
 
 
 def test_spread_repeats_a_layer_over_its_coordinates():
-    centre, radius = ranges().spread(torch.tensor([1.0, 2.0, 0.5, 0.25], dtype=torch.float64))
+    centre, radius = ranges().per_coordinate(
+        torch.tensor([1.0, 2.0, 0.5, 0.25], dtype=torch.float64)
+    )
     assert centre.tolist() == [1.0, 1.0, 1.0, 2.0, 2.0]
     assert radius.tolist() == [0.5, 0.5, 0.5, 0.25, 0.25]
     assert centre.dtype is radius.dtype is torch.float32
@@ -72,7 +74,7 @@ def test_radius_does_not_drift_upwards_on_noise_alone():
     moving, generator = some.start(torch.zeros(1000)), torch.Generator().manual_seed(1)
     model = torch.zeros(1000)
     for _ in range(30):
-        centre, radius = some.spread(moving)
+        centre, radius = some.per_coordinate(moving)
         sign = torch.randint(0, 2, (1000,), generator=generator) * 2 - 1
         after = centre + radius * 20 * sign
         moving, model = some.move(moving, model, after), after

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.privacy.ledger.filter import curve_of
+from fedveil.privacy.ledger.filter import renyi_curve
 from fedveil.privacy.ledger.shared import Common
 from fedveil.runs.build import build
 from fedveil.runs.ledgers import Shared
@@ -91,7 +91,7 @@ def fitting(run, epsilon):
     """How many rounds a new ledger of `epsilon` takes, by trying."""
     line = run.training.plan.lines[0]
     filter = Common.of((line,), "d", epsilon).filter
-    curve, count = curve_of(line.event, line.relation), 0
+    curve, count = renyi_curve(line.event, line.relation), 0
     while filter.admits(count * curve, curve):
         count += 1
     return count
@@ -163,7 +163,7 @@ def test_the_numbers_in_the_readme_are_those_of_the_filter():
     line = training.plan.lines[0]
     command = re.search(r"--ledger-epsilon (\d+)", (ROOT / "README.md").read_text())
     common = Common.of((line,), "d", float(command[1]))
-    curve = curve_of(line.event, line.relation)
+    curve = renyi_curve(line.event, line.relation)
     assert common.filter.admits(39 * curve, curve)
     one, two = (
         math.ceil(100 * common.filter.epsilon_of(count * curve)) / 100 for count in (40, 80)

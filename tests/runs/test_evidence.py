@@ -11,7 +11,7 @@ import pytest
 
 from fedveil.errors import BadInput, LedgerMismatch
 from fedveil.privacy.ledger.file import read_about, read_charges, read_participations, read_runs
-from fedveil.privacy.ledger.filter import curve_of
+from fedveil.privacy.ledger.filter import renyi_curve
 from fedveil.privacy.ledger.hash_chain import Closing, Entry, Head, broken_at
 from fedveil.privacy.ledger.shared import common_of, spent_in
 from fedveil.privacy.ledger.verification import read_links, verify
@@ -310,7 +310,7 @@ def test_round_robin_charges_every_client_for_its_own_turns(start, common):
     assert [set(count.tolist()) for count in counts] == [{2}, {2}]
     found = common_of(common)
     line = run.training.plan.lines[0]
-    four = 4 * curve_of(line.event, line.relation)
+    four = 4 * renyi_curve(line.event, line.relation)
     assert spent_in(common, found) == pytest.approx(found.filter.epsilon_of(four))
 
 
@@ -434,6 +434,6 @@ def test_every_client_of_a_shared_ledger_is_within_the_filter(start, common):
     line = run.training.plan.lines[0]
     counts = sum(read_participations(common, name) for name in read_runs(common))
     filter = common_of(common).filter
-    spent = np.outer(counts, curve_of(line.event, line.relation))
+    spent = np.outer(counts, renyi_curve(line.event, line.relation))
     assert (spent <= filter.limits).any(axis=1).all()
     assert spent_in(common, common_of(common)) == max(filter.epsilon_of(row) for row in spent)

@@ -79,9 +79,8 @@ def test_dropout_in_eval_mode_trains_and_measures_the_same_whatever_the_generato
         module = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5).eval())
         data = make_data()
         plan = fv.unprotected(fv.Everyone(), data.clients, rounds=2)
-        training = fv.Training(
-            fv.Task(module, fv.cross_entropy, {"accuracy": fv.correct}), data, plan, SGD, workers=1
-        )
+        task = fv.Task(module, fv.cross_entropy, {"accuracy": fv.correct})
+        training = fv.Training(task, data, plan, SGD, workers=1, mode=Mode.LOOPED)
         torch.manual_seed(seed)
         *_, last = fv.train(training)
         found.append((last.metrics, last.state.params.tolist()))

@@ -28,6 +28,6 @@ What it does NOT protect against:
   shuffler (`fedveil.privacy.shuffle`). Run it behind TLS and an anonymity layer.
 - a mixer that sides with the server: then only the claims without a shuffler hold.
 - Sybils: `minimum` counts reports, not honest clients. Whoever sends all but one knows the last.
-- denial of service: sizes, rounds, connections and time are clipped, but anybody who reaches the
+- denial of service: sizes, rounds, connections and time are bounded, but anybody who reaches the
   port may fill them, open a round too early so that it expires, or collect.
 """

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import BadInput
+from fedveil.mixing.delays import unit_interval
 from fedveil.mixing.protocol import (
     COLLECT,
     COUNT,
@@ -25,7 +26,7 @@ from fedveil.mixing.protocol import (
     Writer,
 )
 from fedveil.privacy.noise.streams import Streams, bits
-from fedveil.privacy.shuffle import Flags, Multisets, unit_interval
+from fedveil.privacy.shuffle import Flags, Multisets
 
 _SLOT = 0.01  # seconds; messages due within one slot leave together at its end
 _PATIENCE = 30.0  # seconds a client waits for a connection or an answer

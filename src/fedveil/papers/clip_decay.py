@@ -50,7 +50,7 @@ Line = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Setting:
+class DecaySetting:
     """The federation of one scale; `tried` is how long each learning rate is tried."""
 
     data: str
@@ -125,10 +125,10 @@ class Curve:
 Curves = Mapping[str, Curve]
 
 
-def setting(experiment: Experiment, data: str) -> Setting:
+def setting(experiment: Experiment, data: str) -> DecaySetting:
     """Every image of the training split is a client of its own."""
     rounds = experiment.choose(3000, 5000)
-    return Setting(data, clients=60_000, cohort=100, rounds=rounds, refresh=1000, tried=1000)
+    return DecaySetting(data, clients=60_000, cohort=100, rounds=rounds, refresh=1000, tried=1000)
 
 
 def families(refresh: int) -> tuple[Family, ...]:
@@ -170,7 +170,7 @@ def families(refresh: int) -> tuple[Family, ...]:
     )
 
 
-def learning_rate(experiment: Experiment, here: Setting) -> tuple[str, Sweep]:
+def learning_rate(experiment: Experiment, here: DecaySetting) -> tuple[str, Sweep]:
     """The rate whose run without bound and noise ends lowest, and the runs that say so."""
     sweep = experiment.sweep(
         f"clip-decay-{here.data}-rate",
@@ -283,7 +283,7 @@ def _page(experiment: Experiment, data: str, title: str) -> Page:
         repeat,
         curves=True,
     )
-    curves = {BASELINE: curve_of(baseline.outcomes(0))}
+    curves = {BASELINE: mean_curve(baseline.outcomes(0))}
     sweeps = {}
     for family in families(here.refresh):
         sweep = experiment.sweep(
@@ -295,7 +295,7 @@ def _page(experiment: Experiment, data: str, title: str) -> Page:
             curves=True,
         )
         sweeps[family.name] = sweep
-        curves |= {n: curve_of(sweep.outcomes(c)) for c, n in enumerate(family.schedules)}
+        curves |= {n: mean_curve(sweep.outcomes(c)) for c, n in enumerate(family.schedules)}
     page = Page(f"{title}: schedules of the bound under LDP-SGD")
     page.settings.append(_settings(here, repeat))
     page.left_open += _left_open(here, rate, tried, sweeps["constant"])
@@ -306,7 +306,7 @@ def _page(experiment: Experiment, data: str, title: str) -> Page:
     return page
 
 
-def curve_of(outcomes: list[Outcome]) -> Curve:
+def mean_curve(outcomes: list[Outcome]) -> Curve:
     """The curves of a cell's repetitions."""
     rounds = tuple(round for round, _ in outcomes[0].curve)
 
@@ -354,7 +354,7 @@ def _larger(curves: Curves) -> str:
     )
 
 
-def _settings(here: Setting, repeat: int) -> str:
+def _settings(here: DecaySetting, repeat: int) -> str:
     return (
         f"Softmax regression, {here.clients:,} clients, {here.cohort} per round drawn at random, "
         f"{here.rounds:,} rounds. Each sends one full-batch gradient, bounded by C in L2, with "
@@ -367,7 +367,9 @@ def _settings(here: Setting, repeat: int) -> str:
     )
 
 
-def _left_open(here: Setting, rate: str, tried: Sweep, constant: Sweep) -> list[tuple[str, str]]:
+def _left_open(
+    here: DecaySetting, rate: str, tried: Sweep, constant: Sweep
+) -> list[tuple[str, str]]:
     losses = ", ".join(f"{r}: {tried.mean(i, 'loss')}" for i, r in enumerate(RATES))
     multiplier = constant.prepared[0].plan.release.multiplier
     return [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fedveil.papers.experiment import Experiment, Item, Scale
-from fedveil.papers.lines import claim_of, curve_of, lines_of, lines_png, meaning, strictly
+from fedveil.papers.lines import claim_of, learning_curve, lines_of, lines_png, meaning, strictly
 from fedveil.papers.page import Finding, Page, Table
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
@@ -37,7 +37,7 @@ TABLE_II = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class FuSetting:
     """The federation of one scale: how many clients, how many per round, in words."""
 
     clients: int
@@ -61,14 +61,14 @@ class Setting:
         ]
 
 
-def setting(experiment: Experiment, *, everyone: bool = False) -> Setting:
+def setting(experiment: Experiment, *, everyone: bool = False) -> FuSetting:
     """Real clients at quick scale; the paper's number of them, drawn, at paper scale."""
     if experiment.scale is Scale.QUICK:
         clients, how = 1349, "1,349 clients, the real loans of the training split, each once"
     else:
         clients, how = 5000, "5,000 clients of 80 loans drawn with replacement from the real ones"
     cohort = clients if everyone else clients // 10 + (clients % 10 > 0)
-    return Setting(clients, cohort, f"{how}, sorted by interest rate; {cohort:,} per round")
+    return FuSetting(clients, cohort, f"{how}, sorted by interest rate; {cohort:,} per round")
 
 
 def learning_rate(experiment: Experiment) -> tuple[str, Sweep]:
@@ -98,7 +98,7 @@ def fig1(experiment: Experiment) -> Page:
     )
     rows, lines, rounds = [], [], list[int]()
     for c, epsilon in enumerate(EPSILONS):
-        rounds, means = curve_of(sweep, c, "loss")
+        rounds, means = learning_curve(sweep, c, "loss")
         lines.append(means)
         shown = [m for r, m in zip(rounds, means, strict=True) if r in (10, 30, 50, 100)]
         rows.append((epsilon, *map(str, shown)))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedveil.papers.experiment import Experiment, Item, Scale
-from fedveil.papers.lines import claim_of, curve_of, lines_of, lines_png, meaning, strictly
+from fedveil.papers.lines import claim_of, learning_curve, lines_of, lines_png, meaning, strictly
 from fedveil.papers.page import Finding, Page, Table
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.tuning.grid import Axis
@@ -36,7 +36,7 @@ TABLE_IV = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class CnnSetting:
     """The federation of one scale, and what keeps its noise at the paper's level."""
 
     clients: int
@@ -75,12 +75,12 @@ class Setting:
         return f"{float(published) * math.sqrt(COHORT / self.cohort * longer):.6g}"
 
 
-def setting(experiment: Experiment) -> Setting:
+def setting(experiment: Experiment) -> CnnSetting:
     """100 writers of 40 images at quick scale, all that are at hand at paper scale."""
     if experiment.scale is Scale.QUICK:
-        return Setting(100, 10, 40, DELTA, "100 writers with 40 images each, 10 per round")
+        return CnnSetting(100, 10, 40, DELTA, "100 writers with 40 images each, 10 per round")
     label = "430 writers of at least 40 images (the paper has 3,500), 43 per round"
-    return Setting(430, 43, None, 1e-6, label)
+    return CnnSetting(430, 43, None, 1e-6, label)
 
 
 def learning_rate(experiment: Experiment) -> tuple[str, Sweep]:
@@ -135,7 +135,7 @@ def fig2(experiment: Experiment) -> Page:
     )
     rows, lines, rounds = [], [], list[int]()
     for c, epsilon in enumerate(EPSILONS):
-        rounds, means = curve_of(sweep, c, "accuracy")
+        rounds, means = learning_curve(sweep, c, "accuracy")
         lines.append(means)
         shown = [m for r, m in zip(rounds, means, strict=True) if r in (10, 20, 50)]
         rows.append((epsilon, strictly(sweep, c), *map(str, shown)))
@@ -284,7 +284,7 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[str], int]:
     return page, [*here.overrides, f"client.lr={rate}", f"noise.c2={constant}"], repeat
 
 
-def _quiet(here: Setting) -> list[str]:
+def _quiet(here: CnnSetting) -> list[str]:
     kept = [s for s in here.overrides if not s.startswith("budget.")]
     return [*kept, "noise.kind=none", "budget=none"]
 

@@ -6,7 +6,7 @@ ideal shuffler, without one, and by adding epsilons; and whether what the paper 
 
 from collections.abc import Mapping, Sequence
 
-from fedveil.papers.ldp_fl_settings import Published
+from fedveil.papers.ldp_fl_settings import PublishedTable
 from fedveil.papers.page import Finding
 from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Trust
 from fedveil.privacy.plan import PrivacyPlan
@@ -62,7 +62,7 @@ def worth(sweep: Sweep, cell: int, rounds: int | None = None) -> tuple[str, ...]
     return tuple(claim.value for claim in told)
 
 
-def stays_high(paper: Published, free: float, accuracies: Mapping[str, float]) -> Finding:
+def stays_high(paper: PublishedTable, free: float, accuracies: Mapping[str, float]) -> Finding:
     """Whether every epsilon above the paper's threshold is within `HIGH` points of noise-free."""
     above = {e: a for e, a in accuracies.items() if float(e) > paper.high}
     return Finding(
@@ -72,7 +72,7 @@ def stays_high(paper: Published, free: float, accuracies: Mapping[str, float]) -
     )
 
 
-def collapses(paper: Published, accuracies: Mapping[str, float]) -> Finding:
+def collapses(paper: PublishedTable, accuracies: Mapping[str, float]) -> Finding:
     """Whether every epsilon below the threshold is `COLLAPSED` points below the largest."""
     best = accuracies[max(accuracies, key=float)]
     under = {e: a for e, a in accuracies.items() if float(e) < paper.low}
@@ -90,7 +90,7 @@ def one_budget(title: str, published: str, composed: PrivacyClaim) -> Finding:
         f"{title}: with parameter shuffling a client's budget is epsilon, whatever the number of "
         "weights and rounds.",
         composed.epsilon <= float(published),
-        f"Published: epsilon {published} {PUBLISHED}; composed: {composed.short}.",
+        f"PublishedTable: epsilon {published} {PUBLISHED}; composed: {composed.short}.",
     )
 
 

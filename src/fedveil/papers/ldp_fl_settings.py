@@ -18,7 +18,7 @@ NOISE_FREE = ("clip=none", "noise.kind=none", "budget=none", "shuffle=none")
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedTable:
     """What the paper says of one data set: its headline run, and where accuracy gives way.
 
     `below` is how far the headline lies below the noise-free run. Accuracy stays high above
@@ -40,7 +40,7 @@ class Published:
 
 
 PAPER = {
-    "mnist": Published(
+    "mnist": PublishedTable(
         "mnist",
         "MNIST",
         clients=100,
@@ -53,7 +53,7 @@ PAPER = {
         adaptive=False,
         table={"5": (96.34, 96.06), "10": (96.39, 96.11)},
     ),
-    "fashion-mnist": Published(
+    "fashion-mnist": PublishedTable(
         "fashion-mnist",
         "Fashion-MNIST",
         clients=200,
@@ -66,7 +66,7 @@ PAPER = {
         adaptive=False,
         table={"5": (85.95, 87.54), "10": (86.10, 87.57)},
     ),
-    "cifar10": Published(
+    "cifar10": PublishedTable(
         "cifar10",
         "CIFAR-10",
         clients=500,
@@ -91,7 +91,7 @@ class Study:
     model's own), `update` that of updates. `populations` are the numbers of clients compared.
     """
 
-    paper: Published
+    paper: PublishedTable
     model: str
     clients: int
     records: int | None

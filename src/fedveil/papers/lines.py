@@ -16,7 +16,7 @@ def lines_of(sweep: Sweep, length: int, metric: str) -> list[list[Mean]]:
     return [means[i : i + length] for i in range(0, len(means), length)]
 
 
-def curve_of(sweep: Sweep, cell: int, metric: str) -> tuple[list[int], list[Mean]]:
+def learning_curve(sweep: Sweep, cell: int, metric: str) -> tuple[list[int], list[Mean]]:
     """The rounds in which a cell was measured, and the means then."""
     curves = [outcome.curve for outcome in sweep.outcomes(cell)]
     rounds = [round for round, _ in curves[0]]

@@ -32,7 +32,7 @@ NONE, BOUND, WEAK_DP, LOCAL, CENTRAL = "no defence", "norm bound", "weak DP", "l
 
 
 @dataclass(frozen=True)
-class Federation:
+class Deployment:
     """Data, model and training that all defences share.
 
     A client has at most `records` records, None all of its own. It takes `steps` steps per turn:
@@ -108,10 +108,10 @@ class Defence:
     private: bool = False
 
 
-def federations(experiment: Experiment) -> list[Federation]:
+def federations(experiment: Experiment) -> list[Deployment]:
     """FEMNIST by writer, tested on writers held out, and the embedded digits."""
     quick = experiment.scale is Scale.QUICK
-    femnist = Federation(
+    femnist = Deployment(
         "femnist",
         "FEMNIST",
         "natural",
@@ -127,7 +127,7 @@ def federations(experiment: Experiment) -> list[Federation]:
         private_lr=0.5 if quick else 0.2,
         clip=1.0,
     )
-    digits = Federation(
+    digits = Deployment(
         "digits",
         "Digits",
         "iid",
@@ -146,7 +146,7 @@ def federations(experiment: Experiment) -> list[Federation]:
     return [femnist, digits]
 
 
-def defences(federation: Federation) -> list[Defence]:
+def defences(federation: Deployment) -> list[Defence]:
     """The rows of the grid."""
     shared, plain, fixed = federation.shared, federation.plain, federation.fixed
     bound = f"clip.value={federation.bound}"
@@ -256,7 +256,7 @@ _HEADERS = (
 
 
 def _measure(
-    experiment: Experiment, page: Page, at: Axes, federation: Federation, repeat: int
+    experiment: Experiment, page: Page, at: Axes, federation: Deployment, repeat: int
 ) -> None:
     """Run a federation's grid; add its table and findings to the page, its lines to the figure."""
     rows: list[tuple[str, ...]] = []

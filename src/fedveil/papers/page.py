@@ -1,6 +1,5 @@
 """`Page`: a table or figure of a paper, the published numbers beside the measured ones."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -67,11 +66,6 @@ class Page:
         if self.findings:
             parts.append("\n".join(finding.markdown() for finding in self.findings))
         return "\n\n".join([*parts, *self.notes]) + "\n"
-
-
-def rows_of(*columns: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Columns as rows."""
-    return tuple(zip(*columns, strict=True))
 
 
 def _escaped(text: str) -> str:

@@ -66,7 +66,7 @@ class Ranges:
             return torch.cat([(high + low) / 2, ((high - low) / 2).clamp_min(SMALLEST)])
         return torch.tensor([self.centre] * layers + [self.radius] * layers, dtype=torch.float64)
 
-    def spread(self, moving: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def per_coordinate(self, moving: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Centre and radius of every coordinate, float32 [P] each."""
         centres, radii = moving.to(torch.float32).chunk(2)
         repeats = torch.tensor(self.sizes)

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.ledger.file import read_runs
-from fedveil.privacy.ledger.filter import curve_of
+from fedveil.privacy.ledger.filter import renyi_curve
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.looking import query
 from fedveil.privacy.ledger.shared import Common, check_common, check_company, common_of
@@ -45,7 +45,7 @@ class Shared:
             seed = "" if training.plan.secure else str(training.seed)
             check_company(self.path, read_runs(self.path), seed, plan.counted_clients)
             verify(self.path)
-        curve_of(plan.lines[0].event, plan.lines[0].relation)
+        renyi_curve(plan.lines[0].event, plan.lines[0].relation)
 
     def common(self, lines: tuple[BudgetLine, ...], data: str, stored: Common | None) -> Common:
         """What a run of these lines would have in common with others on the ledger."""

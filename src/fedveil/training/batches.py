@@ -33,7 +33,7 @@ class Batch:
             return values
         return values[torch.arange(len(values))[:, None], self.index]
 
-    def spread(self, values: torch.Tensor, records: int) -> torch.Tensor:
+    def scattered(self, values: torch.Tensor, records: int) -> torch.Tensor:
         """The reverse of `chosen`: [K, records, ...] with zeros for records not in this step."""
         if self.index is None:
             return values

@@ -17,7 +17,7 @@ def evaluate(
     task: Task, params: torch.Tensor, data: FederatedData, batch: int = BATCH
 ) -> dict[str, float]:
     """Mean loss and metrics over the test split, summed in float64."""
-    return mean_of([measure(task, params, data, part) for part in batches_of(data, batch)])
+    return mean_metrics([measure(task, params, data, part) for part in batches_of(data, batch)])
 
 
 def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
@@ -34,7 +34,7 @@ def measure(task: Task, params: torch.Tensor, data: FederatedData, batch: slice)
     return len(x), sums
 
 
-def mean_of(parts: Sequence[Measured]) -> dict[str, float]:
+def mean_metrics(parts: Sequence[Measured]) -> dict[str, float]:
     """Means over all records, added in the order of the batches."""
     records = sum(count for count, _ in parts)
     return {name: sum(sums[name] for _, sums in parts) / records for name in parts[0][1]}

@@ -38,7 +38,7 @@ class Bench:
         """Whether all jobs are about its cells."""
         return all(id(prepared) in self._places for prepared, _ in jobs)
 
-    def spread(self, jobs: Sequence[Job]) -> Iterator[tuple[int, list[Outcome]]]:
+    def outcomes(self, jobs: Sequence[Job]) -> Iterator[tuple[int, list[Outcome]]]:
         """(number of the job, its outcomes) as they finish."""
         waiting: dict[Future[list[Outcome]], int] = {}
         left = iter(range(len(jobs)))

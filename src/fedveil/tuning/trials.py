@@ -101,10 +101,10 @@ class Laboratory:
             for number, job in enumerate(jobs):
                 yield number, self.trial(*job)
         elif self._bench is not None and self._bench.knows(jobs):
-            yield from self._bench.spread(jobs)
+            yield from self._bench.outcomes(jobs)
         else:
             with Bench([prepared for prepared, _ in jobs], self.trial, count) as bench:
-                yield from bench.spread(jobs)
+                yield from bench.outcomes(jobs)
 
     @contextmanager
     def held(self, cells: Sequence[Prepared]) -> Iterator[None]:

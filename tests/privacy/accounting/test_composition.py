@@ -17,7 +17,7 @@ from scipy.special import gammaln, logsumexp
 
 from fedveil.errors import BadInput, UnsupportedEvent
 from fedveil.privacy.accounting.claims import Accountant, Relation
-from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon, noise_of, supports
+from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon, noise_in, supports
 from fedveil.privacy.accounting.events import (
     Event,
     FixedSampled,
@@ -470,11 +470,11 @@ def test_negative_noise_is_never_worth_anything():
     ids=str,
 )
 def test_noise_of_an_event(event):
-    assert noise_of(event) == 2.5
+    assert noise_in(event) == 2.5
 
 
 def test_reports_have_no_multiplier():
-    assert noise_of(TwoPoint(1.0)) == noise_of(Shuffled(TwoPoint(1.0), 9)) == math.inf
+    assert noise_in(TwoPoint(1.0)) == noise_in(Shuffled(TwoPoint(1.0), 9)) == math.inf
 
 
 # --- pure and published ---

@@ -24,7 +24,7 @@ from fedveil.privacy.accounting.events import (
     Shuffled,
     TwoPoint,
 )
-from fedveil.privacy.ledger.filter import ORDERS, RenyiFilter, curve_of
+from fedveil.privacy.ledger.filter import ORDERS, RenyiFilter, renyi_curve
 
 DELTA = 1e-5
 ADD = Relation.ADD_REMOVE
@@ -43,13 +43,13 @@ def reference(event):
 @pytest.mark.parametrize("m", [0.3, 1.0, 4.0, 50.0])
 def test_gaussian_curve(m):
     wanted = reference(dp_accounting.GaussianDpEvent(m))
-    assert curve_of(Gaussian(m), ADD) == pytest.approx(wanted, rel=1e-12)
+    assert renyi_curve(Gaussian(m), ADD) == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize("m", [0.2, 1.0, 7.0, 300.0])
 def test_laplace_curve(m):
     wanted = reference(dp_accounting.LaplaceDpEvent(m))
-    found = curve_of(Laplace(m), ADD)
+    found = renyi_curve(Laplace(m), ADD)
     assert found == pytest.approx(wanted, rel=1e-6)
     assert (found <= 1 / m).all()
 
@@ -63,7 +63,7 @@ def test_laplace_curve_is_the_integral(m, order):
         return math.exp((-order * abs(x - 1) + (order - 1) * abs(x)) / m) / (2 * m)
 
     total = sum(quad(ratio, a, b)[0] for a, b in ((-30 * m, 0), (0, 1), (1, 1 + 30 * m)))
-    found = curve_of(Laplace(m), ADD, (order,))[0]
+    found = renyi_curve(Laplace(m), ADD, (order,))[0]
     assert found == pytest.approx(math.log(total) / (order - 1), rel=1e-6)
 
 
@@ -72,16 +72,16 @@ def test_laplace_curve_is_the_integral(m, order):
 @pytest.mark.parametrize("relation", [ADD, Relation.ZERO_OUT])
 def test_sampled_gaussian_curve(rate, m, relation):
     event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(m))
-    found = curve_of(PoissonSampled(rate, Gaussian(m)), relation)
+    found = renyi_curve(PoissonSampled(rate, Gaussian(m)), relation)
     assert found == pytest.approx(reference(event), rel=1e-6, abs=1e-12)
-    assert (found <= curve_of(Gaussian(m), relation)).all()
+    assert (found <= renyi_curve(Gaussian(m), relation)).all()
 
 
 @pytest.mark.parametrize("eps0", [1e-3, 0.5, 2.0, 30.0])
 def test_two_point_curve_is_the_sum_over_both_reports(eps0):
     p = 1 / (1 + math.exp(-eps0))
     q = math.exp(-eps0) * p
-    for order, found in zip(ORDERS, curve_of(TwoPoint(eps0), ADD), strict=True):
+    for order, found in zip(ORDERS, renyi_curve(TwoPoint(eps0), ADD), strict=True):
         terms = [
             order * math.log(p) + (1 - order) * math.log(q),
             order * math.log(q) + (1 - order) * math.log(p),
@@ -97,16 +97,18 @@ def test_no_input_of_a_two_point_report_exceeds_its_curve():
     q = np.linspace(0.001, 0.999, 400)[None, :]
     worst = np.maximum(np.log(p / q), np.log((1 - p) / (1 - q)))
     near = np.maximum(worst, worst.T) <= eps0
-    for order, curve in zip(ORDERS[:8], curve_of(TwoPoint(eps0), ADD), strict=False):
+    for order, curve in zip(ORDERS[:8], renyi_curve(TwoPoint(eps0), ADD), strict=False):
         both = p**order * q ** (1 - order) + (1 - p) ** order * (1 - q) ** (1 - order)
         assert np.log(both[near]).max() / (order - 1) <= curve
 
 
 def test_two_releases_about_one_client_add_up():
-    both = curve_of(GaussianWithBit(Gaussian(2.0), TwoPoint(0.4)), ADD)
-    assert both == pytest.approx(curve_of(Gaussian(2.0), ADD) + curve_of(TwoPoint(0.4), ADD))
-    watched = curve_of(GaussianWithCurator(Gaussian(2.0), Gaussian(7.0), 1), ADD)
-    assert watched == pytest.approx(curve_of(Gaussian(2.0), ADD) + curve_of(Gaussian(7.0), ADD))
+    both = renyi_curve(GaussianWithBit(Gaussian(2.0), TwoPoint(0.4)), ADD)
+    assert both == pytest.approx(renyi_curve(Gaussian(2.0), ADD) + renyi_curve(TwoPoint(0.4), ADD))
+    watched = renyi_curve(GaussianWithCurator(Gaussian(2.0), Gaussian(7.0), 1), ADD)
+    assert watched == pytest.approx(
+        renyi_curve(Gaussian(2.0), ADD) + renyi_curve(Gaussian(7.0), ADD)
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,11 +117,13 @@ def test_two_releases_about_one_client_add_up():
     ids=["fixed", "poisson"],
 )
 def test_sampling_under_replacement_amplifies_nothing(event):
-    assert (curve_of(event, Relation.REPLACE) == curve_of(Gaussian(1.5), ADD)).all()
+    assert (renyi_curve(event, Relation.REPLACE) == renyi_curve(Gaussian(1.5), ADD)).all()
 
 
 def test_a_rate_of_one_is_no_sampling():
-    assert (curve_of(PoissonSampled(1.0, Gaussian(2.0)), ADD) == curve_of(Gaussian(2.0), ADD)).all()
+    assert (
+        renyi_curve(PoissonSampled(1.0, Gaussian(2.0)), ADD) == renyi_curve(Gaussian(2.0), ADD)
+    ).all()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +139,7 @@ def test_a_rate_of_one_is_no_sampling():
 )
 def test_what_has_no_curve_is_refused(event):
     with pytest.raises(BadInput, match="cannot count"):
-        curve_of(event, ADD)
+        renyi_curve(event, ADD)
 
 
 # --- the filter ---
@@ -159,7 +163,7 @@ def spend(filter, choose, most=2000):
     spent, admitted = np.zeros(len(filter.orders)), []
     for number in range(most):
         event = choose(number, spent)
-        curve = curve_of(event, ADD)
+        curve = renyi_curve(event, ADD)
         if not filter.admits(spent, curve):
             break
         spent = spent + curve
@@ -172,7 +176,7 @@ def greedy(filter):
 
     def choose(number, spent):
         sizes = np.geomspace(0.3, 200.0, 60)
-        fits = [m for m in sizes if filter.admits(spent, curve_of(Gaussian(m), ADD))]
+        fits = [m for m in sizes if filter.admits(spent, renyi_curve(Gaussian(m), ADD))]
         return Gaussian(float(fits[0] if fits else 0.3))
 
     return choose
@@ -217,7 +221,7 @@ def test_an_adaptive_adversary_stays_within_delta_exactly():
     clips delta, is compared with delta. The adversary goes for large steps while it is behind.
     """
     filter = RenyiFilter(3.0, 1e-2)
-    curves = [curve_of(TwoPoint(e), ADD) for e in (0.1, 0.05)]
+    curves = [renyi_curve(TwoPoint(e), ADD) for e in (0.1, 0.05)]
     states, ended = {(0, 0, 0): 1.0}, {}
 
     @cache
@@ -250,7 +254,7 @@ def test_an_order_that_is_used_up_stays_used_up():
     random = np.random.default_rng(0)
     spent, gone = np.zeros(len(ORDERS)), np.zeros(len(ORDERS), dtype=bool)
     for _ in range(300):
-        curve = curve_of(Gaussian(float(random.uniform(2, 60))), ADD)
+        curve = renyi_curve(Gaussian(float(random.uniform(2, 60))), ADD)
         if not filter.admits(spent, curve):
             continue
         spent = spent + curve
@@ -263,7 +267,7 @@ def test_an_order_that_is_used_up_stays_used_up():
 
 def test_each_row_is_admitted_by_itself():
     filter = RenyiFilter(2.0, DELTA)
-    curve = curve_of(Gaussian(4.0), ADD)
+    curve = renyi_curve(Gaussian(4.0), ADD)
     full, _ = spend(filter, STRATEGIES["as much as fits"](filter))
     assert filter.admits(np.stack([0 * full, full]), curve).tolist() == [True, False]
 
@@ -280,7 +284,7 @@ def test_delta_is_divided_among_the_orders():
 def test_nothing_spent_is_nothing_claimed_and_a_little_is_not_nothing():
     filter = RenyiFilter(2.0, DELTA)
     assert filter.epsilon_of(np.zeros(len(ORDERS))) == 0
-    assert filter.epsilon_of(curve_of(Gaussian(1e4), ADD)) > 0
+    assert filter.epsilon_of(renyi_curve(Gaussian(1e4), ADD)) > 0
 
 
 def test_what_is_spent_is_told_as_the_filter_counts_it():
@@ -297,7 +301,7 @@ def test_what_is_spent_is_told_as_the_filter_counts_it():
 def test_pure_releases_are_no_cheaper_than_their_exact_composition():
     """k reports of randomised response: the filter's epsilon is above the binomial one."""
     filter, eps0, count = RenyiFilter(5.0, DELTA), 0.2, 20
-    found = filter.epsilon_of(count * curve_of(TwoPoint(eps0), ADD))
+    found = filter.epsilon_of(count * renyi_curve(TwoPoint(eps0), ADD))
     p = 1 / (1 + math.exp(-eps0))
     ones = np.arange(count + 1)
     mass, loss = binom.pmf(ones, count, p), eps0 * (2 * ones - count)

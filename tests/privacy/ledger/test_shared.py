@@ -11,14 +11,14 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Gaussian, Shuffled, TwoPoint
 from fedveil.privacy.ledger.file import read_charges, read_participations, read_runs
-from fedveil.privacy.ledger.filter import RenyiFilter, curve_of
+from fedveil.privacy.ledger.filter import RenyiFilter, renyi_curve
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.shared import Common, common_of, spent_in
 from fedveil.privacy.ledger.verification import verify
 
 LIMIT, DELTA = 3.0, 1e-5
 EVENT = Gaussian(20.0)
-CURVE = curve_of(EVENT, Relation.ZERO_OUT)
+CURVE = renyi_curve(EVENT, Relation.ZERO_OUT)
 
 
 def affordable(curve=CURVE, epsilon=LIMIT, delta=DELTA):
@@ -111,7 +111,7 @@ def test_runs_of_different_noise_share_the_budget(opened, path):
     """Curves are added up order by order, whatever their events are."""
     opened("one", permitted=40).charge(1)
     filter, spent = RenyiFilter(LIMIT, DELTA), CURVE.copy()
-    curve, count = curve_of(Gaussian(45.0), Relation.ZERO_OUT), 0
+    curve, count = renyi_curve(Gaussian(45.0), Relation.ZERO_OUT), 0
     while filter.admits(spent, curve):
         spent, count = spent + curve, count + 1
     assert charge_all(opened("two", event=Gaussian(45.0))) == count

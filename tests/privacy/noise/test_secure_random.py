@@ -182,20 +182,6 @@ def test_distance_per_word_covers_the_longest_keystream():
         assert Fraction(blocks * (blocks - 1), 2**129) <= words * Fraction(DISTANCE)
 
 
-# --- uniforms ---
-
-
-def test_uniforms_are_uniform():
-    assert stats.kstest(SecureRandom().uniforms(200_000), "uniform").pvalue > ALARM
-
-
-def test_uniforms_are_odd_multiples_of_their_step_and_never_an_end():
-    ends = Played(0, 2**12 - 1, 2**64 - 1, 2**63).uniforms(4)
-    assert ends.tolist() == [2.0**-53, 2.0**-53, 1 - 2.0**-53, 0.5 + 2.0**-53]
-    steps = SecureRandom().uniforms(10_000) * 2.0**53
-    assert (steps % 2 == 1).all()
-
-
 # --- coins ---
 
 

@@ -80,7 +80,7 @@ def epsilon(
     compose = _composition(event, relation, accountant)
     if count == 0:
         return 0.0
-    if noise_of(event) < _NO_NOISE:
+    if noise_in(event) < _NO_NOISE:
         return math.inf
     return compose(count, delta, interval)
 
@@ -94,7 +94,7 @@ def supports(event: Event, relation: Relation, accountant: Accountant) -> bool:
     return True
 
 
-def noise_of(event: Event) -> float:
+def noise_in(event: Event) -> float:
     """The noise multiplier inside an event; infinite for reports that have none."""
     match event:
         case Gaussian(m) | Laplace(m) | FuGaussian(m, _) | GaussianWithBit(Gaussian(m), _):
@@ -268,7 +268,7 @@ def _coarsening(event: PoissonSampled, count: int) -> float:
     1 unless the privacy loss is very large: of one release above about 40 (noise below 0.3), or
     of all of them above about 150.
     """
-    m = noise_of(event)
+    m = noise_in(event)
     one = 1 / (2 * m * m) + 10 / m
     spread = event.rate**2 * count * math.expm1(min(1 / (m * m), 600.0))
     return max(1.0, one / 40, min(count * one, one + spread) / 150)

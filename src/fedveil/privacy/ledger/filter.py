@@ -45,7 +45,7 @@ class RenyiFilter:
     |---|---|
     | epsilon not positive or infinite, delta outside (0, 1) | BadInput |
     | an epsilon too small for every order | BadInput |
-    | an event without a Renyi curve | UnsupportedEvent, from `curve_of` |
+    | an event without a Renyi curve | UnsupportedEvent, from `renyi_curve` |
     """
 
     epsilon: float
@@ -82,7 +82,7 @@ class RenyiFilter:
         return 0.0 if not spent.any() else float(paid.min())
 
 
-def curve_of(event: Event, relation: Relation, orders: tuple[int, ...] = ORDERS) -> Curve:
+def renyi_curve(event: Event, relation: Relation, orders: tuple[int, ...] = ORDERS) -> Curve:
     """An upper bound on the Renyi divergence of one release at each (integer) order.
 
     Sampling without replacement is counted as no sampling, which is safe; so is Poisson sampling
@@ -97,14 +97,14 @@ def curve_of(event: Event, relation: Relation, orders: tuple[int, ...] = ORDERS)
         case TwoPoint(eps0):
             return _two_point(a, eps0)
         case GaussianWithBit(gaussian, bit):
-            return curve_of(gaussian, relation, orders) + curve_of(bit, relation, orders)
+            return renyi_curve(gaussian, relation, orders) + renyi_curve(bit, relation, orders)
         case GaussianWithCurator(gaussian, curator, _):
-            return curve_of(gaussian, relation, orders) + curve_of(curator, relation, orders)
+            return renyi_curve(gaussian, relation, orders) + renyi_curve(curator, relation, orders)
         case PoissonSampled(rate, gaussian) if relation is not Relation.REPLACE and rate < 1:
             if gaussian.multiplier > 0:
                 return np.array([_sampled(order, rate, gaussian.multiplier) for order in orders])
         case PoissonSampled(_, gaussian) | FixedSampled(_, _, gaussian):
-            return curve_of(gaussian, relation, orders)
+            return renyi_curve(gaussian, relation, orders)
     raise UnsupportedEvent(
         f"a shared ledger cannot count {kind_of(event)}: it has no Renyi curve; use a ledger of "
         "the run's own"

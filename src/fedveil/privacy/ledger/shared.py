@@ -25,7 +25,7 @@ from fedveil.privacy.ledger.file import (
     read_about,
     read_runs,
 )
-from fedveil.privacy.ledger.filter import Curve, RenyiFilter, curve_of
+from fedveil.privacy.ledger.filter import Curve, RenyiFilter, renyi_curve
 from fedveil.privacy.ledger.hash_chain import seal
 from fedveil.privacy.ledger.looking import one_look
 from fedveil.privacy.noise.grid import delta_of_sampler
@@ -164,7 +164,7 @@ class SharedBudget:
             self._read = int(seq)
 
     def _curve_of(self, line: BudgetLine) -> Curve:
-        return line.per * curve_of(line.event, line.relation, self._filter.orders)
+        return line.per * renyi_curve(line.event, line.relation, self._filter.orders)
 
 
 def check_common(path: Path, common: Common | None) -> None:

@@ -70,19 +70,6 @@ class SecureRandom:
                 raise AssertionError("a keystream ended early")
         return room[:count]
 
-    def uniforms(self, count: int) -> npt.NDArray[np.float64]:
-        """`count` uniforms on (0, 1): odd multiples of 2^-53, each equally likely.
-
-        | edge | behaviour |
-        |---|---|
-        | 0 or 1 | never: the ends are 2^-53 and 1 - 2^-53 |
-
-        >>> u = SecureRandom().uniforms(100)
-        >>> bool((u > 0).all() and (u < 1).all())
-        True
-        """
-        return ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
-
     def mask(self, rate: float, count: int) -> npt.NDArray[np.bool_]:
         """`count` independent coins, each true with probability `rate`, to the last bit of it.
 

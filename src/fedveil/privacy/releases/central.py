@@ -11,7 +11,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
-from fedveil.privacy.accounting.composition import noise_of
+from fedveil.privacy.accounting.composition import noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
@@ -60,7 +60,7 @@ class CentralNoise(Release):
     def difference(self, parts: Parts, line: BudgetLine) -> str | None:
         own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
         added = _joint(self.multiplier, parts.schedule, self.relation) * own / theirs
-        claimed = noise_of(line.event)
+        claimed = noise_in(line.event)
         if not claimed <= added * (1 + _ROUNDING):
             return f"noise of {added:g} sensitivities is added"
         if not isinstance(self.mechanism, GaussianMechanism):

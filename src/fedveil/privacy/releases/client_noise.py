@@ -12,7 +12,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Unit
-from fedveil.privacy.accounting.composition import noise_of
+from fedveil.privacy.accounting.composition import noise_in
 from fedveil.privacy.accounting.events import (
     Event,
     FuGaussian,
@@ -152,7 +152,7 @@ class ClientNoise(Randomised):
 def _claimed(line: BudgetLine) -> float:
     """The noise multiplier of the updates that the line's event speaks of."""
     event = line.event
-    return noise_of(event.gaussian if isinstance(event, GaussianWithCurator) else event)
+    return noise_in(event.gaussian if isinstance(event, GaussianWithCurator) else event)
 
 
 def client_noise(

@@ -7,7 +7,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Unit
-from fedveil.privacy.accounting.composition import noise_of
+from fedveil.privacy.accounting.composition import noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
@@ -61,7 +61,7 @@ class DpSgdSteps(Counted):
 
     def difference(self, parts: Parts, line: BudgetLine) -> str | None:
         own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
-        added, claimed = self.multiplier * own / theirs, noise_of(line.event)
+        added, claimed = self.multiplier * own / theirs, noise_in(line.event)
         if not claimed <= added * _ROUNDED:
             return f"noise of {added:g} sensitivities is added"
         event = PoissonSampled(self.noisy.rate, Gaussian(claimed))

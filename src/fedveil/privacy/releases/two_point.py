@@ -72,7 +72,7 @@ class TwoPointReports(Randomised):
         keys = asked.streams.keys("client-noise", asked.round, asked.ids)
         if self.ranges.perturb is Perturb.WEIGHTS:
             rows += asked.start
-        centre, radius = self.ranges.spread(asked.moving)
+        centre, radius = self.ranges.per_coordinate(asked.moving)
         self.mechanism.report_(rows, centre, radius, keys)
 
     def read_(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
@@ -98,7 +98,7 @@ class TwoPointReports(Randomised):
 
     def _points(self, moving: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Where reports lie: the centre of every coordinate, and how far to either side."""
-        centre, radius = self.ranges.spread(moving)
+        centre, radius = self.ranges.per_coordinate(moving)
         return centre, radius * self.mechanism.kappa
 
 

@@ -9,7 +9,7 @@ import torch
 from fedveil.training.engines.engine import Ids
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import Workers
-from fedveil.training.evaluate import batches_of, mean_of, measure
+from fedveil.training.evaluate import batches_of, mean_metrics, measure
 from fedveil.training.server import ServerState
 from fedveil.training.sums import CohortSum
 
@@ -34,7 +34,7 @@ class Processes(Serial):
         batches = batches_of(self.job.data)
         if len(batches) < 2 or not self._started:
             return super().evaluate(params)
-        return mean_of(list(self._pool.measures(batches, params)))
+        return mean_metrics(list(self._pool.measures(batches, params)))
 
     def close(self) -> None:
         """End the workers."""

@@ -15,7 +15,7 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.engine import Ids, Job
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.evaluate import batches_of, mean_of, measure
+from fedveil.training.evaluate import batches_of, mean_metrics, measure
 from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
 from fedveil.training.reports import Rows
@@ -83,7 +83,7 @@ class Serial:
         """Mean loss and metrics over the test split."""
         task, data = self.job.task, self.job.data
         with one_thread():
-            return mean_of([measure(task, params, data, batch) for batch in batches_of(data)])
+            return mean_metrics([measure(task, params, data, batch) for batch in batches_of(data)])
 
     def close(self) -> None:
         """Nothing is held."""

@@ -232,7 +232,7 @@ class DualWalk(StackedWalk):
         if i > 0:
             super()._put_weight_gradient(i, h, error, batch, out)
         else:
-            self._coordinates(out).copy_(batch.spread(error, self._x.shape[1]))
+            self._coordinates(out).copy_(batch.scattered(error, self._x.shape[1]))
 
     def _at(self, place: int) -> int:
         first = self._layers[0]

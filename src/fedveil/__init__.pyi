@@ -1,0 +1,151 @@
+from fedveil.data.federated import FederatedData as FederatedData
+from fedveil.errors import BadInput as BadInput
+from fedveil.errors import BudgetExhausted as BudgetExhausted
+from fedveil.errors import FedveilError as FedveilError
+from fedveil.models.recurrent import Lstm as Lstm
+from fedveil.models.task import Task as Task
+from fedveil.models.task import correct as correct
+from fedveil.models.task import cross_entropy as cross_entropy
+from fedveil.models.task import squared_error as squared_error
+from fedveil.privacy.accounting.budget import Budget as Budget
+from fedveil.privacy.accounting.budget_line import BudgetLine as BudgetLine
+from fedveil.privacy.accounting.claims import Accountant as Accountant
+from fedveil.privacy.accounting.claims import NoiseSource as NoiseSource
+from fedveil.privacy.accounting.claims import PrivacyClaim as PrivacyClaim
+from fedveil.privacy.accounting.claims import Relation as Relation
+from fedveil.privacy.accounting.claims import Trust as Trust
+from fedveil.privacy.accounting.claims import Unit as Unit
+from fedveil.privacy.clip import Clip as Clip
+from fedveil.privacy.clip import Clipped as Clipped
+from fedveil.privacy.clip_schedules import ClipSchedule as ClipSchedule
+from fedveil.privacy.clip_schedules import Fixed as Fixed
+from fedveil.privacy.clip_schedules import Median as Median
+from fedveil.privacy.clip_schedules import PerGradient as PerGradient
+from fedveil.privacy.clip_schedules import Poly as Poly
+from fedveil.privacy.clip_schedules import Quantile as Quantile
+from fedveil.privacy.ledger.ledger import Ledger as Ledger
+from fedveil.privacy.plan import PrivacyPlan as PrivacyPlan
+from fedveil.privacy.ranges import Perturb as Perturb
+from fedveil.privacy.ranges import Ranges as Ranges
+from fedveil.privacy.releases.central import CentralNoise as CentralNoise
+from fedveil.privacy.releases.central import central as central
+from fedveil.privacy.releases.client_noise import ClientNoise as ClientNoise
+from fedveil.privacy.releases.client_noise import Published as Published
+from fedveil.privacy.releases.client_noise import client_noise as client_noise
+from fedveil.privacy.releases.counted import Counted as Counted
+from fedveil.privacy.releases.counted import Randomised as Randomised
+from fedveil.privacy.releases.counted import line_of as line_of
+from fedveil.privacy.releases.dp_sgd import DpSgdSteps as DpSgdSteps
+from fedveil.privacy.releases.dp_sgd import dp_sgd as dp_sgd
+from fedveil.privacy.releases.none import unprotected as unprotected
+from fedveil.privacy.releases.release import Release as Release
+from fedveil.privacy.releases.two_point import TwoPointReports as TwoPointReports
+from fedveil.privacy.releases.two_point import two_point as two_point
+from fedveil.privacy.rows import Norm as Norm
+from fedveil.privacy.sampling import Everyone as Everyone
+from fedveil.privacy.sampling import FixedSize as FixedSize
+from fedveil.privacy.sampling import Poisson as Poisson
+from fedveil.privacy.sampling import RoundRobin as RoundRobin
+from fedveil.privacy.sampling import Sampler as Sampler
+from fedveil.privacy.secure import planned_for as planned_for
+from fedveil.privacy.secure import secured as secured
+from fedveil.privacy.watching import Watched as Watched
+from fedveil.training.batches import Batches as Batches
+from fedveil.training.dp_sgd import ClientDpSgd as ClientDpSgd
+from fedveil.training.engines.engine import Adversary as Adversary
+from fedveil.training.engines.engine import Engine as Engine
+from fedveil.training.engines.engine import Job as Job
+from fedveil.training.exchange import client_report as client_report
+from fedveil.training.exchange import server_sum as server_sum
+from fedveil.training.gradients.choice import Mode as Mode
+from fedveil.training.round import RoundResult as RoundResult
+from fedveil.training.server import AdamServer as AdamServer
+from fedveil.training.server import ServerOptimizer as ServerOptimizer
+from fedveil.training.server import ServerState as ServerState
+from fedveil.training.server import SgdServer as SgdServer
+from fedveil.training.server import Weights as Weights
+from fedveil.training.session import Training as Training
+from fedveil.training.session import new_ledger as new_ledger
+from fedveil.training.session import train as train
+from fedveil.training.sums import CohortSum as CohortSum
+from fedveil.training.work import ClientSgd as ClientSgd
+from fedveil.training.work import ClientWork as ClientWork
+from fedveil.training.work import Decay as Decay
+from fedveil.training.work import OneGradient as OneGradient
+
+__all__ = [
+    "Accountant",
+    "AdamServer",
+    "Adversary",
+    "BadInput",
+    "Batches",
+    "Budget",
+    "BudgetExhausted",
+    "BudgetLine",
+    "CentralNoise",
+    "ClientDpSgd",
+    "ClientNoise",
+    "ClientSgd",
+    "ClientWork",
+    "Clip",
+    "ClipSchedule",
+    "Clipped",
+    "CohortSum",
+    "Counted",
+    "Decay",
+    "DpSgdSteps",
+    "Engine",
+    "Everyone",
+    "FederatedData",
+    "FedveilError",
+    "Fixed",
+    "FixedSize",
+    "Job",
+    "Ledger",
+    "Lstm",
+    "Median",
+    "Mode",
+    "NoiseSource",
+    "Norm",
+    "OneGradient",
+    "PerGradient",
+    "Perturb",
+    "Poisson",
+    "Poly",
+    "PrivacyClaim",
+    "PrivacyPlan",
+    "Published",
+    "Quantile",
+    "Randomised",
+    "Ranges",
+    "Relation",
+    "Release",
+    "RoundResult",
+    "RoundRobin",
+    "Sampler",
+    "ServerOptimizer",
+    "ServerState",
+    "SgdServer",
+    "Task",
+    "Training",
+    "Trust",
+    "TwoPointReports",
+    "Unit",
+    "Watched",
+    "Weights",
+    "central",
+    "client_noise",
+    "client_report",
+    "correct",
+    "cross_entropy",
+    "dp_sgd",
+    "line_of",
+    "new_ledger",
+    "planned_for",
+    "secured",
+    "server_sum",
+    "squared_error",
+    "train",
+    "two_point",
+    "unprotected",
+]

@@ -1,0 +1,63 @@
+"""What `import fedveil` offers: every name of the stub, and nothing is loaded before it is used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedveil
+
+STUB = ast.parse(Path(fedveil.__file__).with_suffix(".pyi").read_text())
+IMPORTED = [
+    (node.module, alias.name, alias.asname)
+    for node in STUB.body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+]
+
+
+def test_the_stub_lists_what_it_imports():
+    (listed,) = [ast.literal_eval(n.value) for n in STUB.body if isinstance(n, ast.Assign)]
+    assert listed == sorted(name for _, name, _ in IMPORTED) == fedveil.__all__
+    assert all(name == known for _, name, known in IMPORTED)
+
+
+@pytest.mark.parametrize(("module", "name"), [(m, n) for m, n, _ in IMPORTED])
+def test_public_names_are_where_the_stub_says(module, name):
+    found = getattr(fedveil, name)
+    assert getattr(sys.modules[module], name) is found
+    assert name in dir(fedveil)
+    assert (found.__doc__ or "").strip()
+
+
+def test_unknown_names_are_no_attributes():
+    with pytest.raises(AttributeError, match="has no attribute 'colour'"):
+        _ = fedveil.colour
+
+
+def test_the_package_is_imported_without_torch():
+    code = "import sys, fedveil; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.slow
+def test_type_checkers_see_the_real_types(tmp_path):
+    user = tmp_path / "user.py"
+    user.write_text(
+        "import fedveil as fv\n"
+        "claim: fv.PrivacyClaim | None = fv.unprotected(fv.Everyone(), 3, rounds=1).promise\n"
+        "reveal_type(fv.central)\n"
+        "fv.Fixed('one')\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", tmp_path, user],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "PrivacyPlan" in told.stdout
+    assert 'Argument 1 to "Fixed" has incompatible type "str"' in told.stdout
+    assert told.stdout.count("error:") == 1
