@@ -40,13 +40,10 @@ class MeanLength(fv.ClipSchedule):
 
 
 torch.manual_seed(0)
-x = torch.randn(2200, 10)
-y = (x[:, 0] > x[:, 1]).long()
-clients = [(f"client-{k}", x[k::220], y[k::220]) for k in range(200)]
-test = (
-    torch.cat([x[k::220] for k in range(200, 220)]),
-    torch.cat([y[k::220] for k in range(200, 220)]),
-)
+x = torch.randn(220, 10, 10)
+y = (x[:, :, 0] > x[:, :, 1]).long()
+clients = [(f"client-{k}", x[k], y[k]) for k in range(200)]
+test = x[200:].flatten(0, 1), y[200:].flatten()
 data = fv.FederatedData.from_clients(clients, test=test, classes=2)
 
 schedule = MeanLength(value=1.0, noise=10.0)

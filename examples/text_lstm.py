@@ -39,13 +39,13 @@ def sentences(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 torch.manual_seed(0)
-clients = [(f"phone-{k}", *sentences(200)) for k in range(8)]
+clients = [(f"phone-{k}", *sentences(200)) for k in range(5)]
 data = fv.FederatedData.from_clients(clients, test=sentences(500), classes=2)
 task = fv.Task(Reader(), fv.cross_entropy, {"accuracy": fv.correct})
 
-# In a step every sentence joins with probability 0.2; 10 steps in each of 15 rounds.
+# In a step every sentence joins with probability 0.2; 10 steps in each of 8 rounds.
 plan = fv.dp_sgd(
-    fv.Everyone(), data.clients, 1.0, rate=0.2, steps=10, rounds=15, budget=fv.Budget(8, 1e-4)
+    fv.Everyone(), data.clients, 1.0, rate=0.2, steps=10, rounds=8, budget=fv.Budget(8, 1e-4)
 )
 work = fv.ClientDpSgd(plan.steps, lr=2.0)
 for result in fv.train(fv.Training(task, data, plan, work)):
