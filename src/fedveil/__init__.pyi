@@ -54,9 +54,12 @@ from fedveil.training.dp_sgd import ClientDpSgd as ClientDpSgd
 from fedveil.training.engines.engine import Adversary as Adversary
 from fedveil.training.engines.engine import Engine as Engine
 from fedveil.training.engines.engine import Job as Job
+from fedveil.training.exchange import client_report as client_report
+from fedveil.training.exchange import server_sum as server_sum
 from fedveil.training.gradients.choice import Mode as Mode
 from fedveil.training.round import RoundResult as RoundResult
 from fedveil.training.server import AdamServer as AdamServer
+from fedveil.training.server import ServerOptimizer as ServerOptimizer
 from fedveil.training.server import ServerState as ServerState
 from fedveil.training.server import SgdServer as SgdServer
 from fedveil.training.server import Weights as Weights
@@ -118,6 +121,7 @@ __all__ = [
     "RoundResult",
     "RoundRobin",
     "Sampler",
+    "ServerOptimizer",
     "ServerState",
     "SgdServer",
     "Task",
@@ -129,6 +133,7 @@ __all__ = [
     "Weights",
     "central",
     "client_noise",
+    "client_report",
     "correct",
     "cross_entropy",
     "dp_sgd",
@@ -136,6 +141,7 @@ __all__ = [
     "planned_for",
     "priv_unit",
     "secured",
+    "server_sum",
     "squared_error",
     "train",
     "two_point",

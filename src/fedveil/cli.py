@@ -127,7 +127,7 @@ def run(
     set_: Set = None,
     out: Annotated[Path | None, typer.Option(help="Run directory (new or empty).")] = None,
     data: Data = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume an interrupted run.")] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="A ledger that runs on the same data share.")
     ] = None,
@@ -141,7 +141,7 @@ def run(
     others = (recipe, set_ or None, out, ledger, ledger_epsilon)
     if resume is not None and any(other is not None for other in others):
         raise BadInput(
-            "--resume goes on with the recipe it finds: leave out recipe, --set, --out and --ledger"
+            "--resume takes the recipe from the run: leave out recipe, --set, --out and --ledger"
         )
     if ledger_epsilon is not None and ledger is None:
         raise BadInput("--ledger-epsilon is the budget of a shared ledger: name it with --ledger")
@@ -186,7 +186,7 @@ def run(
         print((prepared.folder / "result.json").read_text(), end="")
     if result["stopped"] == "interrupted":
         print(
-            f"interrupted after round {result['rounds']}: go on with "
+            f"interrupted after round {result['rounds']}: resume with "
             f"fedveil run --resume {result['run_dir']}",
             file=sys.stderr,
         )
@@ -206,9 +206,13 @@ def plan(
     against: Annotated[
         list[str] | None, typer.Option(help="Another recipe to compare with; repeatable.")
     ] = None,
-    steps: Annotated[str, typer.Option(help="Local steps E to look at.")] = "1,2,3,4,6,12",
-    iterations: Annotated[str, typer.Option(help="Iterations T to look at.")] = "12,24,36,60,120",
-    clips: Annotated[str, typer.Option(help="Clips to look at; none: the recipe's.")] = "",
+    steps: Annotated[
+        str, typer.Option(help="E to look at: local steps per round.")
+    ] = "1,2,3,4,6,12",
+    iterations: Annotated[
+        str, typer.Option(help="T to look at: local steps in all.")
+    ] = "12,24,36,60,120",
+    clips: Annotated[str, typer.Option(help="Clip norms to look at; none: the recipe's.")] = "",
     rates: Annotated[str, typer.Option(help="Learning rates to look at; none: as given.")] = "",
     repeat: Annotated[
         int | None,
@@ -235,7 +239,10 @@ def plan(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
-    """Which E and T for a claim: by formulas, by theory on a recipe's data, or by simulation."""
+    """Choose E (local steps per round) and T (local steps in all) for a claim.
+
+    By formulas alone, by theory on a recipe's data, or by training (--simulate).
+    """
     _check_given(
         repeat=repeat,
         clients=clients,
@@ -294,7 +301,7 @@ def sweep(
         list[str],
         typer.Option("--grid", metavar="KEY=V,V,...", help="An axis of the grid; repeatable."),
     ],
-    out: Annotated[Path, typer.Option(help="Directory; a sweep found there is gone on with.")],
+    out: Annotated[Path, typer.Option(help="Directory; resumes a sweep found there.")],
     repeat: Annotated[int, typer.Option(help="Repetitions of every cell.")] = 1,
     set_: Set = None,
     curves: Annotated[
@@ -305,7 +312,7 @@ def sweep(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
-    """Train every recipe of a grid, repeatedly, over all cores; go on after an interruption."""
+    """Train every recipe of a grid, repeatedly, over all cores; resumes after an interruption."""
     _check_given(repeat=repeat)
     check_workers("--workers", workers)
     _check_out(out)
@@ -331,10 +338,10 @@ def sweep(
         with Counter(console, "trials") as counter:
             found.run(counter.show)
     except KeyboardInterrupt:
-        print(f"interrupted: the same command goes on in {out}", file=sys.stderr)
+        print(f"interrupted: the same command resumes it in {out}", file=sys.stderr)
         return 1
     except WorkerLost as e:
-        print(f"error: {e}; the same command goes on in {out}", file=sys.stderr)
+        print(f"error: {e}; the same command resumes it in {out}", file=sys.stderr)
         return 1
     if json_:
         print(json.dumps(found.report(), indent=2))
@@ -357,7 +364,7 @@ def reproduce(
     ] = "quick",
     repeat: Annotated[int | None, typer.Option(help="Repetitions; default: by scale.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Directory; what is found there is gone on with.")
+        Path | None, typer.Option(help="Directory; resumes what is found there.")
     ] = None,
     data: Data = None,
     workers: Workers = 0,
@@ -397,10 +404,10 @@ def reproduce(
             experiment = Experiment(folder, Scale(scale), repeat, data, workers, counter.show_of)
             path = run_items(paper, items, experiment, " ".join(parts), show)
     except KeyboardInterrupt:
-        print(f"interrupted: the same command goes on in {folder}", file=sys.stderr)
+        print(f"interrupted: the same command resumes it in {folder}", file=sys.stderr)
         return 1
     except WorkerLost as e:
-        print(f"error: {e}; the same command goes on in {folder}", file=sys.stderr)
+        print(f"error: {e}; the same command resumes it in {folder}", file=sys.stderr)
         return 1
     print(f"written: {path}", file=sys.stderr)
     return 0

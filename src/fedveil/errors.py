@@ -2,7 +2,7 @@
 
 
 class FedveilError(Exception):
-    """Anything fedveil refuses or cannot go on with."""
+    """Anything fedveil refuses or cannot continue after."""
 
 
 class BadInput(FedveilError, ValueError):

@@ -320,6 +320,30 @@ def test_a_sampler_of_one_s_own_has_no_amplification(data):
         training(data, plan=central(sampler=Loyal(0.1)))
 
 
+def test_a_sampler_of_one_s_own_has_no_turns_that_central_dp_believes(data):
+    """Nobody counts turns there: a client asked in every round would be charged for a tenth."""
+    with pytest.raises(BadInput, match="whose order nobody knows"):
+        training(data, plan=central(sampler=Again(3)))
+
+
+class Thrice(fv.Everyone):
+    def cohort(self, population, round, streams, counts=None):
+        return np.repeat(np.arange(population), 3)
+
+
+class Strangers(fv.Everyone):
+    def cohort(self, population, round, streams, counts=None):
+        return np.arange(population) + 1
+
+
+@pytest.mark.parametrize("sampler", [Thrice(), Strangers()])
+def test_a_cohort_has_each_client_once(data, sampler):
+    """Three rows of one client move the sum by three clip norms."""
+    results = fv.train(training(data, plan=central(sampler=sampler)))
+    with pytest.raises(BadInput, match="draw each client once"):
+        next(results)
+
+
 def test_a_sampler_that_asks_too_often_is_stopped_by_the_ledger(data):
     plan = fv.client_noise(
         Again(3), CLIENTS, fv.Fixed(1.0), laplace=False, rounds=5, budgets=(FREE,), multiplier=1.0

@@ -133,7 +133,7 @@ LOCAL = {
     "range without most weights": (
         "ldp-fl",
         ["clip.perturb=weights", "clip.centre=1.0"],
-        "excludes 100%",
+        "excludes 100 %",
     ),
     "centre of updates": ("ldp-fl", ["clip.centre=1.0"], "clip.centre is 1.0"),
     "fewer clients than the shuffle needs": ("ldp-fl", ["data.clients=400"], "shuffle.minimum"),

@@ -46,7 +46,7 @@ UNUSED = {
     "repetitions of nothing": (["plan", "dp-fedavg", "--repeat", "5"], "add --simulate"),
     "a budget for a run that goes on": (
         ["run", "--resume", ".", "--ledger-epsilon", "0"],
-        "--resume goes on",
+        "--resume takes the recipe",
     ),
     "an empty recipe": (["run", ""], "recipe '' is unknown"),
     "no hidden layers": (["run", "--set", "model.hidden=[]"], "model.hidden is empty"),

@@ -272,7 +272,7 @@ def test_ctrl_c_and_the_same_command_again(cli, fork, tmp_path):
     os.killpg(process.pid, signal.SIGCONT)
     assert process.wait() == 1
     assert process.out.read_text() == ""
-    assert process.err.read_text() == f"interrupted: the same command goes on in {folder}\n"
+    assert process.err.read_text() == f"interrupted: the same command resumes it in {folder}\n"
     assert members(process.pid) == []
     kept = (folder / "trials.jsonl").read_text()
     assert kept.count("\n") < TRIALS
@@ -289,5 +289,5 @@ def test_a_worker_that_is_killed_is_one_line(fork, tmp_path):
     assert process.wait() == 1
     err = process.err.read_text()
     assert err.startswith("error: a process that trained was killed")
-    assert err.endswith(f"the same command goes on in {folder}\n")
+    assert err.endswith(f"the same command resumes it in {folder}\n")
     assert err.count("\n") == 1

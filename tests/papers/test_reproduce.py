@@ -1,4 +1,4 @@
-"""Items of a paper: chosen, run, gone on with, and put on one page."""
+"""Items of a paper: chosen, run, resumed, and put on one page."""
 
 import sys
 from pathlib import Path

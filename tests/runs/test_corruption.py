@@ -295,7 +295,7 @@ MENDED = {
         both(write(LAST, b""), write(BEFORE, b"")),
         "00003.* cannot be read.*00002.* cannot be read.*from round 0",
     ),
-    "all checkpoints removed": ("cut", remove("checkpoint"), "went on from round 0"),
+    "all checkpoints removed": ("cut", remove("checkpoint"), "was resumed from round 0"),
     "checkpoint of an older round in its place": (
         "cut",
         lambda run, other: shutil.copy(run / BEFORE, run / LAST),
@@ -328,7 +328,7 @@ MENDED = {
     "other versions": (
         "cut",
         edit("recipe.toml", "# resolved by fedveil", "# resolved by fedveil 0.0.9, was"),
-        "went on with fedveil .*repeats to about 1e-5, not to the last bit",
+        "was resumed by fedveil .*repeats to about 1e-5, not to the last bit",
     ),
     "versions removed": ("cut", edit("recipe.toml", "# resolved by", "#"), "about 1e-5"),
 }
@@ -462,7 +462,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(made, tmp_path, monkey
 def test_a_disk_that_is_full_from_the_start_is_told(tmp_path, monkeypatch, error):
     run = started(tmp_path)
     monkeypatch.setattr(runs, "write_atomic", error)
-    with pytest.raises(BadInput, match="the run cannot go on"):
+    with pytest.raises(BadInput, match="the run cannot continue"):
         run.execute()
 
 

@@ -44,7 +44,7 @@ def test_a_loss_that_is_not_finite(broken):
 def test_everything_bounded():
     verdict, note = diagnose(history(2.3, 2.3, 2.299, clipped=0.98))
     assert verdict == "the model hardly learnt: loss 2.3 at the start, 2.299 at the end"
-    assert note.startswith("98% of the updates were longer than the clip, 0.25")
+    assert note.startswith("98 % of the updates were clipped, at 0.25")
 
 
 def test_noise_larger_than_signal():

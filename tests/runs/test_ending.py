@@ -144,7 +144,7 @@ def test_going_on_counts_what_was_charged_already(begin):
     run.execute(stop_after(2))
     again, told = Run.resume(run.folder, None), []
     result = again.execute(on_start=lambda: told.append(again.describe()))
-    assert "going on after round 2" in told[0]
+    assert "resuming after round 2" in told[0]
     assert f"room for {fit} of the 60 rounds" in told[0]
     assert result["rounds"] == fit
 

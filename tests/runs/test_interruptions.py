@@ -112,11 +112,11 @@ def test_the_first_line_of_a_resumed_run_says_from_where_it_goes_on(start, cli):
     run.execute(on_round)
     code, _, err = cli("run", "--resume", run.folder)
     assert code == 0
-    assert "going on after round 3" in err.splitlines()[0]
+    assert "resuming after round 3" in err.splitlines()[0]
 
 
 def test_a_new_run_goes_on_from_nowhere(start):
     told = []
     run = start("central")
     run.execute(on_start=lambda: told.append(run.describe()))
-    assert "going on" not in told[0]
+    assert "resuming" not in told[0]

@@ -470,7 +470,7 @@ def test_reports_that_overflow_are_told_with_their_clients(start):
 
 def test_a_bound_far_too_tight_is_told(start):
     notes = start("fedavg", "clip.kind=fixed", "clip.value=1e-4").execute()["notes"]
-    assert any("100% of the updates were longer than the clip, 0.0001" in n for n in notes)
+    assert any("100 % of the updates were clipped, at 0.0001" in n for n in notes)
 
 
 def test_far_too_much_noise_is_told(start):

@@ -139,7 +139,7 @@ def test_diagnostics_are_nowhere_unless_asked_for(cli, tmp_path, recipe):
     assert " clients" not in rounds
     for word in ("signal/noise", "clipped", "updates/s"):
         assert word not in rounds + screen
-    assert "longer than the clip" not in screen
+    assert "updates were clipped" not in screen
 
 
 def test_diagnostics_that_were_asked_for_are_named_in_the_claim(cli, tmp_path):

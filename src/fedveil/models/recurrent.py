@@ -19,9 +19,9 @@ class Lstm(nn.Module):
         super().__init__()
         self.input = nn.Linear(inputs, 4 * hidden)
         self.hidden = nn.Linear(hidden, 4 * hidden, bias=False)
-        clip = hidden**-0.5
+        reach = hidden**-0.5
         for parameter in self.parameters():
-            nn.init.uniform_(parameter, -clip, clip)
+            nn.init.uniform_(parameter, -reach, reach)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Step through the sequence; the four gates are input, forget, cell and output."""

@@ -12,6 +12,7 @@ from torch import nn
 Snapshot = dict[str, object]
 
 _DEEPEST = 6
+_KNOWN = ("builtins", "torch", "numpy", "typing", "abc", "fedveil", "functools", "collections")
 _CACHES = ("_flat_weights", "_flat_weight_refs")
 """torch's recurrent layers keep references to their own weights in these."""
 
@@ -91,11 +92,27 @@ def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
         return id(value)
     if isinstance(value, types.MethodType):
         return id(value.__func__), _token(value.__self__, depth + 1, seen)
-    held = {"dict": getattr(value, "__dict__", None)}
+    held: dict[str, Any] = {
+        "dict": getattr(value, "__dict__", None),
+        **_of_class(type(value), value),
+    }
     if isinstance(value, types.FunctionType):
         held["closure"] = [_cell(cell) for cell in value.__closure__ or ()]
         held["defaults"] = value.__defaults__
     return id(value), _token(held, depth, seen) if any(held.values()) else None
+
+
+def _of_class(kind: type, value: Any) -> dict[str, Any]:
+    """What an object keeps outside its dict: in slots, and in the attributes of its own classes."""
+    own = [c for c in kind.__mro__ if c.__module__.split(".")[0] not in _KNOWN]
+    slots = [name for c in own for name in getattr(c, "__slots__", ()) if hasattr(value, name)]
+    shared = {
+        name: held
+        for c in own
+        for name, held in vars(c).items()
+        if name[:2] != "__" and not callable(held) and not hasattr(held, "__get__")
+    }
+    return {"slots": {name: getattr(value, name) for name in slots}, "class": shared}
 
 
 def _cell(cell: types.CellType) -> object:

@@ -153,7 +153,7 @@ class Task:
         if name is not None:
             raise BadInput(
                 f"{name!r} of the model changes when records pass through it: what one client's "
-                "records leave there would reach others outside the clip; compute it anew in every "
+                "records leave there would reach others outside the clip; compute it in every "
                 "pass, or leave it out"
             )
 

@@ -1,4 +1,4 @@
-"""What an item of a paper runs on: sweeps in a directory, gone on with after an interruption."""
+"""What an item of a paper runs on: sweeps in a directory, resumed after an interruption."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

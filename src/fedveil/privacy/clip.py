@@ -39,7 +39,7 @@ class Clip:
     | value below 1e-20, NaN or infinite | BadInput (float32 has no room for the rounding) |
     | zero row | stays zero |
     | row as long as float32 allows | clipped like any other |
-    | row with NaN or infinity | ValueError: `training.server.accept` zeroes and names it first |
+    | row with NaN or infinity | ValueError: `training.reports.accept` zeroes and names it first |
     | rows of half precision or integers | ValueError (1e-6 leaves no room for their rounding) |
     | no rows | no rows |
 

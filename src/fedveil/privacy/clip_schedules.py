@@ -8,7 +8,6 @@ watches is private: it states what each client sends and how much noise the sum 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -23,13 +22,17 @@ from fedveil.privacy.rows import Norm
 from fedveil.privacy.watching import Watched
 
 
-class Lengths(Protocol):
+@dataclass(frozen=True)
+class Lengths:
     """What a schedule may watch: clients' lengths before the clip, [K], and whom it has met."""
 
-    @property
-    def norms(self) -> torch.Tensor: ...
-    @property
-    def clipped(self) -> torch.Tensor: ...
+    norms: torch.Tensor
+    clipped: torch.Tensor
+
+    def of(self, client: int) -> "Lengths":
+        """Those of one client."""
+        only = slice(client, client + 1)
+        return Lengths(self.norms[only], self.clipped[only])
 
 
 class ClipSchedule:
@@ -323,6 +326,11 @@ class Median(ClipSchedule):
         half = int((counts.cumsum(0) < counts.sum() / 2).sum())
         median = min(2.0 ** (self.low + half), self.cap)
         return min(moving, median) if self.monotone else median
+
+
+def is_ours(schedule: ClipSchedule) -> bool:
+    """Whether what it watches of a client is known not to depend on others in the block."""
+    return type(schedule) in (Fixed, Poly, PerGradient, Quantile, Median)
 
 
 def _check_clip(value: float, norm: Norm) -> None:

@@ -73,14 +73,28 @@ def identity(value: Any, depth: int = 0, seen: frozenset[int] = frozenset()) -> 
             for field in fields(value)
             if field.init and field.name not in _WORDS
         ]
-        return f"{_name(type(value))}({','.join(told)})"
-    held = getattr(value, "__dict__", {})
-    return f"{_name(type(value))}{getattr(value, '__qualname__', '')}{inner(dict(held))}"
+        return f"{_name(type(value))}({','.join(told)}){_own(type(value), inner)}"
+    held, own = getattr(value, "__dict__", {}), _own(type(value), inner)
+    return f"{_name(type(value))}{getattr(value, '__qualname__', '')}{inner(dict(held))}{own}"
 
 
 def seed_of(*parts: Any) -> int:
     """A number of 128 bits that other parts do not have."""
     return int(hashlib.sha256(identity(parts).encode()).hexdigest()[:32], 16)
+
+
+def _own(kind: type, inner: Callable[[Any], str]) -> str:
+    """What a class of one's own does, which its name does not say: it may be written again."""
+    told = []
+    for each in kind.__mro__:
+        if each.__module__.split(".")[0] in (*_KEPT, "builtins", "typing", "enum", "abc"):
+            continue
+        for name, value in sorted(vars(each).items()):
+            function = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
+            plain = isinstance(value, bool | int | float | str | tuple) and name[:2] != "__"
+            if plain or isinstance(function, types.FunctionType):
+                told.append((name, function))
+    return inner(told) if told else ""
 
 
 def _name(kind: type) -> str:

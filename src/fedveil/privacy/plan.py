@@ -12,13 +12,15 @@ import torch
 from fedveil.checks import check, shown
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
-from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Unit
+from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim
 from fedveil.privacy.clip import Clip
-from fedveil.privacy.clip_schedules import ClipSchedule, Lengths
+from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_ours
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.release import NOBODY, Asked, Release
+from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Counts, Sampler
 from fedveil.privacy.steps import NoisySteps
+from fedveil.privacy.watching import Watched
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,7 @@ class PrivacyPlan:
     `release` and `schedule` require of it, and lines with parts (`check_lines`).
 
     `parameters` is the number of coordinates that are accounted, None where it does not matter.
+    What the schedule watches, and in which norm it clips, is asked for once.
     """
 
     sampler: Sampler
@@ -41,6 +44,8 @@ class PrivacyPlan:
     release: Release = field(default_factory=Release)
     lines: tuple[BudgetLine, ...] = ()
     parameters: int | None = None
+    watched: Watched | None = field(init=False, repr=False, default=None)
+    norm: Norm | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         check("rounds", self.rounds)
@@ -50,6 +55,10 @@ class PrivacyPlan:
             raise BadInput(f"release is {self.release!r}: a Release is needed")
         if self.schedule is not None:
             check_schedule(self.schedule)
+            object.__setattr__(self, "watched", self.schedule.watched)
+            object.__setattr__(self, "norm", self.schedule.norm)
+        if self.watched is not None and type(self.watched) is not Watched:
+            raise BadInput(f"what the clip watches is {shown(self.watched)}: a Watched is needed")
         self.release.check(self)
         capped = getattr(self.sampler, "max_participations", None) is not None
         if capped and not self.release.counted:
@@ -79,7 +88,7 @@ class PrivacyPlan:
         if line.share < self.sampler.share(self.population):
             return f"clients take part in {self.sampler.share(self.population)} of the rounds"
         cap = getattr(self.sampler, "max_participations", None)
-        if line.unit is not Unit.WEIGHT and line.cap is not None and line.cap != cap:
+        if line.cap is not None and line.cap != cap:
             return f"the cap on participations is {cap}"
         if line.every != 1:
             return "there is a release in every round"
@@ -189,8 +198,7 @@ class PrivacyPlan:
     @property
     def moves(self) -> bool:
         """Whether what clients send decides what the next round asks of them."""
-        watches = self.schedule is not None and self.schedule.watched is not None
-        return watches or self.release.moves
+        return self.watched is not None or self.release.moves
 
     def start(self, params: torch.Tensor) -> torch.Tensor:
         """What moves from round to round, before the first one: a clip's value, or ranges."""
@@ -198,22 +206,45 @@ class PrivacyPlan:
         return torch.cat([torch.tensor(value, dtype=torch.float64), self.release.start(params)])
 
     def clip(self, moving: torch.Tensor, round: int) -> Clip | None:
-        """The clip in force in `round`."""
-        return None if self.schedule is None else self.schedule.clip(float(moving[0]), round)
+        """The clip in force in `round`: one and the same, however often it is asked for.
+
+        Guarantee: rows are clipped to it and noise is scaled by it, whatever a schedule answers
+        when it is asked again. It is ours, in the norm that the schedule said.
+        """
+        if self.schedule is None:
+            return None
+        asked = (round, float(moving[0]))
+        known: dict[tuple[int, float], Clip] = self.__dict__.setdefault("_clips", {})
+        if asked not in known:
+            clip = self.schedule.clip(float(moving[0]), round)
+            if type(clip) is not Clip or clip.norm is not self.norm:
+                name = type(self.schedule).__name__
+                raise BadInput(
+                    f"{name} clips in {self.norm} and gave {shown(clip)}: a Clip in that norm is "
+                    "needed"
+                )
+            known.clear()
+            known[asked] = clip
+        return known[asked]
 
     @property
     def width(self) -> int:
         """How many numbers a client is asked for beside its update."""
-        watched = None if self.schedule is None else self.schedule.watched
-        return 0 if watched is None else watched.width
+        return 0 if self.watched is None else self.watched.width
 
     def watch(self, lengths: Lengths, asked: Asked) -> torch.Tensor:
-        """What each client sends for an adaptive clip, [K, width]: cut, and flipped if need be."""
-        clients, schedule = len(asked.ids), self.schedule
-        watched = None if schedule is None else schedule.watched
+        """What each client sends for an adaptive clip, [K, width]: cut, and flipped if need be.
+
+        Guarantee: a client's row depends on the client alone. A schedule that is not ours is asked
+        for one client at a time.
+        """
+        clients, schedule, watched = len(asked.ids), self.schedule, self.watched
         if schedule is None or watched is None or not watched.due(asked.round):
             return torch.zeros(clients, self.width, dtype=torch.float64)
-        rows = watched.cut(schedule.watch(lengths, asked.round), clients)
+        each = [lengths] if is_ours(schedule) else [lengths.of(k) for k in range(clients)]
+        rows = torch.cat(
+            [watched.cut(schedule.watch(some, asked.round), len(some.norms)) for some in each]
+        )
         if watched.flip:
             keys = asked.streams.keys("client-bits", asked.round, asked.ids)
             return watched.flipped(rows, keys)
@@ -234,10 +265,10 @@ class PrivacyPlan:
         """
         if self.schedule is None:
             return self.release.move(moving, before, after)
-        told = self.schedule.watched
+        told = self.watched
         if told is None or not told.due(round):
             return moving
-        noisy = told.noisy(watched, streams.keys(told.word, round, NOBODY))
+        noisy = told.noisy(watched, streams.keys(told.purpose, round, NOBODY))
         value = self.schedule.move(float(moving[0]), noisy, self.expected, round)
         return torch.tensor([value], dtype=torch.float64)
 

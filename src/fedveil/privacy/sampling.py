@@ -77,7 +77,7 @@ class Poisson:
 
     rate: float
     relation: ClassVar[Relation] = Relation.ZERO_OUT
-    assumption: ClassVar[str] = "clients join each round independently; who joined is kept secure"
+    assumption: ClassVar[str] = "clients join each round independently; who joined is kept secret"
 
     def __post_init__(self) -> None:
         check("sample.rate", self.rate)
@@ -127,7 +127,7 @@ class FixedSize:
     size: int
     max_participations: int | None = None
     relation: ClassVar[Relation] = Relation.REPLACE
-    assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secure"
+    assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secret"
 
     def __post_init__(self) -> None:
         check("sample.size", self.size)
@@ -141,7 +141,7 @@ class FixedSize:
     def cohort(
         self, population: int, round: int, streams: Streams, counts: Counts | None = None
     ) -> Cohort:
-        """`size` clients, drawn anew each round from those below their cap."""
+        """`size` clients, drawn each round from those below their cap."""
         if self.max_participations is None:
             return _subset(streams, round, population, self.size)
         if counts is None:
@@ -238,6 +238,15 @@ class Everyone:
     def share(self, population: int) -> Fraction:
         """Every round concerns every client."""
         return Fraction(1)
+
+
+def check_cohort(ids: Cohort, population: int) -> None:
+    """Refuse a cohort that names a client twice, whose rows would add up beyond the clip."""
+    if len(ids) and (ids[0] < 0 or ids[-1] >= population or not (ids[1:] > ids[:-1]).all()):
+        raise BadInput(
+            f"the sampler drew a cohort that is not {len(ids)} different clients of {population} "
+            "in ascending order: nothing was released; draw each client once"
+        )
 
 
 def _subset(streams: Streams, round: int, population: int, size: int) -> Cohort:

@@ -29,6 +29,7 @@ class Watched:
     |---|---|
     | length outside (0, 1], width < 1, every < 1 | BadInput |
     | flip with several numbers | BadInput |
+    | noise or flip negative, NaN or infinite | BadInput |
     """
 
     width: int
@@ -49,8 +50,17 @@ class Watched:
                 f"{self.width} {self.word} of length {self.length:g} in one of {self.every} rounds "
                 "cannot be watched: at least one, of a length up to 1"
             )
+        if not (0 <= self.noise < math.inf and 0 <= self.flip < math.inf):
+            raise BadInput(
+                f"{self.word} with noise {self.noise} and flip {self.flip}: finite numbers >= 0"
+            )
         if self.flip and self.width != 1:
             raise BadInput(f"only one bit can be flipped, and {self.width} {self.word} are watched")
+
+    @property
+    def purpose(self) -> str:
+        """Which stream the noise is from: one that no other noise has, whatever the word is."""
+        return self.word if self.word in ("bits", "norms") else f"watched {self.word}"
 
     def sensitivity(self, relation: Relation) -> float:
         """How far one client can move the sum of rows, in L2.

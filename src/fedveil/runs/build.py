@@ -101,7 +101,7 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     """The recipe with every choice that was left open filled in, so that it can be repeated.
 
     Noise that clients do not have in common, or that updates share with an adaptive clip's bits,
-    is no single multiplier of a recipe: it is found anew from the budget.
+    is no single multiplier of a recipe: it is found from the budget again.
     """
     noise, plan = recipe.noise, training.plan
     noise = noise.model_copy(update=plan.release.settings(plan.schedule))

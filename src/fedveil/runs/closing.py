@@ -92,7 +92,7 @@ def _of_claims(folder: Path, told: Statement, *, ended: bool) -> list[str]:
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as e:
         return [f"{path} cannot be read: {e}"]
     if not ended and rounds < len({charge.round for charge in told.charges}):
-        return []  # an older result of a run that has gone on
+        return []  # an older result of a run that was resumed
     own = [claim.to_dict() for claim in told.claims]
     if len(own) == len(claims) and all(map(_same, claims, own)):
         return []

@@ -32,7 +32,7 @@ def diagnose(history: list[dict[str, Any]]) -> list[str]:
     clipped = sum(shares) / len(shares) if shares else 0.0
     if clipped >= _ALL and rounds[-1].get("clip") is not None:
         notes.append(
-            f"{clipped:.0%} of the updates were longer than the clip, {rounds[-1]['clip']:.4g}: "
+            f"{100 * clipped:.0f} % of the updates were clipped, at {rounds[-1]['clip']:.4g}: "
             "raise it, or lower client.lr or client.epochs"
         )
     ratios = [line["snr"] for line in rounds if line["snr"] is not None]

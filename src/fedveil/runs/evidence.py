@@ -98,8 +98,8 @@ def export_ledger(path: Path, target: Path) -> None:
     """Write what the ledger holds as JSON.
 
     `chain` holds charges and closings as their hashes cover them, from `first` on: whoever has the
-    file can compute every hash again (`privacy.chain`). What it says of data and cohorts is sealed
-    with a salt that is left out, so that it confirms no guess.
+    file can compute every hash again (`privacy.ledger.hash_chain`). What it says of data and
+    cohorts is sealed with a salt that is left out, so that it confirms no guess.
     """
     file = file_of(path)
     if target.exists():

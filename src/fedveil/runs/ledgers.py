@@ -64,13 +64,13 @@ class Shared:
 def open_ledger(
     folder: Path, about: dict[str, str], training: Training, shared: Shared | None
 ) -> Ledger:
-    """The ledger of the run in `folder`, new or gone on with; one that was lost is not made anew.
+    """The ledger of the run in `folder`, new or reopened; one that was lost is not made again.
 
     `about` is what it has to know of the run, but for its name; `shared` is for new runs.
     """
     path, plan = file_of(folder), training.plan
     if _begun(folder) and not path.exists():
-        raise BadInput(f"{path} is missing: what this run has spent is unknown; start anew")
+        raise BadInput(f"{path} is missing: what this run has spent is unknown; start over")
     terms = (plan.lines, plan.permitted, plan.counted_clients)
     if shared is None and not (folder / "ledger.json").exists():
         if not path.exists() or (_unmade(path) and not _begun(folder)):
@@ -83,7 +83,7 @@ def open_ledger(
         if shared is None:
             raise BadInput(
                 f"{path} is missing, which this run shares with others: restore it; if it was "
-                "never made, start this run anew"
+                "never made, start this run over"
             )
         _make_shared(path, shared, *rest)
     common = (shared or Shared(path)).common(plan.lines, about["data"], common_of(path))
@@ -92,7 +92,7 @@ def open_ledger(
     if _begun(folder):
         raise BadInput(
             f"{path} does not know the run {about['run']!r}: what it has spent is unknown; "
-            "restore the ledger it was started with, or start anew"
+            "restore the ledger it was started with, or start over"
         )
     return Ledger.join(path, *rest, common)
 

@@ -267,8 +267,8 @@ def _two_point_plan(
         outside = float(((task.parameters - section.centre).abs() > section.radius).float().mean())
         if outside > 0.5:
             raise BadInput(
-                f"the range {section.centre:g} +- {section.radius:g} excludes {outside:.0%} of the "
-                "model's first weights: widen clip.radius"
+                f"the range {section.centre:g} +- {section.radius:g} excludes "
+                f"{100 * outside:.0f} % of the model's first weights: widen clip.radius"
             )
     return two_point(
         sampler,

@@ -104,7 +104,7 @@ class Run:
             raise  # of the screen
         except (OSError, sqlite3.Error) as e:
             raise BadInput(
-                f"{self.folder}: the run cannot go on: {e}; what was charged stays charged: see "
+                f"{self.folder}: the run cannot continue: {e}; what was charged stays charged: see "
                 "that its disk has room and that it and its ledger can be written, then use "
                 f"--resume {self.folder}"
             ) from e
@@ -139,7 +139,7 @@ class Run:
             for result in self.training.rounds(done.state, ledger):
                 line = result.numbers(diagnostics=self._diagnostics)
                 if not self._diagnostics:
-                    line["seconds"] = None  # grows with the cohort, which is secure
+                    line["seconds"] = None  # grows with the cohort, which is secret
                 shown = result.refused if self._diagnostics else ()
                 names = [self.training.data.client_name(client) for client in shown]
                 done.add(Round(line, result.clients, names), result.state)
@@ -199,7 +199,7 @@ class Run:
             write_atomic(path, content)
 
     def _restore(self, ledger: Ledger) -> Done:
-        """What to go on from, with the metrics up to it; a ledger that lacks charges for it, or
+        """What to resume from, with the metrics up to it; a ledger that lacks charges for it, or
         whose chain is broken, is refused. Before anything is changed the run is open again.
         """
         found, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
@@ -210,7 +210,7 @@ class Run:
         if not self.fresh:
             self._check_ledger(ledger, found, last_round(history))
         if remarks or (found is None and max(ledger.charged(), last_round(history))):
-            self.remarks.append(f"the run went on from round {state.round}")
+            self.remarks.append(f"the run was resumed from round {state.round}")
         if last_round(history) < state.round:
             lost = f"rounds {last_round(history) + 1} to {state.round}"
             self.remarks.append(f"metrics.jsonl lacks {lost}")
@@ -222,7 +222,7 @@ class Run:
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.told}
             history.insert(0, {"round": 0, **spent, **first})
         if not self.fresh:
-            self.beforehand.append(f"going on after round {state.round}")
+            self.beforehand.append(f"resuming after round {state.round}")
         short = room(ledger, self.training.plan.permitted, self._ledger_path)
         self.beforehand += [] if short is None else [short]
         ledger.go_on()
@@ -245,7 +245,7 @@ class Run:
                 raise BadInput(
                     f"{self._ledger_path} has {ledger.charged()} charged rounds and the {what} "
                     f"{rounds}: charges are missing (was ledger.db-wal left behind?); restore "
-                    "the whole ledger or start anew"
+                    "the whole ledger or start over"
                 )
         heads = [] if found is None else [found.head]
         for read in (head_of_result, kept_head):
@@ -253,11 +253,11 @@ class Run:
                 told = read(self.folder)
                 heads += [] if told is None else [told]
             except BadInput as e:
-                self.remarks.append(f"{e}; it is written anew")
+                self.remarks.append(f"{e}; it is written again")
         verify(self._ledger_path, *heads)
 
     def _compare_versions(self) -> None:
-        """Say so where the run goes on with other versions or on another kind of machine."""
+        """Say so where the run resumes under other versions or on another kind of machine."""
         try:
             with (self.folder / "recipe.toml").open() as f:
                 before = f.readline().strip()
@@ -265,7 +265,7 @@ class Run:
             raise BadInput(f"{self.folder / 'recipe.toml'} cannot be read: {e}") from e
         if before != _resolved_by():
             self.remarks.append(
-                f"the run was {before.lstrip('# ')} and went on with "
+                f"the run was {before.lstrip('# ')} and was resumed by "
                 f"{_resolved_by().removeprefix('# resolved by ')}: it repeats to about 1e-5, not "
                 "to the last bit"
             )

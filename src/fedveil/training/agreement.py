@@ -34,6 +34,7 @@ def check_agreement(
     | a clip per gradient | the work is `ClientSgd`, and its rates add up to what is accounted |
     | a median of norms | the work is one gradient, whose norm is not clipped before |
     | ranges, secure noise | the model has as many parameters as are accounted |
+    | a claim of secure noise | the plan was made by `secured` |
     | weights by examples | nothing is claimed about how many records a client has |
     """
     plan.check_lines()
@@ -41,6 +42,8 @@ def check_agreement(
         raise BadInput(
             f"the plan is for {plan.population} clients and the data have {data.clients}"
         )
+    if plan.secure:
+        _check_secure(plan, task)
     if plan.parameters is not None and plan.parameters != task.size:
         raise BadInput(
             f"the plan accounts for {plan.parameters:,} parameters and the model has "
@@ -58,6 +61,15 @@ def check_agreement(
     _check_steps(plan, work)
     if plan.schedule is not None:
         _check_rule(plan.schedule, plan.rounds, work)
+
+
+def _check_secure(plan: PrivacyPlan, task: Task) -> None:
+    """Claims of secure noise are made by `secured`, which pays for the sampler."""
+    plan.release.check_secure(plan, task.size)
+    if plan.parameters is None or any(not line.slip for line in plan.lines):
+        raise BadInput(
+            "the plan claims secure noise and was not made for it: use planned_for and secured"
+        )
 
 
 def _check_steps(plan: PrivacyPlan, work: ClientWork) -> None:

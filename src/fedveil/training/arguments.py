@@ -40,7 +40,7 @@ def check_arguments(
         ("data", data, FederatedData),
         ("plan", plan, PrivacyPlan),
     ):
-        if not isinstance(value, kind):
+        if not isinstance(value, kind) or (kind is PrivacyPlan and type(value) is not kind):
             raise BadInput(f"{name} is {shown(value)}: a {kind.__name__} is needed")
     _check_method("work", work, "updates", "ClientSgd, ClientDpSgd or OneGradient")
     _check_method("server", server, "step", "SgdServer or AdamServer")

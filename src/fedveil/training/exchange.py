@@ -11,6 +11,7 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.clip import Clipped
+from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.reports import Reports, Rows, Spanned, accept
 from fedveil.training.sums import CohortSum
@@ -35,14 +36,6 @@ class Sent:
         return replace(self, reports=Rows.of(reports, size))
 
 
-@dataclass(frozen=True)
-class _Lengths:
-    """What an adaptive clip may watch."""
-
-    norms: torch.Tensor
-    clipped: torch.Tensor
-
-
 def client_report(
     work: ClientWork,
     plan: PrivacyPlan,
@@ -61,7 +54,7 @@ def client_report(
     if isinstance(done, Spanned):
         if not turn.summed:
             raise AssertionError("updates in the span of records are for sums nobody looks into")
-        watched = plan.watch(_Lengths(done.lengths, done.clipped), turn)
+        watched = plan.watch(Lengths(done.lengths, done.clipped), turn)
         return Sent(done, watched, done.clipped, diverged)
     rows, clipped = Rows.of(done.rows, turn.start.shape[-1]), done.clipped != 0
     if plan.release.randomises:
@@ -69,7 +62,7 @@ def client_report(
         clipped, diverged = clipped | own.clipped, own.refused
         before_noise(rows)
         plan.release.randomise_(rows.rows, turn)
-    watched = plan.watch(_Lengths(done.norms, clipped), turn)
+    watched = plan.watch(Lengths(done.norms, clipped), turn)
     return Sent(rows, watched, clipped, diverged)
 
 

@@ -15,6 +15,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.sampling import check_cohort
 from fedveil.training.server import ServerOptimizer, ServerState
 from fedveil.training.sums import CohortSum
 
@@ -106,16 +107,18 @@ def rounds(
         # sample
         turns = ledger.turns(before.round) if counted else None
         ids = plan.sampler.cohort(plan.population, number, streams, turns)
+        check_cohort(ids, plan.population)
         # charge
         try:
             ledger.charge(number, ids if counted else None)
         except BudgetExhausted:
             return
+        clip = plan.clip(before.moving, number)
         # train, clip, randomise (client_report); shuffle, accept, sum (server_sum): exchange.py
         cohort = yield Ask(number, ids, before, streams)
         if cohort is None:
-            raise AssertionError("a round goes on when it is sent the sum it asked for")
-        clip, signal = plan.clip(before.moving, number), cohort.strength
+            raise AssertionError("a round continues when it is sent the sum it asked for")
+        signal = cohort.strength
         # noise
         release.noise_(cohort.total, clip, number, streams)
         # step

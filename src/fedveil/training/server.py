@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
 import torch
 
@@ -27,6 +28,14 @@ class ServerState:
     params: torch.Tensor
     memory: dict[str, torch.Tensor]
     moving: torch.Tensor
+
+
+class ServerOptimizer(Protocol):
+    """How the server moves; what it remembers from round to round is in the state's `memory`."""
+
+    def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
+        """The state after one more round, along the mean update (float64 [P])."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -71,9 +80,6 @@ class AdamServer:
         unbiased = first / (1 - self.beta1**rounds)
         scale = (second / (1 - self.beta2**rounds)).sqrt() + self.floor
         return _moved(state, self.lr * unbiased / scale, {"first": first, "second": second})
-
-
-ServerOptimizer = SgdServer | AdamServer
 
 
 def _moved(state: ServerState, by: torch.Tensor, memory: dict[str, torch.Tensor]) -> ServerState:

@@ -17,7 +17,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.agreement import check_agreement
 from fedveil.training.arguments import check_arguments
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
-from fedveil.training.engines.engine import Adversary, Engine, EngineMaker, Job
+from fedveil.training.engines.engine import Adversary, Engine, EngineMaker, Job, one_by_one
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
@@ -89,19 +89,11 @@ class Training:
         with one_thread():
             mixes = mixes_records(self.task, x, y) and self.plan.steps is None
         object.__setattr__(self, "_mixes", mixes)
-        if not (mixes or self.plan.secure):
-            return
-        if self.mode is Mode.VECTORISED and mixes:
-            raise BadInput(
-                "engine.mode is 'vectorised' and the model lets the records of a batch see each "
-                "other, padding included: use 'looped'"
-            )
-        if self.mode is Mode.VECTORISED:
-            raise BadInput(
-                "engine.mode is 'vectorised' and noise.source 'secure': computed side by side, "
-                "clients' updates depend on each other in their last digits; use 'looped'"
-            )
-        object.__setattr__(self, "mode", Mode.LOOPED)
+        alone = one_by_one(self.work, self.plan, mixes=mixes)
+        if alone and self.mode is Mode.VECTORISED:
+            raise BadInput(f"engine.mode is 'vectorised' and {alone}: use 'looped'")
+        if alone:
+            object.__setattr__(self, "mode", Mode.LOOPED)
 
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""
@@ -110,6 +102,11 @@ class Training:
 
     def course(self, state: ServerState, ledger: Ledger) -> Rounds:
         """The rounds from `state` on, charging `ledger`; whoever drives them sends the sums."""
+        if state.round == 0 and not torch.equal(state.params, self._initial):
+            raise BadInput(
+                "a training starts from its own model, which its noise is drawn for: give the "
+                "module these parameters and make a training of it"
+            )
         return rounds(self.plan, self.server, self.streams, self._measure, ledger, state)
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
@@ -144,10 +141,9 @@ class Training:
         """Seconds per client and local step in each mode, as measured for this training."""
         return timings(self.task, self.data, self.work, self.memory)
 
-    @cached_property
-    def engine(self) -> Engine:
-        """The engine that this training runs on."""
-        job = Job(
+    @property
+    def _job(self) -> Job:
+        return Job(
             task=self.task,
             data=self.data,
             work=self.work,
@@ -157,7 +153,11 @@ class Training:
             adversary=self.adversary,
             mixes=self._mixes,
         )
-        return (self.make_engine or self._this_machine)(job)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """The engine that this training runs on."""
+        return (self.make_engine or self._this_machine)(self._job)
 
     def _this_machine(self, job: Job) -> Serial:
         """With mode, chunk and workers resolved; in this process where an adversary remembers."""

@@ -153,3 +153,8 @@ class ClientSgd:
 
 
 ClientWork = OneGradient | ClientSgd | ClientDpSgd
+
+
+def is_ours(work: ClientWork) -> bool:
+    """Whether it is known that a client's update depends on no other client in the block."""
+    return type(work) in (OneGradient, ClientSgd, ClientDpSgd)

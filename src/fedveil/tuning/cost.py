@@ -16,13 +16,13 @@ _TRUSTED = (Trust.LOCAL, Trust.SHUFFLED, Trust.CENTRAL)
 class Cost:
     """What trainings cost together: the sums of those that claim something, the number of others.
 
-    `anew` says what the sums do not where repetitions divide the records anew.
+    `caveat` says what the sums leave out where each repetition divides the records in its own way.
     """
 
     trainings: int
     unclaimed: int
     sums: list[PrivacyClaim]
-    anew: str
+    caveat: str
 
     @classmethod
     def of(cls, trainings: Sequence[tuple[Prepared, int]]) -> "Cost":
@@ -31,7 +31,7 @@ class Cost:
             sum(count for _, count in trainings),
             sum(count for prepared, count in trainings if not prepared.claims),
             together(trainings),
-            _dealt_anew(trainings),
+            _caveat(trainings),
         )
 
     @property
@@ -41,7 +41,7 @@ class Cost:
         for before, claim in zip([None, *self.sums], self.sums, strict=False):
             join = "; strictly " if before is not None and before.as_published else "; and "
             said += (join if before else "") + str(claim)
-        return said + self.anew
+        return said + self.caveat
 
     @property
     def sentences(self) -> list[str]:
@@ -134,12 +134,12 @@ def _kind(claim: PrivacyClaim) -> tuple[object, ...]:
     return claim.unit, claim.neighbours, claim.trust, claim.accountant, claim.as_published
 
 
-def _dealt_anew(trainings: Sequence[tuple[Prepared, int]]) -> str:
-    """What sums of repetitions do not say where each divides the records anew; "" otherwise."""
+def _caveat(trainings: Sequence[tuple[Prepared, int]]) -> str:
+    """What sums of repetitions leave out where each divides the records differently; or ""."""
     sections = [prepared.cell.recipe.data for prepared, count in trainings if count > 1]
     if all(data.seed is not None or data.name == "saved" for data in sections):
         return ""
     return (
-        " for a client that is the same in all of them, though repetitions divide the records anew "
-        "(data.seed fixes them)"
+        " for a client that is the same in all of them, though each repetition divides the records "
+        "differently (data.seed fixes them)"
     )

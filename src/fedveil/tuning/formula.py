@@ -57,8 +57,8 @@ class Question:
 class Choice:
     """E local steps in each of `rounds` rounds, and what the noise leaves of an update.
 
-    `noise` is the standard deviation of one coordinate of a round's mean, as a share of the bound
-    on an update; `round_signal` the length of a mean update that reaches the bound over the length
+    `noise` is the standard deviation of one coordinate of a round's mean, as a share of the clip
+    on an update; `round_signal` the length of a mean update that reaches the clip over the length
     of that noise, and `signal` the same for all rounds together, whose noise adds up in squares.
     """
 

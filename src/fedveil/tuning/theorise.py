@@ -1,4 +1,4 @@
-"""Which E, T, bound and noise for a claim: by the bound with constants estimated from data."""
+"""Which E, T, clip and noise for a claim: by theory, with constants estimated from data."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -130,15 +130,15 @@ def bounds_of(
 
 
 def noise_of(recipe: Recipe) -> Noise:
-    """The recipe's noise as the theory sees it; only what clients add to bounded gradients."""
-    bound, noise, budget = recipe.clip, recipe.noise, recipe.budget
+    """The recipe's noise as the theory sees it; only what clients add to clipped gradients."""
+    clip, noise, budget = recipe.clip, recipe.noise, recipe.budget
     if noise.kind == "none":
         return NoNoise()
     if (
         budget is None
         or budget.epsilons is not None
         or getattr(noise, "where", "") != "client"
-        or getattr(bound, "each", "") != "gradient"
+        or getattr(clip, "each", "") != "gradient"
         or noise.kind not in ("laplace", "gaussian")
     ):
         raise BadInput(
@@ -150,7 +150,7 @@ def noise_of(recipe: Recipe) -> Noise:
             f"the theory counts turns, and sample.kind is {recipe.sample.kind!r}: use "
             "'round-robin' or 'all', or simulate (--simulate)"
         )
-    value = float(getattr(bound, "value", 0.0))
+    value = float(getattr(clip, "value", 0.0))
     half = 0.5 if budget.as_published else 1.0
     if noise.kind == "laplace":
         return LaplaceNoise(budget.epsilon, half * value)

@@ -1,6 +1,6 @@
 """How far private local SGD can be from the optimum, and which E and T make that least.
 
-The bound of Fu et al. (arXiv 2101.04163), Theorem 3, derived anew in docs/proofs/iterations.md with
+The bound of Fu et al. (arXiv 2101.04163), Theorem 3, derived in docs/proofs/iterations.md with
 the errata of its statement removed: with Y_k = E|theta_k - theta*|^2 and T local iterations,
 
     Y_k+1 <= (1 - eta_k mu) Y_k + eta_k^2 B                          between two rounds' ends,
@@ -159,7 +159,7 @@ def error_bound(
     """An upper bound on E|theta - theta*|^2 after `rounds` rounds of `steps` local steps.
 
     Guarantee: docs/proofs/iterations.md, for a non-increasing rate with eta_k <= 1 / (4 lambda)
-    that no more than halves within a round, full batches, cohorts chosen at random anew in every
+    that no more than halves within a round, full batches, cohorts chosen at random in every
     round, unbiased noise, gradients at most G long in root mean square, and none that a bound
     shortens; for cohorts in turn it is a heuristic. Infinity where the rate is too fast for the
     theory: it then says nothing.

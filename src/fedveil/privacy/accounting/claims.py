@@ -69,7 +69,7 @@ class PrivacyClaim:
 
     `holds_for` is "everyone" unless clients differ: then there is one claim for the worst and one
     for the median client. `covers` names what was released: the updates, or also what an adaptive
-    bound collects beside them. One that is not `vouched` is about right, and no guarantee.
+    clip collects beside them. One that is not `vouched` is about right, and no guarantee.
 
     Whoever shows an epsilon shows `short` or the claim itself, which differ in whether accountant
     and source of noise are told; a table may have `value` in its rows and `terms` in its heading.

@@ -79,8 +79,8 @@ def solve(
         trust=Trust.CENTRAL,
         noise=NoiseSource.SECURE,
         assumptions=(
-            "Gaussian noise of std noise x bound on the sum of bounded updates",
-            "clients join each round independently with probability rate, in secure",
+            "Gaussian noise of std noise x clip on the sum of clipped updates",
+            "clients join each round independently with probability rate, in secret",
             "the number of clients is public; the sum is divided by nothing that depends on data",
             "the noise is drawn from a secure source",
         ),

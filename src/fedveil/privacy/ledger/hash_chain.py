@@ -4,7 +4,7 @@ Each charge's hash covers everything it says, who took part, all runs that had r
 and the hash before it; the first covers what the ledger says of itself. A closing covers the files
 that a run left in the same way. Whoever keeps the last hash and the number of entries somewhere
 else, as run directories do, also notices a tail that was cut off. The chain is evidence against
-mistakes and quiet edits; it has no key, so somebody who writes the whole file anew, and has the
+mistakes and quiet edits; it has no key, so somebody who rewrites the whole file, and has the
 copies of the last hash too, is not stopped.
 """
 

@@ -128,7 +128,7 @@ class Ledger:
         clients: int = 0,
         common: Common | None = None,
     ) -> "Ledger":
-        """Go on with a run's ledger; refuse one that belongs to something else."""
+        """Open a run's ledger again; refuse one that belongs to something else."""
         stored = _read_run(path, about["run"])
         salt = read_about(path)["salt"]
         for key, value in _run_rows(about, lines, clients, salt).items():
@@ -236,7 +236,7 @@ class Ledger:
         if again > self._permitted:
             raise BudgetExhausted(
                 f"{again} rounds were done again, as many as there are: nothing more was released; "
-                "start anew"
+                "start over"
             )
         turns = None if ids is None else int(self.turns(rounds)[ids].max(initial=0)) + 1
         for line in (line.after(again) for line in self._lines):
@@ -290,7 +290,7 @@ class Ledger:
             return add_closing(self._db, self._run, files, self._now())
 
     def go_on(self) -> None:
-        """Note that a run that had ended goes on, before anything it left is changed."""
+        """Note that a run that had ended is resumed, before anything it left is changed."""
         if self.ended():
             self.end({})
 

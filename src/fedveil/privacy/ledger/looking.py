@@ -45,7 +45,7 @@ def one_look(path: Path) -> Iterator[sqlite3.Connection]:
     | edge | behaviour |
     |---|---|
     | no log, or an empty one | read in place, as immutable: nothing is locked, nothing is made |
-    | a log with content, of a run that goes on or was killed | a private copy of both is read |
+    | a log with content, of a run that is running or was killed | a private copy of both is read |
     | a ledger that this process writes | read in place: SQLite shares it within a process |
     | the file or its log may not be read | BadInput with the reason |
     | written while it was read, so that it did not fit | BadInput that says so |

@@ -60,7 +60,7 @@ def check_head(path: Path, known: Head, hashes: Sequence[str]) -> None:
     if known.length < 0 or hashes[known.length] != known.hash:
         raise BadInput(
             f"{path}: entry {known.length} is not the one that was seen there before: the ledger "
-            "was replaced or written anew"
+            "was replaced or rewritten"
         )
 
 

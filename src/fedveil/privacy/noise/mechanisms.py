@@ -182,6 +182,8 @@ def _add_on_grid_(
     ones (`Grid.cut_`), which cutting leaves alone. The integers are the release; writing them into
     float32 rows comes after it.
     """
+    if not ((scales > 0) & np.isfinite(scales)).all():
+        raise AssertionError("a row without noise is not to be released")
     entropy, size = SecureRandom(), rows.shape[1]
     for scale in np.unique(scales[scales > 0]).tolist():
         grid = grid_of(scale, size)

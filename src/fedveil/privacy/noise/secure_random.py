@@ -40,7 +40,7 @@ class SecureRandom:
 
     | edge | behaviour |
     |---|---|
-    | a process forks | parent and child draw anew from the operating system |
+    | a process forks | parent and child each draw from the operating system again |
     | several threads | no shared state, nothing to lock |
     | pickle, copy | TypeError: make a `SecureRandom` where it is needed |
     | the operating system has no entropy | its error is passed on, nothing is drawn |

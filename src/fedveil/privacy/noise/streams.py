@@ -22,7 +22,7 @@ from fedveil.privacy.noise.secure_random import SecureRandom
 
 
 class SecureKeys:
-    """In place of keys: `count` rows whose randomness is the operating system's, drawn anew.
+    """In place of keys: `count` rows whose randomness is the operating system's, never repeated.
 
     Nothing can be drawn twice from it. Words and uniforms come straight from it; noise only
     through a mechanism, which puts it on a grid.

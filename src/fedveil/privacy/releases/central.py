@@ -20,9 +20,10 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan, check_deltas, check_schedule
 from fedveil.privacy.releases.grids import check_grid
-from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release
+from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release, misnamed
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.sampling import FixedSize, Poisson, Sampler
+from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampler
+from fedveil.privacy.watching import Watched
 
 _ROUNDING = 1e-9
 
@@ -58,18 +59,22 @@ class CentralNoise(Release):
             raise BadInput("noise without a clip protects nobody: add a clip")
 
     def difference(self, parts: Parts, line: BudgetLine) -> str | None:
-        own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
-        added = _joint(self.multiplier, parts.schedule, self.relation) * own / theirs
-        claimed = noise_in(line.event)
+        relation = parts.sampler.relation
+        wrong = misnamed(line, Unit.CLIENT, relation, Trust.CENTRAL)
+        if wrong is not None:
+            return wrong
+        if not isinstance(self.mechanism, GaussianMechanism) or self.relation is not relation:
+            return f"the noise is that of {self.mechanism} under {self.relation}"
+        added, claimed = _joint(self.multiplier, parts.watched, relation), noise_in(line.event)
         if not claimed <= added * (1 + _ROUNDING):
             return f"noise of {added:g} sensitivities is added"
-        if not isinstance(self.mechanism, GaussianMechanism):
-            return f"the noise is that of {self.mechanism}"
         event = parts.sampler.event(Gaussian(claimed), parts.population)
         if line.event != event:
             return f"the sampler makes it {event}"
         if line.event != Gaussian(claimed) and type(parts.sampler) not in (Poisson, FixedSize):
             return f"cohorts are drawn by {type(parts.sampler).__name__}, whose law nobody knows"
+        if line.share < 1 and type(parts.sampler) is not RoundRobin:  # no ledger counts turns here
+            return f"turns are given by {type(parts.sampler).__name__}, whose order nobody knows"
         return None
 
     def check_secure(self, parts: Parts, parameters: int) -> None:
@@ -191,8 +196,10 @@ def _check_watching(schedule: ClipSchedule) -> None:
     watched = schedule.watched
     if watched is not None and watched.flip:
         raise BadInput("clip.bit_epsilon is for local DP: give clip.bit_noise under central DP")
-    if schedule.rates_allowed(1) is not None or (
-        watched is not None and (watched.every != 1 or not watched.noise)
+    if (
+        schedule.rates_allowed(1) is not None
+        or schedule.needs_raw_gradients
+        or (watched is not None and (watched.every != 1 or not watched.noise))
     ):
         raise BadInput("central DP takes a fixed, decaying or quantile clip on the whole update")
 
@@ -212,9 +219,8 @@ def _updates_part(z: float, schedule: ClipSchedule, relation: Relation) -> float
     return float((z**-2 - z_bits**-2) ** -0.5)
 
 
-def _joint(z: float, schedule: ClipSchedule | None, relation: Relation) -> float:
+def _joint(z: float, watched: Watched | None, relation: Relation) -> float:
     """Of a sum with noise z and what a clip releases beside it, as one Gaussian."""
-    watched = None if schedule is None else schedule.watched
     if watched is None or z == 0:
         return z
     if not watched.noise or watched.every != 1:

@@ -11,7 +11,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise
-from fedveil.privacy.accounting.claims import SEEDED, Relation, Unit
+from fedveil.privacy.accounting.claims import SEEDED, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import noise_in
 from fedveil.privacy.accounting.events import (
     Event,
@@ -33,12 +33,11 @@ from fedveil.privacy.releases.counted import (
     line_of,
 )
 from fedveil.privacy.releases.grids import check_grid
-from fedveil.privacy.releases.release import Asked, Ids, Parts, Release
+from fedveil.privacy.releases.release import Asked, Ids, Parts, Release, misnamed
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Sampler
 
-_ROUNDING = 1e-9
-_ROUNDED = 1 + _ROUNDING
+_ROUNDED = 1 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -78,32 +77,45 @@ class ClientNoise(Release):
             size = f"multipliers {low:.4g} to {high:.4g}"
         return f"{self.mechanism.word} noise, {size}, at the clients"
 
+    def __post_init__(self) -> None:
+        """Noise that is not of a size, or may be changed later, would be none."""
+        if self.multipliers is None:
+            return
+        each = np.array(self.multipliers, dtype=np.float64)
+        if each.ndim != 1 or not ((each > 0) & np.isfinite(each)).all():
+            raise BadInput("noise multipliers of clients are positive numbers, one for each")
+        each.flags.writeable = False
+        object.__setattr__(self, "multipliers", each)
+
     def check(self, parts: Parts) -> None:
         if parts.schedule is None:
             raise BadInput("noise without a clip protects nobody: add a clip")
+        if self.multipliers is not None and len(self.multipliers) != parts.population:
+            raise BadInput(
+                f"{len(self.multipliers)} noise multipliers for {parts.population} clients: one "
+                "each is needed"
+            )
 
     def difference(self, parts: Parts, line: BudgetLine) -> str | None:
-        own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
-        added = self._added(parts, line) * own / theirs
-        if not _claimed(line) <= added * _ROUNDED:
-            return f"noise of {added:g} sensitivities is added"
-        schedule = parts.schedule
-        if schedule is None or (self.mechanism.norm is Norm.L1 and schedule.norm is not Norm.L1):
-            return f"rows are clipped in {None if schedule is None else schedule.norm}"
-        watched = schedule.watched
+        watched, schedule = parts.watched, parts.schedule
+        curator = watched is not None and not watched.flip
+        trust = Trust.CURATOR if curator else Trust.LOCAL
+        wrong = misnamed(line, Unit.CLIENT, Relation.REPLACE, trust)
+        if wrong is not None:
+            return wrong
+        if parts.norm is None or (self.mechanism.norm is Norm.L1 and parts.norm is not Norm.L1):
+            return f"rows are clipped in {parts.norm}"
         match line.event:
             case Laplace() | Gaussian():
                 if watched is not None:
                     return "an adaptive clip watches clients beside it"
-            case GaussianWithCurator(_, curator, most):
-                published = 0.0 if watched is None else watched.noise
-                reach = 1.0 if watched is None else watched.sensitivity(Relation.REPLACE)
-                if not curator.multiplier <= published / reach * _ROUNDED:
-                    return f"a curator publishes what {schedule} watches"
-                if watched is not None and most < replace(line, every=watched.every).participations(
-                    parts.rounds
-                ):
-                    return f"a curator publishes more often than {most} times"
+            case GaussianWithCurator(_, published, most):
+                if watched is None or not watched.noise:
+                    return f"no curator publishes what {schedule} watches"
+                noise = watched.noise / watched.sensitivity(Relation.REPLACE)
+                turns = replace(line, every=watched.every).participations(parts.rounds)
+                if not published.multiplier <= noise * _ROUNDED or most < turns:
+                    return f"a curator publishes what {schedule} watches {turns} times"
             case GaussianWithBit(_, bit):
                 if watched is None or not 0 < watched.flip <= bit.epsilon:
                     return f"bits are flipped by {schedule}"
@@ -111,21 +123,25 @@ class ClientNoise(Release):
                 return "clients add noise"
         if isinstance(line.event, Laplace) != isinstance(self.mechanism, LaplaceMechanism):
             return f"the noise is that of {self.mechanism}"
-        return None
+        return self._less_noise(parts, line)
 
-    def _added(self, parts: Parts, line: BudgetLine) -> float:
-        """The noise multiplier of the line's own clients.
+    def _less_noise(self, parts: Parts, line: BudgetLine) -> str | None:
+        """Whether a client has less noise than a line claims for it, in words.
 
-        Where clients have budgets of their own, nobody has less noise than some line claims for
-        as many clients.
+        Where clients have budgets of their own, lines together are about all of them, and the
+        client with the n-th least noise has what the n-th weakest claim says.
         """
+        reach = 1.0 if self.relation is Relation.REPLACE else 0.5  # as the line is replacement
         if self.multipliers is None:
-            return self.multiplier
-        least = _claimed(line) * (1 - _ROUNDING)
-        weaker = int((self.multipliers < least).sum())
+            added = self.multiplier * reach
+            enough = line.members is None and _claimed(line) <= added * _ROUNDED
+            return None if enough else f"noise of {added:g} sensitivities is added"
         strict = [one for one in parts.lines if not one.as_published]
-        others = sum(one.members or 0 for one in strict if _claimed(one) < least)
-        return _claimed(line) if weaker <= others else float(self.multipliers.min())
+        claims = [np.full(one.members or 0, _claimed(one)) for one in strict]
+        claimed, added_each = np.sort(np.concatenate(claims)), np.sort(self.multipliers) * reach
+        if len(claimed) != len(added_each) or not (claimed <= added_each * _ROUNDED).all():
+            return f"{parts.population} clients have noise multipliers of their own"
+        return None
 
     def check_secure(self, parts: Parts, parameters: int) -> None:
         most = self.multiplier if self.multipliers is None else float(self.multipliers.max())
@@ -169,7 +185,7 @@ def client_noise(
     multiplier: float | None = None,
     published: Published | None = None,
 ) -> PrivacyPlan:
-    """Every client adds noise to its bounded update: LDP-SGD, and Fu's DP-FedAvg.
+    """Every client adds noise to its clipped update: LDP-SGD, and Fu's DP-FedAvg.
 
     Guarantee: docs/proofs/local.md. A report is an additive-noise release of sensitivity 2 C (any
     two inputs), charged for each participation, at most the sampler's share or cap. Without

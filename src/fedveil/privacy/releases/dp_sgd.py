@@ -6,7 +6,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
-from fedveil.privacy.accounting.claims import SEEDED, Relation, Unit
+from fedveil.privacy.accounting.claims import SEEDED, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
 from fedveil.privacy.clip import Clip
@@ -18,7 +18,7 @@ from fedveil.privacy.releases.counted import (
     check_sampler,
     line_of,
 )
-from fedveil.privacy.releases.release import Parts, Release
+from fedveil.privacy.releases.release import Parts, Release, misnamed
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.steps import NoisySteps
 
@@ -61,15 +61,18 @@ class DpSgdSteps(Release):
             raise BadInput("noise without a clip protects nobody: add a clip")
 
     def difference(self, parts: Parts, line: BudgetLine) -> str | None:
-        own, theirs = (2 if r is Relation.REPLACE else 1 for r in (self.relation, line.relation))
-        added, claimed = self.multiplier * own / theirs, noise_in(line.event)
-        if not claimed <= added * _ROUNDED:
-            return f"noise of {added:g} sensitivities is added"
+        relation = relation_of(self.noisy.nominal)
+        wrong = misnamed(line, Unit.RECORD, relation, Trust.LOCAL)
+        if wrong is not None:
+            return wrong
+        claimed = noise_in(line.event)
+        if self.relation is not relation or not claimed <= self.multiplier * _ROUNDED:
+            return f"noise of {self.multiplier:g} sensitivities is added under {self.relation}"
         event = PoissonSampled(self.noisy.rate, Gaussian(claimed))
         right = (event, Gaussian(claimed)) if self.noisy.rate == 1 else (event,)
         if line.event not in right or line.per != self.noisy.steps:
             return f"clients take {self.noisy}"
-        if parts.schedule is None or parts.schedule.watched is not None:
+        if parts.schedule is None or parts.watched is not None:
             return "an adaptive clip watches clients beside it"
         return None
 
@@ -81,6 +84,11 @@ class DpSgdSteps(Release):
 
     def clip_of_updates(self, clip: Clip | None) -> None:
         """Examples are clipped, of which no share is kept."""
+
+
+def relation_of(nominal: int | None) -> Relation:
+    """A record is zeroed where numbers of records are public, and removed where they are not."""
+    return Relation.ZERO_OUT if nominal is None else Relation.ADD_REMOVE
 
 
 def dp_sgd(
@@ -110,7 +118,7 @@ def dp_sgd(
     unnoised = NoisySteps(rate, steps, 0.0, nominal)
     check_sampler(sampler, population, rounds)
     check_multiplier(multiplier)
-    relation = Relation.ZERO_OUT if nominal is None else Relation.ADD_REMOVE
+    relation = relation_of(nominal)
 
     def event(m: float) -> Event:
         return Gaussian(m) if rate == 1 else PoissonSampled(rate, Gaussian(m))

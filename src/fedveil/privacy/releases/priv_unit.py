@@ -13,13 +13,14 @@ from fedveil.checks import LARGEST_REPORT, SMALLEST_REPORT, check
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import PureReport
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.streams import Keys, normal_, uniform_
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.counted import check_sampler, line_of
-from fedveil.privacy.releases.release import Asked, Ids, Parts, Release
+from fedveil.privacy.releases.release import Asked, Ids, Parts, Release, misnamed
 from fedveil.privacy.rows import BLOCK, Norm, at_a_time, row_norms
 from fedveil.privacy.sampling import Sampler
 
@@ -185,6 +186,9 @@ class PrivUnitReports(Release):
             )
 
     def difference(self, parts: Parts, line: BudgetLine) -> str | None:
+        wrong = misnamed(line, Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
+        if wrong is not None:
+            return wrong
         match line.event:
             case PureReport(epsilon) if epsilon >= self.mechanism.epsilon:
                 return None

@@ -12,12 +12,14 @@ import numpy.typing as npt
 import torch
 
 from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.streams import KeySource, Streams
-from fedveil.privacy.rows import add_weighted_
+from fedveil.privacy.rows import Norm, add_weighted_
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.steps import NoisySteps
+from fedveil.privacy.watching import Watched
 
 Ids = npt.NDArray[np.int64]
 
@@ -55,6 +57,23 @@ class Parts(Protocol):
     def schedule(self) -> ClipSchedule | None: ...
     @property
     def lines(self) -> tuple[BudgetLine, ...]: ...
+    @property
+    def watched(self) -> Watched | None: ...
+    @property
+    def norm(self) -> Norm | None: ...
+    @property
+    def parameters(self) -> int | None: ...
+
+
+def misnamed(line: BudgetLine, unit: Unit, relation: Relation, *trusts: Trust) -> str | None:
+    """What a line says wrongly of whom it protects from whom, in words; None if nothing."""
+    if line.unit is not unit:
+        return f"a {unit} is protected, not a {line.unit}"
+    if line.relation is not relation:
+        return f"neighbours are {relation}, not {line.relation}"
+    if line.trust not in trusts:
+        return f"trust is {' or '.join(trusts)}, not {line.trust}"
+    return None
 
 
 class Release:

@@ -8,14 +8,14 @@ import torch
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
-from fedveil.privacy.accounting.claims import Trust, Unit
+from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Shuffled, TwoPoint
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.counted import check_sampler, line_of
-from fedveil.privacy.releases.release import Asked, Ids, Parts, Release
+from fedveil.privacy.releases.release import Asked, Ids, Parts, Release, misnamed
 from fedveil.privacy.rows import add_weighted_
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.shuffle import multisets
@@ -53,14 +53,16 @@ class TwoPointReports(Release):
         weights = sum(self.ranges.sizes)
         match line.event:
             case TwoPoint(epsilon):
-                pass
+                wrong = misnamed(line, Unit.CLIENT, Relation.REPLACE, Trust.LOCAL)
             case Shuffled(TwoPoint(epsilon), reports):
+                wrong = misnamed(line, Unit.CLIENT, Relation.REPLACE, Trust.SHUFFLED)
                 if reports > self.shuffled:
                     return f"a round is handed on with {self.shuffled} reports"
             case _:
                 return f"reports are those of {self.mechanism}"
-        few = line.unit is Unit.CLIENT and line.per < weights
-        if epsilon < self.mechanism.epsilon or few:
+        if wrong is not None:
+            return wrong
+        if epsilon < self.mechanism.epsilon or line.per < weights or parts.parameters != weights:
             return f"{weights} weights are reported by {self.mechanism}"
         return None
 
@@ -71,6 +73,8 @@ class TwoPointReports(Release):
         return self.ranges.move(moving, before, after)
 
     def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
+        if rows.shape[1] != sum(self.ranges.sizes):
+            raise AssertionError("ranges are for another number of weights")
         keys = asked.streams.keys("client-noise", asked.round, asked.ids)
         if self.ranges.perturb is Perturb.WEIGHTS:
             rows += asked.start

@@ -1,6 +1,6 @@
 """`Engine`: whatever computes the sum over a cohort, and `Job`: all it needs to know for that.
 
-To add an engine, implement the protocol and give its maker to `Training(engine=...)`.
+To add an engine, implement the protocol and give its maker to `Training(make_engine=...)`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.server import ServerState, Weights
 from fedveil.training.sums import CohortSum
-from fedveil.training.work import ClientWork
+from fedveil.training.work import ClientWork, is_ours
 
 Ids = npt.NDArray[np.int64]
 
@@ -67,10 +67,27 @@ class Job:
     adversary: Adversary | None = None
     mixes: bool = False
 
+    @property
+    def one_by_one(self) -> str:
+        """Why clients cannot be computed side by side; empty if they can."""
+        return one_by_one(self.work, self.plan, mixes=self.mixes)
+
     def zero(self) -> CohortSum:
         """The sum over nobody."""
         noisy = self.plan.release.randomises
         return CohortSum.zero(self.task.size, self.plan.width, noisy=noisy)
+
+
+def one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool) -> str:
+    """Why clients cannot be computed side by side: a client's update must be its own."""
+    if mixes:
+        return "the model lets the records of a batch see each other, padding included"
+    if plan.secure:
+        return (
+            "noise.source 'secure': computed side by side, clients' updates depend on each other "
+            "in their last digits"
+        )
+    return "" if is_ours(work) else f"the work {type(work).__name__} may let clients see each other"
 
 
 EngineMaker = Callable[[Job], Engine]

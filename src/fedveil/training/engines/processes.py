@@ -26,7 +26,8 @@ class Processes(Serial):
 
     def _sums(self, round: int, chunks: list[Ids], state: ServerState) -> Iterator[CohortSum]:
         if len(chunks) > 1:
-            return self._pool.sums(round, chunks, state.params, state.moving)
+            clip = self.job.plan.clip(state.moving, round)
+            return self._pool.sums(round, chunks, state.params, state.moving, clip)
         return super()._sums(round, chunks, state)
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:

@@ -9,6 +9,7 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.models.state import Snapshot, difference, snapshot_of
+from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import JointStreams, KeySource
 from fedveil.privacy.rows import add_weighted_
 from fedveil.training.cohort import CohortData
@@ -23,6 +24,7 @@ from fedveil.training.round import Ask
 from fedveil.training.server import ServerState, Weights
 from fedveil.training.sums import CohortSum
 from fedveil.training.turn import Turn
+from fedveil.training.work import is_ours
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,11 @@ class Serial:
     job: Job
     mode: Mode
     chunk: int
+
+    def __post_init__(self) -> None:
+        """Refuse side by side what would depend on who else is computed."""
+        if self.mode is Mode.VECTORISED and self.job.one_by_one:
+            raise BadInput(f"engine.mode is 'vectorised' and {self.job.one_by_one}: use 'looped'")
 
     def run(self, round: int, ids: Ids, state: ServerState) -> CohortSum:
         """The sum over the cohort `ids` of `round`, starting from `state`."""
@@ -50,7 +57,8 @@ class Serial:
         with one_thread():
             for chunk in chunks:
                 total = self.job.zero()
-                self.add_chunk_(total, round, chunk, state.params, state.moving)
+                clip = self.job.plan.clip(state.moving, round)
+                self.add_chunk_(total, round, chunk, state.params, state.moving, clip)
                 yield total
 
     def run_in_step(self, asked: Sequence[Ask]) -> list[CohortSum]:
@@ -69,7 +77,10 @@ class Serial:
         ends = np.cumsum(lengths).tolist()
         parts = [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
         moving, round = asked[0].state.moving, asked[0].round
-        turn = self._turn(round, np.concatenate(cohorts), starts, moving, streams, summed=False)
+        clip = self.job.plan.clip(moving, round)
+        turn = self._turn(
+            round, np.concatenate(cohorts), starts, moving, clip, streams, summed=False
+        )
         self._add_block_(list(zip(totals, parts, strict=True)), turn)
         self._check_unchanged()
         return totals
@@ -101,7 +112,8 @@ class Serial:
     @property
     def _summed(self) -> bool:
         """Whether nobody sees a client's own row: not the server, which only sums, no adversary."""
-        return not self.job.plan.release.counted and self.job.adversary is None
+        seen = self.job.plan.release.counted or self.job.adversary is not None
+        return not seen and is_ours(self.job.work)
 
     def add_chunk_(
         self,
@@ -110,31 +122,29 @@ class Serial:
         ids: Ids,
         params: torch.Tensor,
         moving: torch.Tensor,
+        clip: Clip | None,
     ) -> None:
         """Add the chunk `ids`: at once when vectorised, client by client when looped."""
+        before = snapshot_of(self.job.plan.schedule)
         _ = self._before
         step = 1 if self.mode is Mode.LOOPED else len(ids)
         for a in range(0, len(ids), step):
             here = ids[a : a + step]
-            turn = self._turn(round, here, params, moving, self.job.streams, summed=self._summed)
+            turn = self._turn(
+                round, here, params, moving, clip, self.job.streams, summed=self._summed
+            )
             self._add_block_([(total, slice(None))], turn)
         self._check_unchanged()
+        _check_same("clip schedule", before, self.job.plan.schedule)
 
     @cached_property
-    def _before(self) -> tuple[Snapshot, Snapshot]:
-        return snapshot_of(self.job.work), snapshot_of(self.job.plan.schedule)
+    def _before(self) -> Snapshot:
+        return snapshot_of(self.job.work)
 
     def _check_unchanged(self) -> None:
-        """Refuse a part that keeps something of a client for the next."""
+        """Refuse a module, a loss or a work that keeps something of a client for the next."""
         self.job.task.check_unchanged()
-        parts = (("work", self.job.work), ("clip schedule", self.job.plan.schedule))
-        for (word, part), before in zip(parts, self._before, strict=True):
-            name = difference(before, snapshot_of(part))
-            if name is not None:
-                raise BadInput(
-                    f"the {word} {name!r} changes when clients are computed: what one leaves there "
-                    "would reach others outside the clip; keep nothing between clients"
-                )
+        _check_same("work", self._before, self.job.work)
 
     def _turn(
         self,
@@ -142,11 +152,12 @@ class Serial:
         ids: Ids,
         start: torch.Tensor,
         moving: torch.Tensor,
+        clip: Clip | None,
         streams: KeySource,
         *,
         summed: bool,
     ) -> Turn:
-        cohort, clip = CohortData(self.job.data, ids), self.job.plan.clip(moving, round)
+        cohort = CohortData(self.job.data, ids)
         return Turn(round, start, cohort, clip, self._gradients, streams, summed, moving)
 
     def _add_block_(self, parts: Sequence[tuple[CohortSum, slice]], turn: Turn) -> None:
@@ -166,3 +177,12 @@ class Serial:
             rows = sent.reports.rows
             sent = sent.changed(job.adversary(turn.round, turn.ids, rows.clone()), job.task.size)
         server_sum(parts, job.plan, turn, sent, weights)
+
+
+def _check_same(word: str, before: Snapshot, part: object) -> None:
+    name = difference(before, snapshot_of(part))
+    if name is not None:
+        raise BadInput(
+            f"the {word} {name!r} changes when clients are computed: what one leaves there would "
+            "reach others outside the clip; keep nothing between clients"
+        )

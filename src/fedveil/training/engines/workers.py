@@ -3,8 +3,8 @@
 They are forked, so that data, model and plan are there without being sent; what changes from
 round to round lies in memory shared with them. A chunk's sum is written into a shared slot and
 read in chunk order, whoever finishes first. A worker that dies is replaced and its chunk is done
-again: seeded randomness is keyed by client, so the sum is the same; secure noise is drawn anew, and
-nobody has seen what the dead worker drew.
+again: seeded randomness is keyed by client, so the sum is the same; secure noise is drawn again,
+and nobody has seen what the dead worker drew.
 """
 
 import gc
@@ -27,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import FedveilError
+from fedveil.privacy.clip import Clip
 from fedveil.training.engines.housekeeping import LARGE_MODEL, die_with_parent, keep_memory
 from fedveil.training.evaluate import Measured
 from fedveil.training.sums import CohortSum
@@ -35,7 +36,7 @@ _TRIES = 3
 _SPARE_BYTES = 1 << 25
 
 Ids = npt.NDArray[np.int64]
-AddChunk = Callable[[CohortSum, int, Ids, torch.Tensor, torch.Tensor], None]
+AddChunk = Callable[[CohortSum, int, Ids, torch.Tensor, torch.Tensor, Clip | None], None]
 Measure = Callable[[torch.Tensor, slice], Measured]
 
 
@@ -49,6 +50,7 @@ class _Chunk:
 
     round: int
     ids: Ids
+    clip: Clip | None
 
     def __str__(self) -> str:
         return f"a chunk of {len(self.ids)} clients"
@@ -104,12 +106,17 @@ class Workers:
             self._workers.append(self._fork())
 
     def sums(
-        self, round: int, chunks: Sequence[Ids], params: torch.Tensor, moving: torch.Tensor
+        self,
+        round: int,
+        chunks: Sequence[Ids],
+        params: torch.Tensor,
+        moving: torch.Tensor,
+        clip: Clip | None,
     ) -> Iterator[CohortSum]:
         """The sum of each chunk, in chunk order; each is valid until the next is asked for."""
         self._params.copy_(params)
         self._moving.copy_(moving)
-        jobs = [_Chunk(round, ids) for ids in chunks]
+        jobs = [_Chunk(round, ids, clip) for ids in chunks]
         for slot, (weight, clients, clipped, refused) in self._ordered(jobs):
             done = CohortSum.over(self._slots[slot], self._size, self._noisy)
             done.weight, done.clients, done.clipped, done.refused = (
@@ -227,7 +234,7 @@ class Workers:
             if isinstance(job, _Batch):
                 return pickle.dumps((True, self._measure(self._params, job.batch)))
             total = CohortSum.over(self._slots[slot].zero_(), self._size, self._noisy)
-            self._add_chunk_(total, job.round, job.ids, self._params, self._moving)
+            self._add_chunk_(total, job.round, job.ids, self._params, self._moving, job.clip)
             return pickle.dumps((True, (total.weight, total.clients, total.clipped, total.refused)))
         except Exception as e:
             e.add_note("in a worker process:\n" + traceback.format_exc())

@@ -1,0 +1,56 @@
+"""A clip schedule of one's own that follows the lengths of updates, and what that costs.
+
+Clients are asked for one number each: how long their update is, up to 1. What they send is
+private, so the schedule states it in `watched`: the plan cuts it, adds noise to the sum, and
+accounts for it. Of the noise that a round is planned with, the updates get what is left.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+import fedveil as fv
+
+
+@dataclass(frozen=True)
+class MeanLength(fv.ClipSchedule):
+    """The clip of a round is the mean length of the round before, from a noisy sum."""
+
+    value: float
+    noise: float
+
+    @property
+    def watched(self) -> fv.Watched:
+        told = {"word": "lengths", "seen": "the lengths of updates, up to 1"}
+        fix = {"key": "noise", "setting": self.noise, "remedy": "raise it"}
+        return fv.Watched(width=1, length=1.0, noise=self.noise, **told, **fix)
+
+    def start(self) -> float:
+        return self.value
+
+    def clip(self, moving: float, round: int) -> fv.Clip:
+        return fv.Clip(moving)
+
+    def watch(self, lengths, round: int) -> torch.Tensor:
+        return lengths.norms.double()[:, None]
+
+    def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
+        return min(1.0, max(0.05, float(noisy[0]) / expected))
+
+
+torch.manual_seed(0)
+x = torch.randn(220, 10, 10)
+y = (x[:, :, 0] > x[:, :, 1]).long()
+clients = [(f"client-{k}", x[k], y[k]) for k in range(200)]
+test = x[200:].flatten(0, 1), y[200:].flatten()
+data = fv.FederatedData.from_clients(clients, test=test, classes=2)
+
+schedule = MeanLength(value=1.0, noise=10.0)
+plan = fv.central(fv.Everyone(), data.clients, schedule, rounds=15, budget=fv.Budget(8, 1e-5))
+print(f"noise on updates {plan.release.multiplier:.3f} clips, on lengths {schedule.noise:g}")
+task = fv.Task(nn.Linear(10, 2), fv.cross_entropy, {"accuracy": fv.correct})
+work = fv.ClientSgd(fv.Batches(size=0, steps=5), lr=0.2)
+for result in fv.train(fv.Training(task, data, plan, work)):
+    accuracy = result.metrics["accuracy"]
+    print(f"{result.round} clip {result.clip:.3f} {accuracy:.3f} {result.claim.short}")
