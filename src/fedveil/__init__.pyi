@@ -32,6 +32,7 @@ from fedveil.privacy.releases.central import central as central
 from fedveil.privacy.releases.client_noise import ClientNoise as ClientNoise
 from fedveil.privacy.releases.client_noise import Published as Published
 from fedveil.privacy.releases.client_noise import client_noise as client_noise
+from fedveil.privacy.releases.counted import line_of as line_of
 from fedveil.privacy.releases.dp_sgd import DpSgdSteps as DpSgdSteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd as dp_sgd
 from fedveil.privacy.releases.none import unprotected as unprotected
@@ -137,6 +138,7 @@ __all__ = [
     "correct",
     "cross_entropy",
     "dp_sgd",
+    "line_of",
     "new_ledger",
     "planned_for",
     "priv_unit",

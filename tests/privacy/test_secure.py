@@ -129,9 +129,11 @@ def test_a_sum_that_is_not_on_the_grid_is_not_released():
     add_to_sum_(mechanism, mechanism.grid(1.0, 100).cut_(total), 1.0, SecureKeys(1))
 
 
-def test_a_scale_of_zero_adds_nothing():
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
+def test_a_scale_that_is_no_noise_is_never_released(scale):
     rows = torch.ones(2, 5)
-    GaussianMechanism(0.0).add_(rows, np.zeros(2), SecureKeys(2))
+    with pytest.raises(AssertionError, match="without noise"):
+        GaussianMechanism(1.0).add_(rows, np.array([1.0, scale]), SecureKeys(2))
     assert torch.equal(rows, torch.ones(2, 5))
 
 

@@ -101,9 +101,9 @@ def test_a_client_that_diverged_reports_a_randomised_zero_and_is_named(make_fami
     training = Training(task, data, noisy(data), OneGradient())
     broken = data.x.copy()
     broken[data.offsets[2] : data.offsets[3]] = 3e38
-    state = training.start()
-    state.params.fill_(1.0)
+    task.parameters.fill_(1.0)
     dying = Training(task, replace(data, x=broken), training.plan, OneGradient())
+    state = dying.start()
     rows = reports_of(dying, state=state)
     silent = torch.zeros(1, task.size)
     dying.plan.release.randomise_(

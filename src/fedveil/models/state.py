@@ -92,10 +92,8 @@ def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
         return id(value)
     if isinstance(value, types.MethodType):
         return id(value.__func__), _token(value.__self__, depth + 1, seen)
-    held: dict[str, Any] = {
-        "dict": getattr(value, "__dict__", None),
-        **_of_class(type(value), value),
-    }
+    held: dict[str, Any] = {"dict": getattr(value, "__dict__", None)}
+    held |= _of_class(type(value), value)
     if isinstance(value, types.FunctionType):
         held["closure"] = [_cell(cell) for cell in value.__closure__ or ()]
         held["defaults"] = value.__defaults__
@@ -107,12 +105,12 @@ def _of_class(kind: type, value: Any) -> dict[str, Any]:
     own = [c for c in kind.__mro__ if c.__module__.split(".")[0] not in _KNOWN]
     slots = [name for c in own for name in getattr(c, "__slots__", ()) if hasattr(value, name)]
     shared = {
-        name: held
+        f"class {name}": held
         for c in own
         for name, held in vars(c).items()
         if name[:2] != "__" and not callable(held) and not hasattr(held, "__get__")
     }
-    return {"slots": {name: getattr(value, name) for name in slots}, "class": shared}
+    return shared | {f"slot {name}": getattr(value, name) for name in slots}
 
 
 def _cell(cell: types.CellType) -> object:
