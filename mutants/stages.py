@@ -7,6 +7,7 @@ from planted import Project
 _ABOVE = {"privacy": ("training", "runs"), "training": ("runs",), "runs": ()}
 _ALSO = {
     "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
+    "privacy/clip_schedules.py": ("privacy/releases/test_client_noise.py",),
     "privacy/curators.py": ("privacy/releases/test_client_noise.py",),
     "privacy/identity.py": ("contracts/test_noise_is_never_reused.py",),
     "privacy/ledger/file.py": (
@@ -28,6 +29,7 @@ _ALSO = {
         "privacy/test_clip_schedules.py",
         "contracts/test_enemies.py",
         "contracts/test_plan_and_work.py",
+        "training/test_exchange.py",
         "training/test_in_step.py",
         "statistical/test_draws.py",
         "statistical/test_cohorts.py",
@@ -36,6 +38,7 @@ _ALSO = {
         "contracts/test_enemies.py",
         "contracts/test_plan_and_work.py",
         "privacy/test_secure.py",
+        "training/test_session.py",
         "runs/test_build.py",
         "statistical/test_draws.py",
         "statistical/test_whole_runs.py",
@@ -47,11 +50,12 @@ _ALSO = {
         "statistical/test_draws.py",
         "statistical/test_budgets.py",
     ),
-    "privacy/releases/counted.py": ("training/test_session.py", "training/test_dp_sgd.py"),
+    "privacy/releases/counted.py": ("training/test_exchange.py", "training/test_dp_sgd.py"),
     "privacy/releases/dp_sgd.py": (
         "training/test_dp_sgd.py",
         "contracts/test_plan_and_work.py",
         "contracts/test_enemies.py",
+        "privacy/releases/test_client_noise.py",
         "runs/test_plans.py",
     ),
     "privacy/releases/two_point.py": (
