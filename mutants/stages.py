@@ -6,70 +6,126 @@ from planted import Project
 
 _ABOVE = {"privacy": ("training", "runs"), "training": ("runs",), "runs": ()}
 _ALSO = {
-    "privacy/central.py": ("contracts/test_enemies.py",),
-    "privacy/consistency.py": ("contracts/test_plan_and_work.py", "contracts/test_enemies.py"),
+    "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
+    "privacy/clip_schedules.py": ("privacy/releases/test_client_noise.py",),
     "privacy/curators.py": ("privacy/releases/test_client_noise.py",),
     "privacy/identity.py": ("contracts/test_noise_is_never_reused.py",),
-    "privacy/ledger/ledger.py": ("privacy/ledger/test_shared.py", "privacy/ledger/test_verification.py"),
-    "privacy/ledger/file.py": ("privacy/ledger/test_ledger.py", "privacy/ledger/test_verification.py"),
-    "privacy/local.py": ("training/test_dp_sgd.py", "contracts/test_plan_and_work.py"),
-    "privacy/noise/mechanisms.py": ("privacy/test_secure.py",),
-    "privacy/plan.py": (
-        "runs/test_plans.py",
-        "statistical/test_one_client.py",
-        "statistical/test_draws.py",
-        "statistical/test_budgets.py",
+    "privacy/ledger/file.py": (
+        "privacy/ledger/test_ledger.py",
+        "privacy/ledger/test_verification.py",
     ),
+    "privacy/ledger/ledger.py": (
+        "privacy/ledger/test_shared.py",
+        "privacy/ledger/test_verification.py",
+    ),
+    "privacy/ledger/statement.py": ("runs/test_secure_runs.py",),
+    "privacy/noise/mechanisms.py": ("privacy/test_secure.py",),
     "privacy/noise/streams.py": (
         "privacy/noise/test_mechanisms.py",
         "training/test_in_step.py",
         "statistical/test_cohorts.py",
     ),
+    "privacy/plan.py": (
+        "privacy/test_clip_schedules.py",
+        "contracts/test_enemies.py",
+        "contracts/test_plan_and_work.py",
+        "training/test_exchange.py",
+        "training/test_in_step.py",
+        "statistical/test_draws.py",
+        "statistical/test_cohorts.py",
+    ),
+    "privacy/releases/central.py": (
+        "contracts/test_enemies.py",
+        "contracts/test_plan_and_work.py",
+        "privacy/test_secure.py",
+        "training/test_session.py",
+        "runs/test_build.py",
+        "statistical/test_draws.py",
+        "statistical/test_whole_runs.py",
+    ),
+    "privacy/releases/client_noise.py": (
+        "contracts/test_enemies.py",
+        "contracts/test_plan_and_work.py",
+        "runs/test_build.py",
+        "statistical/test_draws.py",
+        "statistical/test_budgets.py",
+    ),
+    "privacy/releases/counted.py": ("training/test_exchange.py", "training/test_dp_sgd.py"),
+    "privacy/releases/dp_sgd.py": (
+        "training/test_dp_sgd.py",
+        "contracts/test_plan_and_work.py",
+        "contracts/test_enemies.py",
+        "privacy/releases/test_client_noise.py",
+        "runs/test_plans.py",
+    ),
+    "privacy/releases/two_point.py": (
+        "privacy/releases/test_client_noise.py",
+        "privacy/test_plan.py",
+        "contracts/test_plan_and_work.py",
+        "training/test_exchange.py",
+        "statistical/test_one_client.py",
+        "statistical/test_draws.py",
+    ),
     "privacy/sampling.py": ("statistical/test_cohorts.py",),
     "privacy/secure.py": ("runs/test_plans.py", "statistical/test_budgets.py"),
-    "privacy/ledger/statement.py": ("runs/test_secure_runs.py",),
     "privacy/steps.py": ("training/test_dp_sgd.py",),
-    "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
-    "training/agreement.py": ("contracts/test_plan_and_work.py", "runs/test_plans.py"),
+    "privacy/watching.py": (
+        "privacy/test_clip_schedules.py",
+        "privacy/releases/test_central.py",
+        "privacy/releases/test_client_noise.py",
+        "contracts/test_enemies.py",
+        "statistical/test_whole_runs.py",
+    ),
+    "training/agreement.py": (
+        "contracts/test_plan_and_work.py",
+        "training/test_session.py",
+        "runs/test_plans.py",
+    ),
     "training/batches.py": ("statistical/test_modes.py",),
+    "training/engines/chunks.py": ("training/engines/test_serial.py",),
+    "training/engines/serial.py": (
+        "training/engines/test_processes.py",
+        "training/test_in_step.py",
+        "contracts/test_enemies.py",
+        "contracts/test_leave_one_out.py",
+    ),
+    "training/engines/workers.py": ("training/engines/test_processes.py",),
+    "training/evaluate.py": (
+        "training/engines/test_serial.py",
+        "training/engines/test_processes.py",
+    ),
+    "training/exchange.py": (
+        "training/engines/test_serial.py",
+        "statistical/test_one_client.py",
+        "statistical/test_draws.py",
+        "contracts/test_plan_and_work.py",
+        "training/test_in_step.py",
+    ),
+    "training/gradients/choice.py": ("training/engines/test_serial.py",),
     "training/gradients/linear_chain.py": ("training/gradients/test_stacked.py",),
+    "training/gradients/looped.py": ("contracts/test_leave_one_out.py",),
+    "training/gradients/vmapped.py": (
+        "training/gradients/test_per_example.py",
+        "training/gradients/test_stacked.py",
+    ),
+    "training/reports.py": ("statistical/test_one_client.py",),
+    "training/round.py": (
+        "statistical/test_one_client.py",
+        "statistical/test_cohorts.py",
+        "statistical/test_whole_runs.py",
+    ),
+    "training/session.py": (
+        "contracts/test_noise_is_never_reused.py",
+        "contracts/test_leave_one_out.py",
+        "statistical/test_cohorts.py",
+    ),
+    "training/turn.py": ("training/test_work.py", "training/gradients/test_stacked.py"),
     "training/work.py": (
         "runs/test_build.py",
         "runs/test_plans.py",
         "statistical/test_one_client.py",
         "statistical/test_modes.py",
     ),
-    "training/engines/chunks.py": ("training/engines/test_serial.py",),
-    "training/engines/local.py": (
-        "training/engines/test_serial.py",
-        "training/test_in_step.py",
-        "contracts/test_enemies.py",
-        "contracts/test_leave_one_out.py",
-    ),
-    "training/evaluate.py": ("training/engines/test_serial.py", "training/engines/test_processes.py"),
-    "training/exchange.py": (
-        "training/engines/test_serial.py",
-        "statistical/test_one_client.py",
-        "statistical/test_cohorts.py",
-        "statistical/test_draws.py",
-        "contracts/test_plan_and_work.py",
-        "training/test_in_step.py",
-    ),
-    "training/gradients/choice.py": ("training/engines/test_serial.py",),
-    "training/loop.py": (
-        "statistical/test_one_client.py",
-        "statistical/test_cohorts.py",
-        "statistical/test_whole_runs.py",
-    ),
-    "training/gradients/looped.py": ("contracts/test_leave_one_out.py",),
-    "training/reports.py": ("statistical/test_one_client.py",),
-    "training/training.py": (
-        "contracts/test_noise_is_never_reused.py",
-        "contracts/test_leave_one_out.py",
-        "statistical/test_cohorts.py",
-    ),
-    "training/turn.py": ("training/test_work.py", "training/gradients/test_stacked.py"),
-    "training/gradients/vmapped.py": ("training/gradients/test_per_example.py", "training/gradients/test_stacked.py"),
     "runs/checkpoint.py": ("runs/test_corruption.py",),
     "runs/disk.py": ("runs/test_run.py",),
     "runs/done.py": ("runs/test_interruptions.py", "runs/test_run.py"),
@@ -106,8 +162,8 @@ def stages_of(project: Project, file: str) -> list[list[Path]]:
 
 
 def _mirrors(project: Project, file: str) -> list[Path]:
-    """tests/<package>/test_<name>*.py, the file's doctests, and what else should notice soon."""
+    """tests/<folder>/test_<name>*.py, the file's doctests, and what else should notice soon."""
     path = Path(file)
-    found = project.tests(f"{path.parts[0]}/**/test_{path.stem}*.py")
+    found = project.tests(f"{path.parent}/test_{path.stem}*.py")
     named = [project.root / "tests" / test for test in _ALSO.get(file, ())]
     return [*found, project.package / file, *(test for test in named if test.is_file())]
