@@ -1,7 +1,7 @@
 """The public API as an enemy would use it: what made an epsilon false once is refused."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -11,10 +11,12 @@ from torch import nn
 import fedveil as fv
 from fedveil.errors import BadInput
 from fedveil.privacy.clip import Clip, Clipped
+from fedveil.privacy.identity import identity
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import secured
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
+from fedveil.training.engines.serial import Serial
 
 CLIENTS = 30
 FREE = fv.Budget(math.inf, 1e-3)
@@ -42,7 +44,7 @@ def net(between=nn.Tanh):
 
 def training(data, module=None, loss=fv.cross_entropy, plan=None, work=SGD, **more):
     task = fv.Task(module or net(), loss)
-    return fv.Training(task, data, plan or central(), work, workers=1, **more)
+    return fv.Training(task, data, plan or central(), work, **{"workers": 1, **more})
 
 
 def smoothed(by):
@@ -280,6 +282,216 @@ def test_a_schedule_that_remembers_clients_is_stopped(data):
         next(iter(fv.train(training(data, plan=central(Remembers(1.0))))))
 
 
+class Relative(fv.Quantile):
+    """Lets a client's row depend on the others in its block."""
+
+    def watch(self, lengths, round):
+        return (lengths.norms / lengths.norms.max() / 2)[:, None]
+
+
+def test_what_is_watched_of_a_client_depends_on_that_client_alone(data):
+    found = training(data, plan=central(Relative(1.0, 0.5, noise=5.0)))
+    watched = found.engine.run(1, np.arange(CLIENTS), found.start()).watched
+    assert float(watched[0]) == pytest.approx(0.5 * CLIENTS)
+
+
+class Borrows(fv.Fixed):
+    """Calls what it watches by the name of the server's noise, to see that noise."""
+
+    told = []
+
+    @property
+    def watched(self):
+        own = {"width": 39, "length": 1e-6, "noise": 1.0, "word": "noise"}
+        return fv.Watched(**own, seen="", key="", setting=1.0, remedy="")
+
+    def watch(self, lengths, round):
+        return torch.zeros(len(lengths.norms), self.watched.width, dtype=torch.float64)
+
+    def move(self, moving, noisy, expected, round):
+        self.told.append(noisy.clone())
+        return moving
+
+
+def test_what_a_schedule_sees_is_not_the_server_s_noise(data):
+    made = training(data, plan=central(Borrows(1.0)))
+    total = made.engine.run(1, np.arange(CLIENTS), made.start()).total
+    first = next(iter(fv.train(made)))
+    noise = (first.state.params - made.start().params).double() * made.plan.expected - total
+    like = torch.corrcoef(torch.stack([noise, Borrows.told[-1]]))[0, 1]
+    assert abs(float(like)) < 0.95
+    assert Borrows(1.0).watched.purpose != "noise"
+
+
+class Quieter(fv.Watched):
+    def noisy(self, total, keys):
+        return total
+
+
+class Shifting(fv.Quantile):
+    """Says less noise after the line was made."""
+
+    said = []
+
+    @property
+    def watched(self):
+        self.said.append(1)
+        noise = self.noise if len(self.said) < 3 else 1e-9
+        return replace(super().watched, noise=noise)
+
+
+class Own(fv.Quantile):
+    @property
+    def watched(self):
+        told = super().watched
+        return Quieter(**{f.name: getattr(told, f.name) for f in fields(told)})
+
+
+def test_what_is_watched_is_asked_for_once_and_is_ours(data):
+    with pytest.raises(BadInput, match="a Watched is needed"):
+        central(Own(1.0, 0.5, noise=5.0))
+    plan = central(Shifting(1.0, 0.5, noise=5.0))
+    assert plan.schedule.watched.noise == 1e-9
+    with pytest.raises(BadInput, match="the plan's line about"):
+        replace(plan).check_lines()
+    assert plan.watched.noise in (5.0, 1e-9)
+
+
+class Gambles(fv.Fixed):
+    """Another clip whenever it is asked."""
+
+    def clip(self, moving, round):
+        return Clip(float(np.random.default_rng().uniform(0.01, 1.0)))
+
+
+def test_rows_and_noise_have_the_same_clip(data):
+    plan = central(Gambles(1.0))
+    assert len({plan.clip(plan.start(torch.zeros(1)), 1).value for _ in range(20)}) == 1
+    made = training(data, plan=plan, workers=2, chunk=5)
+    for result in fv.train(made):
+        assert result.clip == plan.clip(torch.tensor([1.0]), result.round).value
+
+
+class Shrinks(fv.Fixed):
+    """Keeps its clip in itself, where worker processes do not see it."""
+
+    now = 1.0
+
+    def clip(self, moving, round):
+        return Clip(self.__dict__.get("now", 1.0))
+
+    @property
+    def watched(self):
+        return replace(fv.Quantile(1.0, 0.5, noise=5.0).watched, word="own")
+
+    def watch(self, lengths, round):
+        return torch.zeros(len(lengths.norms), 1, dtype=torch.float64)
+
+    def move(self, moving, noisy, expected, round):
+        object.__setattr__(self, "now", self.__dict__.get("now", 1.0) * 0.1)
+        return moving * 0.999
+
+
+def test_workers_clip_as_the_server_noises(data):
+    """Where they did not, an update of length 1 stood beside noise for one of 0.01."""
+    made = training(data, plan=central(Shrinks(1.0)), workers=2, chunk=5)
+    lengths = [made.plan.clip(made.start().moving, 1).value]
+    for result in fv.train(made):
+        lengths.append(result.clip)
+        assert result.snr < 1.5
+    assert lengths[-1] < 0.2
+
+
+@dataclass(frozen=True)
+class Small(Clip):
+    """A clip that says that nothing moves far."""
+
+    def sensitivity(self, relation):
+        return 1e-6
+
+
+class Understates(fv.Fixed):
+    def clip(self, moving, round):
+        return Small(moving)
+
+
+class OtherNorm(fv.Fixed):
+    def clip(self, moving, round):
+        return Clip(moving, Norm.L2)
+
+
+def test_clips_are_ours_and_in_the_norm_that_was_said(data):
+    with pytest.raises(BadInput, match="a Clip in that norm is needed"):
+        next(iter(fv.train(training(data, plan=central(Understates(1.0))))))
+    plan = fv.client_noise(
+        *(fv.Everyone(), CLIENTS, OtherNorm(1.0, Norm.L1)),
+        laplace=True,
+        rounds=2,
+        budgets=(FREE,),
+        multiplier=1.0,
+    )
+    with pytest.raises(BadInput, match="clips in l1 and gave"):
+        next(iter(fv.train(training(data, plan=plan, work=fv.OneGradient()))))
+
+
+class InItsClass(fv.Fixed):
+    seen = [1.0]
+
+    @property
+    def watched(self):
+        return replace(fv.Quantile(1.0, 0.5, noise=5.0).watched, word="own")
+
+    def watch(self, lengths, round):
+        self.seen.append(float(lengths.norms.max()))
+        return torch.zeros(len(lengths.norms), 1, dtype=torch.float64)
+
+
+def test_memory_in_a_class_is_seen(data):
+    with pytest.raises(BadInput, match="changes when"):
+        next(iter(fv.train(training(data, plan=central(InItsClass(1.0))))))
+
+
+def centred(work, turn, rows):
+    """Lets clients see each other before the clip."""
+    return Clipped(rows - rows.mean(0), torch.ones(len(rows)), torch.zeros(len(rows)) > 0)
+
+
+def test_works_of_one_s_own_are_computed_client_by_client(data):
+    found = training(data, work=OwnWork(0.1, centred))
+    assert found.engine.mode is fv.Mode.LOOPED
+    with pytest.raises(BadInput, match="may let clients see each other"):
+        training(data, work=OwnWork(0.1, centred), mode=fv.Mode.VECTORISED)
+
+
+def test_an_engine_of_ours_is_not_talked_into_computing_side_by_side(data):
+    def vectorised(job):
+        return Serial(job, fv.Mode.VECTORISED, 100)
+
+    found = training(data, work=OwnWork(0.1, centred), make_engine=vectorised)
+    with pytest.raises(BadInput, match="use 'looped'"):
+        next(iter(fv.train(found)))
+
+
+def test_a_training_starts_from_its_own_model(data):
+    """From another one it would add the same noise to something else."""
+    made = training(data)
+    state = replace(made.start(), params=made.start().params + 1)
+    with pytest.raises(BadInput, match="starts from its own model"):
+        next(made.rounds(state, fv.new_ledger(made.plan)))
+
+
+def test_classes_written_again_draw_other_noise():
+    def schedule(value):
+        class Mine(fv.Fixed):
+            def clip(self, moving, round):
+                return Clip(value)
+
+        return Mine(1.0)
+
+    assert identity(schedule(50.0)) == identity(schedule(50.0))
+    assert identity(schedule(50.0)) != identity(schedule(100.0))
+
+
 def counting(work, turn, rows):
     """Says how many of its steps were clipped, not whether."""
     many = torch.full((len(rows),), 50)
@@ -380,7 +592,41 @@ def weakened(plan, clients):
     return replace(plan, release=replace(plan.release, multipliers=noise))
 
 
+def line(plan, **changes):
+    return replace(plan, lines=(replace(plan.lines[0], **changes), *plan.lines[1:]))
+
+
+def release(plan, **changes):
+    return replace(plan, release=replace(plan.release, **changes))
+
+
+def steps():
+    return fv.dp_sgd(
+        fv.Everyone(), CLIENTS, 1.0, rate=0.5, steps=1, rounds=2, budget=FREE, multiplier=2.0
+    )
+
+
+def points(sizes):
+    ranges = fv.Ranges(0.0, 0.5, sizes, adaptive=False, perturb=fv.Perturb.UPDATE)
+    return fv.two_point(fv.Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=FREE)
+
+
+def strongest_first():
+    plan = weakened(dealt(), [float(dealt().release.multipliers.min())] * CLIENTS)
+    weak, strong = plan.lines
+    return replace(plan, lines=(replace(strong, members=None), replace(weak, members=CLIENTS)))
+
+
 CHANGED = {
+    "records called clients": lambda: line(steps(), unit=fv.Unit.CLIENT),
+    "clients called records": lambda: line(central(), unit=fv.Unit.RECORD),
+    "clients called weights": lambda: line(central(), unit=fv.Unit.WEIGHT, cap=1),
+    "weights called records": lambda: line(points((9, 3)), unit=fv.Unit.RECORD, per=1),
+    "a server that need not be trusted": lambda: line(central(), trust=fv.Trust.LOCAL),
+    "hidden numbers of clients": lambda: line(central(), relation=fv.Relation.ADD_REMOVE),
+    "hidden numbers of records": lambda: line(steps(), relation=fv.Relation.ADD_REMOVE),
+    "one range for all weights": lambda: replace(points((1,)), parameters=None),
+    "lines about more clients than there are": strongest_first,
     "Laplace clipped in L2": lambda: replace(laplace(), schedule=fv.Fixed(1.0)),
     "fewer releases": lambda: (
         (p := central()) and replace(p, lines=(replace(p.lines[0], every=10),))
@@ -399,6 +645,39 @@ CHANGED = {
 def test_plans_changed_by_hand(name):
     with pytest.raises(BadInput, match="the plan's line about"):
         CHANGED[name]().check_lines()
+
+
+@pytest.mark.parametrize("noise", [math.nan, math.inf, 0.0, -1.0])
+def test_noise_of_clients_is_noise(noise):
+    with pytest.raises(BadInput, match="positive numbers"):
+        release(dealt(), multipliers=np.full(CLIENTS, noise))
+
+
+def test_noise_of_clients_stays_what_it_is():
+    with pytest.raises(ValueError, match="read-only"):
+        dealt().release.multipliers[:] = 1e-9
+    with pytest.raises(BadInput, match="noise multipliers for"):
+        release(dealt(), multipliers=np.ones(CLIENTS - 1))
+
+
+def test_secure_noise_is_claimed_by_plans_that_were_made_for_it(data):
+    plan = line(central(), noise=fv.NoiseSource.SECURE)
+    with pytest.raises(BadInput, match="use planned_for and secured"):
+        training(data, plan=plan)
+    with pytest.raises(BadInput, match="not for noise in every local step"):
+        training(data, plan=line(steps(), noise=fv.NoiseSource.SECURE))
+
+
+class Trusting(fv.PrivacyPlan):
+    def check_lines(self):
+        """Believe everything."""
+
+
+def test_a_plan_of_one_s_own_is_refused(data):
+    plan = central()
+    own = Trusting(plan.sampler, CLIENTS, plan.rounds, plan.schedule, lines=plan.lines)
+    with pytest.raises(BadInput, match="a PrivacyPlan is needed"):
+        training(data, plan=own)
 
 
 def test_budgets_per_client_agree_with_themselves():

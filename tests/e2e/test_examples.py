@@ -31,11 +31,12 @@ def accuracies(lines):
 
 def test_every_example_is_short_and_has_a_docstring():
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert names == ["audit.py", "own_clip.py", "own_csv.py", README, "text_lstm.py"]
+    others = ["own_clip.py", "own_csv.py", README, "text_lstm.py"]
+    assert names == ["audit.py", "compare_mechanisms.py", *others]
     for name in names:
         text = (EXAMPLES / name).read_text()
         assert ast.get_docstring(ast.parse(text)), name
-        assert len(text.splitlines()) < 60, name
+        assert len(text.splitlines()) < 80, name
 
 
 def test_own_clip(tmp_path):

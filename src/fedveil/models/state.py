@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import sys
 import types
 from typing import Any
 
@@ -12,7 +13,8 @@ from torch import nn
 Snapshot = dict[str, object]
 
 _DEEPEST = 6
-_KNOWN = ("builtins", "torch", "numpy", "typing", "abc", "fedveil", "functools", "collections")
+_KNOWN = frozenset(sys.stdlib_module_names | {"torch", "numpy", "fedveil"}) - {"__main__"}
+"""Packages whose classes keep caches, and nothing of a client."""
 _CACHES = ("_flat_weights", "_flat_weight_refs")
 """torch's recurrent layers keep references to their own weights in these."""
 
@@ -86,10 +88,10 @@ def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
             return [(repr(key), _token(v, depth + 1, seen)) for key, v in value.items()]
         case set() | frozenset():
             return sorted(map(repr, value))
-    if hasattr(value, "__iter__") and hasattr(value, "__len__"):  # lists, tuples, deques
-        return [type(value), *(_token(v, depth + 1, seen) for v in value)]
     if isinstance(value, type):
         return id(value)
+    if hasattr(value, "__iter__") and hasattr(value, "__len__"):  # lists, tuples, deques
+        return [type(value), *(_token(v, depth + 1, seen) for v in value)]
     if isinstance(value, types.MethodType):
         return id(value.__func__), _token(value.__self__, depth + 1, seen)
     held: dict[str, Any] = {"dict": getattr(value, "__dict__", None)}

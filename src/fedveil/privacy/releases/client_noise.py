@@ -137,7 +137,7 @@ class ClientNoise(Release):
             enough = line.members is None and _claimed(line) <= added * _ROUNDED
             return None if enough else f"noise of {added:g} sensitivities is added"
         strict = [one for one in parts.lines if not one.as_published]
-        claims = [np.full(one.members or 0, _claimed(one)) for one in strict]
+        claims = [np.full(one.members or parts.population + 1, _claimed(one)) for one in strict]
         claimed, added_each = np.sort(np.concatenate(claims)), np.sort(self.multipliers) * reach
         if len(claimed) != len(added_each) or not (claimed <= added_each * _ROUNDED).all():
             return f"{parts.population} clients have noise multipliers of their own"
