@@ -9,7 +9,10 @@ _ALSO = {
     "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
     "privacy/clip_schedules.py": ("privacy/releases/test_client_noise.py",),
     "privacy/curators.py": ("privacy/releases/test_client_noise.py",),
-    "privacy/identity.py": ("contracts/test_noise_is_never_reused.py",),
+    "privacy/identity.py": (
+        "contracts/test_noise_is_never_reused.py",
+        "contracts/test_enemies.py",
+    ),
     "privacy/ledger/file.py": (
         "privacy/ledger/test_ledger.py",
         "privacy/ledger/test_verification.py",
@@ -58,6 +61,7 @@ _ALSO = {
         "privacy/releases/test_client_noise.py",
         "runs/test_plans.py",
     ),
+    "privacy/releases/release.py": ("contracts/test_enemies.py", "contracts/test_plan_and_work.py"),
     "privacy/releases/two_point.py": (
         "privacy/releases/test_client_noise.py",
         "privacy/test_plan.py",
@@ -89,7 +93,15 @@ _ALSO = {
         "contracts/test_enemies.py",
         "contracts/test_leave_one_out.py",
     ),
-    "training/engines/workers.py": ("training/engines/test_processes.py",),
+    "training/engines/engine.py": (
+        "contracts/test_enemies.py",
+        "training/test_session.py",
+        "runs/test_secure_runs.py",
+    ),
+    "training/engines/workers.py": (
+        "training/engines/test_processes.py",
+        "contracts/test_enemies.py",
+    ),
     "training/evaluate.py": (
         "training/engines/test_serial.py",
         "training/engines/test_processes.py",
@@ -115,12 +127,14 @@ _ALSO = {
         "statistical/test_whole_runs.py",
     ),
     "training/session.py": (
+        "contracts/test_enemies.py",
         "contracts/test_noise_is_never_reused.py",
         "contracts/test_leave_one_out.py",
         "statistical/test_cohorts.py",
     ),
     "training/turn.py": ("training/test_work.py", "training/gradients/test_stacked.py"),
     "training/work.py": (
+        "contracts/test_enemies.py",
         "runs/test_build.py",
         "runs/test_plans.py",
         "statistical/test_one_client.py",
