@@ -4,7 +4,7 @@ from pathlib import Path
 
 from planted import Project
 
-_ABOVE = {"privacy": ("training", "runs"), "training": ("runs",), "runs": ()}
+_ABOVE = {"mixing": (), "privacy": ("training", "runs"), "training": ("runs",), "runs": ()}
 _ALSO = {
     "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
     "privacy/clip_schedules.py": ("privacy/releases/test_client_noise.py",),
