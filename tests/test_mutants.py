@@ -170,3 +170,9 @@ def test_refuses_entries_that_say_nothing(fake, entry, told):
     done = run("--root", fake, "--check")
     assert done.returncode == 2
     assert told in done.stdout
+
+
+def test_tests_that_should_notice_a_bug_exist(planted):
+    stages = importlib.import_module("stages")
+    named = {test for tests in stages._ALSO.values() for test in tests}
+    assert [test for test in sorted(named) if not (ROOT / "tests" / test).is_file()] == []

@@ -226,6 +226,18 @@ def test_shipped_recipes_run_on_embedded_data(name, tmp_path):
         assert run.describe().endswith("no privacy claim")
 
 
+@pytest.mark.parametrize("iterations", [199, 201, 39])
+def test_iterations_that_make_no_whole_rounds_are_refused(iterations):
+    settings = ["rounds=none", f"iterations={iterations}", "client.steps=40"]
+    with pytest.raises(BadInput, match=f"iterations is {iterations}, not a multiple"):
+        load_recipe("dp-fedavg", settings)
+
+
+def test_every_number_of_a_list_is_checked():
+    with pytest.raises(BadInput, match=r"model\.hidden is 0"):
+        load_recipe("central", ["model.name=mlp", "model.hidden=[4, 0]"])
+
+
 def test_iterations_stand_for_rounds():
     recipe = load_recipe("dp-fedavg", ["rounds=none", "iterations=200", "client.steps=40"])
     assert (recipe.rounds, recipe.iterations) == (5, None)

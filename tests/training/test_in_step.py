@@ -13,8 +13,10 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, Quantile
 from fedveil.privacy.noise.streams import JointStreams, Streams
+from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.training.batches import Batches
 from fedveil.training.cohort import CohortData
@@ -177,7 +179,10 @@ def test_what_cannot_be_one_block_does_not_go_in_step():
     looped = [replace(training, mode=Mode.LOOPED) for training in several(plan, data, (1, 2))]
     schedule, free = Quantile(1.0, 0.5, noise=5.0), Budget(float("inf"), 1e-2)
     moving = central(Poisson(0.3), CLIENTS, schedule, rounds=2, budget=free, multiplier=2.0)
-    for trainings in (looped, several(moving, data, (1, 2))):
+    size = several(plan, data, (1,))[0].task.size
+    ranges = Ranges(0.0, 0.5, (size,), adaptive=True, perturb=Perturb.UPDATE)
+    points = two_point(Everyone(), CLIENTS, ranges, epsilon=1.0, rounds=2, budget=free)
+    for trainings in (looped, several(moving, data, (1, 2)), several(points, data, (1, 2))):
         assert fitting_together(trainings[0]) == 1
         with pytest.raises(AssertionError, match="as one block"):
             next(train_in_step(trainings))

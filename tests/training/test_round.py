@@ -15,6 +15,7 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.training.round import driven, rounds
@@ -176,6 +177,19 @@ def test_the_budget_ends_training_before_the_round_that_exceeds_it(open_ledger):
     assert charged(ledger) == [1, 2, 3, 4, 5, 6]
     assert len(engine.calls) == 6
     assert plan.claims(6)[0].epsilon <= limit < plan.claims(7)[0].epsilon
+
+
+def test_epsilon_of_a_round_counts_that_round_s_own_turn(open_ledger):
+    """Everybody takes part in every round, so that each has had as many turns as rounds."""
+    plan = client_noise(
+        *(Everyone(), CLIENTS, Fixed(CLIP.value)),
+        laplace=False,
+        rounds=3,
+        budgets=(Budget(math.inf, 1e-3),),
+        multiplier=2.0,
+    )
+    for result in loop(plan, FakeEngine(), open_ledger(plan)):
+        assert result.epsilon == pytest.approx(plan.claims(result.round)[0].epsilon, rel=0.01)
 
 
 def test_epsilon_of_a_round_is_what_has_been_spent(open_ledger):
