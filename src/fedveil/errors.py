@@ -23,3 +23,9 @@ class BudgetExhausted(FedveilError):
 
 class CommonBudgetExhausted(BudgetExhausted):
     """It is the budget that all runs on a shared ledger have in common."""
+
+
+def one_line(error: Exception) -> str:
+    """What another library says of a failure, on one line of reasonable length."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -25,12 +25,13 @@ from fedveil.privacy.ledger import ledger
 from fedveil.privacy.ledger.file import read_charges, read_closing, read_runs
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.releases.central import CentralNoise
-from fedveil.privacy.releases.client_noise import ClientNoise
+from fedveil.privacy.releases.release import Release
 from fedveil.privacy.sampling import FixedSize
 from fedveil.runs import build, checkpoint, disk, run
 from fedveil.runs.evidence import verify_ledger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
+from fedveil.training.engines import serial
 from fedveil.training.engines.serial import Serial
 from fedveil.training.server import SgdServer
 from fedveil.training.session import Training
@@ -81,6 +82,16 @@ def before(target, name):
 def after(target, name):
     """Die when the n-th call of `target.name` is done."""
     return functools.partial(_hook, target, name, True)
+
+
+def either(*installs):
+    """Install all of them, where a run calls one."""
+
+    def install(number, folder):
+        for each in installs:
+            each(number, folder)
+
+    return install
 
 
 def _hook(target, name, done, number, folder):
@@ -167,9 +178,12 @@ IN_ROUNDS = {  # what kills a run in each of its rounds, and whether the round's
     "during the charge": (after(Ledger, "_insert"), False),
     "after the charge": (after(Ledger, "charge"), True),
     "in training": (after(ClientSgd, "updates"), True),
-    "after noise at the clients": (after(ClientNoise, "randomise_"), True),
+    "after noise at the clients": (after(serial, "client_report"), True),
     "after training": (after(Serial, "run"), True),
-    "in noise at the server": (after(CentralNoise, "noise_"), True),
+    "in noise at the server": (
+        either(after(CentralNoise, "noise_"), after(Release, "noise_")),
+        True,
+    ),
     "in the step": (after(SgdServer, "step"), True),
     "in measuring": (before(Serial, "evaluate"), True),
     "after measuring": (after(Training, "_measure"), True),

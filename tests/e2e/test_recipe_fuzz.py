@@ -173,7 +173,14 @@ def whole(r):
         recipe["server"] = {"optimizer": "adam", "lr": 0.01}
     elif r.random() < 0.3:
         recipe["server"] = {"momentum": r.choice([0.0, 0.9]), "lr": r.choice([0.1, 1.0])}
-    return {**recipe, **protection(r, sample, local)}
+    recipe |= protection(r, sample, local)
+    if recipe.get("noise", {}).get("source") == "secure":
+        recipe["engine"]["mode"] = "looped"
+        if data["name"] == "diabetes":
+            recipe["data"] = {**data, "statistics": "public"}
+    if recipe["client"]["kind"] == "dp-sgd":
+        recipe["data"] = {key: value for key, value in data.items() if key != "resample"}
+    return recipe
 
 
 HOSTILE = (

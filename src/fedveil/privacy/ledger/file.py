@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.errors import BadInput, one_line
 from fedveil.privacy.ledger.looking import DAMAGED, one_look, query
 
 FORMAT = "5"
@@ -79,7 +79,7 @@ def read_about(path: Path) -> dict[str, str]:
     try:
         about = {as_text(k): as_text(v) for k, v in rows}
     except TypeError as e:
-        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+        raise BadInput(f"{path}: not a fedveil ledger ({one_line(e)})") from e
     if about.get("format") != FORMAT:
         raise BadInput(
             f"{path}: ledger format {about.get('format')!r}, this fedveil reads {FORMAT!r}"
@@ -208,7 +208,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = FULL")
     except DAMAGED as e:
         db.close()
-        raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+        raise BadInput(f"{path}: not a fedveil ledger ({one_line(e)})") from e
     return db
 
 

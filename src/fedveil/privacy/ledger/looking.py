@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.errors import BadInput, one_line
 
 DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter from a damaged schema
 
@@ -35,7 +35,7 @@ def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
         try:
             return db.execute(statement).fetchall()
         except DAMAGED as e:
-            raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+            raise BadInput(f"{path}: not a fedveil ledger ({one_line(e)})") from e
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def _opened(path: Path, file: Path) -> Iterator[sqlite3.Connection]:
             reason = str(e) if os.access(file, os.R_OK) else "permission denied"
             raise BadInput(f"{path}: the ledger cannot be opened ({reason})") from e
         except DAMAGED as e:
-            raise BadInput(f"{path}: not a fedveil ledger ({e})") from e
+            raise BadInput(f"{path}: not a fedveil ledger ({one_line(e)})") from e
         yield db
 
 
