@@ -232,6 +232,7 @@ LONG = {"rounds": 30, "repeat": 4}
 TRIALS = 16
 
 
+@pytest.mark.slow
 def test_killed_with_its_workers_and_started_again(cli, fork, tmp_path):
     """Kill a sweep over two workers twice; another one may not have its directory."""
     folder, kept = tmp_path / "killed", []

@@ -39,6 +39,7 @@ def test_every_example_is_short_and_has_a_docstring():
         assert len(text.splitlines()) < 80, name
 
 
+@pytest.mark.slow
 def test_own_clip(tmp_path):
     first, *lines = run("own_clip.py", tmp_path)
     assert first.startswith("noise on updates ")

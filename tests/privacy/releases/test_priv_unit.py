@@ -453,6 +453,7 @@ def trained(*settings):
     return training, last
 
 
+@pytest.mark.slow
 def test_recipe_learns_and_is_the_same_in_both_modes():
     """Chance is 0.1; the smallest of five seeds was 0.797."""
     (_, looped), (training, last) = (
