@@ -270,6 +270,11 @@ CHANGED = {
     ),
     "a lower cap": (lambda: locally(), lambda p: replace(p, lines=line_of(p, cap=1))),
     "a curator left out": (lambda: locally(), lambda p: replace(p, schedule=QUANTILE)),
+    "flipped bits left out": (lambda: locally(), lambda p: replace(p, schedule=BITS)),
+    "a curator trusted and left out": (
+        lambda: locally(),
+        lambda p: replace(p, schedule=QUANTILE, lines=line_of(p, trust=fv.Trust.CURATOR)),
+    ),
     "a curator with less noise": (
         lambda: locally(QUANTILE),
         lambda p: replace(p, schedule=replace(QUANTILE, noise=2.0)),
