@@ -331,13 +331,11 @@ class Quieter(fv.Watched):
 class Shifting(fv.Quantile):
     """Says less noise after the line was made."""
 
-    said = []
+    later = [False]
 
     @property
     def watched(self):
-        self.said.append(1)
-        noise = self.noise if len(self.said) < 3 else 1e-9
-        return replace(super().watched, noise=noise)
+        return replace(super().watched, noise=1e-9 if self.later[0] else self.noise)
 
 
 class Own(fv.Quantile):
@@ -347,14 +345,35 @@ class Own(fv.Quantile):
         return Quieter(**{f.name: getattr(told, f.name) for f in fields(told)})
 
 
-def test_what_is_watched_is_asked_for_once_and_is_ours(data):
+def test_what_is_watched_is_of_our_own_class():
     with pytest.raises(BadInput, match="a Watched is needed"):
         central(Own(1.0, 0.5, noise=5.0))
+
+
+@pytest.fixture
+def shifted(monkeypatch):
+    """A plan whose schedule has changed its mind since."""
     plan = central(Shifting(1.0, 0.5, noise=5.0))
+    monkeypatch.setattr(Shifting, "later", [True])
     assert plan.schedule.watched.noise == 1e-9
+    return plan
+
+
+def test_noise_on_what_is_watched_is_what_was_accounted(data, shifted):
+    """In ten rounds from the same sum the clip moves about as noise of 5 moves it."""
+    assert shifted.watched.noise == 5.0
+    zero, moving = torch.zeros(1, dtype=torch.float64), shifted.start(torch.zeros(1))
+    streams = training(data, plan=shifted).streams
+    moved = {float(shifted.move(moving, zero, zero, zero, r, streams)[0]) for r in range(1, 11)}
+    assert max(moved) - min(moved) > 1e-3
+
+
+def test_a_plan_that_is_copied_is_compared_as_it_is_run(data, shifted):
+    """Data that every claim has to speak of make another plan of the one that is given."""
     with pytest.raises(BadInput, match="the plan's line about"):
-        replace(plan).check_lines()
-    assert plan.watched.noise in (5.0, 1e-9)
+        training(replace(data, fitted="means of the features"), plan=shifted)
+    with pytest.raises(BadInput, match="the plan's line about"):
+        replace(shifted).check_lines()
 
 
 class Gambles(fv.Fixed):
@@ -421,8 +440,11 @@ class OtherNorm(fv.Fixed):
 
 
 def test_clips_are_ours_and_in_the_norm_that_was_said(data):
+    made = training(data, plan=central(Understates(1.0)))
+    ledger = fv.new_ledger(made.plan)
     with pytest.raises(BadInput, match="a Clip in that norm is needed"):
-        next(iter(fv.train(training(data, plan=central(Understates(1.0))))))
+        next(made.rounds(made.start(), ledger))
+    assert ledger.charged() == 0
     plan = fv.client_noise(
         *(fv.Everyone(), CLIENTS, OtherNorm(1.0, Norm.L1)),
         laplace=True,

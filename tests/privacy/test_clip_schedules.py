@@ -14,7 +14,7 @@ from scipy import stats
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip import Clip, Clipped
-from fedveil.privacy.clip_schedules import Fixed, Median, PerGradient, Poly, Quantile
+from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Median, PerGradient, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.rows import Norm
@@ -44,6 +44,20 @@ def move(schedule, moving, watched, expected, round=1, streams=None):
     plan = PrivacyPlan(FixedSize(clients), clients, 10**6, schedule=schedule)
     before, model = torch.tensor([moving], dtype=torch.float64), torch.zeros(1)
     return float(plan.move(before, watched, model, model, round, streams or Streams(1))[0])
+
+
+# --- of one's own ---
+
+
+def test_a_schedule_without_its_clip_cannot_be_made():
+    """It is found when it is made, and not by the first round, after its charge."""
+
+    class Half(ClipSchedule):
+        def start(self):
+            return 1.0
+
+    with pytest.raises(TypeError, match=r"abstract method '?clip"):
+        Half()
 
 
 # --- fixed ---

@@ -33,7 +33,7 @@ COUNTS = replace(BITS, counts=True, every=1)
     [
         *({"length": 0.0}, {"length": 1.5}, {"length": math.nan}, {"width": 0}, {"every": 0}),
         *({"noise": -1.0}, {"noise": math.nan}, {"noise": math.inf}, {"flip": math.inf}),
-        {"flip": 1.0},
+        *({"flip": 1.0}, {"width": 1, "flip": 1.0}),
     ],
 )
 def test_what_cannot_be_watched_is_refused(changes):

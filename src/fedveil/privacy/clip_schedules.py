@@ -6,6 +6,7 @@ watches is private: it states what each client sends and how much noise the sum 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -35,7 +36,7 @@ class Lengths:
         return Lengths(self.norms[only], self.clipped[only])
 
 
-class ClipSchedule:
+class ClipSchedule(ABC):
     """How the clip of a run comes about. Subclass it: `start` and `clip` are needed.
 
     `moving` is the value that moves. A schedule that watches says so in `watched`, hands out each
@@ -52,13 +53,13 @@ class ClipSchedule:
         """What clients are asked for beside their updates; None, nothing, which costs nothing."""
         return None
 
+    @abstractmethod
     def start(self) -> float:
         """The moving value before the first round."""
-        raise NotImplementedError
 
+    @abstractmethod
     def clip(self, moving: float, round: int) -> Clip:
         """The clip in force in `round`."""
-        raise NotImplementedError
 
     def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
         """What each client of a block is asked for: float64 [K, width]; it never leaves raw."""

@@ -28,7 +28,7 @@ class Watched:
     | edge | behaviour |
     |---|---|
     | length outside (0, 1], width < 1, every < 1 | BadInput |
-    | flip with several numbers | BadInput |
+    | flip with several numbers, or beside noise | BadInput |
     | noise or flip negative, NaN or infinite | BadInput |
     """
 
@@ -56,6 +56,11 @@ class Watched:
             )
         if self.flip and self.width != 1:
             raise BadInput(f"only one bit can be flipped, and {self.width} {self.word} are watched")
+        if self.flip and self.noise:
+            raise BadInput(
+                f"{self.word} with noise {self.noise} and flip {self.flip}: leave one out; "
+                "the noise is for bits that are not flipped"
+            )
 
     @property
     def purpose(self) -> str:

@@ -108,12 +108,12 @@ def rounds(
         turns = ledger.turns(before.round) if counted else None
         ids = plan.sampler.cohort(plan.population, number, streams, turns)
         check_cohort(ids, plan.population)
+        clip = plan.clip(before.moving, number)
         # charge
         try:
             ledger.charge(number, ids if counted else None)
         except BudgetExhausted:
             return
-        clip = plan.clip(before.moving, number)
         # train, clip, randomise (client_report); shuffle, accept, sum (server_sum): exchange.py
         cohort = yield Ask(number, ids, before, streams)
         if cohort is None:

@@ -71,11 +71,11 @@ class Training:
         check_arguments(
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
+        for text in self.data.assumptions:
+            object.__setattr__(self, "plan", self.plan.assuming(text))
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         if self.plan.secure:
             self.data.check_secure()
-        for text in self.data.assumptions:
-            object.__setattr__(self, "plan", self.plan.assuming(text))
         self.data.check()
         x, y = torch.tensor(self.data.x[:2]), torch.tensor(self.data.y[:2])
         self.task.check_fits(x, y, self.data.classes)

@@ -351,7 +351,7 @@ class Case:
     def sum(self, clip, keep=None):
         row = torch.zeros(self.task.size)
         keep = slice(None) if keep is None else keep
-        self.clips.add_bounded_(row, self.flat, self.x[keep], self.y[keep], clip)
+        self.clips.add_clipped_(row, self.flat, self.x[keep], self.y[keep], clip)
         return row
 
 
@@ -421,7 +421,7 @@ def test_more_records_than_one_piece():
 def test_sums_land_on_top_of_what_was_there(case):
     clip = Clip(case.middle())
     row = torch.full((case.task.size,), 0.25)
-    case.clips.add_bounded_(row, case.flat, case.x, case.y, clip)
+    case.clips.add_clipped_(row, case.flat, case.x, case.y, clip)
     assert torch.allclose(row - 0.25, case.sum(clip), atol=1e-6)
 
 
@@ -441,7 +441,7 @@ def test_no_hook_stays_behind_when_a_record_does_not_fit():
     case = make(in_place, (6,))
     assert case.clips._by_layers
     with pytest.raises(RuntimeError):
-        case.clips.add_bounded_(case.flat.clone(), case.flat, torch.zeros(5, 9), case.y, Clip(1))
+        case.clips.add_clipped_(case.flat.clone(), case.flat, torch.zeros(5, 9), case.y, Clip(1))
     assert not any(module._forward_hooks for module in case.task.module.modules())
 
 
@@ -533,7 +533,7 @@ def test_a_gradient_of_zero_stays_zero():
     clips = ExampleBounds(task, torch.randn(3, 3), torch.randn(3))
     assert clips._by_layers
     row, x = torch.zeros(4), torch.randn(2, 3)
-    clips.add_bounded_(row, torch.zeros(4), x, torch.zeros(2), Clip(1.0))
+    clips.add_clipped_(row, torch.zeros(4), x, torch.zeros(2), Clip(1.0))
     assert not row.any()
 
 

@@ -54,10 +54,10 @@ class Serial:
 
     def _sums(self, round: int, chunks: list[Ids], state: ServerState) -> Iterator[CohortSum]:
         """The sum of each chunk, in chunk order."""
+        clip = self.job.plan.clip(state.moving, round)
         with one_thread():
             for chunk in chunks:
                 total = self.job.zero()
-                clip = self.job.plan.clip(state.moving, round)
                 self.add_chunk_(total, round, chunk, state.params, state.moving, clip)
                 yield total
 

@@ -74,7 +74,7 @@ class LoopedWalk:
         for k in range(len(out)):
             x, y = batch.real(self._cohort, k)
             if len(x):
-                self._examples.add_bounded_(out[k], self._parameters(moved, k), x, y, clip)
+                self._examples.add_clipped_(out[k], self._parameters(moved, k), x, y, clip)
         return out
 
     def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:

@@ -19,7 +19,7 @@ from fedveil.models.task import Task
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.gradients.layers import Gradient, gradient_of, known, without_subnormals
-from fedveil.training.gradients.vmapped import bounded_or_zero_, example_gradients
+from fedveil.training.gradients.vmapped import clipped_or_zero_, example_gradients
 
 _PIECE = 256
 _IMAGES = 16
@@ -63,7 +63,7 @@ class ExampleBounds:
             return lambda values: values
         return channels_last
 
-    def add_bounded_(
+    def add_clipped_(
         self,
         row: torch.Tensor,
         flat: torch.Tensor,
@@ -80,7 +80,7 @@ class ExampleBounds:
         step = max(1, _MATERIALISED // len(flat))
         for a in range(0, len(x), step):
             rows = self._written_out(flat, x[a : a + step], y[a : a + step])
-            row += bounded_or_zero_(rows, clip).sum(dim=0)
+            row += clipped_or_zero_(rows, clip).sum(dim=0)
 
     def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], clip: Clip) -> None:
         norms = torch.stack([g.squares for g in gradients.values()]).sum(dim=0).sqrt()

@@ -53,7 +53,7 @@ class VmappedWalk:
         for a in range(0, len(x), step):
             here = slice(a, a + step)
             rows = examples(params[here], x[here], y[here])
-            clipped = bounded_or_zero_(rows.flatten(0, 1), clip).view_as(rows)
+            clipped = clipped_or_zero_(rows.flatten(0, 1), clip).view_as(rows)
             out[here] = torch.einsum("kbp,kb->kp", clipped, batch.mask[here])
         return out
 
@@ -79,7 +79,7 @@ def example_gradients(task: Task) -> Vmapped:
     return examples
 
 
-def bounded_or_zero_(rows: torch.Tensor, clip: Clip) -> torch.Tensor:
+def clipped_or_zero_(rows: torch.Tensor, clip: Clip) -> torch.Tensor:
     """Clip the rows [B, P] in place; one that is not finite becomes zero."""
     norms = row_norms(rows, clip.norm)
     finite = torch.isfinite(norms)
