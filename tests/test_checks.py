@@ -264,7 +264,7 @@ HEAVY = ("torch", "numpy", "scipy", "sklearn", "dp_accounting", "matplotlib")
 def test_values_are_refused_before_anything_heavy_is_imported(setting):
     program = (
         "import sys\n"
-        "from fedveil import cli\n"
+        "from fedveil.cli import main as cli\n"
         f"sys.argv = ['fedveil', 'run', '--set', {setting!r}]\n"
         "try:\n"
         "    cli.main()\n"

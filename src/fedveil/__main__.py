@@ -9,7 +9,7 @@ def main() -> None:
     """Load the command line and run it."""
     end_at_once()
     try:
-        from fedveil.cli import main as run
+        from fedveil.cli.main import main as run
 
         run()
     except SystemExit as e:

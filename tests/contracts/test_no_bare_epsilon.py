@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 import fedveil
-from fedveil import cli as commands
+from fedveil.cli import main as commands
 
 SOURCES = Path(fedveil.__file__).parent
 TERMS = (

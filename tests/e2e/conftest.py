@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil import cli as commands
+from fedveil.cli import main as commands
 
 SHORT = ("rounds=3", "data.clients=20", "client.epochs=1", "engine.workers=1")
 NOISY = ("noise.multiplier=2.0", "budget.epsilon=inf", "budget.delta=1e-4")

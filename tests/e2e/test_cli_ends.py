@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedveil import __main__ as entry
-from fedveil import cli as commands
+from fedveil.cli import main as commands
 from fedveil.runs import build
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +106,7 @@ import ctypes, os, sys
 if os.getuid() == 0:  # root without capabilities is clip by permissions like anybody else
     nothing = (ctypes.c_uint32 * 6)()
     ctypes.CDLL(None, use_errno=True).capset((ctypes.c_uint32 * 2)(0x20080522, 0), nothing)
-from fedveil.cli import main
+from fedveil.cli.main import main
 main()
 """
 

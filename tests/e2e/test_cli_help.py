@@ -28,7 +28,7 @@ CLAIM = {
 def test_help_does_not_import_torch():
     code = (
         "import sys; sys.argv = ['fedveil', '--help']\n"
-        "from fedveil.cli import main\n"
+        "from fedveil.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as e: assert e.code == 0, e.code\n"
         "heavy = {'torch', 'numpy', 'matplotlib', 'dp_accounting', 'sklearn'} & set(sys.modules)\n"
@@ -42,7 +42,7 @@ def test_help_does_not_import_torch():
 def test_recipes_do_not_import_torch():
     code = (
         "import sys; sys.argv = ['fedveil', 'recipes', '--json']\n"
-        "from fedveil.cli import main\n"
+        "from fedveil.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "assert 'torch' not in sys.modules\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil import cli as commands
+from fedveil.cli import main as commands
 
 SMALL = ("data.clients=20", "sample.size=5", "engine.mode=vectorised")
 TABLES = ("results.csv", "summary.csv")

@@ -24,7 +24,8 @@ from typing import get_args
 
 import pytest
 
-from fedveil import cli, console
+from fedveil import console
+from fedveil.cli import main as cli
 from fedveil.runs import build, run
 from fedveil.runs.recipe import Recipe, load_recipe
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil import cli as commands
+from fedveil.cli import main as commands
 from fedveil.errors import BadInput
 from fedveil.papers import reproduce as papers
 from fedveil.papers.experiment import Experiment, Scale

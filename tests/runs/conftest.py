@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from fedveil import cli as commands
+from fedveil.cli import main as commands
 from fedveil.privacy.accounting.claims import (
     Accountant,
     NoiseSource,

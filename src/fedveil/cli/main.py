@@ -1,0 +1,63 @@
+"""The command line's way in and out: one line for bad input, and an exit code."""
+
+import os
+import sys
+
+import typer
+
+from fedveil.checks import shown
+from fedveil.cli import look, mix, reproduce, train, tune
+from fedveil.errors import BadInput, FedveilError
+
+app = typer.Typer(
+    name="fedveil",
+    help="Differentially private federated learning: train, plan, and know the epsilon.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (
+    *(train.run, tune.plan, tune.sweep, reproduce.reproduce),
+    *(look.recipes, look.account, look.ledger, mix.mixer),
+):
+    app.command()(command)
+
+_CTRL_C = 130
+"""What typer returns when a command ends in KeyboardInterrupt."""
+
+
+def main() -> None:
+    """Run a command: exit 0 when done, 2 with one line on bad input, 1 on anything else."""
+    try:
+        code = app(standalone_mode=False)
+    except BadInput as e:
+        _fail(str(e))
+    except FedveilError as e:
+        _fail(str(e), code=1)
+    except BrokenPipeError:
+        _stop_printing()
+        code = 1
+    except OSError as e:
+        _fail(f"{shown(e.filename)}: {e.strerror}" if e.filename else str(e))
+    except MemoryError:
+        _fail("memory ran out: use fewer clients, a smaller model or a lower engine.memory", 1)
+    except Exception as e:
+        if not hasattr(e, "format_message"):
+            raise
+        if not e.format_message():
+            sys.exit(2)
+        _fail(f"{e.format_message()} (see fedveil --help)")
+    if code == _CTRL_C:
+        print("interrupted", file=sys.stderr)
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int = 2) -> None:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _stop_printing() -> None:
+    """Nobody reads what is printed any more; what is left of it goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,86 @@
+"""`fedveil run`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.checks import VALUES
+from fedveil.cli.options import Data, Json, Quiet, Set, check_data, check_out, check_path
+from fedveil.errors import BadInput
+from fedveil.interrupts import listen
+
+
+def run(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A shipped recipe or a .toml file; default: central.")
+    ] = None,
+    set_: Set = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory (new or empty).")] = None,
+    data: Data = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume an interrupted run.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="A ledger that runs on the same data share.")
+    ] = None,
+    ledger_epsilon: Annotated[
+        float | None, typer.Option(help="Its common budget, when it is new; default: the run's.")
+    ] = None,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> int:
+    """Train a model over many clients, as a recipe says."""
+    others = (recipe, set_ or None, out, ledger, ledger_epsilon)
+    if resume is not None and any(other is not None for other in others):
+        raise BadInput(
+            "--resume takes the recipe from the run: leave out recipe, --set, --out and --ledger"
+        )
+    if ledger_epsilon is not None and ledger is None:
+        raise BadInput("--ledger-epsilon is the budget of a shared ledger: name it with --ledger")
+    if ledger_epsilon is not None:
+        VALUES["budget.epsilon"].check("--ledger-epsilon", ledger_epsilon)
+    check_out(out)
+    check_path("--ledger", ledger)
+    check_path("--resume", resume)
+    from fedveil.runs.recipe import DEFAULT, load_recipe
+
+    chosen = None
+    if resume is None:
+        chosen = load_recipe(DEFAULT if recipe is None else recipe, set_ or ())
+        check_data(data, [chosen.data.name])
+
+    from rich.console import Console
+
+    from fedveil.console import Progress, print_result
+    from fedveil.runs.ledgers import Shared
+    from fedveil.runs.run import Run
+
+    listen()
+    shared = None if ledger is None else Shared(ledger, ledger_epsilon)
+    if chosen:
+        prepared = Run.start(chosen, out, data, shared)
+    else:
+        prepared = Run.resume(resume or Path(), data)
+        check_data(data, [prepared.recipe.data.name])
+    training = prepared.training
+    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    metric = next(iter(training.task.metrics), "loss")
+
+    def describe() -> None:
+        console.print(prepared.describe(), highlight=False, soft_wrap=True)
+
+    plan = training.plan
+    with Progress(console, plan.rounds, metric, plan.limit, plan.promise) as progress:
+        result = prepared.execute(progress.show, describe)
+    if not json_:
+        print_result(Console(markup=False, emoji=False), result)
+    else:
+        print((prepared.folder / "result.json").read_text(), end="")
+    if result["stopped"] == "interrupted":
+        print(
+            f"interrupted after round {result['rounds']}: resume with "
+            f"fedveil run --resume {result['run_dir']}",
+            file=sys.stderr,
+        )
+        return 1
+    return 0

@@ -1,0 +1,182 @@
+"""`fedveil plan` and `fedveil sweep`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.checks import check_workers
+from fedveil.cli.options import (
+    Data,
+    Json,
+    Quiet,
+    Set,
+    Workers,
+    check_data,
+    check_given,
+    check_out,
+)
+from fedveil.errors import BadInput
+from fedveil.interrupts import listen
+
+_REPEAT = 20
+"""Repetitions of a comparison, unless others are asked for."""
+
+
+def plan(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe to plan on its data; none: formulas only.")
+    ] = None,
+    set_: Set = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Rank by training, not by the theory's bound.")
+    ] = False,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Another recipe to compare with; repeatable.")
+    ] = None,
+    steps: Annotated[
+        str, typer.Option(help="E to look at: local steps per round.")
+    ] = "1,2,3,4,6,12",
+    iterations: Annotated[
+        str, typer.Option(help="T to look at: local steps in all.")
+    ] = "12,24,36,60,120",
+    clips: Annotated[str, typer.Option(help="Clip norms to look at; none: the recipe's.")] = "",
+    rates: Annotated[str, typer.Option(help="Learning rates to look at; none: as given.")] = "",
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            help="Repetitions of a full comparison; a tenth of its cost is spent; default: 20."
+        ),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients (formulas only).")] = None,
+    per_round: Annotated[int | None, typer.Option(help="Clients per round.")] = None,
+    parameters: Annotated[int | None, typer.Option(help="Parameters of the model.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The epsilon to be claimed.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The delta to be claimed; default: 1e-5.")
+    ] = None,
+    noise: Annotated[
+        str | None, typer.Option(help="laplace or gaussian; default: gaussian.")
+    ] = None,
+    trust: Annotated[str | None, typer.Option(help="local or central; default: local.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The recipe to write; a heat map goes beside it.")
+    ] = None,
+    data: Data = None,
+    workers: Workers = 0,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> int:
+    """Choose E (local steps per round) and T (local steps in all) for a claim.
+
+    By formulas alone, by theory on a recipe's data, or by training (--simulate).
+    """
+    check_given(
+        repeat=repeat,
+        clients=clients,
+        per_round=per_round,
+        parameters=parameters,
+        epsilon=epsilon,
+        delta=delta,
+    )
+    if repeat is not None and not simulate:
+        raise BadInput(f"--repeat is {repeat} and nothing is repeated: add --simulate")
+    check_workers("--workers", workers)
+    check_out(out)
+    if recipe is None and (simulate or against or set_ or out is not None or data is not None):
+        raise BadInput("--simulate, --against, --set, --out and --data need a recipe: name one")
+    if recipe is not None:
+        from fedveil.runs.recipe import load_recipe
+
+        check_data(data, [load_recipe(recipe, set_ or ()).data.name])
+    from fedveil.tuning.command import Sizes, by_formula, by_recipe, space_of, tell
+
+    sizes = Sizes(clients, per_round, parameters, epsilon, delta, noise, trust)
+    space = space_of(steps, iterations, clips, rates)
+    if recipe is None:
+        by_formula(sizes, space, as_json=json_)
+        return 0
+    sizes.check_unused()
+
+    from rich.console import Console
+
+    from fedveil.console import Counter
+    from fedveil.tuning.trials import Laboratory
+
+    listen()
+
+    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    with Counter(console, "trials") as counter:
+        report = by_recipe(
+            recipe,
+            set_ or (),
+            space,
+            Laboratory(data, workers=workers),
+            simulated=simulate,
+            against=against or (),
+            repeat=_REPEAT if repeat is None else repeat,
+            out=out,
+            on_trial=counter.show,
+        )
+    tell(report, recipe, out, as_json=json_)
+    return 0
+
+
+def sweep(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe or a .toml file.")],
+    grid: Annotated[
+        list[str],
+        typer.Option("--grid", metavar="KEY=V,V,...", help="An axis of the grid; repeatable."),
+    ],
+    out: Annotated[Path, typer.Option(help="Directory; resumes a sweep found there.")],
+    repeat: Annotated[int, typer.Option(help="Repetitions of every cell.")] = 1,
+    set_: Set = None,
+    curves: Annotated[
+        bool, typer.Option("--curves", help="Measure along the way, as evaluate.every says.")
+    ] = False,
+    data: Data = None,
+    workers: Workers = 0,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> int:
+    """Train every recipe of a grid, repeatedly, over all cores; resumes after an interruption."""
+    check_given(repeat=repeat)
+    check_workers("--workers", workers)
+    check_out(out)
+    from fedveil.tuning.grid import axis, cells
+
+    axes = [axis(text) for text in grid]
+    check_data(data, (cell.recipe.data.name for cell in cells(recipe, set_ or (), axes)))
+
+    from rich.console import Console
+
+    from fedveil.console import Counter, print_rows
+    from fedveil.training.engines.workers import WorkerLost
+    from fedveil.tuning.sweep import Sweep
+    from fedveil.tuning.trials import Laboratory
+
+    listen()
+
+    found = Sweep.open(
+        out, recipe, set_ or (), axes, repeat, Laboratory(data, curves=curves, workers=workers)
+    )
+    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    try:
+        with Counter(console, "trials") as counter:
+            found.run(counter.show)
+    except KeyboardInterrupt:
+        print(f"interrupted: the same command resumes it in {out}", file=sys.stderr)
+        return 1
+    except WorkerLost as e:
+        print(f"error: {e}; the same command resumes it in {out}", file=sys.stderr)
+        return 1
+    if json_:
+        print(json.dumps(found.report(), indent=2))
+    else:
+        screen = Console(markup=False, emoji=False)
+        print_rows(screen, f"{recipe}: {out}", found.table())
+        for line in found.cost.sentences:
+            screen.print(line, highlight=False, soft_wrap=True)
+    return 0
