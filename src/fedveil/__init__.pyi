@@ -1,3 +1,7 @@
+from fedveil.api import open_run as open_run
+from fedveil.api import resume as resume
+from fedveil.api import rounds as rounds
+from fedveil.api import run as run
 from fedveil.data.federated import FederatedData as FederatedData
 from fedveil.errors import BadInput as BadInput
 from fedveil.errors import BudgetExhausted as BudgetExhausted
@@ -50,6 +54,7 @@ from fedveil.privacy.sampling import Sampler as Sampler
 from fedveil.privacy.secure import planned_for as planned_for
 from fedveil.privacy.secure import secured as secured
 from fedveil.privacy.watching import Watched as Watched
+from fedveil.runs.opened import OpenedRun as OpenedRun
 from fedveil.training.batches import Batches as Batches
 from fedveil.training.dp_sgd import ClientDpSgd as ClientDpSgd
 from fedveil.training.engines.engine import Adversary as Adversary
@@ -107,6 +112,7 @@ __all__ = [
     "NoiseSource",
     "Norm",
     "OneGradient",
+    "OpenedRun",
     "PerGradient",
     "Perturb",
     "Poisson",
@@ -140,8 +146,12 @@ __all__ = [
     "dp_sgd",
     "line_of",
     "new_ledger",
+    "open_run",
     "planned_for",
     "priv_unit",
+    "resume",
+    "rounds",
+    "run",
     "secured",
     "server_sum",
     "squared_error",

@@ -11,43 +11,23 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.runs.run import Run
 
 
-class Progress:
-    """One line that follows a run; on something that is not a terminal, a line now and then."""
+class Follower:
+    """A round in words: what was measured, spent and seen so far."""
 
-    def __init__(
-        self,
-        console: Console,
-        rounds: int,
-        metric: str,
-        limit: float | None,
-        promise: PrivacyClaim | None,
-    ) -> None:
-        self._console, self._rounds, self._metric = console, rounds, metric
-        self._limit, self._promise = limit, promise
-        self._live = Live(console=console, refresh_per_second=10, transient=False)
+    def __init__(self, run: Run) -> None:
+        plan = run.training.plan
+        self.rounds = plan.rounds
+        self._metric = next(iter(run.training.task.metrics), "loss")
+        self._limit, self._promise = plan.limit, plan.promise
         self._measured: float | None = None
 
-    def __enter__(self) -> "Progress":
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def show(self, line: dict[str, Any]) -> None:
-        """Follow one round."""
+    def text(self, line: dict[str, Any]) -> str:
+        """One line for one round."""
         self._measured = line.get(self._metric, self._measured)
-        text = self._text(line)
-        if self._console.is_terminal:
-            self._live.update(Text(text))
-        elif line["round"] % max(1, self._rounds // 10) == 0 or line["round"] == 1:
-            self._console.print(text, highlight=False, soft_wrap=True)
-
-    def _text(self, line: dict[str, Any]) -> str:
-        parts = [f"round {line['round']:>{len(str(self._rounds))}}/{self._rounds}"]
+        parts = [f"round {line['round']:>{len(str(self.rounds))}}/{self.rounds}"]
         if self._measured is not None:
             parts.append(f"{self._metric} {self._measured:.4g}")
         if line["epsilon"] is not None and self._promise is not None:
@@ -60,6 +40,30 @@ class Progress:
         if line["snr"] is not None:
             parts.append(f"signal/noise {line['snr']:.2f}")
         return " | ".join(parts)
+
+
+class Progress:
+    """One line that follows a run; on something that is not a terminal, a line now and then."""
+
+    def __init__(self, console: Console, run: Run) -> None:
+        self._console, self._follower = console, Follower(run)
+        self._live = Live(console=console, refresh_per_second=10, transient=False)
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, line: dict[str, Any]) -> None:
+        """Follow one round."""
+        text = self._follower.text(line)
+        if self._console.is_terminal:
+            self._live.update(Text(text))
+        elif line["round"] % max(1, self._follower.rounds // 10) == 0 or line["round"] == 1:
+            self._console.print(text, highlight=False, soft_wrap=True)
 
 
 class Counter:

@@ -330,6 +330,7 @@ def test_a_run_on_a_shared_ledger_resumes_and_replays_for_free(start, common, re
     def crash(line):
         if line["round"] == 3:
             shutil.rmtree(cut.folder / "checkpoint")
+            cut._finish = lambda *_: {}
             raise Crash
 
     with pytest.raises(Crash):

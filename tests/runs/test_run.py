@@ -61,9 +61,10 @@ class Crash(Exception):
     """The process dies: nothing of the run's own is executed after it."""
 
 
-def crash_after(rounds):
+def crash_after(run, rounds):
     def on_round(line):
         if line["round"] == rounds:
+            run._finish = lambda *_: {}
             raise Crash
 
     return on_round
@@ -137,7 +138,7 @@ def test_a_crash_and_a_resume_end_at_the_same_model(start, name, settings):
     whole.execute()
     cut = start(name, *settings, out="cut")
     with pytest.raises(Crash):
-        cut.execute(crash_after(2))
+        cut.execute(crash_after(cut, 2))
     resumed = Run.resume(cut.folder, None)
     result = resumed.execute()
     assert (result["rounds"], result["stopped"]) == (4, "rounds")
@@ -169,7 +170,7 @@ def test_every_kind_of_plan_resumes_to_the_same_model(start, name, settings):
     whole, cut = start(name, *settings, out="whole"), start(name, *settings, out="cut")
     first = whole.execute()
     with pytest.raises(Crash):
-        cut.execute(crash_after(2))
+        cut.execute(crash_after(cut, 2))
     again = Run.resume(cut.folder, None).execute()
     assert model_of(cut.folder) == model_of(whole.folder)
     assert again["claims"] == first["claims"]
@@ -221,7 +222,7 @@ def test_a_crash_between_checkpoints_replays_rounds_without_charging_twice(start
     whole.execute()
     cut = start("central", "engine.checkpoint=3", "rounds=5", out="cut")
     with pytest.raises(Crash):
-        cut.execute(crash_after(5))
+        cut.execute(crash_after(cut, 5))
     seen = []
     Run.resume(cut.folder, None).execute(lambda line: seen.append(line["round"]))
     assert seen == [4, 5]

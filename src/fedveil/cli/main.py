@@ -6,7 +6,7 @@ import sys
 import typer
 
 from fedveil.checks import shown
-from fedveil.cli import look, mix, reproduce, train, tune
+from fedveil.cli import look, mix, reproduce, results, train, tune
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
 )
 for command in (
     *(train.run, tune.plan, tune.sweep, reproduce.reproduce),
-    *(look.recipes, look.account, look.ledger, mix.mixer),
+    *(results.compare, look.recipes, look.account, look.ledger, mix.mixer),
 ):
     app.command()(command)
 

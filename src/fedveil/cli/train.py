@@ -62,15 +62,12 @@ def run(
     else:
         prepared = Run.resume(resume or Path(), data)
         check_data(data, [prepared.recipe.data.name])
-    training = prepared.training
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
-    metric = next(iter(training.task.metrics), "loss")
 
     def describe() -> None:
         console.print(prepared.describe(), highlight=False, soft_wrap=True)
 
-    plan = training.plan
-    with Progress(console, plan.rounds, metric, plan.limit, plan.promise) as progress:
+    with Progress(console, prepared) as progress:
         result = prepared.execute(progress.show, describe)
     if not json_:
         print_result(Console(markup=False, emoji=False), result)

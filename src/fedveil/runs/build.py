@@ -6,25 +6,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedveil.data.federated import FederatedData
 from fedveil.data.load import FITTING, load_records
 from fedveil.data.partition import partition, resampled, shortened
 from fedveil.data.records import Records
 from fedveil.errors import BadInput
+from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from fedveil.runs.own import Model, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
 from fedveil.runs.sections import (
+    OWN,
     ClientSection,
     DataSection,
     DpSgdSection,
     EveryoneSection,
     FixedSection,
     GradientSection,
+    ModelSection,
     PoissonSection,
     RoundRobinSection,
     SampleSection,
@@ -58,27 +60,21 @@ def build(
     *,
     data: FederatedData | None = None,
     plan: PrivacyPlan | None = None,
+    model: Model | None = None,
 ) -> Training:
     """Everything the recipe asks for, checked; what does not go together is refused.
 
-    `data`, when given, are what `data_of` has made of the recipe already, and `plan` the plan of
-    the same recipe with another seed.
+    `data`, when given, are the caller's own, or what `data_of` has made of the recipe already,
+    `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
     """
     check_values(recipe)
     work, server, sampler = _work(recipe.client), _server(recipe.server), _sampler(recipe.sample)
     data = data_of(recipe, data_root) if data is None else data
-    torch.set_num_threads(1)  # cores are used by workers
-    hidden = tuple(recipe.model.hidden or ())
-    if hidden and recipe.model.name != "mlp":
-        raise BadInput(f"model.hidden has no effect on {recipe.model.name!r}: leave it out")
-    _check_widths(math.prod(data.record_shape), hidden, data.classes or 1)
-    task = build_task(
-        recipe.model.name,
-        data.record_shape,
-        data.classes,
-        seed=recipe.seed,
-        hidden=hidden or (200,),
-    )
+    if model is None:
+        task = task_of(recipe.model, data.record_shape, data.classes, recipe.seed)
+    else:
+        task = own_task(model, data.classes)
+        check_same(task, recipe.model.digest)
     if plan is None:
         plan = plan_of(recipe, sampler, data.clients, work, task)
     return Training(
@@ -111,8 +107,21 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     choice: dict[str, Any] = {"mode": str(engine.mode), "chunk": engine.chunk}
     if training.mode is None:
         choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
-    section = recipe.engine.model_copy(update=choice)
-    return recipe.model_copy(update={"noise": noise, "engine": section})
+    changes: dict[str, Any] = {"noise": noise, "engine": recipe.engine.model_copy(update=choice)}
+    if recipe.model.name == OWN:
+        changes["model"] = recipe.model.model_copy(update={"digest": digest_of(training.task)})
+    return recipe.model_copy(update=changes)
+
+
+def task_of(section: ModelSection, shape: tuple[int, ...], classes: int, seed: int) -> Task:
+    """The model of the zoo that a recipe names, for records of that shape."""
+    hidden = tuple(section.hidden or ())
+    if hidden and section.name != "mlp":
+        raise BadInput(f"model.hidden has no effect on {section.name!r}: leave it out")
+    if section.digest is not None:
+        raise BadInput("model.digest is what a run records of an own module: leave it out")
+    _check_widths(math.prod(shape), hidden, classes or 1)
+    return build_task(section.name, shape, classes, seed=seed, hidden=hidden or (200,))
 
 
 def data_of(recipe: Recipe, root: Path | None = None) -> FederatedData:

@@ -20,6 +20,16 @@ def write_atomic(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def write_new(path: Path, content: bytes) -> None:
+    """Write a file that a user named, which must not be there yet."""
+    if path.exists():
+        raise BadInput(f"{path} exists: name another file")
+    try:
+        write_atomic(path, content)
+    except OSError as e:
+        raise BadInput(f"{path} cannot be written: {e.strerror}") from e
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)

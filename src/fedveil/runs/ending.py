@@ -17,14 +17,14 @@ _MANY = 1_000_000
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a run in `folder` after `done` rounds, on the ledger in `file`."""
+    """The end of a run after `done` rounds, on the ledger in `file`; `resume` would continue it."""
 
     plan: PrivacyPlan
     done: int
     claims: tuple[PrivacyClaim, ...]
     ledger: Ledger
-    folder: Path
     file: Path
+    resume: str
 
     @property
     def stopped(self) -> Stopped:
@@ -60,7 +60,7 @@ class Ending:
         told = "no round of it is left to run"
         if self.stopped == "interrupted":
             left = min(self.plan.rounds, self.plan.permitted) - self.done
-            told = f"fedveil run --resume {self.folder} does the other {left}"
+            told = f"{self.resume} does the other {left}"
         more, spent = self.ledger.fitting(_MANY), self.ledger.common_spent()
         common = None if spent is None else common_of(self.file)
         if more is None or spent is None or common is None:

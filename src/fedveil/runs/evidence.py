@@ -15,7 +15,7 @@ from fedveil.privacy.ledger.statement import Statement, statements
 from fedveil.privacy.ledger.verification import check_head, read_hashes, read_links, verify
 from fedveil.runs import checkpoint
 from fedveil.runs.closing import differences, is_open
-from fedveil.runs.disk import write_atomic
+from fedveil.runs.disk import write_atomic, write_new
 
 OPEN = (
     "the run is open, since it is running or was killed: nothing in its directory is covered but "
@@ -102,8 +102,6 @@ def export_ledger(path: Path, target: Path) -> None:
     cohorts is sealed with a salt that is left out, so that it confirms no guess.
     """
     file = file_of(path)
-    if target.exists():
-        raise BadInput(f"--export {target} exists: name another file")
     with one_look(file):
         about = read_about(file)
         found = {
@@ -114,10 +112,7 @@ def export_ledger(path: Path, target: Path) -> None:
             "statements": statements_of(path).to_dict(),
             **verify(file).to_dict(),
         }
-    try:
-        write_atomic(target, (json.dumps(found, indent=2) + "\n").encode())
-    except OSError as e:
-        raise BadInput(f"--export {target} cannot be written: {e}") from e
+    write_new(target, (json.dumps(found, indent=2) + "\n").encode())
 
 
 def file_of(path: Path) -> Path:

@@ -1,8 +1,9 @@
 """`Recipe`: one TOML file that says everything a run does, read strictly."""
 
+import copy
 import reprlib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from fedveil.checks import VALUES, check, check_workers
 from fedveil.errors import BadInput
 from fedveil.runs.sections import (
+    OWN,
     BudgetSection,
     ClientSection,
     ClipSection,
@@ -83,14 +85,34 @@ def shipped() -> list[dict[str, str]]:
     return out
 
 
-def load_recipe(source: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a shipped recipe by name, or a file by path, and apply `section.key=value` overrides.
+def recipe_in(folder: Path) -> Recipe:
+    """The recipe of the run in a directory."""
+    if not (folder / "recipe.toml").is_file():
+        raise BadInput(f"{folder} holds no run: it has no recipe.toml")
+    return load_recipe(str(folder / "recipe.toml"))
 
-    Setting a section's `kind` clears that section first, so that no key of the old kind is left
-    behind; `section=none` and `section.key=none` leave something out.
+
+def load_recipe(
+    source: str | Mapping[str, Any] = DEFAULT,
+    overrides: Iterable[str] | Mapping[str, Any] = (),
+    own: Iterable[str] = (),
+) -> Recipe:
+    """Read a shipped recipe by name, a file by path, or a dict, and apply overrides.
+
+    Overrides are `section.key=value` texts, or a dict of section.key to value. Setting a section's
+    `kind` clears that section first, so that no key of the old kind is left behind; `section=none`
+    and `section.key=none` leave something out. `own` names the sections (model, data) in whose
+    place something comes from Python.
     """
-    raw = _read(source)
-    _apply(raw, overrides)
+    raw = _read(source) if isinstance(source, str) else copy.deepcopy(dict(source))
+    settings = _settings(overrides)
+    for section in own:
+        raw[section] = {"name": OWN}
+        for path, _ in settings:
+            if path[0] == section:
+                raise BadInput(f"{'.'.join(path)} has no effect on {section} of your own")
+    _apply(raw, settings)
+    source = source if isinstance(source, str) else str(raw.get("name", "given"))
     for old, new in _OLD_SECTIONS.items():
         if old in raw:
             raise BadInput(f"recipe {source}: {old!r} is now called {new!r}: rename the section")
@@ -191,16 +213,39 @@ def _read(source: str) -> dict[str, Any]:
         raise BadInput(f"recipe {source} is not TOML: {e}") from e
 
 
-def _apply(raw: dict[str, Any], overrides: Iterable[str]) -> None:
+def _settings(overrides: Iterable[str] | Mapping[str, Any]) -> list[tuple[list[str], Any]]:
+    """Where each override goes, and its value."""
+    if isinstance(overrides, str):
+        raise BadInput(f"set is {_SHOWN.repr(overrides)}: use a dict, or a list of texts")
     settings = []
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            settings.append((_place(str(key), f"set {_SHOWN.repr(key)}"), _untuple(value)))
+        return settings
     for override in overrides:
-        key, equals, value = override.partition("=")
-        path = key.strip().split(".")
-        if not equals or not all(path) or len(path) > 2:
-            raise BadInput(f"--set {_SHOWN.repr(override)}: write it as section.key=value")
+        key, equals, text = override.partition("=")
+        told = f"--set {_SHOWN.repr(override)}"
+        if not equals:
+            raise BadInput(f"{told}: write it as section.key=value")
+        path = _place(key, told)
         if any("\ud800" <= character <= "\udfff" for character in override):
-            raise BadInput(f"--set {_SHOWN.repr(override)}: it is not UTF-8")
-        settings.append((path, _value(value.strip())))
+            raise BadInput(f"{told}: it is not UTF-8")
+        settings.append((path, _value(text.strip())))
+    return settings
+
+
+def _place(key: str, told: str) -> list[str]:
+    path = key.strip().split(".")
+    if not all(path) or len(path) > 2:
+        raise BadInput(f"{told}: write it as section.key=value")
+    return path
+
+
+def _untuple(value: Any) -> Any:
+    return "none" if value is None else list(value) if isinstance(value, tuple) else value
+
+
+def _apply(raw: dict[str, Any], settings: list[tuple[list[str], Any]]) -> None:
     for path, value in settings:
         if path[-1] == "kind" and raw.get(path[0]) != {"kind": value}:
             raw[path[0]] = {}

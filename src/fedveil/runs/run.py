@@ -2,18 +2,15 @@
 
 import importlib.metadata
 import platform
-import reprlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
+from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
@@ -26,16 +23,20 @@ from fedveil.runs.disk import locked, write_atomic
 from fedveil.runs.done import Done, Round
 from fedveil.runs.ending import Ending, room
 from fedveil.runs.evidence import file_of, head_of_result, keep_head, kept_head
+from fedveil.runs.folder import check_free, check_name, claim
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.metrics import json_text, last_round
+from fedveil.runs.own import Model, check_brought
 from fedveil.runs.plots import progress_png
-from fedveil.runs.recipe import Recipe, load_recipe
+from fedveil.runs.recipe import Recipe, recipe_in
+from fedveil.runs.sections import OWN
+from fedveil.runs.stored_model import StoredModel
 from fedveil.training.evaluate import evaluate
 from fedveil.training.session import Training
 
 OnRound = Callable[[dict[str, Any]], None]
+Lines = Generator[dict[str, Any], None, None]
 
-_LONGEST_NAME = 100
 _PACKAGES = ("fedveil", "torch", "numpy", "dp-accounting")
 
 
@@ -50,6 +51,7 @@ class Run:
     remarks: list[str] = field(default_factory=list)
     shared: Shared | None = None
     beforehand: list[str] = field(default_factory=list)
+    result: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def start(
@@ -58,33 +60,49 @@ class Run:
         out: Path | None,
         data_root: Path | None,
         shared: Shared | None = None,
+        *,
+        model: Model | None = None,
+        data: FederatedData | None = None,
     ) -> "Run":
-        """Check everything, then claim the directory: a refused recipe leaves nothing behind."""
+        """Check everything, then claim the directory: a refused recipe leaves nothing behind.
+
+        `model` and `data` are the caller's own, where the recipe says "own".
+        """
         if out is not None:
-            _check_free(out)
+            check_free(out)
         else:
-            _check_name(recipe.name)
-        training = build(recipe, data_root)
+            check_name(recipe.name)
+        check_brought(recipe, model, data)
+        training = build(recipe, data_root, data=data, model=model)
         if shared is not None:
             shared.check(training)
-        folder = _claim(out, recipe.name)
+        folder = claim(out, recipe.name)
         return cls(folder, resolved(recipe, training), training, fresh=True, shared=shared)
 
     @classmethod
-    def resume(cls, folder: Path, data_root: Path | None) -> "Run":
-        """Open an interrupted run with the recipe it was started with."""
-        if not (folder / "recipe.toml").is_file():
-            raise BadInput(f"{folder} holds no run: it has no recipe.toml")
-        recipe = load_recipe(str(folder / "recipe.toml"))
-        return cls(folder, recipe, build(recipe, data_root), fresh=False)
+    def resume(
+        cls,
+        folder: Path,
+        data_root: Path | None,
+        *,
+        model: Model | None = None,
+        data: FederatedData | None = None,
+    ) -> "Run":
+        """Open an interrupted run with the recipe, and the own parts, it was started with."""
+        recipe = recipe_in(folder)
+        check_brought(recipe, model, data)
+        training = build(recipe, data_root, data=data, model=model)
+        return cls(folder, recipe, training, fresh=False)
 
     def describe(self) -> str:
         """One line that says what is about to happen; once it has begun, also from where on."""
         training = self.training
         data, plan = training.data, training.plan
+        name, where = self.recipe.model.name, self.recipe.data.name
         text = (
-            f"{self.recipe.name}: {self.recipe.model.name} with {training.task.size:,} parameters "
-            f"over {data.clients:,} clients of {self.recipe.data.name}, {plan.rounds} rounds"
+            f"{self.recipe.name}: {type(training.task.module).__name__ if name == OWN else name} "
+            f"with {training.task.size:,} parameters over {data.clients:,} clients"
+            f"{'' if where == OWN else f' of {where}'}, {plan.rounds} rounds"
         )
         text = f"{text}, {plan.describe()}" + ("" if plan.private else ", no privacy claim")
         return "; ".join([text, *self.beforehand])
@@ -95,21 +113,34 @@ class Run:
         """Train to the end, the budget or Ctrl-C, and write what there is; returns the result.
 
         A disk that is full or cannot be written ends it with `BadInput`: a round whose charge is
-        not on disk is not begun, and what was written is whole.
+        not on disk is not begun, and what was written is whole. An error in `on_round` ends the run
+        as Ctrl-C does, and is raised.
         """
+        lines = self.lines(on_start)
+        try:
+            for line in lines:
+                on_round(line)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            lines.close()
+        return self.result
+
+    def lines(self, on_start: Callable[[], None] = lambda: None) -> Lines:
+        """The same round by round, each as its line of metrics; closing it early ends the run."""
         try:
             with locked(self.folder):
-                return self._execute(on_round, on_start)
+                yield from self._lines(on_start)
         except BrokenPipeError:
             raise  # of the screen
         except (OSError, sqlite3.Error) as e:
             raise BadInput(
                 f"{self.folder}: the run cannot continue: {e}; what was charged stays charged: see "
                 "that its disk has room and that it and its ledger can be written, then use "
-                f"--resume {self.folder}"
+                f"{self.how_to_resume}"
             ) from e
 
-    def _execute(self, on_round: OnRound, on_start: Callable[[], None]) -> dict[str, Any]:
+    def _lines(self, on_start: Callable[[], None]) -> Lines:
         if self.fresh:
             if self.shared is not None:
                 self.shared.point(self.folder)
@@ -120,21 +151,21 @@ class Run:
         try:
             done = self._restore(ledger)
             on_start()
-            return self._train(done, ledger, on_round)
+            yield from self._train(done, ledger)
         finally:
             ledger.close()
 
-    def _train(self, done: Done, ledger: Ledger, on_round: OnRound) -> dict[str, Any]:
+    def _train(self, done: Done, ledger: Ledger) -> Lines:
         """Do the rounds and end the run; an interruption, whenever it comes, ends it as well."""
         self.training.plan.spent(0)  # found once, before the first round is timed
         began = time.perf_counter()
         try:
-            self._do_rounds(done, ledger, on_round)
-            return self._finish(done, ledger, time.perf_counter() - began)
-        except KeyboardInterrupt:
-            return self._finish(done, ledger, time.perf_counter() - began)
+            yield from self._rounds(done, ledger)
+            self.result = self._finish(done, ledger, time.perf_counter() - began)
+        except (KeyboardInterrupt, GeneratorExit):
+            self.result = self._finish(done, ledger, time.perf_counter() - began)
 
-    def _do_rounds(self, done: Done, ledger: Ledger, on_round: OnRound) -> None:
+    def _rounds(self, done: Done, ledger: Ledger) -> Lines:
         with (self.folder / "metrics.jsonl").open("a") as file:
             for result in self.training.rounds(done.state, ledger):
                 line = result.numbers(diagnostics=self._diagnostics)
@@ -147,7 +178,7 @@ class Run:
                 file.flush()
                 if result.round % self.recipe.engine.checkpoint == 0:
                     checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
-                on_round(line)
+                yield line
 
     def _finish(self, done: Done, ledger: Ledger, seconds: float) -> dict[str, Any]:
         """Write what there is, the same rounds everywhere, and close the run in the ledger.
@@ -162,7 +193,7 @@ class Run:
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.again)
         told = [claim.to_dict() for claim in claims]
-        ending = Ending(plan, state.round, claims, ledger, self.folder, self._ledger_path)
+        ending = Ending(plan, state.round, claims, ledger, self._ledger_path, self.how_to_resume)
         updates = sum(round.clients for round in rounds) / seconds if rounds else 0.0
         refused = Counter(name for round in rounds for name in round.refused)
         result = {
@@ -183,8 +214,8 @@ class Run:
             "refused": dict(refused.most_common()),
             "notes": self.remarks + diagnose(history),
         }
-        tensors = {name: value.clone() for name, value in task.named(state.params).items()}
-        write_atomic(self.folder / "model.safetensors", safetensors.torch.save(tensors))
+        stored = StoredModel.of(self.recipe.model, self.training, state.params, claims)
+        write_atomic(self.folder / "model.safetensors", stored.to_bytes())
         metric = next(iter(task.metrics), "loss")
         drawn = progress_png(history, metric, plan.limit, plan.promise)
         write_atomic(self.folder / "progress.png", drawn)
@@ -271,6 +302,15 @@ class Run:
             )
 
     @property
+    def how_to_resume(self) -> str:
+        """The command, or the call, that continues this run."""
+        names = {"model": self.recipe.model.name, "data": self.recipe.data.name}
+        own = [f"{key}=..." for key, name in names.items() if name == OWN]
+        if not own:
+            return f"fedveil run --resume {self.folder}"
+        return f"fedveil.resume({', '.join([repr(str(self.folder)), *own])})"
+
+    @property
     def _diagnostics(self) -> bool:
         """Whether what is computed from private data is shown and kept."""
         asked = self.recipe.evaluate.diagnostics
@@ -310,37 +350,3 @@ def _budget(training: Training, claims: list[dict[str, Any]]) -> dict[str, Any] 
         "claim": plan.promise.told,
         "rounds_permitted": plan.permitted,
     }
-
-
-def _check_name(name: str) -> None:
-    """Refuse a name that cannot be part of a run directory's, or would lead out of `runs`."""
-    if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()) or "/" in name or name[0] == ".":
-        raise BadInput(
-            f"name is {reprlib.repr(name)}: it names the run directory, so 1 to {_LONGEST_NAME} "
-            "printable characters are needed, without '/' and not beginning with '.'; or use --out"
-        )
-
-
-def _check_free(out: Path) -> None:
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput(
-            f"--out {out} exists and is not an empty directory: choose another, or --resume {out}"
-        )
-
-
-def _claim(out: Path | None, name: str) -> Path:
-    """Create the run directory."""
-    try:
-        if out is not None:
-            _check_free(out)
-            out.mkdir(parents=True, exist_ok=True)
-            return out
-        stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-        for number in range(1, 1000):
-            folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-            if not folder.exists():
-                folder.mkdir(parents=True)
-                return folder
-    except OSError as e:
-        raise BadInput(f"the run directory cannot be made: {e}; use --out") from e
-    raise BadInput(f"runs/{stem} and 999 more exist: use --out")

@@ -4,6 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+OWN = "own"
+"""The name of a model or of data that come from Python."""
+
 
 class Section(BaseModel):
     """Frozen, and strict about keys and types."""
@@ -42,10 +45,11 @@ class DataSection(Section):
 
 
 class ModelSection(Section):
-    """Which model of the zoo."""
+    """Which model of the zoo; a run's own module is "own", and known by its `digest`."""
 
     name: str
     hidden: list[int] | None = None
+    digest: str | None = None
 
 
 class PoissonSection(Section):

@@ -6,6 +6,7 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
+from fedveil.training.engines.housekeeping import one_thread
 
 Measured = tuple[int, dict[str, float]]
 """A number of records, and the sum of each metric over them."""
@@ -17,7 +18,8 @@ def evaluate(
     task: Task, params: torch.Tensor, data: FederatedData, batch: int = BATCH
 ) -> dict[str, float]:
     """Mean loss and metrics over the test split, summed in float64."""
-    return mean_metrics([measure(task, params, data, part) for part in batches_of(data, batch)])
+    with one_thread():
+        return mean_metrics([measure(task, params, data, part) for part in batches_of(data, batch)])
 
 
 def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:

@@ -1,0 +1,142 @@
+"""The way in from Python: the same runs as `fedveil run`, with a module and data of one's own."""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fedveil.console import Progress
+from fedveil.data.federated import FederatedData
+from fedveil.notebook import NotebookProgress, in_notebook
+from fedveil.runs.ledgers import Shared
+from fedveil.runs.opened import OpenedRun
+from fedveil.runs.own import Model
+from fedveil.runs.recipe import DEFAULT, load_recipe
+from fedveil.runs.run import Run
+
+Settings = Mapping[str, Any] | Iterable[str]
+"""{"section.key": value}, or ["section.key=value"] as on the command line."""
+
+Line = dict[str, Any]
+"""A round as metrics.jsonl has it."""
+
+
+def run(
+    recipe: str | Mapping[str, Any] = DEFAULT,
+    *,
+    model: Model | None = None,
+    data: FederatedData | None = None,
+    out: Path | str | None = None,
+    set: Settings = (),
+    data_root: Path | str | None = None,
+    ledger: Path | str | None = None,
+    ledger_epsilon: float | None = None,
+    on_round: Callable[[Line], None] | None = None,
+    quiet: bool = False,
+) -> OpenedRun:
+    """Train to the end of the plan or of the budget, in a run directory that can be resumed.
+
+    `recipe` is a shipped one by name, a file by path, or a dict; `set` overrides its keys. `model`
+    is an `nn.Module` (labels are learnt by cross-entropy, numbers by squared error) or a `Task`
+    with a loss and metrics of its own; a copy is trained, and the caller's keeps its weights. Left
+    out, model and data are the recipe's. `out` is a new directory (left out: one under `runs`).
+    `ledger` is a file in which runs on the same data share a budget, `ledger_epsilon` that budget
+    when it is new.
+
+    Ctrl-C ends the run after its round and returns it: its result says "interrupted", and `resume`
+    continues it. So does an error in `on_round`, which is raised then. A run that was killed is
+    continued by `resume` as well.
+    """
+    prepared = _started(
+        *(recipe, set, out, data_root, ledger, ledger_epsilon), model=model, data=data
+    )
+    return _executed(prepared, model, on_round, quiet=quiet)
+
+
+def resume(
+    folder: Path | str,
+    *,
+    model: Model | None = None,
+    data: FederatedData | None = None,
+    data_root: Path | str | None = None,
+    on_round: Callable[[Line], None] | None = None,
+    quiet: bool = False,
+) -> OpenedRun:
+    """Continue an interrupted run; the result is the one it would have had, bit for bit.
+
+    Own parts are given again. Others than those it was started with are refused: a module is known
+    by its layers, loss, metrics and first weights, data by all their records.
+    """
+    prepared = Run.resume(Path(folder), _path(data_root), model=model, data=data)
+    return _executed(prepared, model, on_round, quiet=quiet)
+
+
+def rounds(
+    recipe: str | Mapping[str, Any] = DEFAULT,
+    *,
+    out: Path | str,
+    model: Model | None = None,
+    data: FederatedData | None = None,
+    set: Settings = (),
+    data_root: Path | str | None = None,
+    ledger: Path | str | None = None,
+    ledger_epsilon: float | None = None,
+) -> Generator[Line, None, None]:
+    """The same run as a loop: `for line in rounds(...)`, each line as metrics.jsonl has it.
+
+    Leaving the loop ends the run in its directory, which `open_run` opens and `resume` continues.
+    """
+    prepared = _started(
+        *(recipe, set, out, data_root, ledger, ledger_epsilon), model=model, data=data
+    )
+    return prepared.lines()
+
+
+def open_run(folder: Path | str, *, model: Model | None = None) -> OpenedRun:
+    """A run by its directory, wherever it was started; `model` if its module was its own."""
+    return OpenedRun.at(folder, model)
+
+
+def _started(
+    recipe: str | Mapping[str, Any],
+    settings: Settings,
+    out: Path | str | None,
+    data_root: Path | str | None,
+    ledger: Path | str | None,
+    epsilon: float | None,
+    *,
+    model: Model | None,
+    data: FederatedData | None,
+) -> Run:
+    own = [name for name, part in (("model", model), ("data", data)) if part is not None]
+    path = _path(ledger)
+    return Run.start(
+        load_recipe(recipe, settings, own),
+        _path(out),
+        _path(data_root),
+        None if path is None else Shared(path, epsilon),
+        model=model,
+        data=data,
+    )
+
+
+def _executed(
+    prepared: Run, model: Model | None, on_round: Callable[[Line], None] | None, *, quiet: bool
+) -> OpenedRun:
+    console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    shown = not quiet and (in_notebook() or console.is_terminal)
+    with NotebookProgress(prepared) if in_notebook() else Progress(console, prepared) as progress:
+
+        def both(line: Line) -> None:
+            if shown:
+                progress.show(line)
+            if on_round is not None:
+                on_round(line)
+
+        prepared.execute(both)
+    return OpenedRun(prepared.folder, prepared.recipe, model)
+
+
+def _path(given: Path | str | None) -> Path | None:
+    return None if given is None else Path(given)

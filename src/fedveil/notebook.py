@@ -1,0 +1,40 @@
+"""A run followed in a notebook: one bar that moves."""
+
+import html
+import sys
+from typing import Any
+
+from fedveil.console import Follower
+from fedveil.runs.run import Run
+
+
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this."""
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+class NotebookProgress:
+    """The progress line of the terminal under a bar, in the output of the cell."""
+
+    def __init__(self, run: Run) -> None:
+        self._follower, self._handle = Follower(run), None
+
+    def __enter__(self) -> "NotebookProgress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What was shown last stays."""
+
+    def show(self, line: dict[str, Any]) -> None:
+        """Follow one round."""
+        from IPython.display import HTML, display
+
+        bar = f'<progress value="{line["round"]}" max="{self._follower.rounds}"></progress>'
+        shown = HTML(f"{bar} {html.escape(self._follower.text(line))}")
+        if self._handle is None:
+            self._handle = display(shown, display_id=True)
+        else:
+            self._handle.update(shown)

@@ -1,0 +1,101 @@
+"""A run as its directory tells it: claims, history, result, and the model for use."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.runs import metrics
+from fedveil.runs.build import task_of
+from fedveil.runs.own import Model, own_task
+from fedveil.runs.recipe import Recipe, recipe_in
+from fedveil.runs.sections import OWN
+from fedveil.runs.stored_model import StoredModel
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedRun:
+    """What a run left. Its files are read when they are asked for.
+
+    `model` is needed for runs of an own module, which no file holds: a module of the same layers,
+    with whatever weights.
+    """
+
+    folder: Path
+    recipe: Recipe = field(repr=False)
+    model: Model | None = field(default=None, repr=False)
+
+    @classmethod
+    def at(cls, folder: Path | str, model: Model | None = None) -> "OpenedRun":
+        """The run in a directory."""
+        folder = Path(folder)
+        return cls(folder, recipe_in(folder), model)
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """What result.json holds: metrics, claims, budget, timing, notes."""
+        path = self.folder / "result.json"
+        if not path.is_file():
+            raise BadInput(
+                f"{path} is missing: the run has not ended; fedveil.resume, or fedveil run "
+                f"--resume {self.folder}, ends it"
+            )
+        try:
+            found: dict[str, Any] = json.loads(path.read_text())
+            return found
+        except (OSError, ValueError) as e:
+            raise BadInput(f"{path} cannot be read: {e}") from e
+
+    @property
+    def claims(self) -> tuple[PrivacyClaim, ...]:
+        """What is claimed for the model; the first is the one that counts."""
+        return tuple(map(PrivacyClaim.from_dict, self.result["claims"]))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One row per round, as in metrics.jsonl; round 0 is before the first."""
+        return metrics.read(self.folder / "metrics.jsonl")[0]
+
+    @cached_property
+    def stored(self) -> StoredModel:
+        """The weights and what belongs to them."""
+        return StoredModel.read(self.folder / "model.safetensors")
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The trained module, in eval mode."""
+        stored = self.stored
+        if stored.model.name != OWN:
+            task = task_of(stored.model, stored.record_shape, stored.classes, self.recipe.seed)
+        elif self.model is None:
+            raise BadInput(
+                f"{self.folder} holds the weights of a module of its own, and not its code: "
+                "open it with the module, fedveil.open_run(folder, model=...)"
+            )
+        else:
+            task = own_task(self.model, stored.classes)
+        module = task.module
+        stored.check_layers(module, self.folder)
+        with torch.no_grad():
+            for name, value in module.named_parameters():
+                value.copy_(stored.tensors[name])
+        return module.eval()
+
+    def __repr__(self) -> str:
+        path = self.folder / "result.json"
+        if not path.is_file():
+            return f"OpenedRun({str(self.folder)!r}, not ended)"
+        told = self.claims[0].short if self.claims else "nothing is claimed"
+        return f"OpenedRun({str(self.folder)!r}, {self._measured}, {told})"
+
+    @property
+    def _measured(self) -> str:
+        measured: Mapping[str, float] = self.result["metrics"]
+        return ", ".join(f"{name} {value:.4g}" for name, value in measured.items())

@@ -1,0 +1,77 @@
+"""A module or records that come from Python, where a recipe would name a model or a data set."""
+
+import copy
+import hashlib
+
+from torch import nn
+
+from fedveil.checks import shown
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.models.task import Task, correct, cross_entropy, squared_error
+from fedveil.privacy.identity import identity
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.sections import OWN
+
+Model = nn.Module | Task
+"""A module, which then gets the usual loss for its targets, or a task with one of its own."""
+
+
+def own_task(model: Model, classes: int) -> Task:
+    """A task on a copy of `model`: the caller's module keeps the weights it has.
+
+    A module without a loss learns labels by cross-entropy, numbers by squared error.
+    """
+    if not isinstance(model, nn.Module | Task):
+        raise BadInput(f"model is {shown(model)}: give an instance of nn.Module, or a Task")
+    if isinstance(model, Task):
+        return Task(_copied(model.module), model.loss, model.metrics)
+    if classes:
+        return Task(_copied(model), cross_entropy, {"accuracy": correct})
+    return Task(_copied(model), squared_error)
+
+
+def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | None) -> None:
+    """Refuse a recipe of a run from Python without its parts, and parts that it has no use for."""
+    for key, named, given in (
+        ("model", recipe.model.name, model),
+        ("data", recipe.data.name, data),
+    ):
+        if named == OWN and given is None:
+            raise BadInput(
+                f"{key}.name is {OWN!r}: this run has {_WORDS[key]} of its own, which no file "
+                f"holds; use fedveil.run or fedveil.resume in Python, with {key}="
+            )
+        if named != OWN and given is not None:
+            raise BadInput(
+                f"{key} is given and the recipe has {key}.name = {named!r}: leave one out"
+            )
+    if data is not None and not isinstance(data, FederatedData):
+        raise BadInput(f"data is {shown(data)}: make it with FederatedData.from_table or another")
+
+
+def digest_of(task: Task) -> str:
+    """What a module is known by: its layers, their code, loss, metrics and first weights."""
+    parts = (task.module, task.loss, task.metrics, task.parameters)
+    return hashlib.sha256(identity(parts).encode()).hexdigest()
+
+
+def check_same(task: Task, digest: str | None) -> None:
+    """Refuse another module than the one that a run was started with."""
+    if digest is not None and digest_of(task) != digest:
+        raise BadInput(
+            f"the module {type(task.module).__name__} is not the one that the run was started "
+            "with: its layers, loss, metrics and first weights must be the same; give the same, "
+            "made after the same torch.manual_seed"
+        )
+
+
+_WORDS = {"model": "a module", "data": "records"}
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except (RuntimeError, TypeError, AttributeError) as e:
+        reason = " ".join(str(e).split())
+        raise BadInput(f"the module cannot be copied, and a run trains a copy: {reason}") from e

@@ -1,0 +1,103 @@
+"""The model that a run leaves: weights, and beside them all that a prediction needs to know."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import nn
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.runs.sections import ModelSection
+from fedveil.training.session import Training
+
+_ABOUT = "fedveil"
+"""The one entry of the file's metadata: several would be written in an order of their own."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredModel:
+    """Weights by name; the model, the records it takes, its labels, and what is claimed for it.
+
+    `layers` is a digest of how the module prints, which tells a ReLU from a Tanh.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    model: ModelSection
+    record_shape: tuple[int, ...]
+    classes: int
+    claims: tuple[PrivacyClaim, ...]
+    layers: str
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelSection,
+        training: Training,
+        params: torch.Tensor,
+        claims: tuple[PrivacyClaim, ...],
+    ) -> "StoredModel":
+        """What `training` has made of `params`."""
+        task, data = training.task, training.data
+        tensors = {name: value.clone() for name, value in task.named(params).items()}
+        layers = layers_of(task.module)
+        return cls(tensors, model, data.record_shape, data.classes, claims, layers)
+
+    def check_layers(self, module: nn.Module, where: Path) -> None:
+        """Refuse weights for another module than the one they were trained in."""
+        shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
+        wanted = {name: tuple(value.shape) for name, value in self.tensors.items()}
+        for name in {**wanted, **shapes}:
+            if shapes.get(name) != wanted.get(name):
+                raise BadInput(
+                    f"{name!r} of the module is {shapes.get(name, 'missing')}, and "
+                    f"{wanted.get(name, 'missing')} in {where}: give the module that was trained"
+                )
+        if layers_of(module) != self.layers:
+            raise BadInput(
+                f"the module has the parameters of {where} in other layers, such as another "
+                "activation: give the module that was trained"
+            )
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file; the same model always gives the same bytes."""
+        about = {
+            "model": self.model.model_dump(),
+            "record_shape": list(self.record_shape),
+            "classes": self.classes,
+            "claims": [claim.to_dict() for claim in self.claims],
+            "layers": self.layers,
+        }
+        return safetensors.torch.save(self.tensors, {_ABOUT: json.dumps(about)})
+
+    @classmethod
+    def read(cls, path: Path) -> "StoredModel":
+        """The file that a run left."""
+        if not path.is_file():
+            raise BadInput(f"{path} is missing: the run has not ended (fedveil run --resume)")
+        try:
+            with safetensors.safe_open(path, framework="pt") as f:
+                about: dict[str, Any] = json.loads(f.metadata()[_ABOUT])
+                tensors = {name: f.get_tensor(name) for name in list(f.keys())}
+            return cls(
+                tensors,
+                ModelSection.model_validate(about["model"]),
+                tuple(map(int, about["record_shape"])),
+                int(about["classes"]),
+                tuple(map(PrivacyClaim.from_dict, about["claims"])),
+                str(about["layers"]),
+            )
+        except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
+            raise BadInput(
+                f"{path} is not a model that a run left: {' '.join(str(e).split())}"
+            ) from e
+
+
+def layers_of(module: nn.Module) -> str:
+    """A digest of the layers as they print."""
+    return hashlib.sha256(str(module).encode()).hexdigest()

@@ -1,0 +1,295 @@
+"""Runs from Python: the same room as the command line, with a module and data of one's own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedveil as fv
+from fedveil.errors import BadInput
+from fedveil.privacy.ledger.statement import statements
+from fedveil.runs import run as runs
+
+SET = {"rounds": 4, "sample.rate": 0.5, "client.epochs": 1, "engine.workers": 1}
+FAST = {**SET, "noise.multiplier": 2.0, "budget.epsilon": float("inf"), "budget.delta": 1e-4}
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
+
+
+def make_data(seed=0, classes=2):
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(220, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64) if classes else x[:, 0] + 0.5
+    clients = [(f"site-{k}", x[10 * k : 10 * k + 10], y[10 * k : 10 * k + 10]) for k in range(20)]
+    return fv.FederatedData.from_clients(clients, test=(x[200:], y[200:]), classes=classes)
+
+
+def make_net(seed=0, outputs=2, activation=nn.Tanh):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), activation(), nn.Linear(8, outputs))
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A run of an own module on own data."""
+
+    def started(out="run", settings=FAST, **changes):
+        parts = {"model": make_net(), "data": make_data(), **changes}
+        return fv.run("central", out=tmp_path / out, set=settings, quiet=True, **parts)
+
+    return started
+
+
+def same(a, b):
+    """Two run directories that hold the same model, metrics (but for time) and claims."""
+    lines = [[{**line, "seconds": 0} for line in run.history] for run in map(fv.open_run, (a, b))]
+    models = [(Path(folder) / "model.safetensors").read_bytes() for folder in (a, b)]
+    claims = [fv.open_run(folder).result["claims"] for folder in (a, b)]
+    return lines[0] == lines[1] and models[0] == models[1] and claims[0] == claims[1]
+
+
+# --- what comes back ---
+
+
+def test_a_run_has_module_claims_history_and_result(start, tmp_path):
+    run = start()
+    assert run.folder == tmp_path / "run"
+    assert [line["round"] for line in run.history] == [0, 1, 2, 3, 4]
+    assert run.result == json.loads((run.folder / "result.json").read_text())
+    assert [claim.to_dict() for claim in run.claims] == run.result["claims"]
+    assert not run.module.training
+    x, y = torch.tensor(make_data().test_x), torch.tensor(make_data().test_y)
+    accuracy = float((run.module(x).argmax(-1) == y).double().mean())
+    assert accuracy == pytest.approx(run.result["metrics"]["accuracy"])
+
+
+def test_the_callers_module_and_threads_stay_as_they_were(start):
+    before, threads = make_net(), torch.get_num_threads()
+    run = start(model=before)
+    for old, new in zip(make_net().parameters(), before.parameters(), strict=True):
+        assert torch.equal(old, new)
+    assert not torch.equal(run.module[0].weight, before[0].weight)
+    assert torch.get_num_threads() == threads
+
+
+def test_numbers_are_learnt_by_squared_error(start):
+    run = start(model=make_net(outputs=1), data=make_data(classes=0))
+    assert set(run.result["metrics"]) == {"loss"}
+
+
+def test_a_task_brings_its_own_loss_and_metrics(start):
+    def hinge(outputs, targets):
+        return (1 - outputs[:, 0] * (2 * targets - 1)).clamp(min=0)
+
+    def off(outputs, targets):
+        return (outputs[:, 0].sign() != 2 * targets - 1).float()
+
+    run = start(model=fv.Task(make_net(), hinge, {"off": off}))
+    assert set(run.result["metrics"]) == {"loss", "off"}
+
+
+def test_the_recipe_may_be_a_file_or_a_dict(tmp_path):
+    file = str(Path(fv.__file__).parent / "recipes" / "central.toml")
+    parts = {"model": make_net(), "data": make_data(), "quiet": True}
+    assert fv.run(file, out=tmp_path / "file", set=FAST, **parts).result["rounds"] == 4
+    given = {
+        "name": "mine",
+        "rounds": 2,
+        "sample": {"kind": "all"},
+        "client": {"kind": "gradient"},
+        "data": {"name": "digits"},
+        "model": {"name": "softmax"},
+    }
+    plain = fv.run(given, out=tmp_path / "dict", **parts)
+    assert (plain.result["recipe"], plain.claims) == ("mine", ())
+    assert given["data"] == {"name": "digits"}
+
+
+def test_the_same_run_as_the_command_line(tmp_path):
+    settings = {**FAST, "data.clients": 20}
+    fv.run("central", out=tmp_path / "python", set=settings, quiet=True)
+    texts = [f"--set={key}={value}" for key, value in settings.items()]
+    command = [sys.executable, "-m", "fedveil", "run", "central", *texts]
+    subprocess.run([*command, "--out", tmp_path / "line", "--quiet"], check=True)
+    assert same(tmp_path / "python", tmp_path / "line")
+
+
+# --- settings that do not fit ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"settings": {"data.clients": 3}}, "data.clients has no effect on data of your own"),
+        ({"settings": ["model.name=mlp"]}, "model.name has no effect on model of your own"),
+        ({"settings": {"budget": {"epsilon": 1}}}, "budget.delta is missing"),
+        ({"settings": {"nosection.key.deep": 1}}, "write it as section.key=value"),
+        ({"settings": "rounds=3"}, "use a dict, or a list of texts"),
+        ({"model": nn.Linear}, "give an instance of nn.Module, or a Task"),
+        ({"model": make_net(outputs=1)}, "the model has 1 outputs and the data 2 labels"),
+        ({"data": [1, 2]}, "make it with FederatedData.from_table"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_leaves_nothing(start, tmp_path, changes, told):
+    with pytest.raises(BadInput, match=told.replace(".", r"\.")):
+        start(**changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_belong_to_runs_that_are_their_own(start, tmp_path):
+    with pytest.raises(BadInput, match=r"fedveil\.run or fedveil\.resume in Python, with model="):
+        fv.run({**_raw(), "model": {"name": "own"}}, out=tmp_path / "x")
+    fv.run("central", out=tmp_path / "zoo", set={**FAST, "data.clients": 20}, quiet=True)
+    with pytest.raises(BadInput, match=r"model.name = 'softmax': leave one out"):
+        fv.resume(tmp_path / "zoo", model=make_net())
+
+
+def _raw():
+    return {
+        "name": "mine",
+        "rounds": 2,
+        "sample": {"kind": "all"},
+        "client": {"kind": "gradient"},
+        "data": {"name": "digits"},
+    }
+
+
+# --- interrupted, killed, resumed ---
+
+
+def test_leaving_the_loop_ends_the_run_and_resume_continues_it(start, tmp_path):
+    start("whole")
+    parts = {"model": make_net(), "data": make_data()}
+    seen = []
+    for line in fv.rounds("central", out=tmp_path / "left", set=FAST, **parts):
+        seen.append(line)
+        if line["round"] == 2:
+            break
+    run = fv.open_run(tmp_path / "left")
+    assert (run.result["stopped"], run.result["rounds"]) == ("interrupted", 2)
+    assert f"fedveil.resume('{tmp_path / 'left'}', model=..., data=...)" in run.result["why"]
+    assert run.history[1:] == json.loads(json.dumps(seen))
+    fv.resume(tmp_path / "left", quiet=True, **parts)
+    assert same(tmp_path / "whole", tmp_path / "left")
+
+
+def test_an_error_in_a_callback_ends_the_run_and_is_raised(start, tmp_path):
+    def fail(line):
+        if line["round"] == 3:
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        start("failed", on_round=fail)
+    run = fv.open_run(tmp_path / "failed")
+    assert (run.result["stopped"], run.result["rounds"]) == ("interrupted", 3)
+
+
+def test_ctrl_c_returns_what_there_is(start):
+    def press(line):
+        if line["round"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    run = start(on_round=press)
+    assert run.result["stopped"] == "interrupted"
+    assert run.result["rounds"] in (2, 3)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import fedveil as fv
+from tests.test_api import FAST, make_data, make_net
+
+def die(line):
+    if line["round"] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+fv.run("central", model=make_net(), data=make_data(), out={out!r}, set=FAST, on_round=die)
+"""
+
+
+def test_a_killed_run_resumes_to_the_same_bits(start, tmp_path):
+    out = str(tmp_path / "killed")
+    code = KILLED.format(tests=str(Path(__file__).parents[1]), out=out)
+    done = subprocess.run([sys.executable, "-c", code])
+    assert done.returncode == -signal.SIGKILL
+    assert repr(fv.open_run(out)).endswith("not ended)")
+    with pytest.raises(BadInput, match="the run has not ended"):
+        _ = fv.open_run(out).claims
+    fv.resume(out, model=make_net(), data=make_data(), quiet=True)
+    start("whole")
+    assert same(out, tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"model": make_net(seed=1)}, "not the one that the run was started with"),
+        ({"model": make_net(activation=nn.ReLU)}, "not the one that the run was started with"),
+        ({"model": fv.Task(make_net(), fv.cross_entropy)}, "not the one that the run was started"),
+        ({"data": make_data(seed=1)}, "data"),
+        ({"model": None}, "with model="),
+        ({"data": None}, "with data="),
+    ],
+)
+def test_another_module_or_data_is_refused_on_resume(tmp_path, changes, told):
+    parts = {"model": make_net(), "data": make_data()}
+    next(fv.rounds("central", out=tmp_path / "run", set=FAST, **parts))
+    with pytest.raises(BadInput, match=told):
+        fv.resume(tmp_path / "run", quiet=True, **{**parts, **changes})
+
+
+# --- what may be published ---
+
+
+def test_secure_noise_shows_no_diagnostics(start):
+    shown = []
+    run = start(settings={**FAST, "noise.source": "secure"}, on_round=shown.append)
+    assert [claim.noise for claim in run.claims] == ["secure"] * len(run.claims)
+    for line in (*shown, *run.history[1:]):
+        assert [line[key] for key in ("clients", "clipped", "snr", "seconds")] == [None] * 4
+
+
+def test_runs_share_a_ledger(start, tmp_path):
+    shared = {"ledger": tmp_path / "all.db", "ledger_epsilon": 3.0}
+    settings = {**SET, "noise.multiplier": 2.0, "budget.epsilon": 3.0, "budget.delta": 1e-4}
+    start("one", settings, **shared)
+    second = start("two", {**settings, "seed": 2, "rounds": 400}, **shared)
+    assert second.result["stopped"] == "budget"
+    assert len(statements(tmp_path / "all.db")) == 2
+
+
+# --- opening ---
+
+
+def test_an_own_module_is_opened_with_its_code(start):
+    run = start()
+    with pytest.raises(BadInput, match=r"fedveil\.open_run\(folder, model=\.\.\.\)"):
+        _ = fv.open_run(run.folder).module
+    opened = fv.open_run(run.folder, model=make_net(seed=5)).module
+    assert torch.equal(opened[0].weight, run.module[0].weight)
+    for other in (make_net(activation=nn.ReLU), nn.Linear(4, 2)):
+        with pytest.raises(BadInput, match="give the module that was trained"):
+            _ = fv.open_run(run.folder, model=other).module
+
+
+def test_a_model_of_the_zoo_is_opened_by_its_name(tmp_path):
+    settings = {**FAST, "data.clients": 20, "model.name": "mlp", "model.hidden": [5]}
+    fv.run("central", out=tmp_path / "zoo", set=settings, quiet=True)
+    module = fv.open_run(tmp_path / "zoo").module
+    assert sum(p.numel() for p in module.parameters()) == 64 * 5 + 5 + 5 * 10 + 10
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(BadInput, match=r"holds no run: it has no recipe\.toml"):
+        fv.open_run(tmp_path)
