@@ -175,7 +175,7 @@ class FederatedData:
         if self.test_of_clients:
             raise BadInput(
                 "noise.source is 'secure' and test records are the clients' own, measured in the "
-                "clear: hold owners out (data.test = 'owners')"
+                "clear: hold clients out (data.test = 'by-client')"
             )
 
     def check(self) -> None:
