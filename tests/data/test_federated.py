@@ -86,11 +86,28 @@ def test_from_clients():
     data = FederatedData.from_clients(
         [("ada", [[0, 1]], [2]), ("bob", [[2, 3], [4, 5]], [0, 1])], test=([[1, 1]], [1]), classes=3
     )
-    assert (data.x.dtype, data.y.dtype) == (np.float32, np.int64)
+    assert (data.x.dtype, data.test_x.dtype, data.y.dtype) == (np.int64,) * 3
     assert data.offsets.tolist() == [0, 1, 3]
     assert data.y.tolist() == [2, 0, 1]
     regression = FederatedData.from_clients([("a", [[0]], [2.5])], test=([[1]], [1]), classes=0)
     assert regression.y.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "test", "kind"),
+    [
+        (np.int32, np.uint8, np.int64, np.int64),
+        (np.int64, np.float64, np.int64, np.float32),
+        (np.int64, np.int64, np.float32, np.float32),
+        (np.int64, bool, np.int64, np.float32),
+        (bool, bool, bool, np.float32),
+    ],
+)
+def test_features_are_whole_numbers_if_all_of_them_are(first, second, test, kind):
+    clients = [("a", np.ones((2, 3), first), [0, 1]), ("b", np.ones((1, 3), second), [1])]
+    data = FederatedData.from_clients(clients, test=(np.ones((1, 3), test), [0]), classes=2)
+    assert (data.x.dtype, data.test_x.dtype) == (kind, kind)
+    assert (data.x == 1).all()
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_the_sources_own_split_says_that_clients_are_in_it():
     assert (data.clients, len(data.test_x), data.test_of_clients) == (8, 24, True)
     (said,) = data.assumptions
     assert said.startswith("test records of the clients themselves are measured in the clear")
-    with pytest.raises(BadInput, match=r"secure.* hold owners out \(data.test = 'owners'\)"):
+    with pytest.raises(BadInput, match=r"secure.* hold clients out \(data.test = 'by-client'\)"):
         data.check_secure()
     unknown = partition(make(6, owners=OWNERS), kind="natural", clients=None, seed=0,
                         test="records")  # fmt: skip
@@ -279,8 +279,8 @@ def test_natural_with_all_owners_is_the_same_as_without_a_number():
         ({"kind": "natural", "clients": 3}, "3 clients: toy has 2 owners beside 1 held out for"),
         ({"kind": "natural", "clients": 0}, "0 clients: toy has 2 owners beside 1 held out for"),
         ({"kind": "natural", "clients": 4, "test": "records"}, "4 clients: toy has 3 owners, use"),
-        ({"kind": "natural", "test": "half"}, "test is 'half': use one of owners, records"),
-        ({"kind": "iid", "test": "owners"}, "test 'owners' has no effect on partition 'iid'"),
+        ({"kind": "natural", "test": "half"}, "test is 'half': use one of by-client, records"),
+        ({"kind": "iid", "test": "by-client"}, "test 'by-client' has no effect on partition 'iid'"),
     ],
 )
 def test_refusals(arguments, message):

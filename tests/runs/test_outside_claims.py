@@ -128,7 +128,7 @@ def test_statistics_of_saved_data(tmp_path):
     with pytest.raises(BadInput, match="nothing of saved was fitted"):
         opened("plain", "data.statistics=public")
     with pytest.raises(BadInput, match=r"data\.test has no effect on saved data"):
-        opened("plain", "data.test=owners")
+        opened("plain", "data.test=by-client")
 
 
 def test_repetitions_in_step_share_the_plan_that_says_it():
@@ -206,5 +206,5 @@ def test_the_sources_split_is_said_in_every_claim_and_refused_with_secure_noise(
 
 
 def test_whose_records_are_tested_is_for_natural_clients():
-    with pytest.raises(BadInput, match="test 'owners' has no effect on partition 'iid'"):
-        data_of(load_recipe("central", ["data.test=owners"]))
+    with pytest.raises(BadInput, match="test 'by-client' has no effect on partition 'iid'"):
+        data_of(load_recipe("central", ["data.test=by-client"]))

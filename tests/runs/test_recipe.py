@@ -149,6 +149,11 @@ def test_overrides_that_are_no_assignment_are_refused(setting):
         load_recipe("central", [setting])
 
 
+def test_the_old_word_for_held_out_clients_names_the_new_one():
+    with pytest.raises(BadInput, match=r"data\.test 'owners' is now called 'by-client'$"):
+        load_recipe("central", ["data.test=owners"])
+
+
 def test_unknown_recipes_are_refused_with_the_known_ones():
     with pytest.raises(BadInput, match=f"'centrl' is unknown: use one of {', '.join(NAMES)}, or"):
         load_recipe("centrl")

@@ -34,6 +34,16 @@ def array_of(what: str, value: object) -> Array:
     return array
 
 
+def joined_features(parts: list[Array], test: Array) -> tuple[Array, Array]:
+    """Clients' features behind each other, and the test split's: whole numbers if all of them are.
+
+    Whole numbers, such as words of a vocabulary, become int64; anything else becomes float32.
+    """
+    whole = all(part.dtype.kind in "iu" for part in (*parts, test))
+    kind = np.int64 if whole else np.float32
+    return np.concatenate(parts).astype(kind, copy=False), test.astype(kind, copy=False)
+
+
 def targets_of(y: Array, classes: int) -> Array:
     """Labels as int64, refusing anything that is not a whole number; other targets as float32."""
     if not classes:

@@ -16,7 +16,14 @@ import numpy.typing as npt
 
 from fedveil.checks import shown
 from fedveil.data.arrays import Array as Array
-from fedveil.data.arrays import check_classes, check_not_labels, pair, targets_of, triples
+from fedveil.data.arrays import (
+    check_classes,
+    check_not_labels,
+    joined_features,
+    pair,
+    targets_of,
+    triples,
+)
 from fedveil.errors import BadInput
 
 UNREADABLE = (
@@ -87,7 +94,10 @@ class FederatedData:
         declared_public: bool = False,
         test_of_clients: bool = False,
     ) -> "FederatedData":
-        """Build from (name, features, targets) triples, one per client."""
+        """Build from (name, features, targets) triples, one per client.
+
+        Features stay whole numbers (int64) if all of them are, and become float32 otherwise.
+        """
         check_classes(classes)
         named, (test_x, test_y) = triples(clients), pair(test)
         if not named:
@@ -102,11 +112,12 @@ class FederatedData:
                 )
         y = _joined([y for _, _, y in named])
         check_not_labels(y, classes)
+        all_x, test_x = joined_features([x for _, x, _ in named], test_x)
         return cls(
-            x=np.concatenate([x for _, x, _ in named]).astype(np.float32, copy=False),
+            x=all_x,
             y=targets_of(y, classes),
             offsets=np.cumsum([0, *(len(x) for _, x, _ in named)], dtype=np.int64),
-            test_x=test_x.astype(np.float32, copy=False),
+            test_x=test_x,
             test_y=targets_of(test_y, classes),
             classes=classes,
             names=np.array([name for name, _, _ in named]),
@@ -175,7 +186,7 @@ class FederatedData:
         if self.test_of_clients:
             raise BadInput(
                 "noise.source is 'secure' and test records are the clients' own, measured in the "
-                "clear: hold owners out (data.test = 'owners')"
+                "clear: hold clients out (data.test = 'by-client')"
             )
 
     def check(self) -> None:

@@ -12,7 +12,7 @@ from fedveil.data.records import Records
 from fedveil.errors import BadInput
 
 KINDS = ("iid", "shards", "dirichlet", "natural")
-TESTS = ("owners", "records")
+TESTS = ("by-client", "records")
 HELD_OUT = 5  # one owner in so many
 
 Rows = npt.NDArray[np.intp]
@@ -51,8 +51,8 @@ def partition(
       Smaller alpha, fewer labels per client. A label that has run out is replaced by the others
       in the client's own proportions, so the clients served last fit their mix least well.
     - "natural": one client per owner; `clients` keeps that many owners, chosen at random. With
-      `test` "owners" (left out: the same) about a fifth of the owners, chosen by their names, are
-      held out: all their records are the test split, and nobody else's. With "records" it is the
+      `test` "by-client" (left out: the same) about a fifth of the owners, chosen by name, are held
+      out: all their records are the test split, and nobody else's. With "records" it is the
       source's own, in which clients have records, and the result says so (`test_of_clients`).
 
     Equal parts differ by at most one record. The result depends on the arguments alone.

@@ -183,9 +183,13 @@ class Task:
         except BadInput:
             raise
         except _NO_FIT as e:
-            raise BadInput(
-                f"the model does not fit records of shape {tuple(x.shape[1:])}: {first_line(e)}"
-            ) from e
+            shape = f"of shape {tuple(x.shape[1:])}"
+            if self._needs_floats(x):
+                raise BadInput(
+                    f"records {shape} are whole numbers ({x.dtype}) and the model computes with "
+                    "real ones: give them as floats, or begin with an embedding"
+                ) from e
+            raise BadInput(f"the model does not fit records {shape}: {first_line(e)}") from e
         for value in values:
             if not isinstance(value, torch.Tensor) or value.shape != (len(x),):
                 what = getattr(value, "shape", None)
@@ -194,6 +198,17 @@ class Task:
                     f"a loss or metric returned {what} for {len(x)} examples: return one number "
                     "per example (reduction='none')"
                 )
+
+    def _needs_floats(self, x: torch.Tensor) -> bool:
+        """Whether whole numbers are all that the module cannot take of these records."""
+        if x.is_floating_point():
+            return False
+        try:
+            with torch.no_grad():
+                self.outputs(self._flat.clone(), x.float())
+        except _NO_FIT:
+            return False
+        return True
 
 
 def first_line(error: Exception) -> str:

@@ -34,6 +34,7 @@ DEFAULT = "central"
 _BY_KIND = ("sample", "client", "clip", "noise")
 _OLD_SECTIONS = {"bound": "clip", "local": "client"}
 _OLD_NAMES = {"local": "dp-sgd"}
+_OLD_TESTS = {"owners": "by-client"}
 _LARGEST, _DEEPEST = 1 << 18, 100  # bytes of a file, parts of a key
 
 _SHOWN = reprlib.Repr()
@@ -116,6 +117,7 @@ def load_recipe(
     for old, new in _OLD_SECTIONS.items():
         if old in raw:
             raise BadInput(f"recipe {source}: {old!r} is now called {new!r}: rename the section")
+    _check_test(source, raw)
     _check_numbers(raw)
     try:
         recipe = Recipe.model_validate(raw)
@@ -140,6 +142,14 @@ def check_values(recipe: Recipe) -> None:
                 for one in value if isinstance(value, list) else [value]:
                     if one is not None:
                         check(path, one)
+
+
+def _check_test(source: str, raw: dict[str, Any]) -> None:
+    """Refuse the old word for a test split of held-out clients."""
+    data = raw.get("data")
+    for old, new in _OLD_TESTS.items():
+        if isinstance(data, dict) and data.get("test") == old:
+            raise BadInput(f"recipe {source}: data.test {old!r} is now called {new!r}")
 
 
 def _check_numbers(raw: dict[str, Any]) -> None:

@@ -24,9 +24,9 @@ class DataSection(Section):
     which claims say is outside them and secure noise refuses: "held-out" fits them on the test
     split instead, whose records are no client's; "public" declares that the statistics are known
     from elsewhere, or were fitted on records that are no client's. `test` is for natural clients:
-    "owners" (left out: the same) holds about a fifth of the owners out, whose records alone are the
-    test split; "records" takes the source's split, in which clients' own test records are measured
-    in the clear, which claims say and secure noise refuses.
+    "by-client" (left out: the same) holds about a fifth of them out by name, whose records alone
+    are the test split; "records" takes the source's split, in which clients' own test records are
+    measured in the clear, which claims say and secure noise refuses.
     """
 
     name: str
@@ -38,7 +38,7 @@ class DataSection(Section):
     min_records: int | None = None
     resample: int | None = None
     most_records: int | None = None
-    test: Literal["owners", "records"] | None = None
+    test: Literal["by-client", "records"] | None = None
     statistics: Literal["public", "held-out"] | None = None
     seed: int | None = None
     path: str | None = None

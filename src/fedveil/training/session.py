@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from fedveil.data.federated import FederatedData
+from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.models.trial import mixes_records
@@ -28,7 +30,7 @@ from fedveil.training.round import RoundResult, Rounds, driven, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
 from fedveil.training.work import ClientWork
 
-_TRIED = 4
+_TRIED, _LOOKED_AT = 4, 256
 _CHECKED = (
     *("task", "data", "plan", "work", "server", "weights", "seed", "mode"),
     *("chunk", "memory", "workers", "every"),
@@ -84,7 +86,7 @@ class Training:
 
     def _settle_mode(self) -> None:
         """Compute clients one by one where their updates would depend on each other otherwise."""
-        few = slice(0, _TRIED)
+        few = _differing(self.data.test_x)
         x, y = torch.tensor(self.data.test_x[few]), torch.tensor(self.data.test_y[few])
         with one_thread():
             mixes = mixes_records(self.task, x, y) and self.plan.steps is None
@@ -182,6 +184,14 @@ def train(training: Training) -> Iterator[RoundResult]:
     for result in training.rounds(training.start(), new_ledger(training.plan)):
         training.task.parameters.copy_(result.state.params)
         yield result
+
+
+def _differing(x: Array) -> npt.NDArray[np.intp]:
+    """A few rows to try a module on; a trial cannot change whole numbers, so these must differ."""
+    if x.dtype.kind == "f":
+        return np.arange(min(_TRIED, len(x)))
+    seen = x[:_LOOKED_AT].reshape(min(_LOOKED_AT, len(x)), -1)
+    return np.sort(np.unique(seen, axis=0, return_index=True)[1])[:_TRIED]
 
 
 def new_ledger(plan: PrivacyPlan) -> Ledger:
