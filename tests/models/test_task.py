@@ -54,18 +54,31 @@ def test_named_are_views():
     assert flat.sum() == 6
 
 
+@pytest.mark.parametrize("lead", [(), (4,), (2, 3)])
+def test_rows_have_their_names_and_back(lead):
+    task = classifier(OwnModule())
+    rows = torch.randn(*lead, task.size)
+    named = task.named(rows)
+    assert named["head.weight"].shape == (*lead, 2, 3)
+    assert named["scale"].shape == lead
+    back = task.flattened(named)
+    assert torch.equal(back, rows)
+    back.zero_()
+    assert rows.all()
+
+
 def test_outputs_use_the_given_vector_and_leave_the_module_alone():
     task = classifier(two_layers())
     before = task.parameters.clone()
-    assert torch.equal(task.outputs(task.parameters, X), task.module(X))
-    assert not task.outputs(torch.zeros(task.size), X).any()
+    assert torch.equal(task.outputs(task.named(task.parameters), X), task.module(X))
+    assert not task.outputs(task.named(torch.zeros(task.size)), X).any()
     assert torch.equal(task.parameters, before)
 
 
 def test_an_optimiser_on_the_module_moves_the_vector():
     task = classifier()
     before = task.parameters.clone()
-    task.losses(task.parameters, X, Y)
+    task.losses(task.named(task.parameters), X, Y)
     cross_entropy(task.module(X), Y).mean().backward()
     torch.optim.SGD(task.module.parameters(), lr=1.0).step()
     assert not torch.equal(task.parameters, before)
@@ -74,12 +87,12 @@ def test_an_optimiser_on_the_module_moves_the_vector():
 def test_float64_modules_become_float32():
     task = classifier(nn.Linear(3, 2).double())
     assert task.parameters.dtype == torch.float32
-    assert task.outputs(task.parameters, X).dtype == torch.float32
+    assert task.outputs(task.named(task.parameters), X).dtype == torch.float32
 
 
 def test_losses_are_per_example():
     task = classifier()
-    losses = task.losses(task.parameters, X, Y)
+    losses = task.losses(task.named(task.parameters), X, Y)
     expected = nn.functional.cross_entropy(task.module(X), Y, reduction="none")
     assert torch.allclose(losses, expected)
 
@@ -110,7 +123,7 @@ def test_an_own_module_works():
     task.check_fits(X, Y, classes=2)
     assert task.size == 12 + 1 + 8
     flat = task.parameters.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(task.losses(flat, X, Y).mean(), flat)
+    (gradient,) = torch.autograd.grad(task.losses(task.named(flat), X, Y).mean(), flat)
     cross_entropy(task.module(X), Y).mean().backward()
     expected = torch.cat([p.grad.reshape(-1) for p in task.module.parameters()])
     assert torch.allclose(gradient, expected, atol=1e-6)
@@ -247,10 +260,10 @@ def test_measured_in_eval_mode_and_learnt_in_the_module_s_own():
     params = torch.randn(task.size)
     first, second = (task.measured(params, X, Y)["loss"] for _ in range(2))
     assert torch.equal(first, second)
-    assert not torch.equal(task.outputs(params, X), task.outputs(params, X))
+    assert not torch.equal(task.outputs(task.named(params), X), task.outputs(task.named(params), X))
     assert task.module.training
     still = classifier(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)).eval())
-    assert torch.equal(still.outputs(params, X), still.outputs(params, X))
+    assert torch.equal(still.outputs(still.named(params), X), still.outputs(still.named(params), X))
 
 
 class Remembers(nn.Module):
@@ -268,6 +281,6 @@ class Remembers(nn.Module):
 def test_a_module_that_keeps_something_is_noticed():
     task = classifier(Remembers())
     task.check_unchanged()
-    task.outputs(task.parameters.clone(), X)
+    task.outputs(task.named(task.parameters.clone()), X)
     with pytest.raises(BadInput, match="'mean' of the model changes"):
         task.check_unchanged()

@@ -49,7 +49,7 @@ def test_models_fit_their_records(name):
     y = torch.tensor([0, 1]) if classes else torch.tensor([0.5, 1.0])
     task, x = zoo(name), torch.rand(2, *shape)
     task.check_fits(x, y, classes)
-    assert task.losses(task.parameters, x, y).shape == (2,)
+    assert task.losses(task.named(task.parameters), x, y).shape == (2,)
 
 
 @pytest.mark.parametrize("name", NAMES)

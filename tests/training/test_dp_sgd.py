@@ -31,7 +31,7 @@ SMALL = (7, 1, 4)
 
 def example_gradient(task, params, x, y):
     flat = params.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(task.losses(flat, x[None], y[None]).sum(), flat)
+    (gradient,) = torch.autograd.grad(task.losses(task.named(flat), x[None], y[None]).sum(), flat)
     return gradient.double()
 
 

@@ -27,6 +27,8 @@ def test_every_record_counts_once(task, tested, records, batch):
     params = torch.randn(task.size)
     x, y = torch.tensor(data.test_x), torch.tensor(data.test_y)
     found = evaluate(task, params, data, batch)
-    assert found["loss"] == pytest.approx(float(task.losses(params, x, y).double().mean()))
-    right = (task.outputs(params, x).argmax(dim=1) == y).double().mean()
+    assert found["loss"] == pytest.approx(
+        float(task.losses(task.named(params), x, y).double().mean())
+    )
+    right = (task.outputs(task.named(params), x).argmax(dim=1) == y).double().mean()
     assert found["accuracy"] == pytest.approx(float(right))

@@ -56,7 +56,7 @@ def test_one_client_and_one_full_batch_step_is_plain_sgd(make_data, task):
     optimiser = torch.optim.SGD([flat], lr=0.4)
     for _ in range(3):
         optimiser.zero_grad()
-        task.losses(flat, x, y).mean().backward()
+        task.losses(task.named(flat), x, y).mean().backward()
         optimiser.step()
     work = ClientSgd(Batches(0, epochs=1), lr=0.4)
     *_, last = train(training_of(task, data, work=work))
@@ -69,7 +69,7 @@ def test_fedsgd_by_examples_is_gradient_descent_on_all_records(task, data):
     optimiser = torch.optim.SGD([flat], lr=0.7)
     for _ in range(3):
         optimiser.zero_grad()
-        task.losses(flat, x, y).mean().backward()
+        task.losses(task.named(flat), x, y).mean().backward()
         optimiser.step()
     training = training_of(task, data, server=SgdServer(lr=0.7), weights=Weights.EXAMPLES)
     *_, last = train(training)
@@ -140,7 +140,7 @@ def test_evaluation_is_the_mean_over_the_test_split(task, data):
     torch.manual_seed(0)
     params = torch.randn(task.size)
     x, y = torch.from_numpy(data.test_x), torch.from_numpy(data.test_y)
-    outputs = task.outputs(params, x)
+    outputs = task.outputs(task.named(params), x)
     expected = {
         "loss": float(torch.nn.functional.cross_entropy(outputs, y)),
         "accuracy": float((outputs.argmax(1) == y).float().mean()),

@@ -35,7 +35,7 @@ def records_of(data, client):
 
 def full_gradient(task, start, x, y):
     flat = start.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(task.losses(flat, x, y).mean(), flat)
+    (gradient,) = torch.autograd.grad(task.losses(task.named(flat), x, y).mean(), flat)
     return gradient
 
 
@@ -53,7 +53,7 @@ def trained_by_torch(task, data, work, client):
         index = torch.arange(batch.mask.shape[1]) if batch.index is None else batch.index[0]
         index = index[batch.mask[0].bool()]
         optimiser.zero_grad()
-        task.losses(flat, x[index], y[index]).mean().backward()
+        task.losses(task.named(flat), x[index], y[index]).mean().backward()
         optimiser.step()
     return flat.detach() - task.parameters
 

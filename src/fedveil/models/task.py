@@ -12,6 +12,9 @@ from fedveil.errors import BadInput
 from fedveil.models.parts import check_parts
 from fedveil.models.state import Snapshot, difference, snapshot, snapshot_of
 
+Named = dict[str, torch.Tensor]
+"""Values under the names of the module's parameters."""
+
 PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(outputs [B, ...], targets [B, ...]) -> one number per example [B]."""
 
@@ -112,26 +115,39 @@ class Task:
 
     @property
     def layers(self) -> dict[str, nn.Module]:
-        """The layers that `call` runs, by name."""
+        """The layers that `outputs` runs, by name."""
         return dict(self._learning.named_modules())
 
-    def named(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Views into a vector [P] under the module's parameter names."""
-        return {name: flat[a:b].view(shape) for name, a, b, shape in self._slots}
+    def named(self, flat: torch.Tensor) -> Named:
+        """Views into vectors [..., P] under the module's parameter names, [..., *shape] each."""
+        parts = flat.split_with_sizes(self.layer_sizes, dim=-1)
+        return {
+            name: part.view((*flat.shape[:-1], *shape))
+            for (name, _, _, shape), part in zip(self._slots, parts, strict=True)
+        }
 
-    def call(self, named: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """The module's outputs on x [B, ...] with these parameters, as clients learn."""
+    def flattened(self, named: Named) -> torch.Tensor:
+        """The reverse of `named`: a copy of values [..., *shape] as vectors [..., P]."""
+        name, _, _, shape = self._slots[0]
+        first = named[name]
+        out = first.new_empty((*first.shape[: first.ndim - len(shape)], self.size))
+        for name, place in self.named(out).items():
+            place.copy_(named[name])
+        return out
+
+    def outputs(self, named: Named, x: torch.Tensor) -> torch.Tensor:
+        """The module's outputs on x [B, ...] with these parameters, as clients learn.
+
+        They are the caller's copy, never a model in use. Gradients are taken by name as well: a
+        vector that is cut up inside of what is differentiated gets one vector per parameter back.
+        """
         object.__setattr__(self, "_ran", True)
         out: torch.Tensor = functional_call(self._learning, named, (x,))
         return out
 
-    def outputs(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The same with the parameters `flat` [P]: the caller's copy, never a model in use."""
-        return self.call(self.named(flat), x)
-
-    def losses(self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def losses(self, named: Named, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The loss of each example [B]."""
-        return self.loss(self.outputs(flat, x), y)
+        return self.loss(self.outputs(named, x), y)
 
     def measured(
         self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
@@ -167,7 +183,7 @@ class Task:
         x, y = x[:2], y[:2]
         try:
             with torch.no_grad():
-                outputs = self.outputs(self._flat.clone(), x)
+                outputs = self.outputs(self.named(self._flat.clone()), x)
                 if not isinstance(outputs, torch.Tensor):
                     raise BadInput(
                         f"the model returned a {type(outputs).__name__}: return one tensor of "
@@ -178,7 +194,7 @@ class Task:
                         f"the model has {outputs.shape[-1]} outputs and the data {classes} labels: "
                         "give it one output per label"
                     )
-                values = [self.losses(self._flat.clone(), x, y)]
+                values = [self.losses(self.named(self._flat.clone()), x, y)]
                 values += self.measured(self._flat, x, y).values()
         except BadInput:
             raise

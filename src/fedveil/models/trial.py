@@ -86,24 +86,25 @@ def _gradient(
     task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, record: int
 ) -> torch.Tensor:
     """The gradient of one record's loss in a batch, on a copy of the parameters."""
-    here = flat.clone()
-    leaf = here.detach().requires_grad_()
-    written = leaf._version
+    given = task.named(flat)
+    leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
+    before = {name: leaf._version for name, leaf in leaves.items()}
     with torch.enable_grad():
-        loss = task.losses(leaf, x, y)[record]
-    (found,) = torch.autograd.grad(loss, leaf, allow_unused=True)
-    if leaf._version != written or not torch.equal(leaf.detach(), flat):
-        raise BadInput(
-            f"{_written(task, flat, x)!r} of the model is written to in its forward pass, as by "
-            "max_norm: what records leave there is outside clip and noise; leave it out"
-        )
-    return torch.zeros_like(flat) if found is None else found
+        loss = task.losses(leaves, x, y)[record]
+    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    for name, leaf in leaves.items():
+        if leaf._version != before[name] or not torch.equal(leaf.detach(), given[name]):
+            raise BadInput(
+                f"{name!r} of the model is written to in its forward pass, as by max_norm: what "
+                "records leave there is outside clip and noise; leave it out"
+            )
+    return task.flattened(dict(zip(leaves, found, strict=True)))
 
 
 def _check_own(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """Refuse outputs that depend on other parameters than those the module is given."""
     with torch.enable_grad():
-        foreign = task.losses(flat.detach().clone(), x, y).requires_grad
+        foreign = task.losses(task.named(flat.detach().clone()), x, y).requires_grad
     if foreign:
         raise BadInput(
             f"the model {type(task.module).__name__} computes with parameters that it does not "
@@ -112,26 +113,11 @@ def _check_own(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor)
         )
 
 
-def _written(task: Task, flat: torch.Tensor, x: torch.Tensor) -> str:
-    """Which parameter the forward pass writes to."""
-    named = {name: value.clone() for name, value in task.named(flat).items()}
-    before = {name: value._version for name, value in named.items()}
-    with torch.no_grad():
-        task.call(named, x)
-    given = task.named(flat)
-    changed = [
-        name
-        for name, value in named.items()
-        if value._version != before[name] or not torch.equal(value, given[name])
-    ]
-    return changed[0] if changed else "a parameter"
-
-
 def _check_draws(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """Refuse a module or loss that moves one of the common generators."""
     before = _states()
     with torch.no_grad():
-        outputs = task.outputs(flat.clone(), x)
+        outputs = task.outputs(task.named(flat.clone()), x)
     if _differ(before, _states()):
         name, kind = _drawing_layer(task, flat, x)
         raise BadInput(
@@ -159,7 +145,7 @@ def _drawing_layer(task: Task, flat: torch.Tensor, x: torch.Tensor) -> tuple[str
     handles += [layer.register_forward_hook(end(n)) for n, layer in layers.items()]
     try:
         with torch.no_grad():
-            task.outputs(flat.clone(), x)
+            task.outputs(task.named(flat.clone()), x)
     finally:
         for handle in handles:
             handle.remove()

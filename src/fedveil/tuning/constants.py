@@ -92,7 +92,7 @@ def _sampled(task: Task, data: FederatedData, seed: int) -> Constants:
 
 def _loss_of(task: Task, cohort: CohortData) -> Loss:
     x, y = cohort.x[0], cohort.y[0]
-    return lambda params: task.loss(task.outputs(params, x), y).mean()
+    return lambda params: task.losses(task.named(params), x, y).mean()
 
 
 def _extremes(

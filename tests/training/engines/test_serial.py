@@ -102,7 +102,7 @@ def test_uniform_weights_count_clients_and_examples_count_records(task, data):
 def test_the_mean_by_examples_is_the_gradient_of_all_records(task, data):
     done = run(engine_for(task, data, weights=Weights.EXAMPLES))
     flat = task.parameters.clone().requires_grad_()
-    loss = task.losses(flat, torch.from_numpy(data.x), torch.from_numpy(data.y)).mean()
+    loss = task.losses(task.named(flat), torch.from_numpy(data.x), torch.from_numpy(data.y)).mean()
     (gradient,) = torch.autograd.grad(loss, flat)
     assert relative(done.total / done.weight, -gradient.double()) < 1e-5
 

@@ -33,6 +33,6 @@ def test_means_of_many_records_are_means(make_data, case):
         at = task.parameters.clone().requires_grad_()
         own = slice(data.offsets[k], data.offsets[k + 1])
         x, y = torch.tensor(data.x[own]), torch.tensor(data.y[own])
-        (expected,) = torch.autograd.grad(task.losses(at, x, y).mean(), at)
+        (expected,) = torch.autograd.grad(task.losses(task.named(at), x, y).mean(), at)
         assert torch.allclose(found[k], expected, atol=1e-5)
         assert torch.allclose(moved[k], -0.5 * expected, atol=1e-5)

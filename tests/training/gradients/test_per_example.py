@@ -330,7 +330,7 @@ class Case:
 
     def gradient(self, k):
         flat = self.flat.clone().requires_grad_()
-        losses = self.task.losses(flat, self.x[k : k + 1], self.y[k : k + 1])
+        losses = self.task.losses(self.task.named(flat), self.x[k : k + 1], self.y[k : k + 1])
         return torch.autograd.grad(losses.sum(), flat)[0].double()
 
     def by_hand(self, clip):

@@ -57,5 +57,5 @@ def _multiplications(task: Task, data: FederatedData) -> int:
     """Of one record's forward pass; a gradient takes about three times as many."""
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        task.outputs(task.parameters.clone(), torch.tensor(data.test_x[:1]))
+        task.outputs(task.named(task.parameters.clone()), torch.tensor(data.test_x[:1]))
     return max(task.size, counter.get_total_flops() // 2)

@@ -9,7 +9,7 @@ import sys
 import torch
 from torch import nn
 
-from fedveil.models.task import Task
+from fedveil.models.task import Named, Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
@@ -107,7 +107,7 @@ class LoopedWalk:
                 piece = slice(a, a + self._piece)
                 with torch.enable_grad():
                     records = self._examples.layout(x[piece])
-                    outputs = self._task.call(named, records)
+                    outputs = self._task.outputs(named, records)
                     loss = self._task.loss(outputs, y[piece]).sum() * (factor / len(x))
                 torch.autograd.backward(loss)
             for place, gradient in beside:
@@ -115,7 +115,7 @@ class LoopedWalk:
 
     def _leaves(
         self, flat: torch.Tensor, row: torch.Tensor
-    ) -> tuple[dict[str, torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
+    ) -> tuple[Named, list[tuple[torch.Tensor, torch.Tensor]]]:
         """Parameters whose gradients accumulate in `row`; and those that must do it elsewhere.
 
         Kernels may lie channels-last, and torch wants their gradients to lie as they do.

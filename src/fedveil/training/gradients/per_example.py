@@ -8,14 +8,14 @@ The module sees every example alone, under vmap: no module can make one depend o
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.func import vmap
 
-from fedveil.models.task import Task
+from fedveil.models.task import Named, Task
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.gradients.layers import Gradient, gradient_of, known, without_subnormals
@@ -58,7 +58,7 @@ class ExampleBounds:
         named = {n: channels_last(v) for n, v in self._task.named(flat).items()}
         try:
             with torch.no_grad():
-                self._task.call(named, channels_last(self._sample[0]))
+                self._task.outputs(named, channels_last(self._sample[0]))
         except RuntimeError:
             return lambda values: values
         return channels_last
@@ -142,12 +142,10 @@ class ExampleBounds:
             )
         return gradient_of(layer, inputs, errors)
 
-    def _watched(
-        self, named: dict[str, torch.Tensor], x: torch.Tensor, seen: dict[str, "_Seen"]
-    ) -> torch.Tensor:
+    def _watched(self, named: Named, x: torch.Tensor, seen: dict[str, "_Seen"]) -> torch.Tensor:
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
-            return self._task.call(named, x)
+            return self._task.outputs(named, x)
         finally:
             for handle in handles:
                 handle.remove()
@@ -193,12 +191,11 @@ class ExampleBounds:
     @cached_property
     def _written_out(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         """One gradient per example: by vmap, or by autograd where a layer has no rule for vmap."""
-        by_vmap = example_gradients(self._task)
         try:
-            by_vmap(self._task.parameters.clone(), *self._sample)
+            example_gradients(self._task, self._task.parameters.clone(), *self._sample)
         except RuntimeError:
-            return lambda flat, x, y: _one_by_one(self._task, flat, x, y)
-        return by_vmap
+            return partial(_one_by_one, self._task)
+        return partial(example_gradients, self._task)
 
 
 @dataclass
@@ -232,9 +229,9 @@ def channels_last(values: torch.Tensor) -> torch.Tensor:
 def _one_by_one(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     rows = []
     for k in range(len(x)):
-        at = flat.detach().clone().requires_grad_()
+        named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
         with torch.enable_grad():
-            loss = task.losses(at, x[k : k + 1], y[k : k + 1]).sum()
-        (row,) = torch.autograd.grad(loss, at)
-        rows.append(row)
+            loss = task.losses(named, x[k : k + 1], y[k : k + 1]).sum()
+        found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+        rows.append(task.flattened(dict(zip(named, found, strict=True))))
     return torch.stack(rows)

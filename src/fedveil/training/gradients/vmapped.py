@@ -5,15 +5,13 @@ from collections.abc import Callable
 import torch
 from torch.func import grad, vmap
 
-from fedveil.models.task import Task
+from fedveil.models.task import Named, Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 
 _EXAMPLES = 1 << 26
-
-Vmapped = Callable[..., torch.Tensor]
 
 
 class VmappedWalk:
@@ -27,17 +25,14 @@ class VmappedWalk:
         """Autograd of each client's weighted losses."""
 
         def loss(
-            params: torch.Tensor, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+            named: Named, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
         ) -> torch.Tensor:
-            return (self._task.losses(params, x, y) * weights).sum()
+            return (self._task.losses(named, x, y) * weights).sum()
 
-        x, y = batch.of(self._cohort)
-        if moved is None and self._start.ndim == 1:
-            at_start: Vmapped = vmap(grad(loss), in_dims=(None, 0, 0, 0))
-            return batch.without_idle_(at_start(self._start, x, y, batch.weights))
-        out: Vmapped = vmap(grad(loss))
         here = self._start if moved is None else self._start + moved
-        return batch.without_idle_(out(here, x, y, batch.weights))
+        each = vmap(grad(loss), in_dims=(None if here.ndim == 1 else 0, 0, 0, 0))
+        found = each(self._task.named(here), *batch.of(self._cohort), batch.weights)
+        return batch.without_idle_(self._task.flattened(found))
 
     def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
         gradient = self.mean(moved, batch)
@@ -48,11 +43,12 @@ class VmappedWalk:
         x, y = batch.of(self._cohort)
         params = (self._start if moved is None else self._start + moved).expand(len(x), -1)
         out = torch.zeros(len(x), self.width)
-        examples: Vmapped = vmap(example_gradients(self._task))
+        examples = vmap(_by_name(self._task))
         step = max(1, _EXAMPLES // (self.width * max(1, x.shape[1])))
         for a in range(0, len(x), step):
             here = slice(a, a + step)
-            rows = examples(params[here], x[here], y[here])
+            found = examples(self._task.named(params[here]), x[here], y[here])
+            rows = self._task.flattened(found)
             clipped = clipped_or_zero_(rows.flatten(0, 1), clip).view_as(rows)
             out[here] = torch.einsum("kbp,kb->kp", clipped, batch.mask[here])
         return out
@@ -69,13 +65,21 @@ class VmappedWalk:
         add_weighted_(total, moved, weights)
 
 
-def example_gradients(task: Task) -> Vmapped:
-    """(params [P], x [B, ...], y [B]) -> the gradient of each example, [B, P]."""
+def example_gradients(
+    task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of each example at the parameters `flat` [P]: rows [B, P]."""
+    return task.flattened(_by_name(task)(task.named(flat), x, y))
 
-    def loss(params: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return task.losses(params, x[None], y[None])[0]
 
-    examples: Vmapped = vmap(grad(loss), in_dims=(None, 0, 0))
+def _by_name(task: Task) -> Callable[[Named, torch.Tensor, torch.Tensor], Named]:
+    """(parameters, x [B, ...], y [B]) -> the gradient of each example, [B, *shape] each."""
+
+    def loss(named: Named, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return task.losses(named, x[None], y[None])[0]
+
+    examples: Callable[[Named, torch.Tensor, torch.Tensor], Named]
+    examples = vmap(grad(loss), in_dims=(None, 0, 0))
     return examples
 
 
