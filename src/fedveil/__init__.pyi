@@ -6,6 +6,7 @@ from fedveil.data.federated import FederatedData as FederatedData
 from fedveil.errors import BadInput as BadInput
 from fedveil.errors import BudgetExhausted as BudgetExhausted
 from fedveil.errors import FedveilError as FedveilError
+from fedveil.models.batch_norm import without_batch_norm as without_batch_norm
 from fedveil.models.recurrent import Lstm as Lstm
 from fedveil.models.task import Task as Task
 from fedveil.models.task import correct as correct
@@ -158,4 +159,5 @@ __all__ = [
     "train",
     "two_point",
     "unprotected",
+    "without_batch_norm",
 ]

@@ -63,6 +63,26 @@ class Residual(nn.Module):
         return self.head((h + self.second(h)).mean(2))
 
 
+class Positioned(nn.Module):
+    """Embeddings with positions that are a constant buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(WORDS, 4), nn.Linear(4, CLASSES)
+        self.register_buffer("positions", torch.linspace(-1, 1, 4 * LENGTH).view(LENGTH, 4))
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.embed(tokens) + self.positions).mean(1))
+
+
+def frozen(*places):
+    """An MLP whose named parameters do not learn."""
+    module = nn.Sequential(nn.Linear(FEATURES, 4), nn.ReLU(), nn.Linear(4, CLASSES))
+    for place in places:
+        module.get_parameter(place).requires_grad_(False)
+    return module
+
+
 class Used(nn.Module):
     """One layer used twice, and a parameter of no layer."""
 
@@ -117,6 +137,9 @@ MODULES = {
     "batch centred": (lambda: Changed(lambda m, h: h - h.mean(0)), False),
     "batch normed": (lambda: Changed(lambda m, h: 3 * h / (1 + h.norm())), False),
     "gate": (lambda: Changed(lambda m, h: h + m.layer.bias * h.flip(0)), False),
+    "frozen base": (lambda: frozen("0.weight", "0.bias"), False),
+    "frozen bias": (lambda: frozen("2.bias"), False),
+    "positions": (Positioned, True),
     "tied": (Tied, True),
     "bag": (lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 4), nn.Linear(4, CLASSES)), True),
     "lstm": (lambda: Reader(nn.LSTM(4, 6, batch_first=True), last, 6), True),
@@ -189,7 +212,7 @@ REFUSED = {
     "spectral norm": (
         lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(FEATURES, CLASSES)),
         False,
-        "buffer",
+        "_u' of the model changes",
     ),
     "lazy": (lambda: nn.LazyLinear(CLASSES), False, "no shape yet"),
     "sparse": (

@@ -42,12 +42,14 @@ def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 class Task:
     """What is learnt: a module, its per-example loss, and metrics that are means over examples.
 
-    The module's parameters become views into one contiguous vector, in the order of
-    `named_parameters`; nothing is copied afterwards in either direction. The module itself is
-    never run: everything is computed in copies of it, which have no parameters of their own and
-    get those they are to run with. One keeps the module's mode (train, unless it was set
-    otherwise), the other is in eval mode, for measuring. Modules that keep statistics or other
-    buffers are refused here; what a module does is tried by `models.trial`.
+    The parameters that learn become views into one contiguous vector, in the order of
+    `named_parameters`; nothing is copied afterwards in either direction. Frozen ones
+    (`requires_grad=False`) are constants, of which there is one copy for everybody; buffers are
+    constants as well. The module itself is never run: everything is computed in copies of it,
+    which have no learning parameters of their own and get those they are to run with. One keeps
+    the module's mode (train, unless it was set otherwise), the other is in eval mode, for
+    measuring. What a module does is tried by `models.trial`: one that changes its constants is
+    refused.
 
     >>> task = Task(nn.Linear(10, 1), squared_error)
     >>> task.size
@@ -68,7 +70,7 @@ class Task:
     def __post_init__(self) -> None:
         check_parts(self.module, self.loss, self.metrics)
         _check_module(self.module)
-        named = list(self.module.named_parameters())
+        named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         flat = torch.cat([p.detach().reshape(-1) for _, p in named]).to(torch.float32)
         slots, start = [], 0
         for name, parameter in named:
@@ -85,8 +87,25 @@ class Task:
 
     @property
     def size(self) -> int:
-        """P, the number of parameters."""
+        """P, the number of parameters that learn."""
         return len(self._flat)
+
+    @property
+    def frozen(self) -> Named:
+        """The parameters that do not learn, by name: the module's own, never copied."""
+        parameters = self.module.named_parameters()
+        return {name: p.detach() for name, p in parameters if not p.requires_grad}
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What every claim about a training of this task has to say."""
+        frozen = sum(value.numel() for value in self.frozen.values())
+        if not frozen:
+            return ()
+        return (
+            f"{self.size:,} of {self.size + frozen:,} parameters are trained on clients' records; "
+            "the others are frozen and taken as public",
+        )
 
     @property
     def layer_sizes(self) -> tuple[int, ...]:
@@ -221,7 +240,7 @@ class Task:
             return False
         try:
             with torch.no_grad():
-                self.outputs(self._flat.clone(), x.float())
+                self.outputs(self.named(self._flat.clone()), x.float())
         except _NO_FIT:
             return False
         return True
@@ -233,13 +252,14 @@ def first_line(error: Exception) -> str:
 
 
 def _without_parameters(module: nn.Module) -> nn.Module:
-    """A copy whose parameters have a shape and no values: it runs only with those it is given.
+    """A copy whose learning parameters have a shape and no values: it runs with those it is given.
 
-    One that uses a parameter in another way than by its name then fails, instead of learning
-    nothing.
+    One that uses such a parameter in another way than by its name then fails, instead of learning
+    nothing. Frozen parameters are those of the module itself.
     """
     empty: dict[int, object] = {
-        id(p): nn.Parameter(torch.empty(p.shape, device="meta")) for p in module.parameters()
+        id(p): nn.Parameter(torch.empty(p.shape, device="meta")) if p.requires_grad else p
+        for p in module.parameters()
     }
     try:
         return copy.deepcopy(module, empty)
@@ -253,23 +273,18 @@ def _check_module(module: nn.Module) -> None:
         if isinstance(layer, _KEEPS_STATISTICS) and layer.running_mean is not None:
             raise BadInput(
                 f"{where}, which mixes examples and keeps statistics of clients' data outside "
-                "the clip: use GroupNorm or LayerNorm"
+                "the clip: use fedveil.without_batch_norm(module), GroupNorm or LayerNorm"
             )
         if getattr(layer, "sparse", False) is True:
             raise BadInput(f"{where} with sparse gradients, which cannot be clipped: sparse=False")
-    for name, _ in module.named_buffers():
-        raise BadInput(
-            f"buffer {name!r} is state that no client sends: make it a parameter or a constant"
-        )
     parameters = dict(module.named_parameters())
-    if not parameters:
-        raise BadInput("the model has no parameters: there is nothing to learn")
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        kind = "they are all frozen" if parameters else "it has none"
+        raise BadInput(f"the model has no parameters that learn, {kind}: there is nothing to learn")
     for name, parameter in parameters.items():
         if nn.parameter.is_lazy(parameter):
             raise BadInput(
                 f"parameter {name!r} has no shape yet: pass one batch through the model first"
             )
-        if not parameter.dtype.is_floating_point:
+        if parameter.requires_grad and not parameter.dtype.is_floating_point:
             raise BadInput(f"parameter {name!r} is {parameter.dtype}: floating point is needed")
-        if not parameter.requires_grad:
-            raise BadInput(f"parameter {name!r} is frozen: remove it or let it learn")

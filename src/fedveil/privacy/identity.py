@@ -22,6 +22,8 @@ _KEPT = ("fedveil", "torch", "numpy")
 _APART = ("_parameters", "_modules", "_flat_weights", "_flat_weight_refs")
 """Of a layer: its parameters and children are told apart, the others are references to them."""
 
+_NOT_NUMPYS = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
 _DEEPEST = 12
 
 
@@ -53,7 +55,7 @@ def identity(value: Any, depth: int = 0, seen: frozenset[int] = frozenset()) -> 
         case dict():
             return f"{{{','.join(f'{inner(k)}:{inner(v)}' for k, v in value.items())}}}"
         case torch.Tensor():
-            return "meta" if value.is_meta else inner(value.detach().numpy())
+            return "meta" if value.is_meta else inner(_array(value.detach()))
         case np.ndarray():
             content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
             return f"{value.dtype.str}{value.shape}{content}"
@@ -95,6 +97,13 @@ def _own(kind: type, inner: Callable[[Any], str]) -> str:
             if plain or isinstance(function, types.FunctionType):
                 told.append((name, function))
     return inner(told) if told else ""
+
+
+def _array(value: torch.Tensor) -> Any:
+    """Its values; its bytes with its type, where numpy has no such type."""
+    if value.dtype in _NOT_NUMPYS:
+        return str(value.dtype), value.contiguous().view(torch.uint8).numpy()
+    return value.numpy()
 
 
 def _name(kind: type) -> str:

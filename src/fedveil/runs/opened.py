@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedveil.errors import BadInput
@@ -81,12 +80,10 @@ class OpenedRun:
             )
         else:
             task = own_task(self.model, stored.classes)
-        module = task.module
-        stored.check_layers(module, self.folder)
-        with torch.no_grad():
-            for name, value in module.named_parameters():
-                value.copy_(stored.tensors[name])
-        return module.eval()
+        stored.check_layers(task, self.folder)
+        for name, value in task.named(task.parameters).items():
+            value.copy_(stored.tensors[name])
+        return task.module.eval()
 
     def __repr__(self) -> str:
         path = self.folder / "result.json"

@@ -52,7 +52,7 @@ def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | Non
 
 def digest_of(task: Task) -> str:
     """What a module is known by: its layers, their code, loss, metrics and first weights."""
-    parts = (task.module, task.loss, task.metrics, task.parameters)
+    parts = (task.module, task.loss, task.metrics, task.parameters, task.frozen)
     return hashlib.sha256(identity(parts).encode()).hexdigest()
 
 

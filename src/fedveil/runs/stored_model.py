@@ -9,10 +9,11 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from torch import nn
 
 from fedveil.errors import BadInput
+from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.identity import identity
 from fedveil.runs.sections import ModelSection
 from fedveil.training.session import Training
 
@@ -24,7 +25,8 @@ _ABOUT = "fedveil"
 class StoredModel:
     """Weights by name; the model, the records it takes, its labels, and what is claimed for it.
 
-    `layers` is a digest of how the module prints, which tells a ReLU from a Tanh.
+    The weights are those that learnt. `layers` is a digest of how the module prints, which tells a
+    ReLU from a Tanh, and of its frozen weights.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -45,12 +47,12 @@ class StoredModel:
         """What `training` has made of `params`."""
         task, data = training.task, training.data
         tensors = {name: value.clone() for name, value in task.named(params).items()}
-        layers = layers_of(task.module)
+        layers = layers_of(task)
         return cls(tensors, model, data.record_shape, data.classes, claims, layers)
 
-    def check_layers(self, module: nn.Module, where: Path) -> None:
+    def check_layers(self, task: Task, where: Path) -> None:
         """Refuse weights for another module than the one they were trained in."""
-        shapes = {name: tuple(value.shape) for name, value in module.named_parameters()}
+        shapes = {name: tuple(v.shape) for name, v in task.named(task.parameters).items()}
         wanted = {name: tuple(value.shape) for name, value in self.tensors.items()}
         for name in {**wanted, **shapes}:
             if shapes.get(name) != wanted.get(name):
@@ -58,10 +60,10 @@ class StoredModel:
                     f"{name!r} of the module is {shapes.get(name, 'missing')}, and "
                     f"{wanted.get(name, 'missing')} in {where}: give the module that was trained"
                 )
-        if layers_of(module) != self.layers:
+        if layers_of(task) != self.layers:
             raise BadInput(
-                f"the module has the parameters of {where} in other layers, such as another "
-                "activation: give the module that was trained"
+                f"the module has the parameters of {where} beside other layers, such as another "
+                "activation, or other frozen weights: give the module that was trained"
             )
 
     def to_bytes(self) -> bytes:
@@ -98,6 +100,6 @@ class StoredModel:
             ) from e
 
 
-def layers_of(module: nn.Module) -> str:
-    """A digest of the layers as they print."""
-    return hashlib.sha256(str(module).encode()).hexdigest()
+def layers_of(task: Task) -> str:
+    """A digest of the layers as they print, and of the frozen weights."""
+    return hashlib.sha256(identity((str(task.module), task.frozen)).encode()).hexdigest()

@@ -73,7 +73,7 @@ class Training:
         check_arguments(
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
-        for text in self.data.assumptions:
+        for text in (*self.data.assumptions, *self.task.assumptions):
             object.__setattr__(self, "plan", self.plan.assuming(text))
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         if self.plan.secure:
@@ -133,7 +133,8 @@ class Training:
         Two trainings that share their noise tell their difference without any. One that is the
         same in everything draws the same, which is a replay and releases nothing new.
         """
-        learnt = (self.task.module, self.task.loss, self._initial, self.adversary)
+        task = self.task
+        learnt = (task.module, task.loss, self._initial, *task.frozen.values(), self.adversary)
         parts = (self.plan, self.work, self.server, self.weights, *learnt)
         seed = seed_of(self.seed, *parts, self.data.fingerprint)
         return Streams(seed, self.plan.secure)

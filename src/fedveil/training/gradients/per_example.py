@@ -40,7 +40,9 @@ class ExampleBounds:
 
     def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
         self._task, self._sample = task, (x, y)
-        self._layers = {name: layer for name, layer in task.layers.items() if known(layer)}
+        self._layers = {
+            name: layer for name, layer in task.layers.items() if known(layer) and learns(layer)
+        }
         owned = [
             (f"{name}.{p}" if name else p, value.numel())
             for name, layer in self._layers.items()
@@ -210,6 +212,11 @@ class _Seen:
         self.inputs.append(args[0])
         self.shapes.append(output.shape)
         return output if self.zeros is None else output + next(self.zeros)
+
+
+def learns(layer: nn.Module) -> bool:
+    """Whether a layer has a parameter of its own that is not frozen."""
+    return any(p.requires_grad for p in layer.parameters(recurse=False))
 
 
 def channels_last(values: torch.Tensor) -> torch.Tensor:
