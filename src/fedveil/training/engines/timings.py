@@ -1,7 +1,7 @@
 """Which execution mode is faster for a training: measured once, before it begins."""
 
 import time
-from contextlib import suppress
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
-from fedveil.training.batches import Whole
+from fedveil.training.batches import Batch, Whole
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.chunks import fitting_chunk
@@ -17,50 +17,92 @@ from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.work import ClientWork
 
-_CLIENTS = 32
-_RECORDS = 64
-_LONG = 0.5
+Trial = Callable[[int, int], float]
+"""(clients, records of each) -> seconds per client and record of one local step."""
+
+_SIZES = ((2, 1), (2, 4), (8, 16), (32, 64))
+_CLIENTS, _RECORDS = _SIZES[-1]
+_LONG = 0.2
+_LONGEST = 1.0
+_CLEARLY = 4
+_OVERHEAD = 0.05
 _WORTHWHILE = 4
 
 
 def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> dict[Mode, float]:
     """Seconds per client of one local step in each mode; one that is out of the question is absent.
 
-    Vectorised is when a module has an operation without a schedule, or `memory` holds few clients.
+    Vectorised is when a module has an operation without a rule for vmap, or `memory` holds few
+    clients.
 
     The records are made up: how long a step takes is written down with the run, so nothing about
     the clients but their usual number of records goes into it.
     """
+    usual = work.at_once(int(np.median(data.sizes)))
+    chunk = fitting_chunk(task, data, work, Mode.VECTORISED, memory)
+    most = min(_CLIENTS, data.clients), min(_RECORDS, usual)
+    modes = [Mode.VECTORISED] if chunk >= _WORTHWHILE else []
     with one_thread():
-        found: dict[Mode, float] = {}
-        if fitting_chunk(task, data, work, Mode.VECTORISED, memory) >= _WORTHWHILE:
-            with suppress(RuntimeError):  # vmap has no rule for one of the module's operations
-                found[Mode.VECTORISED] = _seconds(task, data, work, Mode.VECTORISED, memory)
-        return {**found, Mode.LOOPED: _seconds(task, data, work, Mode.LOOPED, memory)}
+        made_up = _made_up(data, *most)
+        trials = {mode: _trial(task, made_up, work, mode) for mode in (*modes, Mode.LOOPED)}
+        sizes = [(min(most[0], chunk, c), min(most[1], r)) for c, r in _SIZES]
+        found = raced(trials, list(dict.fromkeys(sizes)))
+    return {mode: seconds * most[1] for mode, seconds in found.items()}
 
 
-def _seconds(task: Task, data: FederatedData, work: ClientWork, mode: Mode, memory: int) -> float:
-    clients = min(_CLIENTS, data.clients, fitting_chunk(task, data, work, mode, memory))
-    records = min(_RECORDS, work.at_once(int(np.median(data.sizes))))
-    made_up = _made_up(data, clients, records)
-    cohort, batch = CohortData(made_up, np.arange(clients)), Whole(made_up.sizes, records)
-    gradients = gradients_of(task, mode, made_up, whole=work.whole(records))
-    private = isinstance(work, ClientDpSgd)
-    walk = gradients.walk(task.parameters, cohort, spanned=not private)
+def raced(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode, float]:
+    """What the trials say at the largest size, or at the largest that takes about a second.
 
-    def step(moved: torch.Tensor | None) -> torch.Tensor:
-        if private:
-            return walk.clipped_sum(moved, batch, Clip(1.0))
-        return walk.mean(moved, batch)
-
-    moved, best = step(None).mul_(-1e-3), float("inf")
-    for _ in range(3):
-        began = time.perf_counter()
-        step(moved)
-        best = min(best, time.perf_counter() - began)
-        if best > _LONG:
+    Sizes ascend. A mode that has clearly lost is not tried any further; but with little to do all
+    of them are overhead, so none has lost before a step takes a while.
+    """
+    found: dict[Mode, float] = {}
+    running = dict(trials)
+    for number, (clients, records) in enumerate(sizes):
+        for mode in list(running):
+            try:
+                found[mode] = running[mode](clients, records)
+            except RuntimeError:  # vmap has no rule for one of the module's operations
+                if mode is Mode.LOOPED:
+                    raise
+                del running[mode]
+        best = min(found.values())
+        for mode in list(running):
+            slow = found[mode] * clients * records > _OVERHEAD
+            if slow and found[mode] > _CLEARLY * best:
+                del running[mode]
+        if len(running) == 1 or number + 1 == len(sizes):
             break
-    return best / clients
+        more = sizes[number + 1][0] * sizes[number + 1][1]
+        if more * max(found[mode] for mode in running) > _LONGEST:
+            break
+    return found
+
+
+def _trial(task: Task, made_up: FederatedData, work: ClientWork, mode: Mode) -> Trial:
+    longest = int(made_up.sizes[0])
+    gradients = gradients_of(task, mode, made_up, whole=work.whole(longest))
+    private = isinstance(work, ClientDpSgd)
+
+    def seconds(clients: int, records: int) -> float:
+        cohort = CohortData(made_up, np.arange(clients))
+        walk = gradients.walk(task.parameters, cohort, spanned=not private)
+        moved, best, began = torch.zeros(clients, walk.width), float("inf"), time.perf_counter()
+        batch = Batch(torch.arange(records).expand(clients, -1), torch.ones(clients, records))
+        if records == longest:
+            batch = Whole(cohort.sizes, longest)
+        for _ in range(3):
+            before = time.perf_counter()
+            if private:
+                walk.clipped_sum(moved, batch, Clip(1.0))
+            else:
+                walk.mean(moved, batch)
+            best = min(best, time.perf_counter() - before)
+            if time.perf_counter() - began > _LONG:
+                break
+        return best / (clients * records)
+
+    return seconds
 
 
 def _made_up(data: FederatedData, clients: int, records: int) -> FederatedData:
