@@ -18,9 +18,8 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
-from fedveil.runs.sections import (
+from fedveil.runs.sections.clients import (
     ClientSection,
-    DataSection,
     DpSgdSection,
     EveryoneSection,
     FixedSection,
@@ -28,8 +27,9 @@ from fedveil.runs.sections import (
     PoissonSection,
     RoundRobinSection,
     SampleSection,
-    ServerSection,
 )
+from fedveil.runs.sections.data import DataSection
+from fedveil.runs.sections.server import ServerSection
 from fedveil.training.batches import Batches
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial

@@ -7,25 +7,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from fedveil.checks import VALUES, check, check_workers
 from fedveil.errors import BadInput
-from fedveil.runs.sections import (
-    BudgetSection,
-    ClientSection,
-    ClipSection,
-    DataSection,
-    EngineSection,
-    EvaluateSection,
-    ModelSection,
-    NoiseSection,
-    NoNoiseSection,
-    SampleSection,
-    Section,
-    ServerSection,
-    ShuffleSection,
-)
+from fedveil.names import NAMES, check_name, hint
+from fedveil.runs.sections.clients import ClientSection, SampleSection
+from fedveil.runs.sections.clip import ClipSection
+from fedveil.runs.sections.data import DataSection, ModelSection
+from fedveil.runs.sections.keys import forms_of, is_key, unknown
+from fedveil.runs.sections.noise import BudgetSection, NoiseSection, NoNoiseSection, ShuffleSection
+from fedveil.runs.sections.section import Section
+from fedveil.runs.sections.server import EngineSection, EvaluateSection, ServerSection
 
 DEFAULT = "central"
 
@@ -39,26 +32,62 @@ _SHOWN.maxstring = _SHOWN.maxother = 100
 
 
 class Recipe(Section):
-    """A run, as its author wrote it.
+    """A run, as its author wrote it."""
 
-    `iterations` may stand for `rounds`: the local steps over all rounds, T = rounds x client.steps.
-    """
-
-    name: str
-    seed: int = 1
-    rounds: int | None = None
-    iterations: int | None = None
-    data: DataSection
-    model: ModelSection
-    sample: SampleSection
-    client: ClientSection
-    clip: ClipSection | None = None
-    noise: NoiseSection = NoNoiseSection(kind="none")
-    budget: BudgetSection | None = None
-    shuffle: ShuffleSection | None = None
-    server: ServerSection = ServerSection()
-    evaluate: EvaluateSection = EvaluateSection()
-    engine: EngineSection = EngineSection()
+    name: str = Field(description="What the run is called; its run directory begins with it.")
+    seed: int = Field(
+        default=1,
+        description="Decides what is drawn: first model, partition, cohorts, batches and noise; "
+        "with secure noise, only the first two.",
+    )
+    rounds: int | None = Field(
+        default=None,
+        description="Rounds that are trained, if the budget allows. Left out: iterations is "
+        "needed.",
+    )
+    iterations: int | None = Field(
+        default=None,
+        description="Local steps over all rounds, in place of rounds: rounds x client.steps. "
+        "Left out: rounds is needed.",
+    )
+    data: DataSection = Field(description="Which records, and how they are divided among clients.")
+    model: ModelSection = Field(description="Which model is trained.")
+    sample: SampleSection = Field(description="Which clients take part in a round.")
+    client: ClientSection = Field(description="What a client computes in a round.")
+    clip: ClipSection | None = Field(
+        default=None,
+        description="How long a client's update may be; noise needs it. Left out: nothing is "
+        "clipped.",
+    )
+    noise: NoiseSection = Field(
+        default=NoNoiseSection(kind="none"),
+        description="What hides a client's update, and who adds it. Left out: nothing does, and "
+        "nothing is claimed.",
+    )
+    budget: BudgetSection | None = Field(
+        default=None,
+        description="What the run may spend; noise that is claimed needs it. Left out: only where "
+        "nothing is claimed.",
+    )
+    shuffle: ShuffleSection | None = Field(
+        default=None,
+        description="An ideal shuffler between clients and server, for noise.kind 'two-point'. "
+        "Left out: the server sees who sent what.",
+    )
+    server: ServerSection = Field(
+        default=ServerSection(),
+        description="How the server steps. Left out: with every key left out.",
+    )
+    evaluate: EvaluateSection = Field(
+        default=EvaluateSection(),
+        description="When the model is measured, and what is recorded. Left out: with every key "
+        "left out.",
+    )
+    engine: EngineSection = Field(
+        default=EngineSection(),
+        description="How a round is computed; nothing here changes a result beyond rounding. "
+        "Left out: with every key left out.",
+    )
 
     @property
     def total_rounds(self) -> int:
@@ -66,6 +95,10 @@ class Recipe(Section):
         if self.rounds is None:
             raise AssertionError("a recipe is made by load_recipe")
         return self.rounds
+
+
+FORMS = forms_of(Recipe)
+"""The sections of a recipe in all their kinds, and the keys that stand before them."""
 
 
 def shipped() -> list[dict[str, str]]:
@@ -89,7 +122,7 @@ def load_recipe(source: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
     Setting a section's `kind` clears that section first, so that no key of the old kind is left
     behind; `section=none` and `section.key=none` leave something out.
     """
-    raw = _read(source)
+    raw = read(source)
     _apply(raw, overrides)
     for old, new in _OLD_SECTIONS.items():
         if old in raw:
@@ -112,6 +145,8 @@ def check_values(recipe: Recipe) -> None:
         inner = section if isinstance(section, Section) else ((None, section),)
         for name, value in inner:
             path = key if name is None else f"{key}.{name}"
+            if path in NAMES:
+                check_name(path, value)
             if path in VALUES:
                 if value == []:
                     raise BadInput(f"{path} is empty: give at least one number, or leave it out")
@@ -168,7 +203,8 @@ def _text(source: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _read(source: str) -> dict[str, Any]:
+def read(source: str) -> dict[str, Any]:
+    """A shipped recipe by name, or a file by path, as it is written."""
     if source.endswith(".toml") or "/" in source:
         try:
             text = _text(source)
@@ -183,6 +219,7 @@ def _read(source: str) -> dict[str, Any]:
         if source not in names:
             raise BadInput(
                 f"recipe {source!r} is unknown: use one of {', '.join(names)}, or a .toml file"
+                f"{hint(source, names)}"
             )
         text = (_folder() / f"{source}.toml").read_text(encoding="utf-8")
     try:
@@ -210,7 +247,7 @@ def _apply(raw: dict[str, Any], overrides: Iterable[str]) -> None:
             section = raw.setdefault(path[0], {})
             if not isinstance(section, dict):
                 raise BadInput(f"--set {'.'.join(path)}: {path[0]} is not a section")
-        if value == "none" and path[-1] != "kind":
+        if value == "none" and path[-1] != "kind" and is_key(FORMS, path):
             section.pop(path[-1], None)
         else:
             section[path[-1]] = value
@@ -226,14 +263,14 @@ def _value(text: str) -> Any:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first problem, on one line."""
-    first = error.errors(include_url=False)[0]
+    """The first problem, on one line; a key that is unknown before one that it was meant for."""
+    first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     place = [str(part) for part in first["loc"]]
     kind = place.pop(1) if len(place) > 1 and place[0] in _BY_KIND else None
     where = " ".join(".".join(place).split())
     match first["type"]:
         case "extra_forbidden":
-            return f"{where} is no key" + (f" of kind {kind!r}" if kind else "") + ": remove it"
+            return unknown(FORMS, place, kind)
         case "missing":
             return f"{where} is missing" + (f" for kind {kind!r}" if kind else "")
         case "union_tag_not_found":
