@@ -9,7 +9,6 @@ from fedveil.runs.sections.section import Section
 Forms = dict[str, dict[str, type[Section]]]
 """By section, then by kind, "" where a section has none; a key before all sections has no forms."""
 
-
 _LONGEST = 100
 
 
