@@ -16,7 +16,14 @@ import numpy.typing as npt
 
 from fedveil.checks import shown
 from fedveil.data.arrays import Array as Array
-from fedveil.data.arrays import check_classes, check_not_labels, pair, targets_of, triples
+from fedveil.data.arrays import (
+    check_classes,
+    check_not_labels,
+    described,
+    pair,
+    targets_of,
+    triples,
+)
 from fedveil.errors import BadInput
 
 UNREADABLE = (
@@ -75,6 +82,10 @@ class FederatedData:
         _check_structure(self)
         if self.declared_public and not self.fitted:
             raise BadInput("declared_public is given and fitted is empty: name what is public")
+
+    def __repr__(self) -> str:
+        records = described(self.x, self.test_x, self.classes)
+        return f"FederatedData({self.clients:,} clients, {records})"
 
     @classmethod
     def from_clients(
