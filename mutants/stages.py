@@ -151,7 +151,7 @@ _ALSO = {
         "runs/test_evidence.py",
         "runs/test_interruptions.py",
     ),
-    "runs/sections.py": ("runs/test_recipe.py",),
+    "runs/sections/section.py": ("runs/test_recipe.py",),
     "runs/trackers.py": ("runs/test_logs.py",),
 }
 _WIDE = ("contracts", "statistical")

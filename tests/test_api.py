@@ -293,3 +293,12 @@ def test_a_model_of_the_zoo_is_opened_by_its_name(tmp_path):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(BadInput, match=r"holds no run: it has no recipe\.toml"):
         fv.open_run(tmp_path)
+
+
+def test_a_run_is_displayed_with_its_claims_escaped(start, tmp_path):
+    run = start("<b>")
+    assert len(repr(run)) < 300
+    shown = run._repr_html_()
+    assert "&lt;b&gt;" in shown
+    assert str(run.claims[0].delta) in shown
+    assert f"{run.result['metrics']['accuracy']:.4g}" in shown

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil import checks
-from fedveil.checks import VALUES, Kind, check, check_workers, most_workers, one_of
+from fedveil.checks import VALUES, Kind, allowed, check, check_workers, most_workers, one_of
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed, Median, Poly, Quantile
@@ -23,7 +23,7 @@ from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.steps import NoisySteps
 from fedveil.runs.recipe import Recipe, load_recipe
-from fedveil.runs.sections import Section
+from fedveil.runs.sections.section import Section
 from fedveil.training.batches import Batches
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.server import AdamServer, SgdServer
@@ -109,6 +109,32 @@ def numbers_of(section, prefix=""):
 def test_every_number_of_a_recipe_is_in_the_table():
     known = set(VALUES) | {"engine.workers", "engine.timings"}
     assert numbers_of(Recipe) - known == set()
+
+
+WORDS = {
+    "seed": "a number from 0 to 2^63 - 1",
+    "rounds": "at least one, at most 1,000,000",
+    "sample.rate": "a probability in (0, 1], at least 1e-12",
+    "client.batch": "a size, or 0 for all records",
+    "clip.value": "a number of at least 1e-20, at most 1e+30",
+    "clip.centre": "a finite number, at most 1e+30",
+    "engine.workers": "0 to 64, or to 4 per core where that is more",
+    "data.name": "",
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_ranges_in_words(name):
+    assert allowed(name) == WORDS[name]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_words_are_those_of_the_refusals(name):
+    assert allowed(name)
+    for _, need in VALUES[name].tests:
+        assert any(need.startswith(word) for word in allowed(name).split(", "))
+    assert "needed" not in allowed(name)
+    assert "possible" not in allowed(name)
 
 
 REFUSED = {

@@ -1,8 +1,10 @@
 """What `import fedveil` offers: every name of the stub, and nothing is loaded before it is used."""
 
 import ast
+import rlcompleter
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,13 +34,33 @@ def test_public_names_are_where_the_stub_says(module, name):
     assert (found.__doc__ or "").strip()
 
 
+def test_the_version_is_that_of_the_installed_package():
+    assert fedveil.__version__ == version("fedveil")
+    assert "__version__" in dir(fedveil)
+    assert "__version__" not in fedveil.__all__
+    declared = [node.target.id for node in STUB.body if isinstance(node, ast.AnnAssign)]
+    assert declared == ["__version__"]
+
+
+def test_public_names_are_completed():
+    completer = rlcompleter.Completer({"fv": fedveil})
+    found = {word.rstrip("()") for word in completer.attr_matches("fv.")}
+    assert {f"fv.{name}" for name in fedveil.__all__} <= found
+    only = {word.rstrip("()") for word in completer.attr_matches("fv.PrivacyC")}
+    assert only == {"fv.PrivacyClaim"}
+
+
 def test_unknown_names_are_no_attributes():
     with pytest.raises(AttributeError, match="has no attribute 'colour'"):
         _ = fedveil.colour
 
 
 def test_the_package_is_imported_without_torch():
-    code = "import sys, fedveil; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    code = (
+        "import sys, fedveil\n"
+        "fedveil.__version__, dir(fedveil)\n"
+        "print('torch' in sys.modules, 'numpy' in sys.modules)\n"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == ["False", "False"]
 

@@ -15,6 +15,10 @@ def __getattr__(name: str) -> "Any":
     homes = _homes()
     if name == "__all__":
         return sorted(homes)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fedveil")
     if name not in homes:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
     from importlib import import_module
@@ -24,7 +28,7 @@ def __getattr__(name: str) -> "Any":
 
 
 def __dir__() -> "list[str]":
-    return sorted({*globals(), *_homes()})
+    return sorted({*globals(), *_homes(), "__version__"})
 
 
 def _homes() -> "dict[str, str]":

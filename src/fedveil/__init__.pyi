@@ -79,6 +79,8 @@ from fedveil.training.work import ClientWork as ClientWork
 from fedveil.training.work import Decay as Decay
 from fedveil.training.work import OneGradient as OneGradient
 
+__version__: str
+
 __all__ = [
     "Accountant",
     "AdamServer",

@@ -50,6 +50,14 @@ class Kind:
             if not passes(value):  # type: ignore[arg-type]
                 raise BadInput(f"{name} is {value}: {need}")
 
+    @property
+    def words(self) -> str:
+        """What a value may be, in the words in which others are refused."""
+        needs = [need for _, need in self.tests]
+        for end in (" is needed", " are needed", " is possible", " are possible", ","):
+            needs = [need.removesuffix(end) for need in needs]
+        return ", ".join(needs)
+
 
 def shown(value: object) -> str:
     """A value of any type in a few words."""
@@ -64,6 +72,17 @@ def check(name: str, value: object) -> None:
     >>> check("sample.rate", 0.5)
     """
     VALUES[name].check(name, value)
+
+
+def allowed(name: str) -> str:
+    """What a number of that name may be, in words; "" for what is no number.
+
+    >>> allowed("sample.rate")
+    'a probability in (0, 1], at least 1e-12'
+    """
+    if name == "engine.workers":
+        return f"0 to {_WORKERS_ANYWHERE}, or to {_WORKERS_PER_CORE} per core where that is more"
+    return VALUES[name].words if name in VALUES else ""
 
 
 def one_of(name: str, value: object, kind: type[Enum]) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.runs.explain import Part, apart, told
 from fedveil.runs.run import Run
 
 
@@ -150,6 +151,48 @@ def print_rows(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> 
     for row in rows:
         table.add_row(*(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()))
     console.print(table)
+
+
+def print_overview(console: Console, rows: Sequence[dict[str, Any]]) -> None:
+    """The keys and sections of a recipe, one line each where the screen is wide enough."""
+    table = _columns()
+    for row in rows:
+        kinds = f" Kinds: {', '.join(row['kinds'])}." if row.get("kinds") else ""
+        name = f"[{row['section']}]" if "section" in row else row["key"]
+        table.add_row(name, f"{row['meaning']}{kinds}")
+    console.print(table)
+    console.print("fedveil explain SECTION tells its keys, SECTION.KEY one of them.")
+
+
+def print_part(console: Console, part: Part) -> None:
+    """A section of a recipe, key by key: what it may be, what it means, which recipes set it."""
+    section = f"[{part.section}] {part.meaning}" if part.section else part.meaning
+    console.print(f"{section}{f' Left out: {part.left_out}.' if part.left_out else ''}")
+    for kind, keys in part.kinds.items():
+        named, others = apart(keys)
+        console.print()
+        if kind:
+            console.print(f"{part.section}.kind = {kind!r}")
+        if named is not None:
+            recipes = f" Recipes: {', '.join(named.recipes)}." if named.recipes else ""
+            console.print(f"{named.meaning}{recipes}")
+        table = _columns()
+        for key in others:
+            left_out = f"left out: {key.left_out}" if key.left_out else "needed"
+            recipes = told(key.recipes)
+            lines = [
+                "; ".join(filter(None, (key.type, key.allowed, left_out))),
+                key.meaning,
+                f"Recipes: {recipes}." if recipes else "",
+            ]
+            table.add_row(key.key, "\n".join(filter(None, lines)))
+        if others:
+            console.print(table)
+
+
+def _columns() -> Table:
+    """Without lines between them."""
+    return Table(box=None, show_header=False, padding=(0, 2, 0, 0))
 
 
 def _grouped(claims: Sequence[PrivacyClaim]) -> list[tuple[str, list[str]]]:

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from fedveil.data.load import NAMES, load_records
+from fedveil.data.load import load_records
 from fedveil.errors import BadInput
+from fedveil.names import DATA_SETS
 
 REAL = os.environ.get("FEDVEIL_DATA")
 
@@ -24,9 +25,11 @@ def test_unknown_name_lists_the_names():
         BadInput, match=r"'imagenet' is unknown: use one of digits, diabetes, mnist, .*30"
     ):
         load_records("imagenet", None)
+    with pytest.raises(BadInput, match=r"location30; did you mean mnist\?$"):
+        load_records("minst", None)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in EMBEDDED])
+@pytest.mark.parametrize("name", [n for n in DATA_SETS if n not in EMBEDDED])
 def test_every_other_set_looks_in_the_given_folder(tmp_path, name):
     with pytest.raises(BadInput, match=f"{tmp_path} has no {name.replace('-club', '_club')}/"):
         load_records(name, tmp_path)

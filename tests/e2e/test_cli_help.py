@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.resources import files
 
 import pytest
@@ -31,7 +32,8 @@ def test_help_does_not_import_torch():
         "from fedveil.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as e: assert e.code == 0, e.code\n"
-        "heavy = {'torch', 'numpy', 'matplotlib', 'dp_accounting', 'sklearn'} & set(sys.modules)\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'dp_accounting', 'sklearn', 'pydantic'}\n"
+        "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -39,9 +41,10 @@ def test_help_does_not_import_torch():
     assert "Usage" in done.stdout
 
 
-def test_recipes_do_not_import_torch():
+@pytest.mark.parametrize("command", [["recipes", "--json"], ["explain"], ["explain", "clip"]])
+def test_looking_at_recipes_does_not_import_torch(command):
     code = (
-        "import sys; sys.argv = ['fedveil', 'recipes', '--json']\n"
+        f"import sys; sys.argv = ['fedveil', *{command}]\n"
         "from fedveil.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
@@ -50,11 +53,25 @@ def test_recipes_do_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["run", "recipes", "account", "ledger"])
+@pytest.mark.parametrize("command", ["run", "recipes", "explain", "account", "ledger"])
 def test_every_command_has_help(cli, command):
     told = cli(command, "--help")
     assert (told.code, told.err) == (0, "")
     assert "Usage" in told.out
+
+
+@pytest.mark.parametrize("program", [["-m", "fedveil"], ["-m", "fedveil.__main__"]])
+def test_the_version(program):
+    done = subprocess.run(
+        [sys.executable, *program, "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"fedveil {version('fedveil')}\n"
+
+
+def test_the_version_before_a_command(cli):
+    told = cli("--version", "run")
+    assert (told.code, told.out, told.err) == (0, f"fedveil {version('fedveil')}\n", "")
 
 
 def test_without_a_command_help_is_shown_and_nothing_is_called_an_error(cli):
@@ -77,6 +94,58 @@ def test_recipes_as_a_table(cli):
     told = cli("recipes")
     assert told.code == 0
     assert set(RECIPES) <= set(told.out.split())
+
+
+def test_explain_tells_sections_then_keys_then_one_key(cli):
+    told = cli("explain")
+    assert (told.code, told.err) == (0, "")
+    for word in ("name", "seed", "rounds", "iterations", "[data]", "[clip]", "[engine]"):
+        assert any(line.split()[:1] == [word] for line in told.out.splitlines()), word
+    clip = " ".join(cli("explain", "clip").out.split())
+    for words in (
+        "[clip] How long a client's update may be",
+        "Left out: nothing is clipped.",
+        "clip.kind = 'fixed'",
+        "clip.kind = 'median'",
+        "clip.floor number; a number from 1e-12 to clip.value; left out: a thousandth of value",
+    ):
+        assert words in clip
+    one = " ".join(cli("explain", "clip.power").out.split())
+    assert "clip.kind = 'poly' clip.power number; a number >= 0; needed" in one
+    assert "Recipes: 1.0 in ldp-sgd, priv-unit." in one
+    assert "clip.value" not in one
+    assert "rounds whole number; at least one" in " ".join(cli("explain", "rounds").out.split())
+
+
+def test_explain_as_json(cli):
+    rows = json.loads(cli("explain", "--json").out)
+    assert [row["key"] for row in rows[:4]] == ["name", "seed", "rounds", "iterations"]
+    kinds = {row["section"]: row["kinds"] for row in rows[4:]}
+    assert kinds["sample"] == ["poisson", "fixed", "round-robin", "all"]
+    assert kinds["data"] == []
+    sizes = json.loads(cli("explain", "sample.size", "--json").out)
+    assert sizes["section"] == "sample"
+    assert [key["kind"] for key in sizes["keys"]] == ["fixed", "round-robin"]
+    assert sizes["keys"][1]["recipes"] == {"dp-fedavg": 70, "dp-fedavg-gaussian": 70}
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("clpi", "error: clpi is no key: did you mean clip?"),
+        ("clip.valeu", "error: clip.valeu is no key: did you mean clip.value?"),
+        ("clpi.value", "error: clpi is no key: did you mean clip?"),
+        ("multiplier", "error: multiplier is no key: did you mean noise.multiplier?"),
+        ("seed.x", "error: seed.x is no key: seed has none"),
+        ("zzz", "error: zzz is no key: fedveil explain lists all sections"),
+        ("", "error: '' is no key: fedveil explain lists all sections"),
+        ("data.zzz.zzz", "error: data.zzz.zzz is no key: fedveil explain data lists its keys"),
+    ],
+)
+def test_explain_names_what_is_nearest(cli, name, error):
+    told = cli("explain", name)
+    assert told.error == error
+    assert told.out == ""
 
 
 GIVEN = {"--noise": "1.0", "--rate": "0.1", "--rounds": "20", "--epsilon": "3.0"}

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from fedveil.errors import BadInput
-from fedveil.models.zoo import NAMES, build_task
+from fedveil.models.zoo import build_task
+from fedveil.names import MODELS
 
 SHAPES = {
     "linear": ((10,), 0),
@@ -25,7 +26,7 @@ def zoo(name, shape=None, classes=None, seed=1, hidden=(32,)):
 
 
 def test_every_model_is_tested():
-    assert set(SHAPES) == set(NAMES)
+    assert set(SHAPES) == set(MODELS)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_parameter_counts(name, size):
     assert zoo(name).size == size
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_models_fit_their_records(name):
     shape, classes = SHAPES[name]
     y = torch.tensor([0, 1]) if classes else torch.tensor([0.5, 1.0])
@@ -52,14 +53,14 @@ def test_models_fit_their_records(name):
     assert task.losses(task.named(task.parameters), x, y).shape == (2,)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_no_batch_norm_and_no_buffers(name):
     module = zoo(name).module
     assert not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
     assert not list(module.buffers())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_seed_decides_the_start(name):
     assert torch.equal(zoo(name, seed=3).parameters, zoo(name, seed=3).parameters)
     if name not in ("linear", "softmax"):

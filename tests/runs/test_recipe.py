@@ -10,7 +10,7 @@ from fedveil.runs import toml
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe, shipped
 from fedveil.runs.run import Run
-from fedveil.runs.sections import GaussianSection, NoNoiseSection
+from fedveil.runs.sections.noise import GaussianSection, NoNoiseSection
 
 NAMES = [recipe["name"] for recipe in shipped()]
 CLAIMED = {"central", "dp-fedavg", "dp-fedavg-gaussian", "ldp-fl", "ldp-sgd", "dp-sgd", "priv-unit"}
@@ -132,6 +132,20 @@ def test_the_noise_is_left_to_the_budget_when_no_multiplier_is_given():
         ("server.optimizer=lamb", "server.optimizer is 'lamb'"),
         ("server.weights=equal", "server.weights is 'equal'"),
         ("engine.mode=fast", "engine.mode is 'fast'"),
+        ("data.clinets=5", r"data.clinets is no key: did you mean data.clients\?$"),
+        ("data.colour=red", "data.colour is no key: fedveil explain data lists its keys$"),
+        ("sample.raet=1", r"is no key of kind 'poisson': did you mean sample.rate\?$"),
+        ("sample.size=5", "kind 'poisson': it belongs to kind 'fixed' and 'round-robin'$"),
+        ("clinet.lr=1", r"clinet is no key: did you mean client\?$"),
+        ("roundz=3", r"roundz is no key: did you mean rounds\?$"),
+        ("multiplier=2", r"multiplier is no key: did you mean noise.multiplier\?$"),
+        ("lr=2", r"lr is no key: did you mean client.lr, clip.lr or server.lr\?$"),
+        ("colour=red", "colour is no key: fedveil explain lists all sections$"),
+        ("data.clinets=none", r"data.clinets is no key: did you mean data.clients\?$"),
+        ("colour=none", "colour is no key"),
+        ("bound=none", "'bound' is now called 'clip'"),
+        ("data.name=digts", r"data.name is 'digts': choose one of .*did you mean digits\?$"),
+        ("model.name=sofmax", r"model.name is 'sofmax': .*did you mean softmax\?$"),
     ],
 )
 def test_bad_values_are_named(setting, message):
@@ -152,6 +166,26 @@ def test_overrides_that_are_no_assignment_are_refused(setting):
 def test_the_old_word_for_held_out_clients_names_the_new_one():
     with pytest.raises(BadInput, match=r"data\.test 'owners' is now called 'by-client'$"):
         load_recipe("central", ["data.test=owners"])
+
+
+def test_an_unknown_key_is_told_before_the_one_that_is_missing_for_it(tmp_path):
+    with pytest.raises(BadInput, match=r"sample.sise is no key of kind 'fixed': did you mean"):
+        load_recipe("central", ["sample.kind=fixed", "sample.sise=5"])
+    path = tmp_path / "mine.toml"
+    path.write_text("name = 'mine'\nrounds = 3\n[datta]\nname = 'digits'\n")
+    with pytest.raises(BadInput, match=r"datta is no key: did you mean data\?$"):
+        load_recipe(str(path))
+
+
+def test_a_key_of_another_kind_can_be_left_out():
+    assert load_recipe("central", ["sample.size=none"]) == load_recipe("central")
+
+
+def test_unknown_recipes_are_refused_with_the_nearest():
+    with pytest.raises(BadInput, match=r"or a .toml file; did you mean fedavg\?$"):
+        load_recipe("fedvag")
+    with pytest.raises(BadInput, match=r"or a .toml file$"):
+        load_recipe("nothing")
 
 
 def test_unknown_recipes_are_refused_with_the_known_ones():

@@ -1,4 +1,4 @@
-"""`fedveil recipes`, `fedveil account` and `fedveil ledger`: nothing is trained."""
+"""`fedveil recipes`, `explain`, `account` and `ledger`: nothing is trained."""
 
 import json
 import sys
@@ -24,6 +24,30 @@ def recipes(json_: Json = False) -> None:
     from fedveil.console import print_rows
 
     print_rows(Console(), "recipes", rows)
+
+
+def explain(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[SECTION[.KEY]]", help="None: all sections.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Tell what a recipe's keys mean and may be, and which shipped recipes set them."""
+    from fedveil.runs.explain import find, overview
+
+    found = overview() if name is None else find(name)
+    if json_:
+        print(json.dumps(found if isinstance(found, list) else found.to_dict(), indent=2))
+        return
+    from rich.console import Console
+
+    from fedveil.console import print_overview, print_part
+
+    console = Console(markup=False, emoji=False, highlight=False)
+    if isinstance(found, list):
+        print_overview(console, found)
+    else:
+        print_part(console, found)
 
 
 def account(

@@ -2,9 +2,11 @@
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
+import fedveil
 from fedveil.checks import shown
 from fedveil.cli import look, mix, reproduce, results, train, tune
 from fedveil.errors import BadInput, FedveilError
@@ -18,9 +20,26 @@ app = typer.Typer(
 )
 for command in (
     *(train.run, tune.plan, tune.sweep, reproduce.reproduce),
-    *(results.compare, look.recipes, look.account, look.ledger, mix.mixer),
+    *(results.compare, look.recipes, look.explain, look.account, look.ledger, mix.mixer),
 ):
     app.command()(command)
+
+
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedveil {fedveil.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before_any_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What may stand before a command."""
+
 
 _CTRL_C = 130
 """What typer returns when a command ends in KeyboardInterrupt."""

@@ -95,3 +95,10 @@ def pair(test: object) -> tuple[Array, Array]:
     if not isinstance(test, tuple | list) or len(test) != 2:
         raise BadInput(f"test is {shown(test)}: the pair (x, y) of records of no client is needed")
     return features_of("test features", test[0]), array_of("test targets", test[1])
+
+
+def described(x: Array, test_x: Array, classes: int) -> str:
+    """How many records there are, of which shape, and what is to be predicted."""
+    target = f"{classes} labels" if classes else "a number to predict"
+    shape = tuple(x.shape[1:])
+    return f"{len(x):,} records of shape {shape}, {len(test_x):,} for testing, {target}"

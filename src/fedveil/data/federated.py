@@ -19,6 +19,7 @@ from fedveil.data.arrays import Array as Array
 from fedveil.data.arrays import (
     check_classes,
     check_not_labels,
+    described,
     joined_features,
     pair,
     targets_of,
@@ -82,6 +83,10 @@ class FederatedData:
         _check_structure(self)
         if self.declared_public and not self.fitted:
             raise BadInput("declared_public is given and fitted is empty: name what is public")
+
+    def __repr__(self) -> str:
+        records = described(self.x, self.test_x, self.classes)
+        return f"FederatedData({self.clients:,} clients, {records})"
 
     @classmethod
     def from_clients(

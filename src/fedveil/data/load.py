@@ -6,17 +6,7 @@ from typing import Any
 from fedveil.data.files import data_root
 from fedveil.data.records import Records
 from fedveil.errors import BadInput
-
-NAMES = (
-    "digits",
-    "diabetes",
-    "mnist",
-    "fashion-mnist",
-    "femnist",
-    "cifar10",
-    "lending-club",
-    "location30",
-)
+from fedveil.names import DATA_SETS, hint
 
 EMBEDDED = ("digits", "diabetes", "saved")
 """What no data folder is needed for: scikit-learn's own, and data that name their folder."""
@@ -38,8 +28,9 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
     Options: `min_records` of femnist, `grades` of lending-club, and `held_out` of those that fit
     their features: on the test split instead of the clients' records.
     """
-    if name not in NAMES:
-        raise BadInput(f"data set {name!r} is unknown: use one of {', '.join(NAMES)}")
+    if name not in DATA_SETS:
+        listed = f"use one of {', '.join(DATA_SETS)}{hint(name, DATA_SETS)}"
+        raise BadInput(f"data set {name!r} is unknown: {listed}")
     known = _OPTIONS.get(name, ())
     for option in options:
         if option not in known:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedveil.data.federated import Array
+from fedveil.data.arrays import Array, described
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,3 +25,6 @@ class Records:
     owner_names: Array | None = None
     test_owners: Array | None = None
     fitted: str = ""
+
+    def __repr__(self) -> str:
+        return f"Records({self.name}, {described(self.x, self.test_x, self.classes)})"

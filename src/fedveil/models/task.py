@@ -85,6 +85,10 @@ class Task:
         object.__setattr__(self, "_measuring", _without_parameters(self.module).eval())
         object.__setattr__(self, "_before", self._snapshot())
 
+    def __repr__(self) -> str:
+        name = getattr(self.loss, "__name__", type(self.loss).__name__)
+        return f"Task({type(self.module).__name__}, {self.size:,} parameters, loss {name})"
+
     @property
     def size(self) -> int:
         """P, the number of parameters that learn."""

@@ -8,8 +8,7 @@ from torch import nn
 
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, correct, cross_entropy, squared_error
-
-NAMES = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg")
+from fedveil.names import check_name
 
 
 def build_task(
@@ -20,11 +19,12 @@ def build_task(
     `classes` 0 asks for one real output and squared error, otherwise for one logit per label,
     cross-entropy and accuracy. `hidden` is the widths of an MLP's hidden layers.
     """
+    check_name("model.name", name)
     if name == "linear" and classes:
         raise BadInput(
             f"model 'linear' predicts a number and the data have {classes} labels: use softmax"
         )
-    if name in NAMES and name not in ("linear", "mlp") and not classes:
+    if name not in ("linear", "mlp") and not classes:
         raise BadInput(f"model {name!r} predicts labels and the data have none: use linear or mlp")
     outputs = classes or 1
     features = math.prod(record_shape)
@@ -41,10 +41,8 @@ def build_task(
                 module = fu_cnn(*_image(name, record_shape, 28), outputs)
             case "small-cnn":
                 module = small_cnn(*_image(name, record_shape, 28), outputs)
-            case "vgg":
-                module = vgg(*_image(name, record_shape, 32), outputs)
             case _:
-                raise BadInput(f"model.name is {name!r}: choose one of {', '.join(NAMES)}")
+                module = vgg(*_image(name, record_shape, 32), outputs)
     tried = _tried(name, record_shape, classes, hidden)
     if classes:
         return Task(module, cross_entropy, {"accuracy": correct}).known_as(tried)

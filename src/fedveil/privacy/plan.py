@@ -68,6 +68,14 @@ class PrivacyPlan:
             )
         check_deltas(self.lines, self.population)
 
+    def __repr__(self) -> str:
+        parts = (self.sampler, self.schedule, self.release)
+        names = ", ".join(type(part).__name__ for part in parts if part is not None)
+        return (
+            f"PrivacyPlan({self.population:,} clients, {self.rounds:,} rounds, {names}, "
+            f"{self.target})"
+        )
+
     def check_lines(self) -> None:
         """Refuse a plan of which a strict line accounts for less than its parts release.
 
@@ -131,6 +139,12 @@ class PrivacyPlan:
     def promise(self) -> PrivacyClaim | None:
         """The claim that counts as it is before the first round; None if nothing is claimed."""
         return self.lines[0].claim(0.0) if self.lines else None
+
+    @property
+    def target(self) -> str:
+        """What the claim that counts may come to, in words."""
+        line = self.lines[0] if self.lines else None
+        return "no claim" if line is None else f"at most {line.claim(line.budget.epsilon).short}"
 
     @property
     def secure(self) -> bool:

@@ -13,25 +13,24 @@ from fedveil.data.records import Records
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
+from fedveil.names import OWN
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.own import Model, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
-from fedveil.runs.sections import (
-    OWN,
+from fedveil.runs.sections.clients import (
     ClientSection,
-    DataSection,
     DpSgdSection,
     EveryoneSection,
     FixedSection,
     GradientSection,
-    ModelSection,
     PoissonSection,
     RoundRobinSection,
     SampleSection,
-    ServerSection,
 )
+from fedveil.runs.sections.data import DataSection, ModelSection
+from fedveil.runs.sections.server import ServerSection
 from fedveil.training.batches import Batches
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial

@@ -1,5 +1,6 @@
 """A run as its directory tells it: claims, history, result, and the model for use."""
 
+import html
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +11,12 @@ from typing import Any
 from torch import nn
 
 from fedveil.errors import BadInput
+from fedveil.names import OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs import metrics
 from fedveil.runs.build import task_of
 from fedveil.runs.own import Model, own_task
 from fedveil.runs.recipe import Recipe, recipe_in
-from fedveil.runs.sections import OWN
 from fedveil.runs.stored_model import StoredModel
 
 
@@ -96,3 +97,15 @@ class OpenedRun:
     def _measured(self) -> str:
         measured: Mapping[str, float] = self.result["metrics"]
         return ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what was learnt, and the claims in full."""
+        if not (self.folder / "result.json").is_file():
+            return html.escape(repr(self))
+        result = self.result
+        told = f"<b>{html.escape(result['recipe'])}</b>: {result['rounds']} rounds, "
+        told += f"{html.escape(self._measured)}; stopped by {html.escape(result['stopped'])}; "
+        told += f"<code>{html.escape(str(self.folder))}</code>"
+        claims = "".join(claim._repr_html_() for claim in self.claims) or "nothing is claimed"
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in result["notes"])
+        return f"<p>{told}</p>{claims}" + (f"<ul>{notes}</ul>" if notes else "")

@@ -9,9 +9,9 @@ from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, correct, cross_entropy, squared_error
+from fedveil.names import OWN
 from fedveil.privacy.identity import identity
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.sections import OWN
 
 Model = nn.Module | Task
 """A module, which then gets the usual loss for its targets, or a task with one of its own."""

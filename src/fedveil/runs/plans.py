@@ -24,18 +24,20 @@ from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.secure import planned_for, secured
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.sections import (
-    BudgetSection,
-    DpSgdSection,
+from fedveil.runs.sections.clients import DpSgdSection
+from fedveil.runs.sections.clip import (
     FixedClipSection,
-    GaussianSection,
-    LaplaceSection,
     MedianClipSection,
-    NoNoiseSection,
     PolyClipSection,
-    PrivUnitSection,
     QuantileClipSection,
     RangeClipSection,
+)
+from fedveil.runs.sections.noise import (
+    BudgetSection,
+    GaussianSection,
+    LaplaceSection,
+    NoNoiseSection,
+    PrivUnitSection,
     TwoPointSection,
 )
 from fedveil.training.work import ClientSgd, ClientWork

@@ -8,26 +8,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from fedveil.checks import VALUES, check, check_workers
 from fedveil.errors import BadInput
-from fedveil.runs.sections import (
-    OWN,
-    BudgetSection,
-    ClientSection,
-    ClipSection,
-    DataSection,
-    EngineSection,
-    EvaluateSection,
-    ModelSection,
-    NoiseSection,
-    NoNoiseSection,
-    SampleSection,
-    Section,
-    ServerSection,
-    ShuffleSection,
-)
+from fedveil.names import NAMES, OWN, check_name, hint
+from fedveil.runs.overrides import Overrides, Settings, settings_of
+from fedveil.runs.sections.clients import ClientSection, SampleSection
+from fedveil.runs.sections.clip import ClipSection
+from fedveil.runs.sections.data import DataSection, ModelSection
+from fedveil.runs.sections.keys import forms_of, is_key, unknown
+from fedveil.runs.sections.noise import BudgetSection, NoiseSection, NoNoiseSection, ShuffleSection
+from fedveil.runs.sections.section import Section
+from fedveil.runs.sections.server import EngineSection, EvaluateSection, ServerSection
 
 DEFAULT = "central"
 
@@ -42,26 +35,62 @@ _SHOWN.maxstring = _SHOWN.maxother = 100
 
 
 class Recipe(Section):
-    """A run, as its author wrote it.
+    """A run, as its author wrote it."""
 
-    `iterations` may stand for `rounds`: the local steps over all rounds, T = rounds x client.steps.
-    """
-
-    name: str
-    seed: int = 1
-    rounds: int | None = None
-    iterations: int | None = None
-    data: DataSection
-    model: ModelSection
-    sample: SampleSection
-    client: ClientSection
-    clip: ClipSection | None = None
-    noise: NoiseSection = NoNoiseSection(kind="none")
-    budget: BudgetSection | None = None
-    shuffle: ShuffleSection | None = None
-    server: ServerSection = ServerSection()
-    evaluate: EvaluateSection = EvaluateSection()
-    engine: EngineSection = EngineSection()
+    name: str = Field(description="What the run is called; its run directory begins with it.")
+    seed: int = Field(
+        default=1,
+        description="Decides what is drawn: first model, partition, cohorts, batches and noise; "
+        "with secure noise, only the first two.",
+    )
+    rounds: int | None = Field(
+        default=None,
+        description="Rounds that are trained, if the budget allows. Left out: iterations is "
+        "needed.",
+    )
+    iterations: int | None = Field(
+        default=None,
+        description="Local steps over all rounds, in place of rounds: rounds x client.steps. "
+        "Left out: rounds is needed.",
+    )
+    data: DataSection = Field(description="Which records, and how they are divided among clients.")
+    model: ModelSection = Field(description="Which model is trained.")
+    sample: SampleSection = Field(description="Which clients take part in a round.")
+    client: ClientSection = Field(description="What a client computes in a round.")
+    clip: ClipSection | None = Field(
+        default=None,
+        description="How long a client's update may be; noise needs it. Left out: nothing is "
+        "clipped.",
+    )
+    noise: NoiseSection = Field(
+        default=NoNoiseSection(kind="none"),
+        description="What hides a client's update, and who adds it. Left out: nothing does, and "
+        "nothing is claimed.",
+    )
+    budget: BudgetSection | None = Field(
+        default=None,
+        description="What the run may spend; noise that is claimed needs it. Left out: only where "
+        "nothing is claimed.",
+    )
+    shuffle: ShuffleSection | None = Field(
+        default=None,
+        description="An ideal shuffler between clients and server, for noise.kind 'two-point'. "
+        "Left out: the server sees who sent what.",
+    )
+    server: ServerSection = Field(
+        default=ServerSection(),
+        description="How the server steps. Left out: with every key left out.",
+    )
+    evaluate: EvaluateSection = Field(
+        default=EvaluateSection(),
+        description="When the model is measured, and what is recorded. Left out: with every key "
+        "left out.",
+    )
+    engine: EngineSection = Field(
+        default=EngineSection(),
+        description="How a round is computed; nothing here changes a result beyond rounding. "
+        "Left out: with every key left out.",
+    )
 
     @property
     def total_rounds(self) -> int:
@@ -69,6 +98,10 @@ class Recipe(Section):
         if self.rounds is None:
             raise AssertionError("a recipe is made by load_recipe")
         return self.rounds
+
+
+FORMS = forms_of(Recipe)
+"""The sections of a recipe in all their kinds, and the keys that stand before them."""
 
 
 def shipped() -> list[dict[str, str]]:
@@ -95,7 +128,7 @@ def recipe_in(folder: Path) -> Recipe:
 
 def load_recipe(
     source: str | Mapping[str, Any] = DEFAULT,
-    overrides: Iterable[str] | Mapping[str, Any] = (),
+    overrides: Overrides = (),
     own: Iterable[str] = (),
 ) -> Recipe:
     """Read a shipped recipe by name, a file by path, or a dict, and apply overrides.
@@ -105,8 +138,8 @@ def load_recipe(
     and `section.key=none` leave something out. `own` names the sections (model, data) in whose
     place something comes from Python.
     """
-    raw = _read(source) if isinstance(source, str) else copy.deepcopy(dict(source))
-    settings = _settings(overrides)
+    raw = read(source) if isinstance(source, str) else copy.deepcopy(dict(source))
+    settings = settings_of(overrides)
     for section in own:
         raw[section] = {"name": OWN}
         for path, _ in settings:
@@ -136,6 +169,8 @@ def check_values(recipe: Recipe) -> None:
         inner = section if isinstance(section, Section) else ((None, section),)
         for name, value in inner:
             path = key if name is None else f"{key}.{name}"
+            if path in NAMES:
+                check_name(path, value)
             if path in VALUES:
                 if value == []:
                     raise BadInput(f"{path} is empty: give at least one number, or leave it out")
@@ -200,7 +235,8 @@ def _text(source: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _read(source: str) -> dict[str, Any]:
+def read(source: str) -> dict[str, Any]:
+    """A shipped recipe by name, or a file by path, as it is written."""
     if source.endswith(".toml") or "/" in source:
         try:
             text = _text(source)
@@ -215,6 +251,7 @@ def _read(source: str) -> dict[str, Any]:
         if source not in names:
             raise BadInput(
                 f"recipe {source!r} is unknown: use one of {', '.join(names)}, or a .toml file"
+                f"{hint(source, names)}"
             )
         text = (_folder() / f"{source}.toml").read_text(encoding="utf-8")
     try:
@@ -223,39 +260,7 @@ def _read(source: str) -> dict[str, Any]:
         raise BadInput(f"recipe {source} is not TOML: {e}") from e
 
 
-def _settings(overrides: Iterable[str] | Mapping[str, Any]) -> list[tuple[list[str], Any]]:
-    """Where each override goes, and its value."""
-    if isinstance(overrides, str):
-        raise BadInput(f"set is {_SHOWN.repr(overrides)}: use a dict, or a list of texts")
-    settings = []
-    if isinstance(overrides, Mapping):
-        for key, value in overrides.items():
-            settings.append((_place(str(key), f"set {_SHOWN.repr(key)}"), _untuple(value)))
-        return settings
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        told = f"--set {_SHOWN.repr(override)}"
-        if not equals:
-            raise BadInput(f"{told}: write it as section.key=value")
-        path = _place(key, told)
-        if any("\ud800" <= character <= "\udfff" for character in override):
-            raise BadInput(f"{told}: it is not UTF-8")
-        settings.append((path, _value(text.strip())))
-    return settings
-
-
-def _place(key: str, told: str) -> list[str]:
-    path = key.strip().split(".")
-    if not all(path) or len(path) > 2:
-        raise BadInput(f"{told}: write it as section.key=value")
-    return path
-
-
-def _untuple(value: Any) -> Any:
-    return "none" if value is None else list(value) if isinstance(value, tuple) else value
-
-
-def _apply(raw: dict[str, Any], settings: list[tuple[list[str], Any]]) -> None:
+def _apply(raw: dict[str, Any], settings: Settings) -> None:
     for path, value in settings:
         if path[-1] == "kind" and raw.get(path[0]) != {"kind": value}:
             raw[path[0]] = {}
@@ -265,30 +270,21 @@ def _apply(raw: dict[str, Any], settings: list[tuple[list[str], Any]]) -> None:
             section = raw.setdefault(path[0], {})
             if not isinstance(section, dict):
                 raise BadInput(f"--set {'.'.join(path)}: {path[0]} is not a section")
-        if value == "none" and path[-1] != "kind":
+        if value == "none" and path[-1] != "kind" and is_key(FORMS, path):
             section.pop(path[-1], None)
         else:
             section[path[-1]] = value
 
 
-def _value(text: str) -> Any:
-    """A TOML value; what is not one is a string."""
-    try:
-        found = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    return found["value"] if len(found) == 1 else text
-
-
 def _explain(error: ValidationError) -> str:
-    """The first problem, on one line."""
-    first = error.errors(include_url=False)[0]
+    """The first problem, on one line; a key that is unknown before one that it was meant for."""
+    first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     place = [str(part) for part in first["loc"]]
     kind = place.pop(1) if len(place) > 1 and place[0] in _BY_KIND else None
     where = " ".join(".".join(place).split())
     match first["type"]:
         case "extra_forbidden":
-            return f"{where} is no key" + (f" of kind {kind!r}" if kind else "") + ": remove it"
+            return unknown(FORMS, place, kind)
         case "missing":
             return f"{where} is missing" + (f" for kind {kind!r}" if kind else "")
         case "union_tag_not_found":

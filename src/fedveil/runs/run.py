@@ -12,6 +12,7 @@ from typing import Any
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.names import OWN
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.verification import verify
@@ -29,7 +30,6 @@ from fedveil.runs.metrics import json_text, last_round
 from fedveil.runs.own import Model, check_brought
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, recipe_in
-from fedveil.runs.sections import OWN
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.evaluate import evaluate
 from fedveil.training.session import Training

@@ -14,7 +14,7 @@ from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.identity import identity
-from fedveil.runs.sections import ModelSection
+from fedveil.runs.sections.data import ModelSection
 from fedveil.training.session import Training
 
 _ABOUT = "fedveil"

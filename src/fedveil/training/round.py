@@ -52,6 +52,12 @@ class RoundResult:
     seconds: float
     spent: Callable[[], PrivacyClaim | None]
 
+    def __repr__(self) -> str:
+        """Without the state, and without anything that comes from private data."""
+        measured = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        claim = "no claim" if self.claim is None else self.claim.short
+        return f"RoundResult(round {self.round}, {', '.join([*measured, claim])})"
+
     @property
     def claim(self) -> PrivacyClaim | None:
         """What all rounds up to this one have cost, from above; found when somebody asks."""

@@ -84,6 +84,13 @@ class Training:
         self._settle_mode()
         object.__setattr__(self, "_initial", self.task.parameters.clone())
 
+    def __repr__(self) -> str:
+        return (
+            f"Training({type(self.task.module).__name__}, {self.task.size:,} parameters, "
+            f"{self.data.clients:,} clients, {self.plan.rounds:,} rounds, "
+            f"{type(self.work).__name__}, {self.plan.target})"
+        )
+
     def _settle_mode(self) -> None:
         """Compute clients one by one where their updates would depend on each other otherwise."""
         few = _differing(self.data.test_x)

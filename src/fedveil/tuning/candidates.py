@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fedveil.errors import BadInput
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.sections import Section
+from fedveil.runs.sections.section import Section
 from fedveil.tuning.grid import Axis, Cell, cells, recipe_of
 
 STEPS = (1, 2, 3, 4, 6, 12)

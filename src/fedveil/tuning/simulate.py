@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fedveil.errors import BadInput
 from fedveil.runs.recipe import Recipe, load_recipe
-from fedveil.runs.sections import NoNoiseSection
+from fedveil.runs.sections.noise import NoNoiseSection
 from fedveil.tuning.candidates import Space, alike, candidates
 from fedveil.tuning.cells import Prepared
 from fedveil.tuning.cost import Cost

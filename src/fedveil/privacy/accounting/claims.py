@@ -4,6 +4,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
+from html import escape
 from typing import Any
 
 SEEDED = "seeded noise: whoever knows the seed can remove it, so this is a simulation"
@@ -98,6 +99,31 @@ class PrivacyClaim:
 
     def __str__(self) -> str:
         return f"{self._what}epsilon {self.value} {self.words}"
+
+    def __repr__(self) -> str:
+        return f"PrivacyClaim({self})"
+
+    def _repr_html_(self) -> str:
+        """A table, for notebooks: everything that the epsilon means nothing without."""
+        rows = {
+            "epsilon": self.value,
+            "delta": f"{self.delta:g}",
+            "unit": self.unit,
+            "neighbours": self.neighbours,
+            "trust": self.trust,
+            "accountant": self.accountant.upper(),
+            "noise": self.noise,
+            "holds for": self.holds_for,
+            "covers": self.covers,
+        }
+        if self.as_published:
+            rows["as published"] = "not a guarantee"
+        cells = [(name, escape(text)) for name, text in rows.items()]
+        if self.assumptions:
+            listed = "".join(f"<li>{escape(text)}</li>" for text in self.assumptions)
+            cells.append(("assumptions", f"<ul>{listed}</ul>"))
+        table = "".join(f"<tr><th>{name}</th><td>{cell}</td></tr>" for name, cell in cells)
+        return f"<table>{table}</table>"
 
     @property
     def short(self) -> str:

@@ -1,0 +1,65 @@
+"""The names that a recipe may use for data and models, and what was meant by one that is unknown.
+
+Only the standard library is imported: a slip is told before anything heavy is.
+"""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+from fedveil.checks import shown
+from fedveil.errors import BadInput
+
+DATA_SETS = (
+    "digits",
+    "diabetes",
+    "mnist",
+    "fashion-mnist",
+    "femnist",
+    "cifar10",
+    "lending-club",
+    "location30",
+)
+MODELS = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg")
+
+OWN = "own"
+"""A model or data that come from Python, where a recipe would name one."""
+
+NAMES = {"data.name": (*DATA_SETS, "saved"), "model.name": MODELS}
+"""By the recipe's key."""
+
+_ALIKE = 0.7  # two letters of four exchanged are
+
+
+def check_name(key: str, value: str) -> None:
+    """Refuse a name that the recipe's key does not have.
+
+    >>> check_name("model.name", "mlp")
+    """
+    if value not in (*NAMES[key], OWN):
+        known = ", ".join(NAMES[key])
+        raise BadInput(f"{key} is {shown(value)}: choose one of {known}{hint(value, NAMES[key])}")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """The end of a message that lists what is known; "" if nothing of it is like the name.
+
+    >>> hint("minst", DATA_SETS)
+    '; did you mean mnist?'
+    """
+    found = nearest(name, known)
+    return f"; {meant(found)}" if found else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three that look like the name, the likest first."""
+    return get_close_matches(name, list(known), cutoff=_ALIKE)
+
+
+def meant(names: Sequence[str]) -> str:
+    """A question.
+
+    >>> meant(["client.lr", "clip.lr", "server.lr"])
+    'did you mean client.lr, clip.lr or server.lr?'
+    """
+    *others, last = names
+    return f"did you mean {', '.join(others)}{' or ' if others else ''}{last}?"

@@ -1,0 +1,187 @@
+"""What every key of a recipe means and may be, and which shipped recipes set it: as data.
+
+Meanings are the descriptions of the keys, ranges come from `fedveil.checks`, names from
+`fedveil.names`, values from the recipes: nothing about a key is written here.
+"""
+
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from fedveil.checks import allowed
+from fedveil.errors import BadInput
+from fedveil.names import NAMES
+from fedveil.runs.recipe import FORMS, Recipe, read, shipped
+from fedveil.runs.sections.keys import unknown
+
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key as one kind of its section has it; `kind` is "" where there are no kinds.
+
+    `left_out` is what holds without it, "" if it is needed; `recipes` are those that set it.
+    """
+
+    key: str
+    kind: str
+    type: str
+    allowed: str
+    left_out: str
+    meaning: str
+    recipes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section and its keys; the first part of a recipe is "", the keys before all sections."""
+
+    section: str
+    meaning: str
+    left_out: str
+    keys: tuple[Key, ...]
+
+    @property
+    def kinds(self) -> dict[str, tuple[Key, ...]]:
+        """The keys of each kind, "" where there are none."""
+        kinds = dict.fromkeys(key.kind for key in self.keys)
+        return {kind: tuple(k for k in self.keys if k.kind == kind) for kind in kinds}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self)
+
+
+def parts() -> tuple[Part, ...]:
+    """Everything that a recipe may say."""
+    fields, recipes = Recipe.model_fields, _recipes()
+    alone = [_key(name, "", fields[name], _set(recipes, name)) for name in FORMS if not FORMS[name]]
+    found = [Part("", "What a run is called, how long it is and what it draws.", "", tuple(alone))]
+    for section, forms in FORMS.items():
+        tables = {name: raw[section] for name, raw in recipes.items() if section in raw}
+        keys = [
+            _key(f"{section}.{name}", kind, field, _set(_of_kind(tables, kind), name))
+            for kind, form in forms.items()
+            for name, field in form.model_fields.items()
+        ]
+        if forms:
+            found.append(Part(section, *_meaning(fields[section]), tuple(keys)))
+    return tuple(found)
+
+
+def overview() -> list[dict[str, Any]]:
+    """A row for every key before the sections, and for every section with its kinds."""
+    alone, *sections = parts()
+    keys = [{"key": k.key, "meaning": k.meaning, "left_out": k.left_out} for k in alone.keys]
+    return keys + [
+        {
+            "section": part.section,
+            "meaning": part.meaning,
+            "left_out": part.left_out,
+            "kinds": [kind for kind in part.kinds if kind],
+        }
+        for part in sections
+    ]
+
+
+def find(name: str) -> Part:
+    """The section of that name, or as much of it as the key of that name is.
+
+    >>> [key.kind for key in find("sample.size").keys]
+    ['fixed', 'round-robin']
+    """
+    for part in parts():
+        if part.section == name and name:
+            return part
+        keys = tuple(key for key in part.keys if key.key == name)
+        if keys:
+            return replace(part, keys=keys)
+    raise BadInput(unknown(FORMS, name.split(".", 1)))
+
+
+def apart(keys: Sequence[Key]) -> tuple[Key | None, list[Key]]:
+    """The key that names the kind, if it is among these, and the others."""
+    named = [key for key in keys if key.key.endswith(".kind")]
+    return (named[0] if named else None), [key for key in keys if key not in named]
+
+
+def told(recipes: dict[str, Any]) -> str:
+    """The recipes that set a key, by the value they give it; "" if none does.
+
+    >>> told({"central": 1.0, "dp-sgd": 1.0, "ldp-sgd": 0.05})
+    '1.0 in central, dp-sgd; 0.05 in ldp-sgd'
+    """
+    by_value: dict[str, list[str]] = {}
+    for name, value in recipes.items():
+        by_value.setdefault(_text(value), []).append(name)
+    if len(recipes) == len(_recipes()):
+        if len(by_value) == 1:
+            return f"{next(iter(by_value))} in every recipe"
+        if len(by_value) == len(recipes):
+            return "every recipe has its own"
+    return "; ".join(f"{value} in {', '.join(names)}" for value, names in by_value.items())
+
+
+def _key(path: str, kind: str, field: FieldInfo, recipes: dict[str, Any]) -> Key:
+    meaning, left_out = _meaning(field)
+    if path in NAMES:
+        type_ = f"one of {', '.join(map(_text, NAMES[path]))}"
+    else:
+        type_ = _type(field.annotation)
+    return Key(path, kind, type_, allowed(path), left_out, meaning, recipes)
+
+
+def _meaning(field: FieldInfo) -> tuple[str, str]:
+    """What a description says, and what holds if the key is left out."""
+    meaning, _, left_out = (field.description or "").partition(" Left out: ")
+    if not left_out and not field.is_required():
+        left_out = _text(field.default)
+    return meaning, left_out.removesuffix(".")
+
+
+def _type(annotation: Any, many: bool = False) -> str:
+    """A type in plain words."""
+    if annotation in _WORDS:
+        return f"{_WORDS[annotation]}{'s' if many else ''}"
+    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        texts = ", ".join(map(_text, inside))
+        return texts if len(inside) == 1 else f"one of {texts}"
+    if origin is list:
+        return f"list of {_type(inside[0], many=True)}"
+    if origin is dict:
+        return f"table of {_type(inside[1], many=True)}, each for {_type(inside[0])}"
+    if origin in (typing.Union, types.UnionType):
+        (only,) = [part for part in inside if part is not types.NoneType]
+        return _type(only)
+    raise AssertionError(f"no words for {annotation}")
+
+
+def _text(value: Any) -> str:
+    """A value as a recipe has it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case list():
+            return f"[{', '.join(map(_text, value))}]"
+    return repr(value)
+
+
+@cache
+def _recipes() -> dict[str, dict[str, Any]]:
+    """The shipped recipes as they were written."""
+    return {recipe["name"]: read(recipe["name"]) for recipe in shipped()}
+
+
+def _set(tables: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
+    return {name: table[key] for name, table in tables.items() if key in table}
+
+
+def _of_kind(tables: dict[str, dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
+    return {name: table for name, table in tables.items() if table.get("kind", "") == kind}

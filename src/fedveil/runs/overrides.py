@@ -1,0 +1,57 @@
+"""Overrides of a recipe's keys: `section.key=value` texts, or a dict of section.key to value."""
+
+import reprlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedveil.errors import BadInput
+
+Overrides = Iterable[str] | Mapping[str, Any]
+Settings = list[tuple[list[str], Any]]
+"""Where each value goes."""
+
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 100
+
+
+def settings_of(overrides: Overrides) -> Settings:
+    """Where each override goes, and its value."""
+    if isinstance(overrides, str):
+        raise BadInput(f"set is {_SHOWN.repr(overrides)}: use a dict, or a list of texts")
+    settings: Settings = []
+    if isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            settings.append((_place(str(key), f"set {_SHOWN.repr(key)}"), _untuple(value)))
+        return settings
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        told = f"--set {_SHOWN.repr(override)}"
+        if not equals:
+            raise BadInput(f"{told}: write it as section.key=value")
+        path = _place(key, told)
+        if any("\ud800" <= character <= "\udfff" for character in override):
+            raise BadInput(f"{told}: it is not UTF-8")
+        settings.append((path, _value(text.strip())))
+    return settings
+
+
+def _place(key: str, told: str) -> list[str]:
+    path = key.strip().split(".")
+    if not all(path) or len(path) > 2:
+        raise BadInput(f"{told}: write it as section.key=value")
+    return path
+
+
+def _untuple(value: Any) -> Any:
+    """As a recipe's file would have it: None leaves a key out."""
+    return "none" if value is None else list(value) if isinstance(value, tuple) else value
+
+
+def _value(text: str) -> Any:
+    """A TOML value; what is not one is a string."""
+    try:
+        found = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    return found["value"] if len(found) == 1 else text

@@ -1,0 +1,131 @@
+"""`[clip]`: how long what a client sends may be."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedveil.runs.sections.section import Section
+
+_NORM = "The norm that lengths are measured in: 'l1' for Laplace noise, 'l2' for all other."
+_EACH = (
+    "What is clipped: the whole 'update', or every local 'gradient', for client.kind 'sgd' with "
+    "steps, without momentum and weight decay."
+)
+_FIRST = "Clip of the first round: the largest L2 norm of a client's update."
+
+
+class FixedClipSection(Section):
+    """`[clip]` that stays."""
+
+    kind: Literal["fixed"] = Field(description="The same clip in every round.")
+    value: float = Field(
+        description="The largest norm of a client's update or local gradient (see each); under "
+        "DP-SGD, of each example's gradient."
+    )
+    norm: Literal["l1", "l2"] = Field(default="l2", description=_NORM)
+    each: Literal["update", "gradient"] = Field(default="update", description=_EACH)
+
+
+class PolyClipSection(Section):
+    """`[clip]` that decays."""
+
+    kind: Literal["poly"] = Field(
+        description="A clip that decays by itself: value (1 - (t - 1) / T)^power in round t of T."
+    )
+    value: float = Field(
+        description="Clip of the first round: the largest norm of a client's update or local "
+        "gradient (see each)."
+    )
+    power: float = Field(description="How fast the clip decays; 0: it does not.")
+    floor: float | None = Field(
+        default=None,
+        description="The clip never falls below it. Left out: a thousandth of value.",
+    )
+    norm: Literal["l1", "l2"] = Field(default="l2", description=_NORM)
+    each: Literal["update", "gradient"] = Field(default="update", description=_EACH)
+
+
+class QuantileClipSection(Section):
+    """`[clip]` that follows a quantile."""
+
+    kind: Literal["quantile"] = Field(
+        description="A clip that follows a quantile of the clients' update norms: with b the noisy "
+        "share of updates within it, it is multiplied by exp(-lr (b - quantile)) every round."
+    )
+    value: float = Field(description=_FIRST)
+    quantile: float = Field(
+        default=0.5, description="Share of updates that are to be within the clip."
+    )
+    lr: float = Field(default=0.2, description="How fast the clip moves; see kind.")
+    bit_noise: float | None = Field(
+        default=None,
+        description="Standard deviation of the Gaussian noise on the number of updates within the "
+        "clip, in clients; added by the server or, where clients add their own, a trusted curator. "
+        "Left out: a twentieth of the clients per round, or none where bit_epsilon is given.",
+    )
+    bit_epsilon: float | None = Field(
+        default=None,
+        description="Epsilon of the randomised response by which each client tells, in each of its "
+        "turns, whether its update was within the clip. Only where clients add the noise. "
+        "Left out: bit_noise protects it.",
+    )
+
+
+class MedianClipSection(Section):
+    """`[clip]` that follows the median."""
+
+    kind: Literal["median"] = Field(
+        description="A clip at the median of the clients' gradient norms, from noisy histograms "
+        "that a trusted curator publishes; for client.kind 'gradient' where clients add the noise."
+    )
+    value: float = Field(description=_FIRST)
+    low: int = Field(description="The first bin of a histogram ends at 2^low.")
+    high: int = Field(description="The last bin stands for 2^high; above low.")
+    every: int = Field(description="Rounds from one histogram to the next.")
+    epsilon: float = Field(
+        description="Epsilon that all histograms together may cost a client; part of what the "
+        "run's claim counts."
+    )
+    delta: float = Field(description="Delta that belongs to that epsilon.")
+    monotone: bool = Field(default=False, description="Whether the clip may only fall.")
+    cap: float = Field(
+        default=float("inf"), description="The clip never rises above it; at least value."
+    )
+
+
+class RangeClipSection(Section):
+    """`[clip]` to ranges."""
+
+    kind: Literal["range"] = Field(
+        description="Weights are clamped to [centre - radius, centre + radius], layer by layer; "
+        "for noise.kind 'two-point'."
+    )
+    centre: float = Field(
+        default=0.0, description="Centre of the first ranges. For perturb 'weights'."
+    )
+    radius: float | None = Field(
+        default=None,
+        description="Half the width of the first ranges. Left out: taken from the first model, for "
+        "adaptive ranges of weights only.",
+    )
+    adaptive: bool = Field(
+        default=True,
+        description="Whether ranges follow the spread of each layer in the models released; "
+        "otherwise they stay.",
+    )
+    perturb: Literal["weights", "update"] = Field(
+        default="update",
+        description="What clients report: their 'weights', as LDP-FL was published, or their "
+        "'update' of the model.",
+    )
+    growth: float = Field(
+        default=1.0,
+        description="The largest factor by which a radius grows from one round to the next. For "
+        "adaptive ranges.",
+    )
+
+
+ClipSection = Annotated[
+    FixedClipSection | PolyClipSection | QuantileClipSection | MedianClipSection | RangeClipSection,
+    Field(discriminator="kind"),
+]

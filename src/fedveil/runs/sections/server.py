@@ -1,0 +1,75 @@
+"""`[server]`, `[evaluate]` and `[engine]`: how the server steps, measures and computes."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from fedveil.runs.sections.section import Section
+
+
+class ServerSection(Section):
+    """`[server]`."""
+
+    optimizer: Literal["sgd", "adam"] = Field(
+        default="sgd", description="How the server steps along the mean update."
+    )
+    lr: float | None = Field(
+        default=None,
+        description="Learning rate of the server. Left out: 1.0 for 'sgd', 0.01 for 'adam'.",
+    )
+    momentum: float = Field(
+        default=0.0, description="Momentum of the server's steps. For optimizer 'sgd'."
+    )
+    weights: Literal["uniform", "examples"] = Field(
+        default="uniform",
+        description="How clients count in the mean: all alike, or by their numbers of records, "
+        "which is refused where the claim is about clients.",
+    )
+
+
+class EvaluateSection(Section):
+    """`[evaluate]`."""
+
+    every: int = Field(
+        default=1,
+        description="Rounds from one measurement on the test split to the next; the last round is "
+        "always measured.",
+    )
+    diagnostics: bool | None = Field(
+        default=None,
+        description="Whether shares clipped, signal/noise, cohort sizes and refused reports are "
+        "shown and kept; they come from private data and are outside every claim. Left out: true "
+        "with seeded noise, false with secure noise.",
+    )
+
+
+class EngineSection(Section):
+    """`[engine]`: nothing here changes what is computed beyond rounding."""
+
+    mode: Literal["vectorised", "looped"] | None = Field(
+        default=None,
+        description="Whether the clients of a chunk are one computation or one after the other; it "
+        "changes rounding only. Left out: the faster one, which is measured; with secure noise "
+        "'looped'.",
+    )
+    timings: dict[Literal["vectorised", "looped"], float] | None = Field(
+        default=None,
+        description="What a run has measured and records beside mode, in seconds per client and "
+        "local step. Left out: in every recipe that somebody writes.",
+    )
+    chunk: int = Field(
+        default=0,
+        description="Clients that are summed together; 0: as many as memory holds. It changes "
+        "rounding only.",
+    )
+    memory: int = Field(
+        default=512, description="MiB per worker for the clients of a chunk. For chunk 0."
+    )
+    workers: int = Field(
+        default=0, description="Processes; 0: one per core. Their number changes no result."
+    )
+    checkpoint: int = Field(
+        default=1,
+        description="Rounds from one checkpoint to the next, from which --resume continues; with "
+        "secure noise always 1.",
+    )

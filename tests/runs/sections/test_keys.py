@@ -1,0 +1,102 @@
+"""Which keys there are, and what was meant by one that there is not."""
+
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from fedveil.runs.recipe import FORMS, Recipe
+from fedveil.runs.sections.keys import forms_of, is_key, unknown
+from fedveil.runs.sections.section import Section
+
+
+class Warm(Section):
+    kind: Literal["warm"]
+    degrees: int
+
+
+class Cold(Section):
+    kind: Literal["cold"]
+    degrees: int
+    wind: float
+
+
+class Plain(Section):
+    colour: str
+
+
+class Whole(Section):
+    name: str
+    weather: Annotated[Warm | Cold, Field(discriminator="kind")] | None = None
+    wall: Plain = Plain(colour="red")
+
+
+SMALL = forms_of(Whole)
+
+
+def test_forms_are_found_by_kind():
+    assert {"name": {}, "weather": {"warm": Warm, "cold": Cold}, "wall": {"": Plain}} == SMALL
+
+
+def test_a_recipe_has_forms_for_every_section():
+    assert list(FORMS) == list(Recipe.model_fields)
+    assert [name for name, forms in FORMS.items() if not forms] == [
+        *("name", "seed", "rounds", "iterations"),
+    ]
+    assert list(FORMS["clip"]) == ["fixed", "poly", "quantile", "median", "range"]
+    assert list(FORMS["data"]) == [""]
+
+
+@pytest.mark.parametrize(
+    ("path", "known"),
+    [
+        (["name"], True),
+        (["weather"], True),
+        (["weather", "degrees"], True),
+        (["weather", "wind"], True),
+        (["wall", "colour"], True),
+        (["wall", "degrees"], False),
+        (["colour"], False),
+        (["name", "colour"], False),
+        (["sky", "colour"], False),
+        (["wall", "colour", "colour"], False),
+    ],
+)
+def test_keys_are_known_in_whatever_kind(path, known):
+    assert is_key(SMALL, path) is known
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "said"),
+    [
+        (["wether"], None, "wether is no key: did you mean weather?"),
+        (["wether", "wind"], None, "wether is no key: did you mean weather?"),
+        (["degrees"], None, "degrees is no key: did you mean weather.degrees?"),
+        (["colur"], None, "colur is no key: did you mean wall.colour?"),
+        (["zzz"], None, "zzz is no key: fedveil explain lists all sections"),
+        (["wall", "color"], None, "wall.color is no key: did you mean wall.colour?"),
+        (["wall", "zzz"], None, "wall.zzz is no key: fedveil explain wall lists its keys"),
+        (["weather", "wnid"], None, "weather.wnid is no key: did you mean weather.wind?"),
+        (
+            ["weather", "degree"],
+            "cold",
+            "weather.degree is no key of kind 'cold': did you mean weather.degrees?",
+        ),
+        (
+            ["weather", "wnid"],
+            "warm",
+            "weather.wnid is no key of kind 'warm': fedveil explain weather lists its keys",
+        ),
+        (
+            ["weather", "wind"],
+            "warm",
+            "weather.wind is no key of kind 'warm': it belongs to kind 'cold'",
+        ),
+        (["name", "wind"], None, "name.wind is no key: name has none"),
+        (["a\nb"], None, "a b is no key: fedveil explain lists all sections"),
+        (["z" * 999], None, f"{'z' * 100}... is no key: fedveil explain lists all sections"),
+        ([""], None, "'' is no key: fedveil explain lists all sections"),
+    ],
+)
+def test_what_is_said_of_an_unknown_key(path, kind, said):
+    assert unknown(SMALL, path, kind) == said

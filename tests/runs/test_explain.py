@@ -1,0 +1,179 @@
+"""What is told of every key of a recipe: all of it, and nothing that is not so."""
+
+import inspect
+import json
+import math
+import re
+
+import pytest
+
+from fedveil.checks import VALUES
+from fedveil.data import femnist, lending_club
+from fedveil.errors import BadInput
+from fedveil.names import NAMES
+from fedveil.runs.build import build
+from fedveil.runs.explain import apart, find, overview, parts, told
+from fedveil.runs.recipe import FORMS, Recipe, load_recipe, shipped
+from fedveil.runs.sections.keys import is_key
+from fedveil.runs.sections.section import Section
+
+FIELDS = {
+    **{name: Recipe.model_fields[name] for name in FORMS},
+    **{
+        f"{section}.{name} ({kind})": field
+        for section, forms in FORMS.items()
+        for kind, form in forms.items()
+        for name, field in form.model_fields.items()
+    },
+}
+KEYS = [key for part in parts() for key in part.keys]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_key_is_described_in_short_sentences(name):
+    said = FIELDS[name].description
+    assert said
+    assert said.endswith(".")
+    assert said == " ".join(said.split())
+    assert len(said) < 400
+    assert said.isascii()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_what_holds_without_a_key_is_said_where_its_default_does_not(name):
+    field = FIELDS[name]
+    optional = not field.is_required() and isinstance(field.default, Section | None)
+    assert (field.description or "").count(" Left out: ") == optional
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_descriptions_name_only_keys_that_there_are(name):
+    words = re.findall(rf"\b({'|'.join(FORMS)})\.(\w+)", FIELDS[name].description or "")
+    for section, key in words:
+        assert is_key(FORMS, [section, key]), f"{section}.{key}"
+
+
+def test_all_keys_are_told_once_for_each_kind():
+    assert len(KEYS) == len({(key.key, key.kind) for key in KEYS})
+    assert len(KEYS) == sum(1 for name in FIELDS if not FORMS.get(name))
+    assert [part.section for part in parts()] == ["", *(name for name in FORMS if FORMS[name])]
+
+
+def test_numbers_have_the_ranges_they_are_checked_by():
+    for key in KEYS:
+        if key.key in VALUES:
+            assert key.allowed == VALUES[key.key].words
+            assert "number" in key.type
+        elif key.key not in ("engine.workers", "engine.timings"):
+            assert key.allowed == ""
+            assert "number" not in key.type
+
+
+@pytest.mark.parametrize(
+    ("name", "type_"),
+    [
+        ("name", "text"),
+        ("rounds", "whole number"),
+        ("sample.rate", "number"),
+        ("noise.claim", "true or false"),
+        ("data.test", "one of 'owners', 'records'"),
+        ("model.hidden", "list of whole numbers"),
+        ("budget.epsilons", "list of numbers"),
+        ("engine.timings", "table of numbers, each for one of 'vectorised', 'looped'"),
+        ("model.name", f"one of {', '.join(map(repr, NAMES['model.name']))}"),
+    ],
+)
+def test_types_are_in_plain_words(name, type_):
+    assert {key.type for key in find(name).keys} == {type_}
+
+
+def test_a_key_is_found_in_every_kind_that_has_it():
+    found = find("clip.value")
+    assert (found.section, found.left_out) == ("clip", "nothing is clipped")
+    assert [key.kind for key in found.keys] == ["fixed", "poly", "quantile", "median"]
+    assert list(found.kinds) == ["fixed", "poly", "quantile", "median"]
+    assert [key.type for key in find("noise.where").keys[1:]] == ["'client'"] * 3
+
+
+def test_a_kind_is_told_apart_from_its_keys():
+    named, others = apart(find("sample").kinds["fixed"])
+    assert named.meaning == "A random cohort of exactly size clients."
+    assert [key.key for key in others] == ["sample.size", "sample.max_participations"]
+    assert apart(find("sample.size").kinds["fixed"])[0] is None
+    assert apart(find("data").keys)[0] is None
+
+
+def test_keys_before_all_sections_are_found():
+    (rounds,) = find("rounds").keys
+    assert (rounds.key, rounds.kind, rounds.left_out) == ("rounds", "", "iterations is needed")
+    assert find("rounds").section == ""
+
+
+def test_a_key_that_is_needed_has_nothing_that_holds_without_it():
+    for key in KEYS:
+        forms = FORMS[key.key.split(".")[0]]
+        fields = forms[key.kind].model_fields if forms else Recipe.model_fields
+        assert (key.left_out == "") is fields[key.key.split(".")[-1]].is_required()
+
+
+@pytest.mark.parametrize("name", [recipe["name"] for recipe in shipped()])
+def test_recipes_are_named_with_the_value_they_have(name):
+    recipe = load_recipe(name)
+    own = [key for key in KEYS if name in key.recipes]
+    assert {"name", "rounds", "data.name", "sample.kind"} <= {key.key for key in own}
+    for key in own:
+        section, *rest = key.key.split(".")
+        value = getattr(recipe, section)
+        found = getattr(value, rest[0]) if rest else value
+        assert found == key.recipes[name]
+        assert getattr(value, "kind", "") == key.kind
+
+
+def test_recipes_are_told_by_value():
+    assert told({}) == ""
+    assert told({"central": True, "dp-sgd": [1, 2]}) == "true in central; [1, 2] in dp-sgd"
+    assert told(find("seed").keys[0].recipes) == "1 in every recipe"
+    assert told(find("name").keys[0].recipes) == "every recipe has its own"
+
+
+@pytest.mark.parametrize("name", ["", ".", "clip.", ".value", "clip.value.x", "[clip]", "CLIP"])
+def test_what_is_no_section_or_key_is_refused(name):
+    with pytest.raises(BadInput, match="is no key: ") as refusal:
+        find(name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_all_of_it_is_json():
+    for part in parts():
+        assert json.loads(json.dumps(part.to_dict(), allow_nan=False))["section"] == part.section
+    assert json.loads(json.dumps(overview(), allow_nan=False)) == overview()
+
+
+def left_out(name, kind=""):
+    (key,) = [key for key in find(name).keys if key.kind == kind]
+    return key.left_out
+
+
+@pytest.mark.parametrize(
+    ("load", "option"), [(femnist.load, "min_records"), (lending_club.load, "grades")]
+)
+def test_defaults_of_loaders_are_what_is_said(load, option):
+    default = inspect.signature(load).parameters[option].default
+    assert left_out(f"data.{option}") == str(default).lower()
+
+
+def test_defaults_that_are_found_later_are_what_is_said():
+    sgd = build(load_recipe("fedavg"))
+    adam = build(load_recipe("fedavg", ["server.optimizer=adam"]))
+    assert left_out("server.lr") == f"{sgd.server.lr} for 'sgd', {adam.server.lr} for 'adam'"
+    mlp = [build(load_recipe("fedavg", ["model.name=mlp", *more])) for more in ([], [HIDDEN])]
+    assert mlp[0].task.size == mlp[1].task.size
+    assert left_out("clip.floor", "poly") == "a thousandth of value"
+    schedule = build(load_recipe("ldp-sgd")).plan.schedule
+    assert math.isclose(schedule.floor, schedule.value / 1000)
+    quantile = build(load_recipe("central", ["clip.kind=quantile", "clip.value=1.0"])).plan
+    assert left_out("clip.bit_noise", "quantile").startswith("a twentieth of the clients per round")
+    assert math.isclose(quantile.schedule.noise, quantile.expected / 20)
+
+
+HIDDEN = f"model.hidden={left_out('model.hidden')}"
