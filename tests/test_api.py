@@ -302,3 +302,52 @@ def test_a_run_is_displayed_with_its_claims_escaped(start, tmp_path):
     assert "&lt;b&gt;" in shown
     assert str(run.claims[0].delta) in shown
     assert f"{run.result['metrics']['accuracy']:.4g}" in shown
+
+
+# --- logs ---
+
+
+def scalars(folder):
+    """What TensorBoard reads back: name -> {round: value}."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: {e.step: e.value for e in events.Scalars(tag)} for tag in tags}
+
+
+def numbers_of(run):
+    """The same of metrics.jsonl."""
+    found = {}
+    for line in run.history:
+        for name, value in line.items():
+            if name not in ("round", "claim") and value is not None:
+                found.setdefault(name, {})[line["round"]] = pytest.approx(value, rel=1e-6)
+    return found
+
+
+def test_a_log_holds_what_metrics_hold(start):
+    run = start(log="tensorboard")
+    assert scalars(run.folder) == numbers_of(run)
+
+
+def test_the_log_of_a_resumed_run_has_every_round(tmp_path):
+    parts = {"model": make_net(), "data": make_data()}
+    for line in fv.rounds("central", out=tmp_path / "run", set=FAST, log=["tensorboard"], **parts):
+        if line["round"] == 2:
+            break
+    run = fv.resume(tmp_path / "run", quiet=True, log="tensorboard", **parts)
+    assert scalars(run.folder) == numbers_of(run)
+
+
+def test_a_log_of_a_secure_run_has_no_diagnostics(start):
+    run = start(settings={**FAST, "noise.source": "secure"}, log="tensorboard")
+    assert scalars(run.folder) == numbers_of(run)
+    assert scalars(run.folder).keys().isdisjoint({"clients", "clipped", "snr", "seconds"})
+
+
+def test_an_unknown_log_is_refused_and_leaves_nothing(start, tmp_path):
+    with pytest.raises(BadInput, match="log 'board' is unknown: use one of tensorboard"):
+        start(log="board")
+    assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ from fedveil.console import Progress
 from fedveil.data.federated import FederatedData
 from fedveil.notebook import NotebookProgress, in_notebook
 from fedveil.runs.ledgers import Shared
+from fedveil.runs.logs import check_logs
 from fedveil.runs.opened import OpenedRun
 from fedveil.runs.own import Model
 from fedveil.runs.recipe import DEFAULT, load_recipe
@@ -32,6 +33,7 @@ def run(
     data_root: Path | str | None = None,
     ledger: Path | str | None = None,
     ledger_epsilon: float | None = None,
+    log: str | Iterable[str] = (),
     on_round: Callable[[Line], None] | None = None,
     quiet: bool = False,
 ) -> OpenedRun:
@@ -42,15 +44,18 @@ def run(
     with a loss and metrics of its own; a copy is trained, and the caller's keeps its weights. Left
     out, model and data are the recipe's. `out` is a new directory (left out: one under `runs`).
     `ledger` is a file in which runs on the same data share a budget, `ledger_epsilon` that budget
-    when it is new.
+    when it is new. `log` names experiment trackers ("tensorboard", "mlflow", "wandb"), which get
+    what metrics.jsonl gets; `on_round` is called with the same.
 
     Ctrl-C ends the run after its round and returns it: its result says "interrupted", and `resume`
     continues it. So does an error in `on_round`, which is raised then. A run that was killed is
     continued by `resume` as well.
     """
+    kinds = _kinds(log)
     prepared = _started(
         *(recipe, set, out, data_root, ledger, ledger_epsilon), model=model, data=data
     )
+    prepared.logs = kinds
     return _executed(prepared, model, on_round, quiet=quiet)
 
 
@@ -60,6 +65,7 @@ def resume(
     model: Model | None = None,
     data: FederatedData | None = None,
     data_root: Path | str | None = None,
+    log: str | Iterable[str] = (),
     on_round: Callable[[Line], None] | None = None,
     quiet: bool = False,
 ) -> OpenedRun:
@@ -68,7 +74,9 @@ def resume(
     Own parts are given again. Others than those it was started with are refused: a module is known
     by its layers, loss, metrics and first weights, data by all their records.
     """
+    kinds = _kinds(log)
     prepared = Run.resume(Path(folder), _path(data_root), model=model, data=data)
+    prepared.logs = kinds
     return _executed(prepared, model, on_round, quiet=quiet)
 
 
@@ -82,14 +90,17 @@ def rounds(
     data_root: Path | str | None = None,
     ledger: Path | str | None = None,
     ledger_epsilon: float | None = None,
+    log: str | Iterable[str] = (),
 ) -> Generator[Line, None, None]:
     """The same run as a loop: `for line in rounds(...)`, each line as metrics.jsonl has it.
 
     Leaving the loop ends the run in its directory, which `open_run` opens and `resume` continues.
     """
+    kinds = _kinds(log)
     prepared = _started(
         *(recipe, set, out, data_root, ledger, ledger_epsilon), model=model, data=data
     )
+    prepared.logs = kinds
     return prepared.lines()
 
 
@@ -140,3 +151,9 @@ def _executed(
 
 def _path(given: Path | str | None) -> Path | None:
     return None if given is None else Path(given)
+
+
+def _kinds(log: str | Iterable[str]) -> tuple[str, ...]:
+    kinds = (log,) if isinstance(log, str) else tuple(log)
+    check_logs(kinds)
+    return kinds

@@ -26,6 +26,10 @@ def run(
     ledger_epsilon: Annotated[
         float | None, typer.Option(help="Its common budget, when it is new; default: the run's.")
     ] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(help="Log to tensorboard, mlflow or wandb as well; repeatable."),
+    ] = None,
     quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
@@ -42,7 +46,10 @@ def run(
     check_out(out)
     check_path("--ledger", ledger)
     check_path("--resume", resume)
+    from fedveil.runs.logs import check_logs
     from fedveil.runs.recipe import DEFAULT, load_recipe
+
+    check_logs(log or ())
 
     chosen = None
     if resume is None:
@@ -62,6 +69,7 @@ def run(
     else:
         prepared = Run.resume(resume or Path(), data)
         check_data(data, [prepared.recipe.data.name])
+    prepared.logs = tuple(log or ())
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
 
     def describe() -> None:

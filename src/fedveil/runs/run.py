@@ -26,6 +26,7 @@ from fedveil.runs.ending import Ending, room
 from fedveil.runs.evidence import file_of, head_of_result, keep_head, kept_head
 from fedveil.runs.folder import check_free, check_name, claim
 from fedveil.runs.ledgers import Shared, open_ledger
+from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics import json_text, last_round
 from fedveil.runs.own import Model, check_brought
 from fedveil.runs.plots import progress_png
@@ -52,6 +53,7 @@ class Run:
     shared: Shared | None = None
     beforehand: list[str] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
+    logs: tuple[str, ...] = ()
 
     @classmethod
     def start(
@@ -166,6 +168,20 @@ class Run:
             self.result = self._finish(done, ledger, time.perf_counter() - began)
 
     def _rounds(self, done: Done, ledger: Ledger) -> Lines:
+        """Each round's line, when it is on disk and in the logs."""
+        about = {"recipe": self.recipe.name}
+        logs = open_logs(
+            self.logs, self.folder, self.folder.name, about, done.before, live=self._diagnostics
+        )
+        try:
+            for line in self._written(done, ledger):
+                logs.write(line)
+                yield line
+        finally:
+            logs.close()
+            self.remarks += logs.remarks
+
+    def _written(self, done: Done, ledger: Ledger) -> Lines:
         with (self.folder / "metrics.jsonl").open("a") as file:
             for result in self.training.rounds(done.state, ledger):
                 line = result.numbers(diagnostics=self._diagnostics)
