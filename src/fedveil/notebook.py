@@ -20,7 +20,8 @@ class NotebookProgress:
     """The progress line of the terminal under a bar, in the output of the cell."""
 
     def __init__(self, run: Run) -> None:
-        self._follower, self._handle = Follower(run), None
+        self._follower = Follower(run)
+        self._handle: Any = None
 
     def __enter__(self) -> "NotebookProgress":
         return self
@@ -30,11 +31,11 @@ class NotebookProgress:
 
     def show(self, line: dict[str, Any]) -> None:
         """Follow one round."""
-        from IPython.display import HTML, display
+        from IPython import display
 
         bar = f'<progress value="{line["round"]}" max="{self._follower.rounds}"></progress>'
-        shown = HTML(f"{bar} {html.escape(self._follower.text(line))}")
+        shown: Any = display.HTML(f"{bar} {html.escape(self._follower.text(line))}")
         if self._handle is None:
-            self._handle = display(shown, display_id=True)
+            self._handle = display.display(shown, display_id=True)
         else:
             self._handle.update(shown)
