@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -12,13 +12,15 @@ from rich.text import Text
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.explain import Part, apart, told
-from fedveil.runs.run import Run
+
+if TYPE_CHECKING:  # tables need no torch
+    from fedveil.runs.run import Run
 
 
 class Follower:
     """A round in words: what was measured, spent and seen so far."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: "Run") -> None:
         plan = run.training.plan
         self.rounds = plan.rounds
         self._metric = next(iter(run.training.task.metrics), "loss")
@@ -46,7 +48,7 @@ class Follower:
 class Progress:
     """One line that follows a run; on something that is not a terminal, a line now and then."""
 
-    def __init__(self, console: Console, run: Run) -> None:
+    def __init__(self, console: Console, run: "Run") -> None:
         self._console, self._follower = console, Follower(run)
         self._live = Live(console=console, refresh_per_second=10, transient=False)
 

@@ -76,7 +76,7 @@ def test_numbers_have_the_ranges_they_are_checked_by():
         ("rounds", "whole number"),
         ("sample.rate", "number"),
         ("noise.claim", "true or false"),
-        ("data.test", "one of 'owners', 'records'"),
+        ("data.test", "one of 'by-client', 'records'"),
         ("model.hidden", "list of whole numbers"),
         ("budget.epsilons", "list of numbers"),
         ("engine.timings", "table of numbers, each for one of 'vectorised', 'looped'"),
