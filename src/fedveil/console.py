@@ -13,7 +13,7 @@ from rich.text import Text
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.explain import Part, apart, told
 
-if TYPE_CHECKING:  # it would import torch, which tables do not need
+if TYPE_CHECKING:  # tables need no torch
     from fedveil.runs.run import Run
 
 

@@ -35,7 +35,7 @@ def check_name(key: str, value: str) -> None:
 
     >>> check_name("model.name", "mlp")
     """
-    if value not in (*NAMES[key], OWN):
+    if value not in NAMES[key]:
         known = ", ".join(NAMES[key])
         raise BadInput(f"{key} is {shown(value)}: choose one of {known}{hint(value, NAMES[key])}")
 

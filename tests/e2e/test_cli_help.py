@@ -41,7 +41,9 @@ def test_help_does_not_import_torch():
     assert "Usage" in done.stdout
 
 
-@pytest.mark.parametrize("command", [["recipes", "--json"], ["explain"], ["explain", "clip"]])
+@pytest.mark.parametrize(
+    "command", [["recipes"], ["recipes", "--json"], ["explain"], ["explain", "clip"]]
+)
 def test_looking_at_recipes_does_not_import_torch(command):
     code = (
         f"import sys; sys.argv = ['fedveil', *{command}]\n"

@@ -106,6 +106,11 @@ def test_models_that_do_not_fit_are_refused(changes, message):
         zoo(**changes)
 
 
+def test_a_module_of_ones_own_is_none_of_the_zoo():
+    with pytest.raises(BadInput, match=r"model.name is 'own': choose one of linear"):
+        build_task("own", (3, 32, 32), 10, seed=1, hidden=())
+
+
 def test_unknown_models_are_refused_with_the_known_ones():
     with pytest.raises(BadInput, match=r"model.name is 'resnet': choose one of linear, softmax"):
         build_task("resnet", (10,), 2, seed=1, hidden=())

@@ -169,7 +169,7 @@ def check_values(recipe: Recipe) -> None:
         inner = section if isinstance(section, Section) else ((None, section),)
         for name, value in inner:
             path = key if name is None else f"{key}.{name}"
-            if path in NAMES:
+            if path in NAMES and value != OWN:
                 check_name(path, value)
             if path in VALUES:
                 if value == []:
