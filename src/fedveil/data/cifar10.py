@@ -14,7 +14,6 @@ from fedveil.data.files import (
     find,
     malformed,
     open_bytes,
-    optional_module,
     read_exactly,
     reading,
 )
@@ -84,12 +83,13 @@ def _read_mosaics(folder: Path, part: str) -> tuple[Array, Array]:
 
 def _read_mosaic(path: Path) -> Array:
     """The 1,000 images of one mosaic as bytes [1000, 3, 32, 32]."""
-    pillow = optional_module("PIL.Image", package="Pillow", needed_by="cifar10 as webp")
+    from PIL import Image
+
     size = (_COLUMNS * 32, _ROWS * 32)
     wanted = f"a webp mosaic of {size[0]}x{size[1]} pixels"
     with (
-        reading(path, wanted, SyntaxError, pillow.DecompressionBombError),
-        pillow.open(path, formats=["WEBP"]) as image,
+        reading(path, wanted, SyntaxError, Image.DecompressionBombError),
+        Image.open(path, formats=["WEBP"]) as image,
     ):
         if image.size != size:
             raise malformed(path, wanted, f"{image.size[0]}x{image.size[1]}")
