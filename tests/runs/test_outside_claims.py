@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedveil.data.load import load_records
-from fedveil.data.partition import holdout
+from fedveil.data.split import holdout
 from fedveil.errors import BadInput
 from fedveil.runs.build import build, data_of
 from fedveil.runs.recipe import load_recipe

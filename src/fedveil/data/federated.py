@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import tokenize
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import shown
+from fedveil.data import saved
 from fedveil.data.arrays import Array as Array
 from fedveil.data.arrays import (
     check_classes,
@@ -24,25 +21,13 @@ from fedveil.data.arrays import (
     targets_of,
     triples,
 )
+from fedveil.data.structure import check_structure
 from fedveil.errors import BadInput
-
-UNREADABLE = (
-    *(OSError, EOFError, ValueError, TypeError, MemoryError, RuntimeError, SyntaxError, Warning),
-    tokenize.TokenError,
-)
-"""What numpy raises for a broken .npy file, whose header is a Python literal."""
-
-
-@contextmanager
-def strictly() -> Iterator[None]:
-    """Raise what would only be warned of."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
 
 _SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "test_of_clients": False}
 """What is said of the records beside the arrays, and what holds where nothing is said."""
+
+_ARRAYS = ("x", "y", "offsets", "test_x", "test_y", "names")
 
 _SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
 
@@ -79,7 +64,9 @@ class FederatedData:
     test_of_clients: bool = False
 
     def __post_init__(self) -> None:
-        _check_structure(self)
+        check_structure(
+            {name: getattr(self, name) for name in _ARRAYS}, self.classes, self.client_name
+        )
         if self.declared_public and not self.fitted:
             raise BadInput("declared_public is given and fitted is empty: name what is public")
 
@@ -225,7 +212,7 @@ class FederatedData:
         digest = hashlib.sha256(f"fedveil-data-1 classes={self.classes}".encode())
         if self.fitted or self.test_of_clients:
             digest.update(json.dumps([self.fitted, self.test_of_clients]).encode())
-        for name in ("x", "y", "offsets", "test_x", "test_y", "names"):
+        for name in _ARRAYS:
             array = getattr(self, name)
             if array is None:
                 digest.update(f"|{name} none".encode())
@@ -240,60 +227,15 @@ class FederatedData:
 
     def save(self, folder: Path | str) -> None:
         """Write one .npy per array into a new folder, the layout that `open` maps into memory."""
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError as e:
-            raise BadInput(f"{folder} exists: save into a new folder") from e
-        except OSError as e:
-            raise BadInput(f"{shown(str(folder))} cannot be made: {e.strerror}") from e
-        for name in ("x", "y", "offsets", "test_x", "test_y", "names"):
-            if getattr(self, name) is not None:
-                np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
         meta = {"classes": self.classes, **{key: getattr(self, key) for key in _SAID}}
-        (folder / "meta.json").write_text(json.dumps(meta) + "\n")
+        saved.write(Path(folder), {name: getattr(self, name) for name in _ARRAYS}, meta)
 
     @classmethod
     def open(cls, folder: Path | str) -> "FederatedData":
         """Map a saved data set into memory: a million clients open without being read."""
-        folder = Path(folder)
-
-        def load(name: str) -> Array:
-            try:
-                with strictly(), (folder / f"{name}.npy").open("rb") as stream:
-                    np.lib.format.read_magic(stream)  # np.load would take other files as well
-                with strictly():
-                    array: Array = np.load(
-                        folder / f"{name}.npy", mmap_mode="r", allow_pickle=False
-                    )
-                return array
-            except UNREADABLE as e:
-                reason = " ".join(str(e).split())
-                raise BadInput(
-                    f"{folder / name}.npy: {reason}; expected what FederatedData.save wrote"
-                ) from e
-
-        try:
-            meta = json.loads((folder / "meta.json").read_text())
-            classes = meta["classes"]
-            said = {key: meta.get(key, plain) for key, plain in _SAID.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise BadInput(f"{folder / 'meta.json'}: not a saved data set ({e})") from e
-        if type(classes) is not int:
-            raise BadInput(f"{folder / 'meta.json'}: classes is {classes!r}, not a whole number")
-        for key, value in said.items():
-            if type(value) is not type(_SAID[key]):
-                raise BadInput(f"{folder / 'meta.json'}: {key} is {value!r}, not what save writes")
-        return cls(
-            x=load("x"),
-            y=load("y"),
-            offsets=np.asarray(load("offsets")),
-            test_x=load("test_x"),
-            test_y=load("test_y"),
-            classes=classes,
-            names=load("names") if (folder / "names.npy").exists() else None,
-            **said,
-        )
+        meta = saved.read_meta(Path(folder), {"classes": int}, _SAID)
+        arrays: dict[str, Any] = saved.read_arrays(Path(folder), _ARRAYS, optional=("names",))
+        return cls(**{**arrays, "offsets": np.asarray(arrays["offsets"]), **meta})
 
 
 def _pieces(array: Array) -> Iterable[tuple[int, Array]]:
@@ -304,59 +246,7 @@ def _pieces(array: Array) -> Iterable[tuple[int, Array]]:
 
 
 def _joined(targets: list[Array]) -> Array:
-    """All clients' targets behind each other; `_check_structure` refuses other than one each."""
+    """All clients' targets behind each other; `check_structure` refuses other than one each."""
     if len({y.shape[1:] for y in targets}) > 1:
         raise BadInput("clients' targets have different shapes: give one per record")
     return np.concatenate(targets)
-
-
-def _check_structure(data: FederatedData) -> None:
-    """Refuse shapes that do not belong together. Looks at offsets and names, not at records."""
-    check_classes(data.classes)
-    for name in ("x", "y", "offsets", "test_x", "test_y"):
-        if not isinstance(getattr(data, name), np.ndarray):
-            raise BadInput(
-                f"{name} is {shown(getattr(data, name))}: an array is needed (or use from_clients)"
-            )
-    if data.test_x.shape[:1] == (0,):
-        raise BadInput("the test split is empty: hold some records back")
-    for name, array, kinds, dims in (
-        ("offsets", data.offsets, "iu", (1,)),
-        ("x", data.x, "iuf", range(1, 9)),
-        ("test_x", data.test_x, "iuf", range(1, 9)),
-        ("y", data.y, "i" if data.classes else "f", (1,)),
-        ("test_y", data.test_y, "i" if data.classes else "f", (1,)),
-    ):
-        if array.dtype.kind not in kinds or array.ndim not in dims:
-            raise BadInput(
-                f"{name} is a {array.ndim}-dimensional array of {array.dtype}: see FederatedData "
-                "for what it must be"
-            )
-    offsets, n = data.offsets, len(data.x)
-    if len(offsets) < 2:
-        raise BadInput("no clients: offsets need at least two entries")
-    if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
-        raise BadInput(f"offsets must rise from 0 to the number of records, {n}")
-    if len(data.y) != n:
-        raise BadInput(f"{n} feature rows and {len(data.y)} targets")
-    if len(data.test_x) != len(data.test_y):
-        raise BadInput(f"{len(data.test_x)} test rows and {len(data.test_y)} test targets")
-    if data.test_x.shape[1:] != data.x.shape[1:]:
-        raise BadInput(
-            f"test records have shape {data.test_x.shape[1:]}, training records {data.x.shape[1:]}"
-        )
-    empty = np.flatnonzero(np.diff(offsets) == 0)
-    if len(empty):
-        raise BadInput(
-            f"client {data.client_name(int(empty[0]))!r} has no records: "
-            "leave it out or use fewer clients"
-        )
-    if data.names is not None:
-        if len(data.names) != len(offsets) - 1:
-            raise BadInput(f"{len(data.names)} names for {len(offsets) - 1} clients")
-        unique, counts = np.unique(data.names, return_counts=True)
-        if (counts > 1).any():
-            raise BadInput(
-                f"client {str(unique[counts > 1][0])!r} appears twice: "
-                "merge its records or rename one"
-            )

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.data.files import find, malformed, optional_module, reading
-from fedveil.data.partition import Rows, holdout
 from fedveil.data.records import Records
+from fedveil.data.split import Rows, holdout
 
 Floats = npt.NDArray[np.float64]
 
