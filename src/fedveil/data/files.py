@@ -118,9 +118,9 @@ def check_codes(
         raise malformed(path, f"{what} {first}..{last}", found)
 
 
-def optional_module(module: str, *, package: str, needed_by: str) -> Any:
-    """Import a module of the `data` extra, or say how to install it."""
+def optional_module(module: str, *, package: str, needed_by: str, extra: str = "data") -> Any:
+    """Import a module of an extra, or say how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
-        raise BadInput(f"{needed_by} needs {package}: pip install 'fedveil[data]'") from e
+        raise BadInput(f"{needed_by} needs {package}: pip install 'fedveil[{extra}]'") from e

@@ -18,8 +18,8 @@ NAMES = (
     "location30",
 )
 
-EMBEDDED = ("digits", "diabetes", "saved")
-"""What no data folder is needed for: scikit-learn's own, and data that name their folder."""
+EMBEDDED = ("digits", "diabetes", "saved", "table")
+"""What no data folder is needed for: scikit-learn's own, and data that name their path."""
 
 _OPTIONS = {
     "femnist": ("min_records",),

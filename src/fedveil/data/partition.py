@@ -27,7 +27,7 @@ def partition(
     seed: int,
     alpha: float | None = None,
     shards_per_client: int = 1,
-    test: str | None = None,
+    test: str | float | None = None,
 ) -> FederatedData:
     """Divide the training records among clients; the test records are no client's.
 
@@ -234,4 +234,6 @@ def _federate(
         classes=records.classes,
         names=names,
         fitted=records.fitted,
+        remarks=records.remarks,
+        schema=records.schema,
     )

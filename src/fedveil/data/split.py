@@ -38,6 +38,27 @@ def held_out(owners: Rows, names: npt.NDArray[np.str_]) -> Rows:
     return np.array(held or [min(places, key=places.__getitem__)], dtype=np.intp)
 
 
+def share_of_each(owners: Rows, names: npt.NDArray[np.str_], share: float) -> Rows:
+    """Test rows: of every owner's records the same share, one at least and never all.
+
+    Which of them follows from the owner's name and number of records, so that nobody's records
+    decide which of somebody else's are trained on.
+    """
+    chosen = []
+    for owner in np.unique(owners).tolist():
+        rows, name = np.flatnonzero(owners == owner), str(names[owner])
+        if len(rows) < 2:
+            raise BadInput(
+                f"client {name!r} has one record, too few to hold a share of them out: leave such "
+                "clients out (min_records = 2), or hold out whole clients (test = 'by-client')"
+            )
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, _STREAM))))
+        count = min(len(rows) - 1, max(1, round(len(rows) * share)))
+        chosen.append(random.permutation(rows)[:count])
+    return np.sort(np.concatenate(chosen))
+
+
 def _place(name: str) -> float:
     """A number in [0, 1) that follows from a name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48

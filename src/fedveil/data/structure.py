@@ -1,14 +1,15 @@
 """Arrays that belong together as the records of many clients, or not."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import check_classes
+from fedveil.data.arrays import Array, check_classes
 from fedveil.errors import BadInput
 
+_SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
 _NEEDED = ("x", "y", "offsets", "test_x", "test_y")
 
 
@@ -58,6 +59,35 @@ def check_structure(
         )
     if arrays["names"] is not None:
         _check_names(arrays["names"], len(offsets) - 1)
+
+
+def check_values(arrays: Mapping[str, Any], classes: int, owner: Callable[[int], str]) -> None:
+    """Refuse values no model can learn from. Reads the arrays once, piece by piece."""
+    for name in ("x", "y", "test_x", "test_y"):
+        labels = classes if name.endswith("y") else 0
+        for start, piece in pieces(arrays[name]):
+            found = _wrong(piece, labels)
+            if found is not None:
+                row = start + found[0]
+                whose = "" if name.startswith("test") else f" (client {owner(row)!r})"
+                raise BadInput(f"{name} row {row}{whose} {found[1]}")
+
+
+def _wrong(piece: Array, labels: int) -> tuple[int, str] | None:
+    """The first row that no model can learn from, and why."""
+    if piece.dtype.kind == "f" and not np.isfinite(piece).all():
+        row = int(np.argwhere(~np.isfinite(piece))[0][0])
+        return row, "is not finite: remove the record or fill the value in"
+    if labels and len(bad := np.flatnonzero((piece < 0) | (piece >= labels))):
+        return int(bad[0]), f"has label {piece[bad[0]]}, outside 0..{labels - 1}"
+    return None
+
+
+def pieces(array: Array) -> Iterator[tuple[int, Array]]:
+    """(first row, rows) over the leading axis, `_SCAN` elements at a time."""
+    rows = max(1, _SCAN // max(1, int(np.prod(array.shape[1:]))))
+    for start in range(0, len(array), rows):
+        yield start, array[start : start + rows]
 
 
 def _check_names(names: Any, clients: int) -> None:

@@ -33,6 +33,7 @@ _BY_KIND = ("sample", "client", "clip", "noise")
 _OLD_SECTIONS = {"bound": "clip", "local": "client"}
 _OLD_NAMES = {"local": "dp-sgd"}
 _OLD_TESTS = {"owners": "by-client"}
+_COLUMNS = ["data", "columns"]
 _LARGEST, _DEEPEST = 1 << 18, 100  # bytes of a file, parts of a key
 
 _SHOWN = reprlib.Repr()
@@ -88,7 +89,8 @@ def load_recipe(source: str = DEFAULT, overrides: Iterable[str] = ()) -> Recipe:
     """Read a shipped recipe by name, or a file by path, and apply `section.key=value` overrides.
 
     Setting a section's `kind` clears that section first, so that no key of the old kind is left
-    behind; `section=none` and `section.key=none` leave something out.
+    behind; so does `data.path` where the recipe names no path. `data.columns.COLUMN.key=value`
+    declares a column of a table. `section=none` and `section.key=none` leave something out.
     """
     raw = _read(source)
     _apply(raw, overrides)
@@ -205,8 +207,8 @@ def _apply(raw: dict[str, Any], overrides: Iterable[str]) -> None:
     settings = []
     for override in overrides:
         key, equals, value = override.partition("=")
-        path = key.strip().split(".")
-        if not equals or not all(path) or len(path) > 2:
+        path = _path(key)
+        if not equals or not all(path) or (len(path) > 2 and path[:2] != _COLUMNS):
             raise BadInput(f"--set {_SHOWN.repr(override)}: write it as section.key=value")
         if any("\ud800" <= character <= "\udfff" for character in override):
             raise BadInput(f"--set {_SHOWN.repr(override)}: it is not UTF-8")
@@ -214,16 +216,34 @@ def _apply(raw: dict[str, Any], overrides: Iterable[str]) -> None:
     for path, value in settings:
         if path[-1] == "kind" and raw.get(path[0]) != {"kind": value}:
             raw[path[0]] = {}
+        if path == ["data", "path"] and "path" not in _inner(raw, path):
+            raw["data"] = {}
     for path, value in settings:
-        section = raw
-        if len(path) == 2:
-            section = raw.setdefault(path[0], {})
-            if not isinstance(section, dict):
-                raise BadInput(f"--set {'.'.join(path)}: {path[0]} is not a section")
+        section = _inner(raw, path)
         if value == "none" and path[-1] != "kind":
             section.pop(path[-1], None)
         else:
             section[path[-1]] = value
+
+
+def _path(key: str) -> list[str]:
+    """The parts of a key; the name of a table's column may have dots of its own."""
+    parts = key.strip().split(".")
+    if parts[:2] == _COLUMNS and len(parts) > 4:
+        return [*_COLUMNS, ".".join(parts[2:-1]), parts[-1]]
+    return parts
+
+
+def _inner(raw: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    """The section that the last part of a path is a key of, made if it is not there."""
+    section = raw
+    for depth, part in enumerate(path[:-1]):
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise BadInput(
+                f"--set {'.'.join(path)}: {'.'.join(path[: depth + 1])} is not a section"
+            )
+    return section
 
 
 def _value(text: str) -> Any:

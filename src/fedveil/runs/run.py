@@ -14,6 +14,7 @@ from typing import Any
 
 import safetensors.torch
 
+from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
@@ -58,13 +59,17 @@ class Run:
         out: Path | None,
         data_root: Path | None,
         shared: Shared | None = None,
+        data: FederatedData | None = None,
     ) -> "Run":
-        """Check everything, then claim the directory: a refused recipe leaves nothing behind."""
+        """Check everything, then claim the directory: a refused recipe leaves nothing behind.
+
+        `data`, when given, are what `data_of` has made of the recipe already.
+        """
         if out is not None:
             _check_free(out)
         else:
             _check_name(recipe.name)
-        training = build(recipe, data_root)
+        training = build(recipe, data_root, data=data)
         if shared is not None:
             shared.check(training)
         folder = _claim(out, recipe.name)
@@ -84,7 +89,7 @@ class Run:
         data, plan = training.data, training.plan
         text = (
             f"{self.recipe.name}: {self.recipe.model.name} with {training.task.size:,} parameters "
-            f"over {data.clients:,} clients of {self.recipe.data.name}, {plan.rounds} rounds"
+            f"over {data.clients:,} clients of {self.recipe.data.told}, {plan.rounds} rounds"
         )
         text = f"{text}, {plan.describe()}" + ("" if plan.private else ", no privacy claim")
         return "; ".join([text, *self.beforehand])

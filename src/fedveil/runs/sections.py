@@ -1,8 +1,15 @@
 """The sections of a recipe and their words, read strictly: an unknown key is an error."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+TABLE = "table"
+"""The name of data in a file of the user's own."""
+
+Value = bool | int | float | str
+"""A category, a label, or what is filled in."""
 
 
 class Section(BaseModel):
@@ -11,22 +18,51 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=True)
 
 
+class ColumnSection(Section):
+    """How a column's entries become numbers: `low` and `high`, or `mean` and `std`, or `values`.
+
+    `fill` stands for a missing entry; with `other`, a value that is not listed becomes zeros.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    values: list[Value] | None = None
+    fill: Value | None = None
+    other: bool | None = None
+
+
 class DataSection(Section):
     """Which records, and how they are divided among clients.
+
+    A data set has a `name`; so have data that were "saved" in the folder `path`. A .csv or .parquet
+    file `path`, relative to the current directory, is a table, and needs no name: `client` names
+    the column that says whose a row is (left out: rows are dealt to `clients`), `target` the one to
+    predict, `features` the others (left out: all), and `columns` declare in public how entries
+    become numbers.
 
     `resample` training records are drawn with replacement before they are divided; a client keeps
     at most `most_records` of its own. `seed` decides how; left out, it is the run's.
 
-    `statistics` is for features that are fitted on all clients' records (lending-club, diabetes),
-    which claims say is outside them and secure noise refuses: "held-out" fits them on the test
-    split instead, whose records are no client's; "public" declares that the statistics are known
-    from elsewhere, or were fitted on records that are no client's. `test` is for natural clients:
-    "by-client" (left out: the same) holds about a fifth of them out by name, whose records alone
-    are the test split; "records" takes the source's split, in which clients' own test records are
-    measured in the clear, which claims say and secure noise refuses.
+    `statistics` is for features that are fitted on records: "held-out" on the test split, whose
+    records are no client's; "clients" on clients' records, which claims say is outside them and
+    secure noise refuses; "public" on the same, declaring that the statistics are known from
+    elsewhere, or were fitted on records that are no client's. Left out, it is "held-out" for a
+    table and "clients" for lending-club and diabetes.
+
+    `test` is for natural clients and tables: "by-client" (left out: the same, if there are natural
+    clients) holds about a fifth of them out by name, whose records alone are the test split;
+    "records" takes a data set's own split, in which clients' own test records are measured in the
+    clear, which claims say and secure noise refuses. Of a table it may also be a share, or the path
+    of a table with test rows.
     """
 
     name: str
+    path: str | None = None
+    client: str | None = None
+    target: str | None = None
+    features: list[str] | None = None
     clients: int | None = None
     partition: Literal["iid", "shards", "dirichlet", "natural"] | None = None
     alpha: float | None = None
@@ -35,10 +71,23 @@ class DataSection(Section):
     min_records: int | None = None
     resample: int | None = None
     most_records: int | None = None
-    test: Literal["by-client", "records"] | None = None
-    statistics: Literal["public", "held-out"] | None = None
+    test: float | str | None = None
+    statistics: Literal["public", "held-out", "clients"] | None = None
     seed: int | None = None
-    path: str | None = None
+    columns: dict[str, ColumnSection] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_is_a_table(cls, raw: Any) -> Any:
+        """A path without a name is that of a table."""
+        if isinstance(raw, dict) and "path" in raw and "name" not in raw:
+            return {"name": TABLE, **raw}
+        return raw
+
+    @property
+    def told(self) -> str:
+        """What people call these records."""
+        return Path(self.path).name if self.name == TABLE and self.path else self.name
 
 
 class ModelSection(Section):
