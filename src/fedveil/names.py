@@ -21,10 +21,13 @@ DATA_SETS = (
 )
 MODELS = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg")
 
+TABLE = "table"
+"""Data in a file of the user's own."""
+
 OWN = "own"
 """A model or data that come from Python, where a recipe would name one."""
 
-NAMES = {"data.name": (*DATA_SETS, "saved"), "model.name": MODELS}
+NAMES = {"data.name": (*DATA_SETS, "saved", TABLE), "model.name": MODELS}
 """By the recipe's key."""
 
 _ALIKE = 0.7  # two letters of four exchanged are

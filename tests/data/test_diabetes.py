@@ -4,7 +4,7 @@ import numpy as np
 import sklearn.datasets
 
 from fedveil.data import diabetes
-from fedveil.data.partition import holdout
+from fedveil.data.split import holdout
 
 
 def test_load():

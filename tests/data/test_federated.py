@@ -68,7 +68,7 @@ def test_the_fingerprint_covers_what_was_fitted_and_whose_the_test_is():
 
 def test_claims_say_what_was_fitted():
     (said,) = make(fitted="means").assumptions
-    assert said == "means were fitted on all clients' records in the clear: outside this claim"
+    assert said == "means were fitted on clients' records in the clear: outside this claim"
     (said,) = make(fitted="means", declared_public=True).assumptions
     assert said == "declared public: means"
     with pytest.raises(BadInput, match="declared_public is given and fitted is empty"):
@@ -185,7 +185,7 @@ def test_check_refuses_labels_outside_the_classes(label):
 
 
 def test_check_looks_beyond_the_first_piece(monkeypatch):
-    monkeypatch.setattr("fedveil.data.federated._SCAN", 4)
+    monkeypatch.setattr("fedveil.data.structure._SCAN", 4)
     data = make()
     data.x[4, 0] = np.nan
     with pytest.raises(BadInput, match="x row 4 "):
@@ -194,7 +194,7 @@ def test_check_looks_beyond_the_first_piece(monkeypatch):
 
 def test_fingerprint_is_of_the_content(monkeypatch):
     first = make().fingerprint
-    monkeypatch.setattr("fedveil.data.federated._SCAN", 4)
+    monkeypatch.setattr("fedveil.data.structure._SCAN", 4)
     assert make().fingerprint == first
 
 

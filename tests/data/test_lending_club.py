@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedveil.data import files, lending_club
-from fedveil.data.partition import holdout
+from fedveil.data.split import holdout
 from fedveil.errors import BadInput
 
 REAL = os.environ.get("FEDVEIL_DATA")

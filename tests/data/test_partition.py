@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedveil.data.partition import holdout, partition, resampled, shortened
+from fedveil.data.partition import partition, resampled, shortened
 from fedveil.data.records import Records
 from fedveil.errors import BadInput
 
@@ -89,20 +89,6 @@ def test_another_seed_gives_other_clients(kind, extra):
         partition(make(100), kind=kind, clients=10, seed=seed, **extra) for seed in (1, 2)
     )
     assert rows(first).tolist() != rows(second).tolist()
-
-
-@given(n=st.integers(2, 500))
-def test_holdout_is_a_fixed_80_20_split(n):
-    train, test = holdout(n)
-    assert sorted([*train, *test]) == list(range(n))
-    assert len(train) == max(1, n * 4 // 5)
-    np.testing.assert_array_equal(train, holdout(n)[0])
-
-
-@pytest.mark.parametrize("n", [0, 1])
-def test_holdout_of_too_few(n):
-    with pytest.raises(BadInput, match=f"{n} records cannot be split"):
-        holdout(n)
 
 
 def test_iid_mixes_the_labels():

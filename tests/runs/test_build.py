@@ -6,7 +6,8 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.runs.build import build, data_of, resolved
+from fedveil.runs.build import build, resolved
+from fedveil.runs.data import data_of
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.batches import Batches
 from fedveil.training.gradients.choice import Mode

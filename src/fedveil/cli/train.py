@@ -46,15 +46,19 @@ def run(
     check_out(out)
     check_path("--ledger", ledger)
     check_path("--resume", resume)
+    from fedveil.names import TABLE
     from fedveil.runs.logs import check_logs
     from fedveil.runs.recipe import DEFAULT, load_recipe
 
     check_logs(log or ())
-
-    chosen = None
+    chosen = own = None
     if resume is None:
         chosen = load_recipe(DEFAULT if recipe is None else recipe, set_ or ())
         check_data(data, [chosen.data.name])
+        if chosen.data.name == TABLE:  # before torch is imported, which takes seconds
+            from fedveil.runs.data import data_of
+
+            own = data_of(chosen)
 
     from rich.console import Console
 
@@ -65,7 +69,7 @@ def run(
     listen()
     shared = None if ledger is None else Shared(ledger, ledger_epsilon)
     if chosen:
-        prepared = Run.start(chosen, out, data, shared)
+        prepared = Run.start(chosen, out, data, shared, data=own)
     else:
         prepared = Run.resume(resume or Path(), data)
         check_data(data, [prepared.recipe.data.name])

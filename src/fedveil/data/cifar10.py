@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.data.federated import Array, strictly
+from fedveil.data.arrays import Array
 from fedveil.data.files import (
     check_codes,
     find,
@@ -16,6 +16,7 @@ from fedveil.data.files import (
     open_bytes,
     read_exactly,
     reading,
+    strictly,
 )
 from fedveil.data.records import Records
 

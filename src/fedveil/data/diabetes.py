@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedveil.data.partition import holdout
-from fedveil.data.records import Records
+from fedveil.data.records import Records, fitted_on_test
+from fedveil.data.split import holdout
 
 FITTED = "means and standard deviations of the features"
 
@@ -21,5 +21,13 @@ def load(*, held_out: bool = False) -> Records:
     train, test = holdout(len(x))
     x = (x - x[test].mean(axis=0)) / x[test].std(axis=0) if held_out else x * np.sqrt(len(x))
     x, y = x.astype(np.float32), (y / 100).astype(np.float32)
-    fitted = "" if held_out else FITTED
-    return Records("diabetes", x[train], y[train], x[test], y[test], classes=0, fitted=fitted)
+    return Records(
+        "diabetes",
+        x[train],
+        y[train],
+        x[test],
+        y[test],
+        classes=0,
+        fitted="" if held_out else FITTED,
+        remarks=(fitted_on_test(FITTED),) if held_out else (),
+    )

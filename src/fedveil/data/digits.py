@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedveil.data.partition import holdout
 from fedveil.data.records import Records
+from fedveil.data.split import holdout
 
 
 def load() -> Records:

@@ -2,10 +2,7 @@
 
 import hashlib
 import json
-import tokenize
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import shown
+from fedveil.data import saved
 from fedveil.data.arrays import Array as Array
 from fedveil.data.arrays import (
     check_classes,
@@ -25,27 +22,14 @@ from fedveil.data.arrays import (
     targets_of,
     triples,
 )
+from fedveil.data.schema import TableSchema
+from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
-
-UNREADABLE = (
-    *(OSError, EOFError, ValueError, TypeError, MemoryError, RuntimeError, SyntaxError, Warning),
-    tokenize.TokenError,
-)
-"""What numpy raises for a broken .npy file, whose header is a Python literal."""
-
-
-@contextmanager
-def strictly() -> Iterator[None]:
-    """Raise what would only be warned of."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
 
 _SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "test_of_clients": False}
 """What is said of the records beside the arrays, and what holds where nothing is said."""
 
-_SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
+_ARRAYS = ("x", "y", "offsets", "test_x", "test_y", "names")
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +41,11 @@ class FederatedData:
     when `y` is real numbers to be predicted. `names` may be None: client k is then "k".
 
     Test records are measured in the clear: they belong to no client, unless `test_of_clients` says
-    that some do. `fitted` names what of the features was fitted on all clients' records in the
-    clear (means, say), "" if nothing was; `declared_public` says that it is known from elsewhere.
-    Claims say so (`assumptions`), and secure noise refuses what they do not cover (`check_secure`).
+    that some do. `fitted` names what of the features was fitted on clients' records in the clear
+    (means, say), "" if nothing was; `declared_public` says that it is known from elsewhere.
+    `remarks` are what else claims have to say of the records. Claims say it all (`assumptions`),
+    and secure noise refuses what they do not cover (`check_secure`). `schema` is how the rows of a
+    table became records.
 
     >>> data = FederatedData.from_clients(
     ...     [("ada", [[0.0], [1.0]], [0, 1]), ("bob", [[2.0]], [1])],
@@ -78,11 +64,114 @@ class FederatedData:
     fitted: str = ""
     declared_public: bool = False
     test_of_clients: bool = False
+    remarks: tuple[str, ...] = ()
+    schema: TableSchema | None = None
 
     def __post_init__(self) -> None:
-        _check_structure(self)
+        check_structure(
+            {name: getattr(self, name) for name in _ARRAYS}, self.classes, self.client_name
+        )
         if self.declared_public and not self.fitted:
             raise BadInput("declared_public is given and fitted is empty: name what is public")
+        if self.schema is not None and (self.classes, self.record_shape) != (
+            self.schema.classes,
+            self.schema.record_shape,
+        ):
+            raise BadInput(
+                f"the schema is of {self.schema.classes} labels and records of shape "
+                f"{self.schema.record_shape}, the data of {self.classes} and {self.record_shape}"
+            )
+
+    @staticmethod
+    def from_table(
+        table: object,
+        *,
+        target: str,
+        client: str | None = None,
+        features: Iterable[str] | None = None,
+        columns: Mapping[str, object] | None = None,
+        test: object = None,
+        statistics: str | None = None,
+        min_records: int | None = None,
+        clients: int | None = None,
+        partition: str | None = None,
+        alpha: float | None = None,
+        shards_per_client: int = 1,
+        seed: int = 0,
+    ) -> "FederatedData":
+        """The rows of a CSV or Parquet file, a data frame, an Arrow table or a dict of columns.
+
+        `client` names the column that says whose a row is; without one, rows are dealt to a number
+        of `clients`. `columns` declare in public how entries become numbers: `low` and `high`, or
+        `mean` and `std`, or `values`; `fill` and `other`. What is not declared is fitted, and
+        `statistics` says on what: "held-out" (left out: the same) on the test split, "clients" on
+        clients' records, "public" on these as well, declared public. `test` is "by-client", a
+        share, or a table of test rows. docs/data.md says what claims make of each.
+
+        >>> ages, wells = [20, 40, 60, 80] * 9, ["no", "yes"] * 18
+        >>> data = FederatedData.from_table(
+        ...     {"site": [f"s{k // 3}" for k in range(36)], "age": ages, "well": wells},
+        ...     client="site", target="well", columns={"age": {"low": 0, "high": 100}})
+        >>> data.clients + len(data.test_x) // 3, data.classes, data.record_shape
+        (12, 2, (1,))
+        >>> data.assumptions
+        ("labels of 'well' were fitted on the test records, which no claim covers",)
+        """
+        from fedveil.data.own_table import Asked, federated_table
+
+        asked = Asked(target, client, features, columns, test, statistics, min_records)
+        return federated_table(
+            table,
+            asked,
+            clients=clients,
+            kind=partition,
+            alpha=alpha,
+            shards_per_client=shards_per_client,
+            seed=seed,
+        )
+
+    @staticmethod
+    def from_datasets(
+        dataset: object,
+        *,
+        target: str,
+        client: str | None = None,
+        features: Iterable[str] | None = None,
+        columns: Mapping[str, object] | None = None,
+        test: object = None,
+        **options: Any,
+    ) -> "FederatedData":
+        """A `Dataset` or `DatasetDict` of Hugging Face, or the folder that one was saved to.
+
+        As `from_table`, whose options it takes. The split "test", if there is one and `test` is
+        left out, is the test table. Label names that the data set declares are declared values.
+        """
+        from fedveil.data.hugging_face import tables_of
+
+        features = None if features is None else list(features)
+        table, tested, declared = tables_of(dataset, target, client, features)
+        return FederatedData.from_table(
+            table,
+            target=target,
+            client=client,
+            features=features,
+            columns={**declared, **(columns or {})},
+            test=tested if test is None else test,
+            **options,
+        )
+
+    @classmethod
+    def from_torch(
+        cls, datasets: object, *, test: object, classes: int, **said: Any
+    ) -> "FederatedData":
+        """One PyTorch data set per client, or any sequence of (x, y): a dict by name, or a list.
+
+        `test` is another one, of nobody's records; `said` is what `from_clients` is told of them.
+        """
+        from fedveil.data.torch_datasets import arrays_of, clients_of
+
+        tested = arrays_of(test, "the test split")
+        return cls.from_clients(clients_of(datasets), test=tested, classes=classes, **said)
 
     def __repr__(self) -> str:
         records = described(self.x, self.test_x, self.classes)
@@ -163,15 +252,14 @@ class FederatedData:
             said.append(f"declared public: {self.fitted}")
         elif self.fitted:
             said.append(
-                f"{self.fitted} were fitted on all clients' records in the clear: outside this "
-                "claim"
+                f"{self.fitted} were fitted on clients' records in the clear: outside this claim"
             )
         if self.test_of_clients:
             said.append(
                 "test records of the clients themselves are measured in the clear: outside this "
                 "claim"
             )
-        return tuple(said)
+        return (*said, *self.remarks)
 
     def check_secure(self) -> None:
         """Refuse, for secure noise, what was or will be computed of clients' records without any.
@@ -184,8 +272,8 @@ class FederatedData:
         """
         if self.fitted and not self.declared_public:
             raise BadInput(
-                f"noise.source is 'secure' and {self.fitted} were fitted on all clients' records "
-                "in the clear: fit them on the test split (data.statistics = 'held-out'), or "
+                f"noise.source is 'secure' and {self.fitted} were fitted on clients' records in "
+                "the clear: fit them on the test split (data.statistics = 'held-out'), or "
                 "declare them public ('public', or declared_public=True)"
             )
         if self.test_of_clients:
@@ -196,33 +284,11 @@ class FederatedData:
 
     def check(self) -> None:
         """Refuse values no model can learn from. Reads the arrays once, piece by piece."""
-        for name, array in (
-            ("x", self.x),
-            ("y", self.y),
-            ("test_x", self.test_x),
-            ("test_y", self.test_y),
-        ):
-            for start, piece in _pieces(array):
-                if array.dtype.kind == "f" and not np.isfinite(piece).all():
-                    row = start + int(np.argwhere(~np.isfinite(piece))[0][0])
-                    raise BadInput(
-                        f"{name} row {row}{self._owner(name, row)} is not finite: "
-                        "remove the record or fill the value in"
-                    )
-                if name.endswith("y") and self.classes:
-                    bad = np.flatnonzero((piece < 0) | (piece >= self.classes))
-                    if len(bad):
-                        row = start + int(bad[0])
-                        raise BadInput(
-                            f"{name} row {row}{self._owner(name, row)} has label "
-                            f"{piece[bad[0]]}, outside 0..{self.classes - 1}"
-                        )
+        check_values({name: getattr(self, name) for name in _ARRAYS}, self.classes, self._owner)
 
-    def _owner(self, name: str, row: int) -> str:
-        if name.startswith("test"):
-            return ""
+    def _owner(self, row: int) -> str:
         client = int(np.searchsorted(self.offsets, row, side="right")) - 1
-        return f" (client {self.client_name(client)!r})"
+        return self.client_name(client)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -230,7 +296,9 @@ class FederatedData:
         digest = hashlib.sha256(f"fedveil-data-1 classes={self.classes}".encode())
         if self.fitted or self.test_of_clients:
             digest.update(json.dumps([self.fitted, self.test_of_clients]).encode())
-        for name in ("x", "y", "offsets", "test_x", "test_y", "names"):
+        if self.schema is not None:
+            digest.update(json.dumps(self.schema.to_dict(), sort_keys=True).encode())
+        for name in _ARRAYS:
             array = getattr(self, name)
             if array is None:
                 digest.update(f"|{name} none".encode())
@@ -239,129 +307,32 @@ class FederatedData:
                 digest.update(("|names " + json.dumps(array.tolist())).encode())
                 continue
             digest.update(f"|{name} {array.dtype.str} {array.shape}".encode())
-            for _, piece in _pieces(array):
+            for _, piece in pieces(array):
                 digest.update(np.ascontiguousarray(piece).tobytes())
         return digest.hexdigest()
 
     def save(self, folder: Path | str) -> None:
         """Write one .npy per array into a new folder, the layout that `open` maps into memory."""
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError as e:
-            raise BadInput(f"{folder} exists: save into a new folder") from e
-        except OSError as e:
-            raise BadInput(f"{shown(str(folder))} cannot be made: {e.strerror}") from e
-        for name in ("x", "y", "offsets", "test_x", "test_y", "names"):
-            if getattr(self, name) is not None:
-                np.save(folder / f"{name}.npy", getattr(self, name), allow_pickle=False)
         meta = {"classes": self.classes, **{key: getattr(self, key) for key in _SAID}}
-        (folder / "meta.json").write_text(json.dumps(meta) + "\n")
+        meta["remarks"] = list(self.remarks)
+        if self.schema is not None:
+            meta["schema"] = self.schema.to_dict()
+        saved.write(Path(folder), {name: getattr(self, name) for name in _ARRAYS}, meta)
 
     @classmethod
     def open(cls, folder: Path | str) -> "FederatedData":
         """Map a saved data set into memory: a million clients open without being read."""
-        folder = Path(folder)
-
-        def load(name: str) -> Array:
-            try:
-                with strictly(), (folder / f"{name}.npy").open("rb") as stream:
-                    np.lib.format.read_magic(stream)  # np.load would take other files as well
-                with strictly():
-                    array: Array = np.load(
-                        folder / f"{name}.npy", mmap_mode="r", allow_pickle=False
-                    )
-                return array
-            except UNREADABLE as e:
-                reason = " ".join(str(e).split())
-                raise BadInput(
-                    f"{folder / name}.npy: {reason}; expected what FederatedData.save wrote"
-                ) from e
-
-        try:
-            meta = json.loads((folder / "meta.json").read_text())
-            classes = meta["classes"]
-            said = {key: meta.get(key, plain) for key, plain in _SAID.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            raise BadInput(f"{folder / 'meta.json'}: not a saved data set ({e})") from e
-        if type(classes) is not int:
-            raise BadInput(f"{folder / 'meta.json'}: classes is {classes!r}, not a whole number")
-        for key, value in said.items():
-            if type(value) is not type(_SAID[key]):
-                raise BadInput(f"{folder / 'meta.json'}: {key} is {value!r}, not what save writes")
-        return cls(
-            x=load("x"),
-            y=load("y"),
-            offsets=np.asarray(load("offsets")),
-            test_x=load("test_x"),
-            test_y=load("test_y"),
-            classes=classes,
-            names=load("names") if (folder / "names.npy").exists() else None,
-            **said,
+        meta = saved.read_meta(
+            Path(folder), {"classes": int}, {**_SAID, "remarks": [], "schema": {}}
         )
-
-
-def _pieces(array: Array) -> Iterable[tuple[int, Array]]:
-    """(first row, rows) over the leading axis, `_SCAN` elements at a time."""
-    rows = max(1, _SCAN // max(1, int(np.prod(array.shape[1:]))))
-    for start in range(0, len(array), rows):
-        yield start, array[start : start + rows]
+        schema = TableSchema.from_dict(meta["schema"]) if meta["schema"] else None
+        meta |= {"remarks": tuple(map(str, meta["remarks"])), "schema": schema}
+        arrays: dict[str, Any] = saved.read_arrays(Path(folder), _ARRAYS, optional=("names",))
+        return cls(**{**arrays, "offsets": np.asarray(arrays["offsets"]), **meta})
 
 
 def _joined(targets: list[Array]) -> Array:
-    """All clients' targets behind each other; `_check_structure` refuses other than one each."""
+    """All clients' targets behind each other; `check_structure` refuses other than one each."""
     if len({y.shape[1:] for y in targets}) > 1:
         raise BadInput("clients' targets have different shapes: give one per record")
     return np.concatenate(targets)
-
-
-def _check_structure(data: FederatedData) -> None:
-    """Refuse shapes that do not belong together. Looks at offsets and names, not at records."""
-    check_classes(data.classes)
-    for name in ("x", "y", "offsets", "test_x", "test_y"):
-        if not isinstance(getattr(data, name), np.ndarray):
-            raise BadInput(
-                f"{name} is {shown(getattr(data, name))}: an array is needed (or use from_clients)"
-            )
-    if data.test_x.shape[:1] == (0,):
-        raise BadInput("the test split is empty: hold some records back")
-    for name, array, kinds, dims in (
-        ("offsets", data.offsets, "iu", (1,)),
-        ("x", data.x, "iuf", range(1, 9)),
-        ("test_x", data.test_x, "iuf", range(1, 9)),
-        ("y", data.y, "i" if data.classes else "f", (1,)),
-        ("test_y", data.test_y, "i" if data.classes else "f", (1,)),
-    ):
-        if array.dtype.kind not in kinds or array.ndim not in dims:
-            raise BadInput(
-                f"{name} is a {array.ndim}-dimensional array of {array.dtype}: see FederatedData "
-                "for what it must be"
-            )
-    offsets, n = data.offsets, len(data.x)
-    if len(offsets) < 2:
-        raise BadInput("no clients: offsets need at least two entries")
-    if offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
-        raise BadInput(f"offsets must rise from 0 to the number of records, {n}")
-    if len(data.y) != n:
-        raise BadInput(f"{n} feature rows and {len(data.y)} targets")
-    if len(data.test_x) != len(data.test_y):
-        raise BadInput(f"{len(data.test_x)} test rows and {len(data.test_y)} test targets")
-    if data.test_x.shape[1:] != data.x.shape[1:]:
-        raise BadInput(
-            f"test records have shape {data.test_x.shape[1:]}, training records {data.x.shape[1:]}"
-        )
-    empty = np.flatnonzero(np.diff(offsets) == 0)
-    if len(empty):
-        raise BadInput(
-            f"client {data.client_name(int(empty[0]))!r} has no records: "
-            "leave it out or use fewer clients"
-        )
-    if data.names is not None:
-        if len(data.names) != len(offsets) - 1:
-            raise BadInput(f"{len(data.names)} names for {len(offsets) - 1} clients")
-        unique, counts = np.unique(data.names, return_counts=True)
-        if (counts > 1).any():
-            raise BadInput(
-                f"client {str(unique[counts > 1][0])!r} appears twice: "
-                "merge its records or rename one"
-            )

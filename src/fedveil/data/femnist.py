@@ -12,7 +12,7 @@ import numpy as np
 
 from fedveil.data.federated import Array
 from fedveil.data.files import check_codes, find, malformed, read_npz, reading
-from fedveil.data.records import Records
+from fedveil.data.records import Records, left_out
 from fedveil.errors import BadInput
 
 _CLASSES = 62
@@ -59,6 +59,7 @@ def load(root: Path, *, min_records: int = 20) -> Records:
         owners=owner[train_rows],
         owner_names=names[kept],
         test_owners=owner[test_rows],
+        remarks=(left_out(len(names) - len(kept), min_records),),
     )
 
 

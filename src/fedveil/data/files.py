@@ -3,6 +3,8 @@
 import gzip
 import importlib
 import os
+import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,11 +14,25 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from fedveil.data.federated import UNREADABLE, Array, strictly
+from fedveil.data.arrays import Array
 from fedveil.errors import BadInput
+
+UNREADABLE = (
+    *(OSError, EOFError, ValueError, TypeError, MemoryError, RuntimeError, SyntaxError, Warning),
+    tokenize.TokenError,
+)
+"""What numpy raises for a broken .npy file, whose header is a Python literal."""
 
 _UNREADABLE = (*UNREADABLE, KeyError, zlib.error, zipfile.BadZipFile)
 _NPZ_LIMIT = 1 << 32  # bytes an npz may unpack to
+
+
+@contextmanager
+def strictly() -> Iterator[None]:
+    """Raise what would only be warned of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
 
 
 def data_root(explicit: Path | None = None) -> Path:
@@ -102,9 +118,9 @@ def check_codes(
         raise malformed(path, f"{what} {first}..{last}", found)
 
 
-def optional_module(module: str, *, package: str, needed_by: str) -> Any:
-    """Import a module of the `data` extra, or say how to install it."""
+def optional_module(module: str, *, package: str, needed_by: str, extra: str = "data") -> Any:
+    """Import a module of an extra, or say how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
-        raise BadInput(f"{needed_by} needs {package}: pip install 'fedveil[data]'") from e
+        raise BadInput(f"{needed_by} needs {package}: pip install 'fedveil[{extra}]'") from e

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.data.files import find, malformed, optional_module, reading
-from fedveil.data.partition import Rows, holdout
-from fedveil.data.records import Records
+from fedveil.data.records import Records, fitted_on_test
+from fedveil.data.split import Rows, holdout
 
 Floats = npt.NDArray[np.float64]
 
@@ -76,8 +76,16 @@ def load(root: Path, *, grades: bool = True, held_out: bool = False) -> Records:
     seen = test if held_out else train
     columns = [_numbers(table[c], seen) for c in table.column_names if c != TARGET]
     x = _components(path, columns, seen)
-    fitted = "" if held_out else FITTED
-    return Records("lending-club", x[train], y[train], x[test], y[test], classes=0, fitted=fitted)
+    return Records(
+        "lending-club",
+        x[train],
+        y[train],
+        x[test],
+        y[test],
+        classes=0,
+        fitted="" if held_out else FITTED,
+        remarks=(fitted_on_test(FITTED),) if held_out else (),
+    )
 
 
 def _read(path: Path, left_out: tuple[str, ...]) -> Any:

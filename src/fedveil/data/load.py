@@ -8,8 +8,8 @@ from fedveil.data.records import Records
 from fedveil.errors import BadInput
 from fedveil.names import DATA_SETS, hint
 
-EMBEDDED = ("digits", "diabetes", "saved")
-"""What no data folder is needed for: scikit-learn's own, and data that name their folder."""
+EMBEDDED = ("digits", "diabetes", "saved", "table")
+"""What no data folder is needed for: scikit-learn's own, and data that name their path."""
 
 _OPTIONS = {
     "femnist": ("min_records",),

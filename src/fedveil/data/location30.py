@@ -6,8 +6,8 @@ import numpy as np
 
 from fedveil.data.federated import Array
 from fedveil.data.files import check_codes, find, malformed, read_npz, reading
-from fedveil.data.partition import holdout
 from fedveil.data.records import Records
+from fedveil.data.split import holdout
 
 _CLASSES = 30
 _FEATURES = 446

@@ -1,6 +1,5 @@
-"""Dividing records: between training and test, and among clients."""
+"""Dividing records among clients."""
 
-import hashlib
 import math
 from dataclasses import replace
 
@@ -9,27 +8,15 @@ import numpy.typing as npt
 
 from fedveil.data.federated import FederatedData
 from fedveil.data.records import Records
+from fedveil.data.split import Rows, held_out
 from fedveil.errors import BadInput
 
 KINDS = ("iid", "shards", "dirichlet", "natural")
 TESTS = ("by-client", "records")
-HELD_OUT = 5  # one owner in so many
-
-Rows = npt.NDArray[np.intp]
 
 _STREAM = int.from_bytes(b"partition", "big")
-_HOLDOUT_SEED = 0
 _DRAWN, _KEPT = 1, 2
 _MOST_BYTES = 1 << 30  # of records drawn with replacement
-
-
-def holdout(records: int) -> tuple[Rows, Rows]:
-    """Training and test rows of a data set without a split of its own: always the same 80/20."""
-    if records < 2:
-        raise BadInput(f"{records} records cannot be split: training and test need one each")
-    rows = _generator(_HOLDOUT_SEED).permutation(records)
-    cut = max(1, records * 4 // 5)
-    return rows[:cut], rows[cut:]
 
 
 def partition(
@@ -40,7 +27,7 @@ def partition(
     seed: int,
     alpha: float | None = None,
     shards_per_client: int = 1,
-    test: str | None = None,
+    test: str | float | None = None,
 ) -> FederatedData:
     """Divide the training records among clients; the test records are no client's.
 
@@ -198,7 +185,7 @@ def _natural(
             "use another partition"
         )
     everyone = np.unique(records.owners)
-    held = _held_out(everyone, records.owner_names) if hold_out else everyone[:0]
+    held = held_out(everyone, records.owner_names) if hold_out else everyone[:0]
     present = np.setdiff1d(everyone, held)
     if len(present) == 0:
         raise BadInput(
@@ -224,22 +211,6 @@ def _natural(
     return replace(data, test_of_clients=own)
 
 
-def _held_out(owners: Rows, names: npt.NDArray[np.str_]) -> Rows:
-    """A fifth of the owners, one at least; `names` are those of 0 ...
-
-    It follows from an owner's name alone, whatever the seed and whoever else is there: whoever is
-    held out of one run is held out of all, and a test split is never another run's clients.
-    """
-    places = {owner: _place(str(names[owner])) for owner in owners.tolist()}
-    held = [owner for owner in owners.tolist() if places[owner] < 1 / HELD_OUT]
-    return np.array(held or [min(places, key=places.__getitem__)], dtype=np.intp)
-
-
-def _place(name: str) -> float:
-    """A number in [0, 1) that follows from a name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48
-
-
 def _tested_on(
     data: FederatedData, records: Records, rows: npt.NDArray[np.bool_], held: Rows
 ) -> FederatedData:
@@ -263,4 +234,6 @@ def _federate(
         classes=records.classes,
         names=names,
         fitted=records.fitted,
+        remarks=records.remarks,
+        schema=records.schema,
     )

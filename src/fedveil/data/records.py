@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fedveil.data.arrays import Array, described
+from fedveil.data.schema import TableSchema
 
 
 @dataclass(frozen=True, eq=False)
@@ -12,7 +13,8 @@ class Records:
     `x` is float32, images as [N, channels, height, width]; `y` is int64 labels, or float32 when
     `classes` is 0. `owners[i]` is the index in `owner_names` of the person training record i
     came from, or None when the data set has no natural clients; `test_owners[i]` that of test
-    record i. `fitted` names what was fitted on training records in the clear, "" if nothing was.
+    record i. `fitted` names what was fitted on clients' records in the clear, "" if nothing was;
+    `remarks` are what claims have to say besides, and `schema` is that of a table.
     """
 
     name: str
@@ -25,6 +27,20 @@ class Records:
     owner_names: Array | None = None
     test_owners: Array | None = None
     fitted: str = ""
+    remarks: tuple[str, ...] = ()
+    schema: TableSchema | None = None
 
     def __repr__(self) -> str:
         return f"Records({self.name}, {described(self.x, self.test_x, self.classes)})"
+
+
+def fitted_on_test(what: str) -> str:
+    """What claims say of features that were fitted on a test split of nobody's records."""
+    return f"{what} were fitted on the test records, which no claim covers"
+
+
+def left_out(dropped: int, least: int) -> str:
+    """What claims say of clients that were left out because of their number of records."""
+    return (
+        f"which clients have at least {least} records is public: {dropped} with fewer were left out"
+    )

@@ -1,21 +1,18 @@
-"""From a recipe to objects: the one place where a recipe's words are resolved."""
+"""From a recipe to objects: with `data` and `plans`, where a recipe's words are resolved."""
 
 import itertools
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedveil.data.federated import FederatedData
-from fedveil.data.load import FITTING, load_records
-from fedveil.data.partition import partition, resampled, shortened
-from fedveil.data.records import Records
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.names import OWN
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from fedveil.runs.data import data_of
 from fedveil.runs.own import Model, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
@@ -29,7 +26,7 @@ from fedveil.runs.sections.clients import (
     RoundRobinSection,
     SampleSection,
 )
-from fedveil.runs.sections.data import DataSection, ModelSection
+from fedveil.runs.sections.data import ModelSection
 from fedveil.runs.sections.server import ServerSection
 from fedveil.training.batches import Batches
 from fedveil.training.dp_sgd import ClientDpSgd
@@ -38,17 +35,6 @@ from fedveil.training.gradients.choice import Mode
 from fedveil.training.server import AdamServer, ServerOptimizer, SgdServer, Weights
 from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd, ClientWork, Decay, OneGradient
-
-_DIVISION = (
-    "clients",
-    "partition",
-    "alpha",
-    "shards_per_client",
-    "resample",
-    "most_records",
-    "test",
-    "seed",
-)
 
 _MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
 
@@ -121,71 +107,6 @@ def task_of(section: ModelSection, shape: tuple[int, ...], classes: int, seed: i
         raise BadInput("model.digest is what a run records of an own module: leave it out")
     _check_widths(math.prod(shape), hidden, classes or 1)
     return build_task(section.name, shape, classes, seed=seed, hidden=hidden or (200,))
-
-
-def data_of(recipe: Recipe, root: Path | None = None) -> FederatedData:
-    """The records of the recipe's clients; they depend on its `data` section and its seed alone."""
-    return divided(records_of(recipe.data, root), recipe.data, recipe.seed)
-
-
-def records_of(section: DataSection, root: Path | None) -> Records | FederatedData:
-    """The data set of a recipe as it is stored: saved data are divided already."""
-    if section.name == "saved":
-        for key in (*_DIVISION, "grades", "min_records"):
-            if getattr(section, key) is not None:
-                raise BadInput(f"data.{key} has no effect on saved data: leave it out")
-        if section.path is None:
-            raise BadInput("data.path is missing: name the folder FederatedData.save wrote")
-        if section.statistics == "held-out":
-            raise BadInput("data.statistics is 'held-out' and saved data are fitted: use 'public'")
-        return FederatedData.open(Path(section.path))
-    if section.path is not None:
-        raise BadInput(f"data.path has no effect on {section.name!r}: use --data, or name 'saved'")
-    options = {
-        key: getattr(section, key)
-        for key in ("grades", "min_records")
-        if getattr(section, key) is not None
-    }
-    if section.statistics == "held-out":
-        if section.name not in FITTING:
-            raise _nothing_fitted(section)
-        options["held_out"] = True
-    return load_records(section.name, root, **options)
-
-
-def divided(records: Records | FederatedData, section: DataSection, seed: int) -> FederatedData:
-    """The records among clients, as a recipe's `data` section says."""
-    if section.statistics == "public" and not records.fitted:
-        raise _nothing_fitted(section)
-    data = _partitioned(records, section, seed)
-    return replace(data, declared_public=True) if section.statistics == "public" else data
-
-
-def _nothing_fitted(section: DataSection) -> BadInput:
-    return BadInput(
-        f"data.statistics is {section.statistics!r} and nothing of {section.name} was fitted on "
-        "clients' records: leave it out"
-    )
-
-
-def _partitioned(
-    records: Records | FederatedData, section: DataSection, seed: int
-) -> FederatedData:
-    if isinstance(records, FederatedData):
-        return records
-    seed = seed if section.seed is None else section.seed
-    if section.resample is not None:
-        records = resampled(records, section.resample, seed)
-    data = partition(
-        records,
-        kind=section.partition or "iid",
-        clients=section.clients,
-        seed=seed,
-        alpha=section.alpha,
-        shards_per_client=1 if section.shards_per_client is None else section.shards_per_client,
-        test=section.test,
-    )
-    return data if section.most_records is None else shortened(data, section.most_records, seed)
 
 
 def _check_widths(features: int, hidden: tuple[int, ...], outputs: int) -> None:

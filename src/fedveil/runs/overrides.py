@@ -11,6 +11,7 @@ Overrides = Iterable[str] | Mapping[str, Any]
 Settings = list[tuple[list[str], Any]]
 """Where each value goes."""
 
+_COLUMNS = ["data", "columns"]
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 100
 
@@ -37,8 +38,11 @@ def settings_of(overrides: Overrides) -> Settings:
 
 
 def _place(key: str, told: str) -> list[str]:
+    """The parts of a key; the name of a table's column may have dots of its own."""
     path = key.strip().split(".")
-    if not all(path) or len(path) > 2:
+    if path[:2] == _COLUMNS and len(path) > 4:
+        path = [*_COLUMNS, ".".join(path[2:-1]), path[-1]]
+    if not all(path) or (len(path) > 2 and path[:2] != _COLUMNS):
         raise BadInput(f"{told}: write it as section.key=value")
     return path
 

@@ -9,7 +9,7 @@ from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, correct, cross_entropy, squared_error
-from fedveil.names import OWN
+from fedveil.names import OWN, TABLE
 from fedveil.privacy.identity import identity
 from fedveil.runs.recipe import Recipe
 
@@ -42,7 +42,7 @@ def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | Non
                 f"{key}.name is {OWN!r}: this run has {_WORDS[key]} of its own, which no file "
                 f"holds; use fedveil.run or fedveil.resume in Python, with {key}="
             )
-        if named != OWN and given is not None:
+        if named not in (OWN, TABLE) and given is not None:
             raise BadInput(
                 f"{key} is given and the recipe has {key}.name = {named!r}: leave one out"
             )

@@ -28,6 +28,7 @@ _BY_KIND = ("sample", "client", "clip", "noise")
 _OLD_SECTIONS = {"bound": "clip", "local": "client"}
 _OLD_NAMES = {"local": "dp-sgd"}
 _OLD_TESTS = {"owners": "by-client"}
+_COLUMNS = ["data", "columns"]
 _LARGEST, _DEEPEST = 1 << 18, 100  # bytes of a file, parts of a key
 
 _SHOWN = reprlib.Repr()
@@ -134,9 +135,10 @@ def load_recipe(
     """Read a shipped recipe by name, a file by path, or a dict, and apply overrides.
 
     Overrides are `section.key=value` texts, or a dict of section.key to value. Setting a section's
-    `kind` clears that section first, so that no key of the old kind is left behind; `section=none`
-    and `section.key=none` leave something out. `own` names the sections (model, data) in whose
-    place something comes from Python.
+    `kind` clears that section first, so that no key of the old kind is left behind; so does
+    `data.path` where the recipe names no path. `data.columns.COLUMN.key` declares a column of a
+    table. `section=none` and `section.key=none` leave something out. `own` names the sections
+    (model, data) in whose place something comes from Python.
     """
     raw = read(source) if isinstance(source, str) else copy.deepcopy(dict(source))
     settings = settings_of(overrides)
@@ -264,16 +266,26 @@ def _apply(raw: dict[str, Any], settings: Settings) -> None:
     for path, value in settings:
         if path[-1] == "kind" and raw.get(path[0]) != {"kind": value}:
             raw[path[0]] = {}
+        if path == ["data", "path"] and "path" not in _inner(raw, path):
+            raw["data"] = {}
     for path, value in settings:
-        section = raw
-        if len(path) == 2:
-            section = raw.setdefault(path[0], {})
-            if not isinstance(section, dict):
-                raise BadInput(f"--set {'.'.join(path)}: {path[0]} is not a section")
+        section = _inner(raw, path)
         if value == "none" and path[-1] != "kind" and is_key(FORMS, path):
             section.pop(path[-1], None)
         else:
             section[path[-1]] = value
+
+
+def _inner(raw: dict[str, Any], path: list[str]) -> dict[str, Any]:
+    """The section that the last part of a path is a key of, made if it is not there."""
+    section = raw
+    for depth, part in enumerate(path[:-1]):
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise BadInput(
+                f"--set {'.'.join(path)}: {'.'.join(path[: depth + 1])} is not a section"
+            )
+    return section
 
 
 def _explain(error: ValidationError) -> str:

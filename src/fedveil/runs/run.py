@@ -68,7 +68,8 @@ class Run:
     ) -> "Run":
         """Check everything, then claim the directory: a refused recipe leaves nothing behind.
 
-        `model` and `data` are the caller's own, where the recipe says "own".
+        `model` and `data` are the caller's own, where the recipe says "own"; `data` may also be
+        what `data_of` has made of the recipe already.
         """
         if out is not None:
             check_free(out)
@@ -100,7 +101,7 @@ class Run:
         """One line that says what is about to happen; once it has begun, also from where on."""
         training = self.training
         data, plan = training.data, training.plan
-        name, where = self.recipe.model.name, self.recipe.data.name
+        name, where = self.recipe.model.name, self.recipe.data.told
         text = (
             f"{self.recipe.name}: {type(training.task.module).__name__ if name == OWN else name} "
             f"with {training.task.size:,} parameters over {data.clients:,} clients"

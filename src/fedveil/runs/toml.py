@@ -1,7 +1,10 @@
 """Writing TOML: the few value types a recipe has."""
 
 import math
+import string
 from typing import Any
+
+_BARE = {*string.ascii_letters, *string.digits, "_", "-"}
 
 
 def dumps(document: dict[str, Any]) -> str:
@@ -22,7 +25,12 @@ def dumps(document: dict[str, Any]) -> str:
 
 
 def _pairs(section: dict[str, Any]) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in section.items() if value is not None]
+    return [f"{_key(key)} = {_value(value)}" for key, value in section.items() if value is not None]
+
+
+def _key(name: str) -> str:
+    """A key, in quotes unless TOML can do without."""
+    return name if name and not set(name) - _BARE else _value(name)
 
 
 def _value(value: Any) -> str:

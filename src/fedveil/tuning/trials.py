@@ -13,7 +13,8 @@ from fedveil.data.federated import FederatedData
 from fedveil.data.records import Records
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.runs.build import build, divided, records_of
+from fedveil.runs.build import build
+from fedveil.runs.data import divided, records_of, source_of
 from fedveil.runs.recipe import Recipe
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
@@ -135,8 +136,7 @@ class Laboratory:
         section = recipe.data.model_dump_json()
         key = f"{recipe.seed if recipe.data.seed is None else ''} {section}"
         if key not in self._divided:
-            keys = ("name", "grades", "min_records", "statistics", "path")
-            source = " ".join(str(getattr(recipe.data, key)) for key in keys)
+            source = source_of(recipe.data)
             if source not in self._records:
                 self._records = {source: records_of(recipe.data, self.root)}
             while len(self._divided) >= _KEPT:

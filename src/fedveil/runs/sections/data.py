@@ -1,10 +1,44 @@
 """`[data]` and `[model]`."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from fedveil.names import TABLE
 from fedveil.runs.sections.section import Section
+
+Value = bool | int | float | str
+"""A category, a label, or what is filled in."""
+
+
+class ColumnSection(Section):
+    """`[data.columns.COLUMN]`: how its entries become numbers."""
+
+    low: float | None = Field(
+        default=None,
+        description="With high, the range that is scaled to [-1, 1]; entries outside are set to "
+        "its ends. Left out: mean and std, or values, or what is fitted.",
+    )
+    high: float | None = Field(default=None, description="See low. Left out: see low.")
+    mean: float | None = Field(
+        default=None,
+        description="With std, what is subtracted before division by std. Left out: see low.",
+    )
+    std: float | None = Field(default=None, description="See mean. Left out: see low.")
+    values: list[Value] | None = Field(
+        default=None,
+        description="The categories, each of which becomes a number of its own that is 0 or 1; of "
+        "the target, the labels in order. Left out: see low.",
+    )
+    fill: Value | None = Field(
+        default=None,
+        description="What stands for a missing entry. Left out: a missing entry is refused.",
+    )
+    other: bool | None = Field(
+        default=None,
+        description="Whether a category that is not listed becomes zeros. Left out: it is refused.",
+    )
 
 
 class DataSection(Section):
@@ -12,7 +46,26 @@ class DataSection(Section):
 
     name: str = Field(
         description="The data set. digits and diabetes come with scikit-learn, saved is a folder "
-        "that FederatedData.save wrote; all others are read from --data or FEDVEIL_DATA."
+        "that FederatedData.save wrote, table a file of one's own; all others are read from --data "
+        "or FEDVEIL_DATA. May be left out where path is a table."
+    )
+    path: str | None = Field(
+        default=None,
+        description="A .csv or .parquet file, relative to the current directory; for name 'saved', "
+        "the folder that FederatedData.save wrote. Left out: only for other data sets.",
+    )
+    client: str | None = Field(
+        default=None,
+        description="The column of a table that says whose a row is. Left out: rows are dealt to "
+        "clients.",
+    )
+    target: str | None = Field(
+        default=None,
+        description="The column of a table that is to be predicted. Left out: only for other data.",
+    )
+    features: list[str] | None = Field(
+        default=None,
+        description="The columns of a table that are predicted from. Left out: all others.",
     )
     clients: int | None = Field(
         default=None,
@@ -55,30 +108,45 @@ class DataSection(Section):
         default=None,
         description="The most records that a client keeps, chosen at random. Left out: all.",
     )
-    test: Literal["by-client", "records"] | None = Field(
+    test: float | str | None = Field(
         default=None,
-        description="Whose records the model is measured on: 'by-client' holds about a fifth of "
-        "the clients out; 'records' takes the source's split, in which clients have records, so "
-        "that claims say so and secure noise refuses it. For partition 'natural'. Left out: "
-        "'by-client'.",
+        description="What the model is measured on: 'by-client' holds about a fifth of the natural "
+        "clients out; 'records' takes a data set's own split, in which clients have records, so "
+        "that claims say so and secure noise refuses it; of a table, also a share of its rows, or "
+        "the path of a table with test rows. Left out: 'by-client' for natural clients, 0.2 for "
+        "other tables.",
     )
-    statistics: Literal["public", "held-out"] | None = Field(
+    statistics: Literal["public", "held-out", "clients"] | None = Field(
         default=None,
-        description="Where the means, scales and categories of fitted features come from: "
-        "'held-out' fits them on the test split, 'public' declares them known from elsewhere. For "
-        "lending-club, diabetes and saved data that name them. Left out: from all clients' records "
-        "in the clear, which claims say and secure noise refuses.",
+        description="What means, scales and categories that nobody declared are fitted on: "
+        "'held-out' on the test split; 'clients' on clients' records in the clear, which claims "
+        "say and secure noise refuses; 'public' on the same, declaring them known from elsewhere. "
+        "For tables, lending-club, diabetes and saved data that name them. Left out: 'held-out' for "
+        "tables, 'clients' for the others.",
     )
     seed: int | None = Field(
         default=None,
         description="Decides how records are drawn and divided. Seeded runs that share a ledger "
         "have it in common. Left out: the recipe's seed.",
     )
-    path: str | None = Field(
+    columns: dict[str, ColumnSection] | None = Field(
         default=None,
-        description="The folder that FederatedData.save wrote. For name 'saved'. Left out: only "
-        "for other data sets.",
+        description="What is publicly known of a table's columns, by name: low and high, or mean "
+        "and std, or values; fill; other. Left out: everything is fitted, see statistics.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_is_a_table(cls, raw: Any) -> Any:
+        """A path without a name is that of a table."""
+        if isinstance(raw, dict) and "path" in raw and "name" not in raw:
+            return {"name": TABLE, **raw}
+        return raw
+
+    @property
+    def told(self) -> str:
+        """What people call these records."""
+        return Path(self.path).name if self.name == TABLE and self.path else self.name
 
 
 class ModelSection(Section):

@@ -1,0 +1,297 @@
+"""`Column`: how the entries of one column become numbers, as declared in public or as fitted."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.checks import shown
+from fedveil.data.arrays import Array
+from fedveil.data.entries import Floats, as_numbers, as_texts
+from fedveil.data.tables import Table, listed
+from fedveil.errors import BadInput
+
+Value = str | bool | int | float
+
+MOST_VALUES = 1000
+"""Categories of a column, each of which is a feature of its own."""
+
+_LARGEST = 1e30  # what is beyond has no square in float32's range
+_PIECE = 1 << 22  # numbers scaled at once
+_FLAGS = ("other", "whole")
+_DECLARED = ("low", "high", "mean", "std", "values", "fill", "other")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: `low` and `high`, or `mean` and `std`, or `values`; or nothing yet.
+
+    A number is scaled from [low, high] to [-1, 1], and what lies outside is clamped; or it is
+    standardised. One of `values` becomes a one-hot vector, or a label's place in the list; with
+    `other`, anything else becomes zeros. `fill` stands for an entry that is missing. Entries of a
+    column with a `shape` are arrays, whose elements are scaled one by one; `whole` ones stay whole
+    numbers.
+
+    Nothing here looks at more than one entry at a time.
+    """
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    mean: float | None = None
+    std: float | None = None
+    values: tuple[Value, ...] | None = None
+    fill: Value | None = None
+    other: bool = False
+    shape: tuple[int, ...] = ()
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        _check_pairs(self)
+        _check_values(self)
+        _check_fill(self)
+
+    @classmethod
+    def declared(cls, name: str, options: object) -> "Column":
+        """A column as a user describes it, in a dict."""
+        if not isinstance(options, Mapping):
+            raise BadInput(f"columns.{name} is {shown(options)}: use low, high, values, ...")
+        for key in options:
+            if key not in _DECLARED:
+                raise BadInput(f"columns.{name}.{key} is no key: use one of {', '.join(_DECLARED)}")
+        values = options.get("values")
+        if values is None:
+            return cls(name, **options)
+        if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+            raise BadInput(f"columns.{name}.values is {shown(values)}: a list is needed")
+        return cls(name, **{**options, "values": tuple(values)})
+
+    @property
+    def scaled(self) -> bool:
+        """Whether it says how numbers are scaled."""
+        return self.low is not None or self.mean is not None
+
+    @property
+    def width(self) -> int:
+        """How many features it becomes."""
+        return len(self.values) if self.values is not None else 1
+
+    def encode(self, table: Table) -> Array:
+        """Features, float32 [rows, width]; of arrays [rows, *shape], int64 if they are whole."""
+        if self.shape:
+            return self._arrays(table)
+        if self.values is None:
+            return self.numbers(table).astype(np.float32)[:, None]
+        hot: Array = self.codes(table)[:, None] == np.arange(self.width)
+        return hot.astype(np.float32)
+
+    def numbers(self, table: Table, *, target: bool = False) -> Floats:
+        """Scaled numbers [rows]."""
+        found, odd = as_numbers(table.column(self.name))
+        if odd.any():
+            row = int(np.argmax(odd))
+            raise table.refused(
+                self.name, row, f"is {self._entry(table, row)}: a number is needed (or declare "
+                f"columns.{self.name}.values, if it has categories)"
+            )  # fmt: skip
+        missing = np.isnan(found)
+        if missing.any():
+            found = np.where(missing, self._filled(table, int(np.argmax(missing)), target), found)
+        return self._scale(table, found)
+
+    def codes(self, table: Table, *, target: bool = False) -> npt.NDArray[np.int64]:
+        """Places in `values` [rows], -1 for other ones."""
+        values, where = self.values or (), f"columns.{self.name}"
+        texts = isinstance(values[0], str)
+        found = as_texts(table.column(self.name)) if texts else self._numbers_or_texts(table)
+        places: dict[Any, int] = {
+            value if texts else float(value): place for place, value in enumerate(values)
+        }
+        if None in found:
+            fill = self._filled(table, found.index(None), target)
+            found = [(str(fill) if texts else fill) if entry is None else entry for entry in found]
+        codes = np.array([places.get(entry, -1) for entry in found], dtype=np.int64)
+        if not self.other and (codes < 0).any():
+            row = int(np.argmax(codes < 0))
+            way_out = f"add it to {where}.values, or declare {where}.other = true"
+            if target:
+                way_out = f"declare all labels in {where}.values"
+            raise table.refused(
+                self.name, row, f"is {self._entry(table, row)}, which is none of its values "
+                f"{listed(values)}: {way_out}"
+            )  # fmt: skip
+        return codes
+
+    def _numbers_or_texts(self, table: Table) -> list[Any]:
+        """Entries as numbers, texts where they are none, None where nothing is."""
+        numbers, odd = as_numbers(table.column(self.name))
+        found: list[Any] = [None if number != number else number for number in numbers.tolist()]
+        for row in np.flatnonzero(odd).tolist():
+            found[row] = self._entry(table, row)
+        return found
+
+    def restored(self, numbers: Array) -> Floats:
+        """Scaled numbers as they were."""
+        found = np.asarray(numbers, dtype=np.float64)
+        centre, half = self._units
+        return found * half + centre
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; what is left open is left out."""
+        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in said.items()
+            if value is not None and value != () and not (key in _FLAGS and not value)
+        }
+
+    @property
+    def _units(self) -> tuple[float, float]:
+        """(what becomes 0, the distance that becomes 1)."""
+        if self.low is not None and self.high is not None:
+            return (self.low + self.high) / 2, (self.high - self.low) / 2
+        if self.mean is not None and self.std is not None:
+            return self.mean, self.std
+        return 0.0, 1.0
+
+    def _scale(self, table: Table, found: Floats, first: int = 0) -> Floats:
+        centre, half = self._units
+        within = found if self.low is None else np.clip(found, self.low, self.high)
+        scaled: Floats = (within - centre) / half
+        fine = (np.abs(found) <= _LARGEST) & (np.abs(scaled) <= _LARGEST)
+        if not fine.all():
+            row = first + int(np.argwhere(~fine)[0][0])
+            raise table.refused(
+                self.name, row, f"is {self._entry(table, row)}: a finite number of at most "
+                f"{_LARGEST:g} is needed"
+            )  # fmt: skip
+        return scaled
+
+    def _arrays(self, table: Table) -> Array:
+        column = table.column(self.name)
+        if column.dtype.kind == "O":
+            column = self._stacked(table, column)
+        if column.shape[1:] != self.shape or column.dtype.kind not in self._kinds:
+            raise self._misfit(table, 0)
+        if self.whole:
+            return column.astype(np.int64)
+        out, step = np.empty(column.shape, np.float32), max(1, _PIECE // math.prod(self.shape))
+        for start in range(0, len(column), step):
+            piece = column[start : start + step].astype(np.float64)
+            out[start : start + step] = self._scale(table, piece, start)
+        return out
+
+    def _stacked(self, table: Table, column: Array) -> Array:
+        """Entries that are arrays as one array, each of them checked."""
+        out = np.empty((len(column), *self.shape), np.int64 if self.whole else np.float64)
+        for row, entry in enumerate(column):
+            if entry is None:
+                raise table.refused(self.name, row, "is empty: remove the row")
+            try:
+                array = np.asarray(entry)
+            except ValueError:
+                array = np.empty(0, dtype=object)
+            if array.shape != self.shape or array.dtype.kind not in self._kinds:
+                raise self._misfit(table, row)
+            out[row] = array
+        return out
+
+    @property
+    def _kinds(self) -> str:
+        return "iu" if self.whole else "biuf"
+
+    def _misfit(self, table: Table, row: int) -> BadInput:
+        what = "whole numbers" if self.whole else "numbers"
+        return table.refused(
+            self.name, row, f"is {self._entry(table, row)}: {what} of shape {self.shape} are needed"
+        )
+
+    def _filled(self, table: Table, row: int, target: bool) -> Any:
+        """The public value for a missing entry, or the refusal of the first one."""
+        if target:
+            raise table.refused(self.name, row, "is empty, and it is the target: remove the row")
+        if self.fill is None:
+            raise table.refused(
+                self.name, row, "is empty: declare a public value for such entries "
+                f"(columns.{self.name}.fill), or remove the row"
+            )  # fmt: skip
+        return self.fill
+
+    def _entry(self, table: Table, row: int) -> str:
+        return shown(table.column(self.name)[row])
+
+
+def _check_pairs(column: Column) -> None:
+    where = f"columns.{column.name}"
+    for key in ("low", "high", "mean", "std"):
+        value = getattr(column, key)
+        if value is None:
+            continue
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (number and abs(float(value)) <= _LARGEST):
+            raise BadInput(f"{where}.{key} is {shown(value)}: a finite number is needed")
+        object.__setattr__(column, key, float(value))
+    for one, other in (("low", "high"), ("mean", "std")):
+        if (getattr(column, one) is None) != (getattr(column, other) is None):
+            raise BadInput(f"{where} has one of {one} and {other}: give both")
+    ways = [
+        key
+        for key, given in (
+            ("low and high", column.low),
+            ("mean and std", column.mean),
+            ("values", column.values),
+        )
+        if given is not None
+    ]
+    if len(ways) > 1:
+        raise BadInput(f"{where} has {ways[0]} and also {ways[1]}: leave one out")
+    if column.low is not None and column.high is not None and not column.low < column.high:
+        raise BadInput(f"{where}.low is {column.low:g} and high is {column.high:g}: low < high")
+    if column.std is not None and not column.std > 0:
+        raise BadInput(f"{where}.std is {column.std:g}: a positive number is needed")
+
+
+def _check_values(column: Column) -> None:
+    where, values = f"columns.{column.name}", column.values
+    if not isinstance(column.other, bool):
+        raise BadInput(f"{where}.other is {shown(column.other)}: use true or false")
+    if values is None:
+        return
+    if column.shape:
+        raise BadInput(f"{where} holds arrays, which have no values: declare low and high")
+    if not values:
+        raise BadInput(f"{where}.values is empty: list the categories or labels")
+    if len(values) > MOST_VALUES:
+        raise BadInput(f"{where} has {len(values)} values: at most {MOST_VALUES} are possible")
+    texts = [isinstance(value, str) for value in values]
+    numbers = [isinstance(value, Real) and value == value for value in values]
+    if not (all(texts) or all(numbers)):
+        raise BadInput(f"{where}.values is {shown(list(values))}: use texts only, or numbers only")
+    cleaned = tuple(value.strip() if isinstance(value, str) else _plain(value) for value in values)
+    object.__setattr__(column, "values", cleaned)
+    if len(set(cleaned)) < len(cleaned) or "" in cleaned:
+        raise BadInput(f"{where}.values has an entry twice or an empty one: list each once")
+
+
+def _plain(value: Any) -> Any:
+    """A number that JSON knows."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _check_fill(column: Column) -> None:
+    where, fill = f"columns.{column.name}.fill", column.fill
+    if fill is None:
+        return
+    if not isinstance(fill, str | Real) or fill != fill:
+        raise BadInput(f"{where} is {shown(fill)}: a number or a text is needed")
+    if column.shape:
+        raise BadInput(f"{where} is {shown(fill)}: arrays are not filled in, remove the rows")
+    if column.scaled and isinstance(fill, str):
+        raise BadInput(f"{where} is {shown(fill)}: a number is needed")
+    object.__setattr__(column, "fill", _plain(fill))
+    if column.values is not None and not column.other and fill not in column.values:
+        raise BadInput(f"{where} is {shown(fill)}, which is none of columns.{column.name}.values")

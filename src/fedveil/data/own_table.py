@@ -1,0 +1,183 @@
+"""From a user's table to records: whose they are, which are tested on, how they are encoded.
+
+What is public about the encoding is declared, or it is fitted on rows that `statistics` names. No
+other row decides anything beyond its own record: not a type, a scale, a category or an order.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from fedveil.checks import check, shown
+from fedveil.data.columns import Column
+from fedveil.data.federated import FederatedData
+from fedveil.data.fitting import fit_schema
+from fedveil.data.partition import partition
+from fedveil.data.records import Records, fitted_on_test, left_out
+from fedveil.data.table_split import split_table
+from fedveil.data.tables import Table, listed, read_table
+from fedveil.errors import BadInput
+
+STATISTICS = ("held-out", "clients", "public")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user says of a table; `docs/data.md` says what each word means."""
+
+    target: str
+    client: str | None = None
+    features: Iterable[str] | None = None
+    columns: Mapping[str, object] | None = None
+    test: object = None
+    statistics: str | None = None
+    min_records: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("target", "client"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == "client" and value is None):
+                raise BadInput(f"{name} is {shown(value)}: name a column")
+        if self.features is not None and (
+            isinstance(self.features, str | bytes) or not isinstance(self.features, Iterable)
+        ):
+            raise BadInput(f"features is {shown(self.features)}: a list of columns is needed")
+        if self.columns is not None and not isinstance(self.columns, Mapping):
+            raise BadInput(f"columns is {shown(self.columns)}: a dict by column is needed")
+        if self.statistics not in (None, *STATISTICS):
+            raise BadInput(
+                f"statistics is {shown(self.statistics)}: use one of {', '.join(STATISTICS)}"
+            )
+        if self.min_records is not None:
+            check("data.min_records", self.min_records)
+            if self.client is None:
+                raise BadInput(
+                    f"min_records {self.min_records} has no effect without a client column: leave "
+                    "it out"
+                )
+
+
+def federated_table(
+    table: object,
+    asked: Asked,
+    *,
+    clients: int | None,
+    kind: str | None,
+    alpha: float | None,
+    shards_per_client: int,
+    seed: int,
+) -> FederatedData:
+    """The clients of a table: as a column names them, or `clients` that rows are dealt to."""
+    kind = table_partition(asked.client, kind, clients)
+    data = partition(
+        table_records(table, asked),
+        kind=kind,
+        clients=clients,
+        seed=seed,
+        alpha=alpha,
+        shards_per_client=shards_per_client,
+        test=table_test(kind),
+    )
+    return replace(data, declared_public=asked.statistics == "public")
+
+
+def table_partition(client: str | None, kind: str | None, clients: int | None) -> str:
+    """How rows are divided: by the client column if there is one."""
+    if client is not None:
+        if kind not in (None, "natural"):
+            raise BadInput(
+                f"client {client!r} says whose rows are whose and partition is {kind!r}: leave one "
+                "of them out"
+            )
+        return "natural"
+    if kind == "natural":
+        raise BadInput("partition is 'natural' and client is left out: name the column")
+    if clients is None:
+        raise BadInput(
+            "no clients: name the column that says whose a row is (client), or give a number of "
+            "clients that rows are dealt to (clients)"
+        )
+    return kind or "iid"
+
+
+def table_test(kind: str) -> str | None:
+    """What `partition` is told: the records of a table come with their test split."""
+    return "records" if kind == "natural" else None
+
+
+def table_records(table: object, asked: Asked) -> Records:
+    """Read, divide and encode a table.
+
+    | edge | behaviour |
+    |---|---|
+    | a column is not declared | fitted on the test split; claims say so |
+    | the test split is clients' own | what was fitted on it counts as fitted on clients' records |
+    | `statistics` is "clients" or "public" | fitted on clients' records, and named in `fitted` |
+    | a client's entry does not fit what was found elsewhere | BadInput: row, column, way out |
+    | a category is not in a fitted list | zeros |
+    | clients are left out for `min_records` | how many is said in every claim |
+    """
+    source = read_table(table)
+    features, target = _columns(source, asked)
+    split = split_table(source, asked.client, asked.test, asked.min_records)
+    on_test = asked.statistics in (None, "held-out")
+    seen, whose = (split.test, "test records") if on_test else (split.train, "clients' records")
+    schema, what = fit_schema(features, target, seen, whose)
+    if asked.statistics is not None and not what:
+        raise BadInput(
+            f"statistics is {asked.statistics!r} and every column is declared: leave it out"
+        )
+    apart = on_test and not split.of_clients
+    remarks = [fitted_on_test(what)] if what and apart else []
+    if asked.min_records is not None:
+        remarks.append(left_out(split.dropped, asked.min_records))
+    return Records(
+        source.name,
+        schema.encode(split.train),
+        schema.targets(split.train),
+        schema.encode(split.test),
+        schema.targets(split.test),
+        classes=schema.classes,
+        owners=split.owners,
+        owner_names=split.names,
+        test_owners=split.test_owners,
+        fitted="" if apart else what,
+        remarks=tuple(remarks),
+        schema=schema,
+    )
+
+
+def _columns(source: Table, asked: Asked) -> tuple[list[Column], Column]:
+    """The features and the target as declared, by the table's header alone."""
+    source.column(asked.target)
+    apart = {asked.target: "the target"}
+    if asked.client is not None:
+        source.column(asked.client)
+        apart[asked.client] = "the client column"
+        if asked.client == asked.target:
+            raise BadInput(f"column {asked.client!r} is client and target: name two columns")
+    names = [name for name in source.columns if name not in apart]
+    if asked.features is not None:
+        names = list(asked.features)
+    elif "" in names:
+        raise BadInput(
+            f"{source.name} has a column without a name, as pandas writes with index=True: name "
+            "it, or list the features"
+        )
+    for name in names:
+        if name in apart:
+            raise BadInput(f"feature {name!r} is {apart[name]}: leave it out of features")
+        source.column(name)
+    if len(set(names)) < len(names):
+        raise BadInput(f"features {listed(names)} has a name twice: list each once")
+    if not names:
+        raise BadInput(f"{source.name}: no column is left to be a feature: name at least one")
+    columns = asked.columns or {}
+    for name in columns:
+        source.column(name)
+        if name not in names and name != asked.target:
+            raise BadInput(
+                f"columns.{name} is declared and {name!r} is neither a feature nor the target: "
+                "leave it out"
+            )
+    said = {name: Column.declared(name, columns.get(name, {})) for name in (*names, asked.target)}
+    return [said[name] for name in names], said[asked.target]

@@ -1,0 +1,100 @@
+"""Arrays that belong together as the records of many clients, or not."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedveil.checks import shown
+from fedveil.data.arrays import Array, check_classes
+from fedveil.errors import BadInput
+
+_SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
+_NEEDED = ("x", "y", "offsets", "test_x", "test_y")
+
+
+def check_structure(
+    arrays: Mapping[str, Any], classes: int, client_name: Callable[[int], str]
+) -> None:
+    """Refuse shapes that do not belong together. Looks at offsets and names, not at records."""
+    check_classes(classes)
+    for name in _NEEDED:
+        if not isinstance(arrays[name], np.ndarray):
+            raise BadInput(
+                f"{name} is {shown(arrays[name])}: an array is needed (or use from_clients)"
+            )
+    x, y, offsets, test_x, test_y = (arrays[name] for name in _NEEDED)
+    if test_x.shape[:1] == (0,):
+        raise BadInput("the test split is empty: hold some records back")
+    for name, kinds, dims in (
+        ("offsets", "iu", (1,)),
+        ("x", "iuf", range(1, 9)),
+        ("test_x", "iuf", range(1, 9)),
+        ("y", "i" if classes else "f", (1,)),
+        ("test_y", "i" if classes else "f", (1,)),
+    ):
+        array = arrays[name]
+        if array.dtype.kind not in kinds or array.ndim not in dims:
+            raise BadInput(
+                f"{name} is a {array.ndim}-dimensional array of {array.dtype}: see FederatedData "
+                "for what it must be"
+            )
+    if len(offsets) < 2:
+        raise BadInput("no clients: offsets need at least two entries")
+    if offsets[0] != 0 or offsets[-1] != len(x) or (np.diff(offsets) < 0).any():
+        raise BadInput(f"offsets must rise from 0 to the number of records, {len(x)}")
+    if len(y) != len(x):
+        raise BadInput(f"{len(x)} feature rows and {len(y)} targets")
+    if len(test_x) != len(test_y):
+        raise BadInput(f"{len(test_x)} test rows and {len(test_y)} test targets")
+    if test_x.shape[1:] != x.shape[1:]:
+        raise BadInput(
+            f"test records have shape {test_x.shape[1:]}, training records {x.shape[1:]}"
+        )
+    empty = np.flatnonzero(np.diff(offsets) == 0)
+    if len(empty):
+        raise BadInput(
+            f"client {client_name(int(empty[0]))!r} has no records: "
+            "leave it out or use fewer clients"
+        )
+    if arrays["names"] is not None:
+        _check_names(arrays["names"], len(offsets) - 1)
+
+
+def check_values(arrays: Mapping[str, Any], classes: int, owner: Callable[[int], str]) -> None:
+    """Refuse values no model can learn from. Reads the arrays once, piece by piece."""
+    for name in ("x", "y", "test_x", "test_y"):
+        labels = classes if name.endswith("y") else 0
+        for start, piece in pieces(arrays[name]):
+            found = _wrong(piece, labels)
+            if found is not None:
+                row = start + found[0]
+                whose = "" if name.startswith("test") else f" (client {owner(row)!r})"
+                raise BadInput(f"{name} row {row}{whose} {found[1]}")
+
+
+def _wrong(piece: Array, labels: int) -> tuple[int, str] | None:
+    """The first row that no model can learn from, and why."""
+    if piece.dtype.kind == "f" and not np.isfinite(piece).all():
+        row = int(np.argwhere(~np.isfinite(piece))[0][0])
+        return row, "is not finite: remove the record or fill the value in"
+    if labels and len(bad := np.flatnonzero((piece < 0) | (piece >= labels))):
+        return int(bad[0]), f"has label {piece[bad[0]]}, outside 0..{labels - 1}"
+    return None
+
+
+def pieces(array: Array) -> Iterator[tuple[int, Array]]:
+    """(first row, rows) over the leading axis, `_SCAN` elements at a time."""
+    rows = max(1, _SCAN // max(1, int(np.prod(array.shape[1:]))))
+    for start in range(0, len(array), rows):
+        yield start, array[start : start + rows]
+
+
+def _check_names(names: Any, clients: int) -> None:
+    if len(names) != clients:
+        raise BadInput(f"{len(names)} names for {clients} clients")
+    unique, counts = np.unique(names, return_counts=True)
+    if (counts > 1).any():
+        raise BadInput(
+            f"client {str(unique[counts > 1][0])!r} appears twice: merge its records or rename one"
+        )

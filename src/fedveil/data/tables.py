@@ -1,0 +1,227 @@
+"""`Table`: columns by name, read from a file or a data frame, or refused with one line.
+
+A column is a NumPy array of numbers, [rows] or [rows, ...], or of objects: texts and whatever else
+a data frame holds, None where nothing is. What an entry means is not decided here: it may not
+depend on other rows (`data/fitting.py`).
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.checks import shown
+from fedveil.data.arrays import Array
+from fedveil.data.files import optional_module, reading
+from fedveil.data.split import Rows
+from fedveil.errors import BadInput
+
+SUFFIXES = (".csv", ".parquet")
+
+_LONGEST_LIST, _SHOWN = 12, 10
+_START = 4096  # bytes in which a file shows that it is no text
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of one length. `name` is what messages call it; `numbers` are its rows' in there."""
+
+    name: str
+    columns: dict[str, Array]
+    numbers: Rows
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(self, rows: Rows) -> "Table":
+        """Some of the rows, which keep their numbers."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return replace(self, columns=columns, numbers=self.numbers[rows])
+
+    def column(self, name: str) -> Array:
+        """A column by its name."""
+        if name not in self.columns:
+            raise BadInput(
+                f"{self.name} has no column {shown(name)}: its columns are "
+                f"{listed(list(self.columns))}"
+            )
+        return self.columns[name]
+
+    def refused(self, column: str, row: int, problem: str) -> BadInput:
+        """The error about one entry; rows are counted from 1, without a header."""
+        return BadInput(f"{self.name}: row {self.numbers[row]} of column {column!r} {problem}")
+
+
+def listed(names: Sequence[object]) -> str:
+    """Names in a sentence, the first few of many."""
+    if len(names) <= _LONGEST_LIST:
+        return ", ".join(map(repr, names))
+    return f"{', '.join(map(repr, names[:_SHOWN]))} and {len(names) - _SHOWN} more"
+
+
+def read_table(source: object, name: str = "the table") -> Table:
+    """Columns of a CSV or Parquet file, a pandas, polars or Arrow table, or a dict of columns.
+
+    None of these libraries is imported: a table is known by what it can do.
+    """
+    if isinstance(source, Table):
+        return source
+    if isinstance(source, str | Path):
+        return _read_file(Path(source))
+    if isinstance(source, Mapping):
+        named = [(key, _plain(key, column)) for key, column in source.items()]
+    elif hasattr(source, "iloc") and hasattr(source, "columns"):  # pandas
+        named = [(key, _from_pandas(source.iloc[:, k])) for k, key in enumerate(source.columns)]
+    elif hasattr(source, "get_columns"):  # polars
+        named = [(column.name, _from_polars(column)) for column in source.get_columns()]
+    elif hasattr(source, "itercolumns") and hasattr(source, "column_names"):  # Arrow
+        columns = zip(source.column_names, source.itercolumns(), strict=True)
+        named = [(key, from_arrow(column)) for key, column in columns]
+    else:
+        raise BadInput(
+            f"{name} is {shown(source)}: give the path of a .csv or .parquet file, a pandas or "
+            "polars data frame, an Arrow table, or a dict of columns"
+        )
+    return _table(name, [(str(key), column) for key, column in named])
+
+
+def _table(name: str, named: Sequence[tuple[str, Array]]) -> Table:
+    """Columns of one length with distinct names, or one line."""
+    names = [key for key, _ in named]
+    _check_names(name, names)
+    lengths = {key: len(column) for key, column in named}
+    for key, length in lengths.items():
+        if length != lengths[names[0]]:
+            raise BadInput(
+                f"{name}: column {key!r} has {length} rows and column {names[0]!r} "
+                f"{lengths[names[0]]}: give one entry per row"
+            )
+    if lengths[names[0]] == 0:
+        raise BadInput(f"{name} has columns and no rows: there is nothing to learn from")
+    return Table(name, dict(named), np.arange(1, lengths[names[0]] + 1))
+
+
+def _check_names(name: str, names: Sequence[str]) -> None:
+    if not names:
+        raise BadInput(f"{name} is empty: a header and rows are needed")
+    often = Counter(names).most_common(1)[0]
+    if often[1] > 1:
+        raise BadInput(f"{name} has {often[1]} columns {often[0]!r}: rename all but one")
+
+
+def check_file(path: Path) -> None:
+    """Refuse what is no file that can be read as a table, before it is opened."""
+    if path.is_dir():
+        raise BadInput(
+            f"{path} is a folder: name a .csv or .parquet file (for what FederatedData.save wrote, "
+            "data.name = 'saved')"
+        )
+    if path.suffix.lower() not in SUFFIXES:
+        raise BadInput(f"{path} is no table that can be read: use a .csv or .parquet file")
+    if not path.exists():
+        raise BadInput(
+            f"{path} does not exist: a relative path is relative to the current directory"
+        )
+
+
+def _read_file(path: Path) -> Table:
+    check_file(path)
+    return _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+
+
+def _read_parquet(path: Path) -> Table:
+    parquet, arrow = (
+        optional_module(module, package="pyarrow", needed_by="a parquet file")
+        for module in ("pyarrow.parquet", "pyarrow")
+    )
+    with reading(path, "a parquet file", arrow.ArrowException):
+        found = parquet.ParquetFile(path).read()
+    return read_table(found, str(path))
+
+
+def _read_csv(path: Path) -> Table:
+    """All entries as texts; blank lines are skipped."""
+    with reading(path, "a CSV file"), path.open("rb") as stream:
+        if b"\0" in stream.read(_START):
+            raise BadInput(f"{path} is no text: a CSV file in UTF-8 is needed")
+    with reading(path, "a CSV file"), path.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.reader(stream, strict=True)
+        rows: list[list[str]] = []
+        try:
+            header = [key.strip() for key in next(reader, [])]
+            _check_header(path, header)
+            for row in reader:
+                if row and len(row) != len(header):
+                    raise BadInput(
+                        f"{path}: line {reader.line_num} has {len(row)} entries and the header "
+                        f"{len(header)}: put texts with commas into quotes"
+                    )
+                if row:
+                    rows.append(row)
+        except UnicodeDecodeError as e:
+            raise BadInput(
+                f"{path} is not UTF-8 (byte {e.object[e.start]:#04x}): save it as UTF-8"
+            ) from e
+        except csv.Error as e:
+            line = reader.line_num + 1
+            raise BadInput(f"{path}: line {line} cannot be read: {e}; is a quote missing?") from e
+    columns = zip(*rows, strict=True) if rows else [()] * len(header)
+    objects = [np.array(column, dtype=object) for column in columns]
+    return _table(str(path), list(zip(header, objects, strict=True)))
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    _check_names(str(path), header)
+    for other in (";", "\t"):
+        if len(header) == 1 and other in header[0]:
+            raise BadInput(
+                f"{path} has one column {shown(header[0])}: separate columns by commas, not by "
+                f"{other!r}"
+            )
+
+
+def _plain(name: object, column: object) -> Array:
+    """A column of a dict: an array, or a list of entries."""
+    if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
+        raise BadInput(f"column {shown(name)} is {shown(column)}: a list of entries is needed")
+    try:
+        array = np.asarray(column)
+    except ValueError:  # entries of several shapes
+        return _objects(list(column))  # type: ignore[call-overload]
+    if array.dtype.kind in "biuf" and array.ndim:
+        return array
+    return _objects(list(column))  # type: ignore[call-overload]
+
+
+def _from_pandas(series: Any) -> Array:
+    if getattr(series.dtype, "kind", "O") in "biuf" and isinstance(series.dtype, np.dtype):
+        return np.asarray(series.to_numpy())
+    column = np.array(series.to_numpy(dtype=object), dtype=object)
+    column[series.isna().to_numpy()] = None
+    return column
+
+
+def _from_polars(series: Any) -> Array:
+    if series.dtype.is_numeric() and series.null_count() == 0:
+        return np.asarray(series.to_numpy())
+    return _objects(series.to_list())
+
+
+def from_arrow(column: Any) -> Array:
+    """A column of an Arrow table."""
+    kind = str(column.type)
+    if column.null_count == 0 and kind.startswith(("int", "uint", "float", "double", "halffloat")):
+        return np.asarray(column.to_numpy())
+    return _objects(column.to_pylist())
+
+
+def _objects(entries: list[Any]) -> Array:
+    """One object per entry, whatever it is."""
+    column = np.empty(len(entries), dtype=object)
+    for row, entry in enumerate(entries):
+        column[row] = entry
+    return column
