@@ -6,7 +6,7 @@ Meanings are the descriptions of the keys, ranges come from `fedveil.checks`, na
 
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,7 +17,7 @@ from fedveil.checks import allowed
 from fedveil.errors import BadInput
 from fedveil.names import NAMES
 from fedveil.runs.recipe import FORMS, Recipe, read, shipped
-from fedveil.runs.sections.keys import unknown
+from fedveil.runs.sections.keys import tabled, unknown
 
 _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
@@ -66,9 +66,10 @@ def parts() -> tuple[Part, ...]:
     for section, forms in FORMS.items():
         tables = {name: raw[section] for name, raw in recipes.items() if section in raw}
         keys = [
-            _key(f"{section}.{name}", kind, field, _set(_of_kind(tables, kind), name))
+            key
             for kind, form in forms.items()
             for name, field in form.model_fields.items()
+            for key in _keys(f"{section}.{name}", kind, field, _set(_of_kind(tables, kind), name))
         ]
         if forms:
             found.append(Part(section, *_meaning(fields[section]), tuple(keys)))
@@ -128,6 +129,14 @@ def told(recipes: dict[str, Any]) -> str:
     return "; ".join(f"{value} in {', '.join(names)}" for value, names in by_value.items())
 
 
+def _keys(path: str, kind: str, field: FieldInfo, recipes: dict[str, Any]) -> Iterator[Key]:
+    """A key, and those of the tables that it holds."""
+    yield _key(path, kind, field, recipes)
+    inner = tabled(field.annotation)
+    for name, one in (inner.model_fields if inner else {}).items():
+        yield _key(f"{path}.NAME.{name}", kind, one, {})
+
+
 def _key(path: str, kind: str, field: FieldInfo, recipes: dict[str, Any]) -> Key:
     meaning, left_out = _meaning(field)
     if path in NAMES:
@@ -155,11 +164,13 @@ def _type(annotation: Any, many: bool = False) -> str:
         return texts if len(inside) == 1 else f"one of {texts}"
     if origin is list:
         return f"list of {_type(inside[0], many=True)}"
+    if tabled(annotation) is not None:
+        return "one table for each name"
     if origin is dict:
         return f"table of {_type(inside[1], many=True)}, each for {_type(inside[0])}"
     if origin in (typing.Union, types.UnionType):
-        (only,) = [part for part in inside if part is not types.NoneType]
-        return _type(only)
+        words = [_type(part, many) for part in inside if part is not types.NoneType]
+        return " or ".join(dict.fromkeys(words))
     raise AssertionError(f"no words for {annotation}")
 
 

@@ -121,8 +121,8 @@ class DataSection(Section):
         description="What means, scales and categories that nobody declared are fitted on: "
         "'held-out' on the test split; 'clients' on clients' records in the clear, which claims "
         "say and secure noise refuses; 'public' on the same, declaring them known from elsewhere. "
-        "For tables, lending-club, diabetes and saved data that name them. Left out: 'held-out' for "
-        "tables, 'clients' for the others.",
+        "For tables, lending-club, diabetes and saved data that name them. Left out: 'held-out' "
+        "for tables, 'clients' for the others.",
     )
     seed: int | None = Field(
         default=None,

@@ -1,7 +1,7 @@
 """Which keys there are, by section and kind, and what was meant by one that there is not."""
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from fedveil.names import meant, nearest
 from fedveil.runs.sections.section import Section
@@ -18,12 +18,26 @@ def forms_of(recipe: type[Section]) -> Forms:
 
 
 def is_key(forms: Forms, path: Sequence[str]) -> bool:
-    """Whether there is such a section, or such a key in any kind of it."""
+    """Whether there is such a section, or such a key in any kind of it, or of a table in it."""
     section, *rest = path
-    known = forms.get(section, {}).values()
-    return any(rest == [name] for form in known for name in form.model_fields) or (
-        not rest and section in forms
-    )
+    if not rest:
+        return section in forms
+    known = [form.model_fields.get(rest[0]) for form in forms.get(section, {}).values()]
+    fields = [field for field in known if field is not None]
+    if len(rest) == 1:
+        return bool(fields)
+    tables = [tabled(field.annotation) for field in fields]
+    return len(rest) == 3 and any(t is not None and rest[2] in t.model_fields for t in tables)
+
+
+def tabled(annotation: Any) -> type[Section] | None:
+    """The section of which a key holds one for each name, as `data.columns` does; None if none."""
+    for part in (annotation, *get_args(annotation)):
+        if get_origin(part) is dict:
+            inner = get_args(part)[1]
+            if isinstance(inner, type) and issubclass(inner, Section):
+                return inner
+    return None
 
 
 def unknown(forms: Forms, path: Sequence[str], kind: str | None = None) -> str:
