@@ -20,7 +20,16 @@ app = typer.Typer(
 )
 for command in (
     *(train.run, tune.plan, tune.sweep, reproduce.reproduce),
-    *(results.compare, look.recipes, look.explain, look.account, look.ledger, mix.mixer),
+    *(
+        results.evaluate,
+        results.predict,
+        results.compare,
+        look.recipes,
+        look.explain,
+        look.account,
+        look.ledger,
+        mix.mixer,
+    ),
 ):
     app.command()(command)
 

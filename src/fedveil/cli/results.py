@@ -1,4 +1,4 @@
-"""`fedveil compare`: what finished runs have come to."""
+"""`fedveil evaluate`, `fedveil predict` and `fedveil compare`: what finished runs are good for."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,54 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.options import Json, check_out
+from fedveil.cli.options import Json, check_out, check_path
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run that has ended.")]
+
+
+def evaluate(
+    run: Run,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="A table with targets; or the folder with published data sets, for their test "
+            "split; default: the recipe's own test split."
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Measure a run's model on a table of your own, or on its test split again."""
+    check_path("--data", data)
+    from fedveil.runs.opened import OpenedRun
+    from fedveil.runs.results import measured
+
+    found = measured(OpenedRun.at(run), data)
+    if json_:
+        print(json.dumps(found, indent=2))
+        return
+    for name, value in found.items():
+        print(f"{name} {value:.6g}")
+
+
+def predict(
+    run: Run,
+    rows: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="A .csv or .parquet table, or .npy records.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="A CSV file; default: the screen.")] = None,
+) -> None:
+    """Predict rows with a run's model: one line of CSV for each, labels as the table has them."""
+    check_out(out)
+    check_path("INPUT", rows)
+    from fedveil.runs.disk import write_new
+    from fedveil.runs.opened import OpenedRun
+    from fedveil.runs.results import predictions_csv
+
+    text = predictions_csv(OpenedRun.at(run), rows)
+    if out is None:
+        print(text, end="")
+    else:
+        write_new(out, text.encode())
 
 
 def compare(

@@ -8,9 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
+from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
+from fedveil.models.task import Task
 from fedveil.names import OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs import metrics
@@ -18,6 +22,8 @@ from fedveil.runs.build import task_of
 from fedveil.runs.own import Model, own_task
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.stored_model import StoredModel
+from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.evaluate import BATCH, evaluate
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +75,8 @@ class OpenedRun:
         return StoredModel.read(self.folder / "model.safetensors")
 
     @cached_property
-    def module(self) -> nn.Module:
-        """The trained module, in eval mode."""
+    def task(self) -> Task:
+        """The trained module with its loss and metrics."""
         stored = self.stored
         if stored.model.name != OWN:
             task = task_of(stored.model, stored.record_shape, stored.classes, self.recipe.seed)
@@ -84,7 +90,40 @@ class OpenedRun:
         stored.check_layers(task, self.folder)
         for name, value in task.named(task.parameters).items():
             value.copy_(stored.tensors[name])
-        return task.module.eval()
+        return task
+
+    @property
+    def module(self) -> nn.Module:
+        """The trained module, in eval mode."""
+        return self.task.module.eval()
+
+    def predict(self, rows: object) -> dict[str, Array]:
+        """Predictions by column: "prediction", and "p(LABEL)" for every label.
+
+        `rows` is a table as people write it (a .csv or .parquet file, a data frame, a dict of
+        columns), or an array of records where the run was trained on arrays.
+        """
+        return self.stored.schema.decode(self._outputs(self.stored.schema.encode(_table(rows))))
+
+    def evaluate(self, rows: object) -> dict[str, float]:
+        """Loss and metrics on rows with a target; for arrays, {"x": records, "y": targets}.
+
+        They are measured in the clear: what is published of them is outside every claim.
+        """
+        schema, rows = self.stored.schema, _table(rows)
+        x, y = schema.encode(rows), schema.targets(rows)
+        if not len(x):
+            raise BadInput("there are no rows: nothing can be measured")
+        one = np.array([0, 1], dtype=np.int64)
+        data = FederatedData(x[:1], y[:1], one, x, y, self.stored.classes)
+        return evaluate(self.task, self.task.parameters, data)
+
+    def _outputs(self, x: Array) -> Array:
+        module = self.module
+        with torch.inference_mode(), one_thread():
+            found = [module(torch.from_numpy(x[a : a + BATCH])) for a in range(0, len(x), BATCH)]
+        out: Array = torch.cat(found).numpy() if found else np.zeros((0, self.stored.classes or 1))
+        return out
 
     def __repr__(self) -> str:
         path = self.folder / "result.json"
@@ -109,3 +148,8 @@ class OpenedRun:
         claims = "".join(claim._repr_html_() for claim in self.claims) or "nothing is claimed"
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in result["notes"])
         return f"<p>{told}</p>{claims}" + (f"<ul>{notes}</ul>" if notes else "")
+
+
+def _table(rows: object) -> object:
+    """An array is the one column of its table."""
+    return {"x": rows} if isinstance(rows, np.ndarray | torch.Tensor) else rows

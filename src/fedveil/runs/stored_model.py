@@ -10,6 +10,9 @@ import safetensors
 import safetensors.torch
 import torch
 
+from fedveil.data.columns import Column
+from fedveil.data.federated import FederatedData
+from fedveil.data.schema import TableSchema
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -26,7 +29,8 @@ class StoredModel:
     """Weights by name; the model, the records it takes, its labels, and what is claimed for it.
 
     The weights are those that learnt. `layers` is a digest of how the module prints, which tells a
-    ReLU from a Tanh, and of its frozen weights.
+    ReLU from a Tanh, and of its frozen weights. `schema` says how rows of a table become records;
+    where records were arrays, they are a column "x" of arrays.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -35,6 +39,7 @@ class StoredModel:
     classes: int
     claims: tuple[PrivacyClaim, ...]
     layers: str
+    schema: TableSchema
 
     @classmethod
     def of(
@@ -48,7 +53,8 @@ class StoredModel:
         task, data = training.task, training.data
         tensors = {name: value.clone() for name, value in task.named(params).items()}
         layers = layers_of(task)
-        return cls(tensors, model, data.record_shape, data.classes, claims, layers)
+        schema = data.schema or arrays(data)
+        return cls(tensors, model, data.record_shape, data.classes, claims, layers, schema)
 
     def check_layers(self, task: Task, where: Path) -> None:
         """Refuse weights for another module than the one they were trained in."""
@@ -74,6 +80,7 @@ class StoredModel:
             "classes": self.classes,
             "claims": [claim.to_dict() for claim in self.claims],
             "layers": self.layers,
+            "schema": self.schema.to_dict(),
         }
         return safetensors.torch.save(self.tensors, {_ABOUT: json.dumps(about)})
 
@@ -93,6 +100,7 @@ class StoredModel:
                 int(about["classes"]),
                 tuple(map(PrivacyClaim.from_dict, about["claims"])),
                 str(about["layers"]),
+                TableSchema.from_dict(about["schema"]),
             )
         except (OSError, KeyError, TypeError, ValueError, safetensors.SafetensorError) as e:
             raise BadInput(
@@ -103,3 +111,14 @@ class StoredModel:
 def layers_of(task: Task) -> str:
     """A digest of the layers as they print, and of the frozen weights."""
     return hashlib.sha256(identity((str(task.module), task.frozen)).encode()).hexdigest()
+
+
+def arrays(data: FederatedData) -> TableSchema:
+    """Records that are arrays as they are, and labels that are called by their numbers."""
+    shape, whole = data.record_shape, data.x.dtype.kind in "iu"
+    records = Column("x", mean=0.0, std=1.0)
+    if shape:
+        records = Column("x", shape=shape, whole=whole)
+    if data.classes:
+        return TableSchema((records,), Column("y", values=tuple(range(data.classes))))
+    return TableSchema((records,), Column("y", mean=0.0, std=1.0))

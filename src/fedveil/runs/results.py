@@ -1,0 +1,66 @@
+"""What a run's model says of other rows: metrics, or predictions as CSV."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.data.arrays import Array
+from fedveil.data.files import UNREADABLE, strictly
+from fedveil.data.tables import SUFFIXES
+from fedveil.errors import BadInput
+from fedveil.names import OWN
+from fedveil.runs.data import data_of
+from fedveil.runs.opened import OpenedRun
+from fedveil.training.evaluate import evaluate
+
+
+def measured(run: OpenedRun, source: Path | None) -> dict[str, float]:
+    """Metrics on a table with targets, or on the test split of the run's own data."""
+    if source is not None and source.suffix in SUFFIXES:
+        _check_takes_tables(run, source)
+        return run.evaluate(source)
+    if run.recipe.data.name == OWN:
+        raise BadInput(
+            f"{run.folder} was trained on data from Python, which no file holds: give a table with "
+            "--data, or use fedveil.open_run(folder).evaluate"
+        )
+    return evaluate(run.task, run.task.parameters, data_of(run.recipe, source))
+
+
+def predictions_csv(run: OpenedRun, source: Path) -> str:
+    """A header and one line per row of the input."""
+    if source.suffix in SUFFIXES:
+        _check_takes_tables(run, source)
+        found = run.predict(source)
+    elif source.suffix == ".npy":
+        found = run.predict(_records(source))
+    else:
+        raise BadInput(f"{source} is no input: name a {', '.join(SUFFIXES)} or .npy file")
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(found)
+    columns = [column.tolist() for column in found.values()]
+    writer.writerows(zip(*columns, strict=True))
+    return out.getvalue()
+
+
+def _check_takes_tables(run: OpenedRun, source: Path) -> None:
+    features = run.stored.schema.features
+    if len(features) == 1 and features[0].shape:
+        raise BadInput(
+            f"{source} is a table and the records of {run.folder} are arrays of shape "
+            f"{features[0].shape}: give them as .npy"
+        )
+
+
+def _records(path: Path) -> Array:
+    try:
+        with strictly():
+            found = np.load(path, allow_pickle=False)
+    except UNREADABLE as e:
+        raise BadInput(f"{path} cannot be read: {' '.join(str(e).split())}") from e
+    if not isinstance(found, np.ndarray):
+        raise BadInput(f"{path} holds no array: write one with numpy.save")
+    return found
