@@ -15,8 +15,10 @@ from fedveil.privacy.noise.grid import gaussian_int, laplace_int
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.noise.secure_random import SecureRandom
 from fedveil.privacy.noise.streams import Keys, SecureKeys, Streams, laplace_, normal_
+from fedveil.privacy.sampling import FixedSize, Poisson
 
 SIZE, ROUNDS, AT_MOST = 10_000_000, 3, 8.0
+CLIENTS = 1_000_000
 SCALE = 2.0**24  # standard deviations (or Laplace scales) are this many steps long
 
 Seeded = Callable[[torch.Tensor, Keys], torch.Tensor]
@@ -81,6 +83,26 @@ def test_a_secure_mechanism_costs_at_most_eight_times_a_seeded_one(
     benchmark.extra_info["ratio_to_seeded"] = ratio
     print(f"{mechanism}: secure / seeded {ratio:.2f}")
     assert ratio <= AT_MOST
+
+
+@pytest.mark.parametrize("sampler", [Poisson(1e-4), Poisson(0.01), FixedSize(10_000)], ids=str)
+def test_a_secure_cohort_of_a_million_costs_at_most_twice_a_seeded_one(
+    benchmark: BenchmarkFixture, sampler: Poisson | FixedSize
+) -> None:
+    times = []
+
+    def seeded_first() -> None:
+        start = time.perf_counter()
+        sampler.cohort(CLIENTS, 1, Streams(1))
+        times.append(time.perf_counter() - start)
+
+    benchmark.pedantic(
+        sampler.cohort, args=(CLIENTS, 1, Streams(1, secure=True)), setup=seeded_first, rounds=50
+    )
+    ratio = benchmark.stats["min"] / min(times)
+    benchmark.extra_info["ratio_to_seeded"] = ratio
+    print(f"{sampler}: secure / seeded {ratio:.2f}")
+    assert ratio <= 2
 
 
 def test_secret_words(benchmark: BenchmarkFixture) -> None:

@@ -128,6 +128,21 @@ def test_poisson_cohort_may_be_empty():
     assert Poisson(0.1).cohort(5, round, Streams(5)).shape == (0,)
 
 
+@pytest.mark.parametrize(("sampler", "size"), [(Poisson(0.3), None), (FixedSize(2), 2)])
+def test_secure_cohorts_have_the_law_that_is_accounted(sampler, size):
+    """Every subset of five clients, from the operating system's words: seeds have no say."""
+    population, draws = 5, 6000
+    streams = Streams(1, secure=True)
+    drawn = [tuple(sampler.cohort(population, 1, streams).tolist()) for _ in range(draws)]
+    counts = Counter(drawn)
+    sizes = range(population + 1) if size is None else (size,)
+    every = [c for n in sizes for c in combinations(range(population), n)]
+    assert set(counts) <= set(every)
+    law = [1.0 if size else 0.3 ** len(c) * 0.7 ** (population - len(c)) for c in every]
+    expected = draws * np.array(law) / sum(law)
+    assert stats.chisquare([counts[c] for c in every], expected).pvalue > ALARM
+
+
 # --- fixed size ---
 
 

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from fedveil.errors import BadInput
 from fedveil.models.parts import check_parts
 from fedveil.models.state import Snapshot, difference, snapshot, snapshot_of
+from fedveil.models.unrolled import unroll_
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""
@@ -80,7 +81,7 @@ class Task:
             start = stop
         object.__setattr__(self, "_flat", flat)
         object.__setattr__(self, "_slots", tuple(slots))
-        learning = _without_parameters(self.module)
+        learning = unroll_(_without_parameters(self.module))
         object.__setattr__(self, "_learning", learning)
         object.__setattr__(self, "_measuring", _without_parameters(self.module).eval())
         object.__setattr__(self, "_before", self._snapshot())

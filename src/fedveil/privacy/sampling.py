@@ -16,6 +16,7 @@ from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
+from fedveil.privacy.noise.gaps import joining
 from fedveil.privacy.noise.streams import Streams
 
 Cohort = npt.NDArray[np.int64]
@@ -88,9 +89,9 @@ class Poisson:
     def cohort(
         self, population: int, round: int, streams: Streams, counts: Counts | None = None
     ) -> Cohort:
-        """A binomial size and then a uniform subset of it: the same law as one coin per client."""
+        """By a binomial size and a uniform subset, or by gaps: the law of one coin per client."""
         if streams.entropy is not None:
-            return np.flatnonzero(streams.entropy.mask(self.rate, population))
+            return joining(streams.entropy, self.rate, population)
         generator = streams.generator("cohort", round)
         return _chosen(generator, population, int(generator.binomial(population, self.rate)))
 

@@ -182,42 +182,6 @@ def test_distance_per_word_covers_the_longest_keystream():
         assert Fraction(blocks * (blocks - 1), 2**129) <= words * Fraction(DISTANCE)
 
 
-# --- coins ---
-
-
-@pytest.mark.parametrize("rate", [0.5, 0.1, 1 / 3, 0.01, 1e-5, 1 - 2.0**-53])
-def test_coin_is_true_exactly_below_its_rate(rate):
-    """A word w stands for [w, w + 1) / 2^64; only the word that contains the rate is open."""
-    edge = math.floor(Fraction(rate) * 2**64)
-    source = Played(0, edge - 1, edge, edge + 1, 2**64 - 1, 2**64 - 1)
-    exact = Fraction(rate) * 2**64 == edge
-    assert source.mask(rate, 5).tolist() == [True, True, False, False, False]
-    assert len(source.left) == (1 if exact else 0)
-
-
-@pytest.mark.parametrize(("second", "chosen"), [(2**58 - 1, True), (2**58, False)])
-def test_rate_too_small_for_one_word_is_decided_by_the_next(second, chosen):
-    assert Played(1, 0, second).mask(2.0**-70, 2).tolist() == [False, chosen]
-
-
-@pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.937])
-def test_coins_are_true_as_often_as_they_should(rate):
-    coins = SecureRandom().mask(rate, 1_000_000)
-    assert stats.binomtest(int(coins.sum()), len(coins), rate).pvalue > ALARM
-
-
-def test_rates_at_the_ends():
-    assert not SecureRandom().mask(0.0, 100).any()
-    assert SecureRandom().mask(1.0, 100).all()
-    assert SecureRandom().mask(0.5, 0).shape == (0,)
-
-
-@pytest.mark.parametrize("rate", [-1e-9, 1.0000001, math.nan, math.inf])
-def test_rate_that_is_no_probability_is_refused(rate):
-    with pytest.raises(BadInput, match="probability"):
-        SecureRandom().mask(rate, 3)
-
-
 # --- orders and subsets ---
 
 
@@ -228,10 +192,11 @@ def test_every_order_is_equally_likely():
     assert stats.chisquare(list(counts.values())).pvalue > ALARM
 
 
-def test_every_subset_is_equally_likely():
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_every_subset_is_equally_likely(size):
     source = Seeded(2)
-    counts = Counter(tuple(source.subset(6, 3).tolist()) for _ in range(20_000))
-    assert set(counts) == set(itertools.combinations(range(6), 3))
+    counts = Counter(tuple(source.subset(6, size).tolist()) for _ in range(12_000))
+    assert set(counts) == set(itertools.combinations(range(6), size))
     assert stats.chisquare(list(counts.values())).pvalue > ALARM
 
 
@@ -245,8 +210,33 @@ def test_everyone_is_chosen_equally_often_from_many():
 def test_equal_words_are_drawn_again():
     """Which of two equal words comes first would be the sort's choice, and not random."""
     assert Played(5, 9, 5, 30, 10, 20).permutation(3).tolist() == [1, 2, 0]
-    assert Played(5, 9, 5, 30, 10, 20).subset(3, 1).tolist() == [1]
-    assert Played(5, 9, 5).subset(3, 2).tolist() == [0, 2]
+
+
+def test_a_subset_is_the_first_different_ones():
+    assert Played(13, 5).subset(10, 2).tolist() == [3, 5]
+    source = Played(13, 3, 8, 7, 27, 1)
+    assert source.subset(10, 4).tolist() == [1, 3, 7, 8]
+    assert source.left == []
+
+
+def test_more_than_half_are_those_that_are_left():
+    assert Played(13, 5).subset(10, 8).tolist() == [0, 1, 2, 4, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("population", [3, 10, 2**32 + 1])
+def test_words_that_would_favour_small_numbers_are_skipped(population):
+    """As many words are used as each number has an equal share of."""
+    last = 2**64 - 1 - 2**64 % population
+    assert (last + 1) % population == 0
+    assert 2**64 - 1 - last < population
+    assert Played(last).subset(population, 1).tolist() == [population - 1]
+    source = Played(last + 1, 2**64 - 1, 4)
+    assert source.subset(population, 1).tolist() == [4 % population]
+    assert source.left == []
+
+
+def test_no_word_is_skipped_where_all_are_fair():
+    assert Played(2**64 - 1).subset(2**20, 1).tolist() == [2**20 - 1]
 
 
 @pytest.mark.parametrize("size", [0, 1])

@@ -258,13 +258,43 @@ class Overwritten(nn.Module):
         return self.out(self.inside(x).relu_())
 
 
-class Cell(nn.Module):
-    def __init__(self):
+class Recurrent(nn.Module):
+    def __init__(self, kind, **options):
         super().__init__()
-        self.memory, self.out = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, 3)
+        self.memory = kind(6, 4, batch_first=True, **options)
+        self.out = nn.Linear(8 if options.get("bidirectional") else 4, 3)
 
     def forward(self, x):
         return self.out(self.memory(x)[0][:, -1])
+
+
+class StepsFirst(nn.Module):
+    """One recurrent layer used twice, the second time with a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory, self.out = nn.GRU(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = x.transpose(0, 1)
+        _, last = self.memory(x)
+        return self.out(self.memory(x.flip(0), last)[0][-1])
+
+
+class Halving(nn.GRU):
+    """An own recurrent layer, for which vmap has no rule."""
+
+    def forward(self, x):
+        return super().forward(x)[0] / 2
+
+
+class Refused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.memory, self.out = Halving(6, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.memory(x)[:, -1])
 
 
 def in_place():
@@ -306,6 +336,10 @@ LAYERED = {
     "sorted": (Sorted, (6,)),
     "rescaled": (Rescaled, (6,)),
     "overwritten": (Overwritten, (6,)),
+    "lstm": (lambda: Recurrent(nn.LSTM), 4),
+    "gru": (lambda: Recurrent(nn.GRU, bidirectional=True), 4),
+    "rnn": (lambda: Recurrent(nn.RNN, num_layers=2, bias=False), 4),
+    "recurrent-twice": (StepsFirst, 4),
 }
 WRITTEN_OUT = {
     "tied": (Tied, "words"),
@@ -315,7 +349,7 @@ WRITTEN_OUT = {
     "forked": (Forked, (6,)),
     "experts": (Experts, (6,)),
     "grouped": (grouped, (2, 4, 4)),
-    "lstm": (Cell, 4),
+    "refused-by-vmap": (Refused, 4),
 }
 SLOW_UNDER_VMAP = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 

@@ -7,7 +7,6 @@ The proof note is docs/proofs/secure.md.
 """
 
 import os
-from fractions import Fraction
 from typing import Never
 
 import numpy as np
@@ -70,35 +69,6 @@ class SecureRandom:
                 raise AssertionError("a keystream ended early")
         return room[:count]
 
-    def mask(self, rate: float, count: int) -> npt.NDArray[np.bool_]:
-        """`count` independent coins, each true with probability `rate`, to the last bit of it.
-
-        A word is compared with the first 64 binary digits of `rate`; where they are equal, one
-        time in 2^64, the next digits are compared with a new word. So the rate that is accounted
-        and the rate that is drawn are the same number.
-
-        | edge | behaviour |
-        |---|---|
-        | rate outside [0, 1], NaN | BadInput |
-        | rate 0, rate 1 | nobody, everybody |
-        | rate below 2^-64 | right all the same |
-
-        >>> int(SecureRandom().mask(1.0, 5).sum())
-        5
-        """
-        if not 0 <= rate <= 1:
-            raise BadInput(f"the rate is {rate}: a probability is needed")
-        if rate == 1:
-            return np.ones(count, dtype=np.bool_)
-        chosen = np.zeros(count, dtype=np.bool_)
-        tied, rest = np.arange(count), Fraction(rate)
-        while rest and len(tied):
-            digits, rest = divmod(rest * 2**64, 1)
-            words = self.words(len(tied))
-            chosen[tied] = words < np.uint64(digits)
-            tied = tied[words == np.uint64(digits)]
-        return chosen
-
     def permutation(self, size: int) -> npt.NDArray[np.int64]:
         """0 .. size - 1 in a uniformly random order.
 
@@ -118,7 +88,8 @@ class SecureRandom:
     def subset(self, population: int, size: int) -> npt.NDArray[np.int64]:
         """A uniformly random subset of `size` out of 0 .. population - 1, in ascending order.
 
-        The `size` smallest of `population` words; drawn again if the next one ties with them.
+        The first `size` different ones of a sequence of independent uniform numbers; if that is
+        more than half, those that are left. Words that would favour small numbers are skipped.
 
         | edge | behaviour |
         |---|---|
@@ -130,13 +101,18 @@ class SecureRandom:
         """
         if not 0 <= size <= population:
             raise BadInput(f"{size} of {population} cannot be chosen")
-        if size in (0, population):
-            return np.arange(size, dtype=np.int64)
-        while True:
-            words = self.words(population)
-            order = np.argpartition(words, (size - 1, size))
-            if words[order[size - 1]] != words[order[size]]:
-                return np.sort(order[:size]).astype(np.int64)
+        if 2 * size > population:
+            left_out = self.subset(population, population - size)
+            return np.delete(np.arange(population, dtype=np.int64), left_out)
+        chosen = np.empty(0, dtype=np.uint64)
+        while len(chosen) < size:
+            words = self.words(size - len(chosen))  # never more than are missing
+            fair = words[words <= np.uint64(2**64 - 1 - 2**64 % population)]
+            ordered = np.sort(np.concatenate([chosen, fair % np.uint64(population)]))
+            new = np.ones(len(ordered), dtype=np.bool_)
+            new[1:] = ordered[1:] != ordered[:-1]
+            chosen = ordered[new]
+        return chosen.astype(np.int64)
 
     def __reduce_ex__(self, protocol: object) -> Never:
         raise TypeError("a SecureRandom is not copied or sent: make one where it is used")

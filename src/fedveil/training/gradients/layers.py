@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from fedveil.models.unrolled import Product
+
 Places = dict[str, torch.Tensor]
 
 _FEW_CHANNELS = 8
@@ -46,7 +48,16 @@ def known(layer: nn.Module) -> bool:
         case nn.Embedding():
             plain = layer.max_norm is None and not layer.scale_grad_by_freq
             return type(layer) is nn.Embedding and plain
-    return False
+    return isinstance(layer, Product)
+
+
+def names_of(name: str, layer: nn.Module) -> dict[str, str]:
+    """What the module calls the parameters that the formula of a known layer is about."""
+    if isinstance(layer, Product):
+        name, own = name.rpartition(".")[0], layer.names
+    else:
+        own = {p: p for p, _ in layer.named_parameters(recurse=False)}
+    return {p: f"{name}.{given}" if name else given for p, given in own.items()}
 
 
 def gradient_of(
@@ -55,7 +66,9 @@ def gradient_of(
     """The gradient of a known layer that was used once or more; `errors` are at its outputs."""
     match layer:
         case nn.Linear():
-            return _outer(layer, inputs, errors)
+            return _outer(layer, inputs, errors, bias=layer.bias is not None)
+        case Product():
+            return _outer(layer, inputs, errors, bias="bias" in layer.names)
         case nn.Conv2d():
             return _full(layer, inputs, errors)
         case nn.Embedding():
@@ -170,12 +183,15 @@ class Looked:
 
 
 def _outer(
-    layer: nn.Linear, inputs: list[torch.Tensor], errors: list[torch.Tensor]
+    layer: nn.Linear | Product,
+    inputs: list[torch.Tensor],
+    errors: list[torch.Tensor],
+    *,
+    bias: bool,
 ) -> Outer | Full:
     """Multiplied out where that is less work than comparing all pairs of steps, or rounds less."""
     a = torch.cat([h.reshape(len(h), -1, layer.in_features) for h in inputs], dim=1)
     e = torch.cat([g.reshape(len(g), -1, layer.out_features) for g in errors], dim=1)
-    bias = layer.bias is not None
     pairs = a.shape[1] ** 2 * (layer.in_features + layer.out_features)
     product = a.shape[1] * layer.in_features * layer.out_features
     outer = Outer(a, e, bias)

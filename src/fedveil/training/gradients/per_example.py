@@ -18,7 +18,13 @@ from torch.func import vmap
 from fedveil.models.task import Named, Task
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm
-from fedveil.training.gradients.layers import Gradient, gradient_of, known, without_subnormals
+from fedveil.training.gradients.layers import (
+    Gradient,
+    gradient_of,
+    known,
+    names_of,
+    without_subnormals,
+)
 from fedveil.training.gradients.vmapped import clipped_or_zero_, example_gradients
 
 _PIECE = 256
@@ -40,17 +46,16 @@ class ExampleBounds:
 
     def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
         self._task, self._sample = task, (x, y)
-        self._layers = {
-            name: layer for name, layer in task.layers.items() if known(layer) and learns(layer)
+        known_ones = {name: layer for name, layer in task.layers.items() if known(layer)}
+        names = {name: names_of(name, layer) for name, layer in known_ones.items()}
+        self._names = {  # without layers that are frozen
+            name: own for name, own in names.items() if task.places.keys() & own.values()
         }
-        owned = [
-            (f"{name}.{p}" if name else p, value.numel())
-            for name, layer in self._layers.items()
-            for p, value in layer.named_parameters(recurse=False)
-        ]
-        self._complete = {name for name, _ in owned} == set(task.places)
+        self._layers = {name: known_ones[name] for name in self._names}
+        owned = {given for own in self._names.values() for given in own.values()}
+        self._complete = owned == set(task.places)
         images = any(isinstance(layer, nn.Conv2d) for layer in self._layers.values())
-        largest = max((count for _, count in owned), default=1)
+        largest = max(task.layer_sizes)
         self._piece = max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // largest))
 
     @cached_property
@@ -98,8 +103,7 @@ class ExampleBounds:
     ) -> None:
         places = self._task.named(row)
         for name, gradient in gradients.items():
-            prefix = f"{name}." if name else ""
-            own = {p: places[prefix + p] for p in ("weight", "bias") if prefix + p in places}
+            own = {p: places[given] for p, given in self._names[name].items()}
             gradient.add_scaled_(own, scale)
 
     def _gradients(
@@ -154,11 +158,11 @@ class ExampleBounds:
 
     @cached_property
     def _shapes(self) -> dict[str, list[torch.Size]]:
-        """What each layer gives for one example, once per use."""
+        """What each layer gives for one example, once per use; under vmap, as it is used."""
         seen = {name: _Seen(None) for name in self._layers}
+        named = self._task.named(self._task.parameters.clone())
         with torch.no_grad():
-            flat = self._task.parameters.clone()
-            self._watched(self._task.named(flat), self._sample[0][:1], seen)
+            vmap(lambda x: self._watched(named, x[None], seen))(self._sample[0][:1])
         return {name: s.shapes for name, s in seen.items() if s.shapes}
 
     @cached_property
@@ -212,11 +216,6 @@ class _Seen:
         self.inputs.append(args[0])
         self.shapes.append(output.shape)
         return output if self.zeros is None else output + next(self.zeros)
-
-
-def learns(layer: nn.Module) -> bool:
-    """Whether a layer has a parameter of its own that is not frozen."""
-    return any(p.requires_grad for p in layer.parameters(recurse=False))
 
 
 def channels_last(values: torch.Tensor) -> torch.Tensor:
