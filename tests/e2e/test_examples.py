@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,8 @@ def accuracies(lines):
 
 def test_every_example_is_short_and_has_a_docstring():
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    others = ["own_clip.py", "own_csv.py", README, "text_lstm.py"]
-    assert names == ["audit.py", "compare_mechanisms.py", *others]
+    others = ["own_clip.py", "own_csv.py", README, "record_level.py", "text_lstm.py"]
+    assert names == ["audit.py", "compare_mechanisms.py", "hospitals.py", *others]
     for name in names:
         text = (EXAMPLES / name).read_text()
         assert ast.get_docstring(ast.parse(text)), name
@@ -73,3 +74,35 @@ def test_audit(tmp_path):
     assert sum(line.startswith("epsilon ") for line in lines) == 2
     assert "none changed, removed, inserted or moved" in lines[-2]
     assert lines[-1].startswith("refused: /run/result.json is not the one that the run left")
+
+
+def test_hospitals(tmp_path):
+    lines = run("hospitals.py", tmp_path)
+    assert lines[0] == "ended by signal 9, resumed to round 12"
+    assert "per client (zero-out, central trust, PLD, seeded noise)" in lines[1]
+    assert lines[2] == "['yes' 'no']"
+
+
+def test_record_level(tmp_path):
+    lines = run("record_level.py", tmp_path)
+    assert lines[0].startswith("FederatedData(8 clients, 455 records")
+    assert "per record (zero-out, local trust, PLD, seeded noise)" in lines[1]
+    assert float(lines[2].split()[1]) > 0.9
+
+
+def test_the_notebook_runs_with_a_bar_and_shows_its_claims():
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    with tempfile.TemporaryDirectory() as folder:  # the kernel's sockets want a short path
+        done = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}})
+        cells = [cell for cell in done.execute().cells if cell.cell_type == "code"]
+    assert cells[0].outputs[0].data["text/plain"].startswith("FederatedData(")
+    bar, shown = cells[1].outputs
+    assert '<progress value="20" max="20">' in bar.data["text/html"]
+    assert "round 20/20" in bar.data["text/html"]
+    assert "stopped by rounds" in shown.data["text/html"]
+    assert "zero-out" in cells[2].outputs[0].data["text/html"]
+    assert "prediction" in cells[3].outputs[0].data["text/plain"]
