@@ -1,4 +1,5 @@
 from fedveil.data.federated import FederatedData as FederatedData
+from fedveil.data.schema import TableSchema as TableSchema
 from fedveil.errors import BadInput as BadInput
 from fedveil.errors import BudgetExhausted as BudgetExhausted
 from fedveil.errors import FedveilError as FedveilError
@@ -125,6 +126,7 @@ __all__ = [
     "ServerOptimizer",
     "ServerState",
     "SgdServer",
+    "TableSchema",
     "Task",
     "Training",
     "Trust",

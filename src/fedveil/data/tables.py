@@ -151,23 +151,25 @@ def _read_csv(path: Path) -> Table:
     with reading(path, "a CSV file"), path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.reader(stream, strict=True)
         rows: list[list[str]] = []
+        line = 1  # in which the row begins that is read
         try:
             header = [key.strip() for key in next(reader, [])]
             _check_header(path, header)
+            line = reader.line_num + 1
             for row in reader:
                 if row and len(row) != len(header):
                     raise BadInput(
-                        f"{path}: line {reader.line_num} has {len(row)} entries and the header "
+                        f"{path}: line {line} has {len(row)} entries and the header "
                         f"{len(header)}: put texts with commas into quotes"
                     )
                 if row:
                     rows.append(row)
+                line = reader.line_num + 1
         except UnicodeDecodeError as e:
             raise BadInput(
                 f"{path} is not UTF-8 (byte {e.object[e.start]:#04x}): save it as UTF-8"
             ) from e
         except csv.Error as e:
-            line = reader.line_num + 1
             raise BadInput(f"{path}: line {line} cannot be read: {e}; is a quote missing?") from e
     columns = zip(*rows, strict=True) if rows else [()] * len(header)
     objects = [np.array(column, dtype=object) for column in columns]

@@ -89,6 +89,14 @@ class DataSection(Section):
         """What people call these records."""
         return Path(self.path).name if self.name == TABLE and self.path else self.name
 
+    @property
+    def seedless(self) -> bool:
+        """Whether the records are divided in the same way whatever the run's seed is."""
+        if self.seed is not None or self.name == "saved":
+            return True
+        natural = self.client is not None or self.partition == "natural"
+        return natural and self.clients is self.resample is self.most_records is None
+
 
 class ModelSection(Section):
     """Which model of the zoo."""
