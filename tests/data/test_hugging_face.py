@@ -1,12 +1,11 @@
 """Data sets of the Hugging Face library, as objects and as folders."""
 
+import datasets
 import numpy as np
 import pytest
 
 from fedveil import FederatedData
 from fedveil.errors import BadInput
-
-datasets = pytest.importorskip("datasets")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -109,7 +108,6 @@ def test_arrays_keep_their_shape():
 
 
 def test_pictures_are_arrays():
-    pytest.importorskip("PIL")
     pictures = [np.full((4, 4), k % 256, dtype=np.uint8) for k in range(60)]
     features = datasets.Features(
         {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}

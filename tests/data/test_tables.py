@@ -3,7 +3,10 @@
 import csv
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from fedveil import FederatedData
 from fedveil.data.tables import listed, read_table
@@ -30,17 +33,15 @@ def as_csv(folder):
 
 
 def as_parquet(folder):
-    parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(as_arrow(folder), folder / "t.PARQUET")
     return str(folder / "t.PARQUET")
 
 
 def as_arrow(folder):
-    return pytest.importorskip("pyarrow").table(COLUMNS)
+    return pyarrow.table(COLUMNS)
 
 
 def as_pandas(folder):
-    pandas = pytest.importorskip("pandas")
     return pandas.DataFrame(COLUMNS)
 
 
@@ -81,7 +82,6 @@ def test_the_same_rows_are_the_same_data(form, tmp_path):
 
 def test_types_that_other_rows_decide_do_not_matter():
     """A data frame stores whole numbers as floats if somebody's entry is missing."""
-    pandas = pytest.importorskip("pandas")
     options = {"client": "site", "target": "well", "features": ["age"]}
     options["columns"] = {"age": {"values": [*range(20, 80)], "fill": 20}}
     whole = FederatedData.from_table(pandas.DataFrame(COLUMNS), **options)
@@ -115,7 +115,6 @@ def test_a_table_is_a_table_already():
 
 
 def test_column_names_become_texts():
-    pandas = pytest.importorskip("pandas")
     assert list(read_table(pandas.DataFrame({0: [1.0], 1: [2.0]})).columns) == ["0", "1"]
     twice = pandas.DataFrame([[1, 2]], columns=["a", "a"])
     with pytest.raises(ValueError, match="has 2 columns 'a': rename all but one"):
