@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 
 from fedveil import FederatedData
@@ -381,6 +382,7 @@ OBJECTS = {
     ),
     "a text for a column": ({"age": "abc"}, "column 'age' is 'abc': a list of entries is needed"),
     "a number for a column": ({"age": 5}, "column 'age' is 5: a list of entries is needed"),
+    "an array of no rows": ({"age": np.array(5)}, "column 'age' is array(5): a list of entries"),
 }
 
 

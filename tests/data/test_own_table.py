@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -246,12 +247,17 @@ def test_arrays_are_the_only_feature_and_keep_their_shape():
     random = np.random.default_rng(0)
     words = random.integers(9, size=(len(columns["age"]), 5))
     options = {"client": "site", "target": "well", "features": ["text"]}
-    for text in (words, words.tolist(), list(words)):
+    for text in (words, words.tolist(), list(words), torch.tensor(words)):
         data = fv.FederatedData.from_table({**columns, "text": text}, **options)
         assert (data.x.dtype, data.record_shape) == (np.int64, (5,))
         assert data.assumptions == (
             "labels of 'well' were fitted on the test records, which no claim covers",
         )
+    odd = words.tolist()
+    odd[0] = [0.5] * 5
+    assert columns["site"][0] == "s0"  # whose rows are trained on
+    with pytest.raises(BadInput, match=r"row 1 of column 'text' is \[0\.5.*whole numbers of shape"):
+        fv.FederatedData.from_table({**columns, "text": odd}, **options)
     images = random.integers(256, size=(len(words), 2, 3)).astype(np.uint8)
     pixels = {"text": {"low": 0, "high": 255}}
     data = fv.FederatedData.from_table({**columns, "text": images}, **options, columns=pixels)

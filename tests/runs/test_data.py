@@ -2,11 +2,13 @@
 
 import csv
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedveil import FederatedData
+from fedveil.data.columns import Column
 from fedveil.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.build import build
@@ -117,6 +119,18 @@ def test_recipes_with_columns_are_written_as_they_were_read(table, tmp_path):
     (tmp_path / "r.toml").write_text(text)
     assert load_recipe(str(tmp_path / "r.toml")) == recipe
     assert tomllib.loads(text)["data"]["columns"] == COLUMNS
+
+
+def test_the_recipe_of_the_documentation_is_read(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    block = text.partition("```toml\n")[2].partition("```")[0]
+    central = load_recipe("central").model_dump()
+    (tmp_path / "r.toml").write_text(toml.dumps({**central, "data": tomllib.loads(block)["data"]}))
+    section = load_recipe(str(tmp_path / "r.toml")).data
+    assert (section.name, section.path) == ("table", "patients.csv")
+    for name, column in section.columns.items():
+        Column.declared(name, column.model_dump(exclude_none=True))
+    assert len(section.columns) == 4
 
 
 @pytest.mark.parametrize("how", ["clients", "public", "held-out"])

@@ -7,7 +7,7 @@ depend on other rows (`data/fitting.py`).
 
 import csv
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -187,16 +187,21 @@ def _check_header(path: Path, header: list[str]) -> None:
 
 
 def _plain(name: object, column: object) -> Array:
-    """A column of a dict: an array, or a list of entries."""
-    if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
+    """A column of a dict: an array, or a list, whose entries are kept apart if they are arrays.
+
+    One row's fractions would make real numbers of everybody's otherwise.
+    """
+    if isinstance(column, str | bytes) or not isinstance(column, Iterable):
         raise BadInput(f"column {shown(name)} is {shown(column)}: a list of entries is needed")
     try:
         array = np.asarray(column)
     except ValueError:  # entries of several shapes
-        return _objects(list(column))  # type: ignore[call-overload]
-    if array.dtype.kind in "biuf" and array.ndim:
+        return _objects(list(column))
+    if array.ndim == 0:
+        raise BadInput(f"column {shown(name)} is {shown(column)}: a list of entries is needed")
+    if array.dtype.kind in "biuf" and (array.ndim == 1 or hasattr(column, "dtype")):
         return array
-    return _objects(list(column))  # type: ignore[call-overload]
+    return _objects(list(column))
 
 
 def _from_pandas(series: Any) -> Array:
