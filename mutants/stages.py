@@ -4,8 +4,19 @@ from pathlib import Path
 
 from planted import Project
 
-_ABOVE = {"mixing": (), "privacy": ("training", "runs"), "training": ("runs",), "runs": ()}
+_ABOVE = {
+    "data": ("runs",),
+    "mixing": (),
+    "privacy": ("training", "runs"),
+    "training": ("runs",),
+    "runs": (),
+}
 _ALSO = {
+    "data/arrays.py": ("data/test_federated.py", "training/test_whole_numbers.py"),
+    "data/federated.py": ("data/test_schema.py", "data/test_own_table.py"),
+    "data/partition.py": ("data/test_own_table.py",),
+    "data/fitting.py": ("data/test_bad_tables.py", "data/test_own_table.py"),
+    "data/table_split.py": ("data/test_own_table.py",),
     "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
     "privacy/clip_schedules.py": ("privacy/releases/test_client_noise.py",),
     "privacy/curators.py": ("privacy/releases/test_client_noise.py",),
@@ -127,6 +138,7 @@ _ALSO = {
         "statistical/test_whole_runs.py",
     ),
     "training/session.py": (
+        "training/test_whole_numbers.py",
         "contracts/test_enemies.py",
         "contracts/test_noise_is_never_reused.py",
         "contracts/test_leave_one_out.py",

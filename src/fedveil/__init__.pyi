@@ -3,6 +3,7 @@ from fedveil.api import resume as resume
 from fedveil.api import rounds as rounds
 from fedveil.api import run as run
 from fedveil.data.federated import FederatedData as FederatedData
+from fedveil.data.schema import TableSchema as TableSchema
 from fedveil.errors import BadInput as BadInput
 from fedveil.errors import BudgetExhausted as BudgetExhausted
 from fedveil.errors import FedveilError as FedveilError
@@ -134,6 +135,7 @@ __all__ = [
     "ServerOptimizer",
     "ServerState",
     "SgdServer",
+    "TableSchema",
     "Task",
     "Training",
     "Trust",

@@ -18,7 +18,8 @@ scalars = (
     | st.lists(st.integers(0, 100) | texts, max_size=3)
 )
 keys = st.from_regex(r"[a-z_]{1,8}", fullmatch=True)
-documents = st.dictionaries(keys, scalars | st.dictionaries(keys, scalars, max_size=3), max_size=4)
+inner = st.dictionaries(texts, scalars | st.dictionaries(texts, scalars, max_size=2), max_size=3)
+documents = st.dictionaries(keys, scalars | inner, max_size=4)
 
 
 @given(texts)

@@ -7,7 +7,7 @@ depend on other rows (`data/fitting.py`).
 
 import csv
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -151,23 +151,25 @@ def _read_csv(path: Path) -> Table:
     with reading(path, "a CSV file"), path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.reader(stream, strict=True)
         rows: list[list[str]] = []
+        line = 1  # in which the row begins that is read
         try:
             header = [key.strip() for key in next(reader, [])]
             _check_header(path, header)
+            line = reader.line_num + 1
             for row in reader:
                 if row and len(row) != len(header):
                     raise BadInput(
-                        f"{path}: line {reader.line_num} has {len(row)} entries and the header "
+                        f"{path}: line {line} has {len(row)} entries and the header "
                         f"{len(header)}: put texts with commas into quotes"
                     )
                 if row:
                     rows.append(row)
+                line = reader.line_num + 1
         except UnicodeDecodeError as e:
             raise BadInput(
                 f"{path} is not UTF-8 (byte {e.object[e.start]:#04x}): save it as UTF-8"
             ) from e
         except csv.Error as e:
-            line = reader.line_num + 1
             raise BadInput(f"{path}: line {line} cannot be read: {e}; is a quote missing?") from e
     columns = zip(*rows, strict=True) if rows else [()] * len(header)
     objects = [np.array(column, dtype=object) for column in columns]
@@ -185,16 +187,21 @@ def _check_header(path: Path, header: list[str]) -> None:
 
 
 def _plain(name: object, column: object) -> Array:
-    """A column of a dict: an array, or a list of entries."""
-    if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
+    """A column of a dict: an array, or a list, whose entries are kept apart if they are arrays.
+
+    One row's fractions would make real numbers of everybody's otherwise.
+    """
+    if isinstance(column, str | bytes) or not isinstance(column, Iterable):
         raise BadInput(f"column {shown(name)} is {shown(column)}: a list of entries is needed")
     try:
         array = np.asarray(column)
     except ValueError:  # entries of several shapes
-        return _objects(list(column))  # type: ignore[call-overload]
-    if array.dtype.kind in "biuf" and array.ndim:
+        return _objects(list(column))
+    if array.ndim == 0:
+        raise BadInput(f"column {shown(name)} is {shown(column)}: a list of entries is needed")
+    if array.dtype.kind in "biuf" and (array.ndim == 1 or hasattr(column, "dtype")):
         return array
-    return _objects(list(column))  # type: ignore[call-overload]
+    return _objects(list(column))
 
 
 def _from_pandas(series: Any) -> Array:

@@ -137,7 +137,7 @@ def _kind(claim: PrivacyClaim) -> tuple[object, ...]:
 def _caveat(trainings: Sequence[tuple[Prepared, int]]) -> str:
     """What sums of repetitions leave out where each divides the records differently; or ""."""
     sections = [prepared.cell.recipe.data for prepared, count in trainings if count > 1]
-    if all(data.seed is not None or data.name == "saved" for data in sections):
+    if all(data.seedless for data in sections):
         return ""
     return (
         " for a client that is the same in all of them, though each repetition divides the records "

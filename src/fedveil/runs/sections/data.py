@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedveil.names import TABLE
+from fedveil.names import OWN, TABLE
 from fedveil.runs.sections.section import Section
 
 Value = bool | int | float | str
@@ -147,6 +147,14 @@ class DataSection(Section):
     def told(self) -> str:
         """What people call these records."""
         return Path(self.path).name if self.name == TABLE and self.path else self.name
+
+    @property
+    def seedless(self) -> bool:
+        """Whether the records are divided in the same way whatever the run's seed is."""
+        if self.seed is not None or self.name in ("saved", OWN):
+            return True
+        natural = self.client is not None or self.partition == "natural"
+        return natural and self.clients is self.resample is self.most_records is None
 
 
 class ModelSection(Section):
