@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fedveil.checks import VALUES
+from fedveil.cli.loading import loading
 from fedveil.cli.options import Data, Json, Quiet, Set, check_data, check_out, check_path
 from fedveil.errors import BadInput
 from fedveil.interrupts import listen
@@ -46,33 +47,34 @@ def run(
     check_out(out)
     check_path("--ledger", ledger)
     check_path("--resume", resume)
-    from fedveil.names import TABLE
-    from fedveil.runs.logs import check_logs
-    from fedveil.runs.recipe import DEFAULT, load_recipe
+    with loading(quiet=quiet):
+        from fedveil.names import TABLE
+        from fedveil.runs.logs import check_logs
+        from fedveil.runs.recipe import DEFAULT, load_recipe
 
-    check_logs(log or ())
-    chosen = own = None
-    if resume is None:
-        chosen = load_recipe(DEFAULT if recipe is None else recipe, set_ or ())
-        check_data(data, [chosen.data.name])
-        if chosen.data.name == TABLE:  # before torch is imported, which takes seconds
-            from fedveil.runs.data import data_of
+        check_logs(log or ())
+        chosen = own = None
+        if resume is None:
+            chosen = load_recipe(DEFAULT if recipe is None else recipe, set_ or ())
+            check_data(data, [chosen.data.name])
+            if chosen.data.name == TABLE:  # before torch is imported, which takes seconds
+                from fedveil.runs.data import data_of
 
-            own = data_of(chosen)
+                own = data_of(chosen)
 
-    from rich.console import Console
+        from rich.console import Console
 
-    from fedveil.console import Progress, print_result
-    from fedveil.runs.ledgers import Shared
-    from fedveil.runs.run import Run
+        from fedveil.console import Progress, print_result
+        from fedveil.runs.ledgers import Shared
+        from fedveil.runs.run import Run
 
-    listen()
-    shared = None if ledger is None else Shared(ledger, ledger_epsilon)
-    if chosen:
-        prepared = Run.start(chosen, out, data, shared, data=own)
-    else:
-        prepared = Run.resume(resume or Path(), data)
-        check_data(data, [prepared.recipe.data.name])
+        listen()
+        shared = None if ledger is None else Shared(ledger, ledger_epsilon)
+        if chosen:
+            prepared = Run.start(chosen, out, data, shared, data=own)
+        else:
+            prepared = Run.resume(resume or Path(), data)
+            check_data(data, [prepared.recipe.data.name])
     prepared.logs = tuple(log or ())
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
 

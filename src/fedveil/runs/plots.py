@@ -1,14 +1,11 @@
-"""The picture of a run: what was learnt and what it cost, over rounds."""
+"""The picture of a run: what was learnt and what it cost, over rounds.
+
+What draws it is imported when it is drawn, at the end of a run, and not before its first round.
+"""
 
 import io
 import textwrap
 from typing import Any
-
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
 
@@ -20,6 +17,9 @@ def progress_png(
     promise: PrivacyClaim | None,
 ) -> bytes:
     """`metric` and, where something is claimed, epsilon and what belongs to it against rounds."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
     measured = [line for line in history if metric in line]
     charged = [line for line in history if line.get("epsilon") is not None]
     figure = Figure(figsize=(9 if charged else 5, 3.2), layout="constrained")

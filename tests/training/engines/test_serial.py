@@ -5,13 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from fedveil.data.federated import FederatedData
+from fedveil.models.task import Task, cross_entropy
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.batches import Batches
-from fedveil.training.engines.chunks import cut, fitting_chunk
+from fedveil.training.engines.chunks import cut, fitting_chunk, multiplications
 from fedveil.training.engines.engine import Job
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
@@ -192,6 +196,25 @@ def test_the_chunk_fits_memory_and_is_at_least_one(make_family, data, task):
     assert 1 <= fitting_chunk(large, images, work, Mode.VECTORISED) < 4096
     assert fitting_chunk(large, images, work, Mode.VECTORISED, memory=1) == 1
     assert fitting_chunk(large, images, work, Mode.LOOPED) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Linear(6, 3), (6,)),
+        (nn.Linear(6, 3), (4, 6)),  # at four places
+        (nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 3)), (4, 6)),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(16, 3)), (1, 4, 6)),
+    ],
+)
+def testmultiplications_are_those_that_pytorch_counts(module, shape):
+    x = np.zeros((2, *shape), dtype=np.float32)
+    y = np.zeros(2, np.int64)
+    data = FederatedData.from_clients([("a", x, y)], test=(x, y), classes=3)
+    task = Task(module, loss=cross_entropy)
+    with FlopCounterMode(display=False) as counter:
+        task.outputs(task.parameters.clone(), torch.tensor(x[:1]))
+    assert multiplications(task, data) == max(task.size, counter.get_total_flops() // 2)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 100])

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.training.gradients.choice import Mode
+from fedveil.training.gradients.linear_chain import chain_of
 from fedveil.training.gradients.vectorised import quadratic
 from fedveil.training.work import ClientWork
 
@@ -47,14 +48,21 @@ def fitting_chunk(
         return max(1, min(8, task.size // _WIDE))
     longest = int(data.sizes.max())
     numbers = 6 * task.size + 3 * longest * math.prod(data.record_shape)
-    effort = 3 * _multiplications(task, data) * work.visits(longest) + 16 * task.size
+    effort = 3 * multiplications(task, data) * work.visits(longest) + 16 * task.size
     if work.whole(longest) and quadratic(task, data):
         effort = task.size * (task.size * work.visits(longest) // longest + 16)
     return max(1, min(_MOST, memory * 2**20 // (4 * numbers), max(_LEAST, _WORK // effort)))
 
 
-def _multiplications(task: Task, data: FederatedData) -> int:
-    """Of one record's forward pass; a gradient takes about three times as many."""
+def multiplications(task: Task, data: FederatedData) -> int:
+    """Of one record's forward pass; a gradient takes about three times as many.
+
+    A chain of linear layers takes every weight once. Anything else is counted, for which PyTorch
+    loads its compiler: about a second.
+    """
+    flatten, layers = chain_of(task)
+    if layers and (flatten or len(data.record_shape) == 1):
+        return task.size
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         task.outputs(task.named(task.parameters.clone()), torch.tensor(data.test_x[:1]))

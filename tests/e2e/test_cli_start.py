@@ -1,0 +1,98 @@
+"""What happens before the first round: a word at once, and nothing that it does not need."""
+
+import os
+import pty
+import subprocess
+import sys
+
+SETTINGS = ("rounds=1", "noise.multiplier=2.0", "budget.epsilon=inf", "engine.workers=1")
+DEMO = ["run", *(part for setting in SETTINGS for part in ("--set", setting))]
+HIDE_CURSOR = "\x1b[?25l"
+HEAVY = "{'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'dp_accounting'}"
+
+
+def run_code(code, arguments, folder):
+    """Run the command line in a process of its own, after `code`."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.argv = ['fedveil', *{arguments!r}]\n"
+            f"from fedveil.cli.main import main\n{code}main()\n",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+    )
+    assert done.returncode in (0, 2), done.stderr
+    return done.stdout, done.returncode
+
+
+def on_a_terminal(*arguments, folder):
+    """Everything the command writes to a terminal, and its exit code."""
+    reader, writer = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedveil", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=writer,
+        cwd=folder,
+    )
+    os.close(writer)
+    told = b""
+    try:
+        while piece := os.read(reader, 1 << 16):
+            told += piece
+    except OSError:  # how Linux says that nobody writes any more
+        pass
+    os.close(reader)
+    return told.decode(), process.wait()
+
+
+def test_the_word_comes_before_anything_heavy_is_imported(tmp_path):
+    code = (
+        "class Terminal:\n"
+        "    def isatty(self): return True\n"
+        "    def flush(self): pass\n"
+        "    def fileno(self): return 2\n"
+        "    def write(self, text):\n"
+        "        if 'loading' in text:\n"
+        f"            sys.__stdout__.write(repr({HEAVY} & set(sys.modules)))\n"
+        "        return len(text)\n"
+        "sys.stderr = Terminal()\n"
+    )
+    assert run_code(code, ["run", "--set", "rounds=0"], tmp_path) == ("set()", 2)
+
+
+def test_what_draws_and_what_compiles_is_not_imported_before_the_first_round(tmp_path):
+    code = (
+        "from fedveil.console import Progress\n"
+        "def show(self, line):\n"
+        "    late = {'matplotlib', 'torch._dynamo', 'tensorboard', 'mlflow', 'wandb'}\n"
+        "    assert 'torch' in sys.modules and not late & set(sys.modules)\n"
+        "    print('a round')\n"
+        "Progress.show = show\n"
+    )
+    told, code = run_code(code, DEMO, tmp_path)
+    assert (told.count("a round"), code) == (1, 0)
+
+
+def test_the_word_is_gone_when_the_run_begins(tmp_path):
+    told, code = on_a_terminal(*DEMO, folder=tmp_path)
+    assert code == 0
+    beginning, _, rest = told.partition("central: ")
+    assert beginning.removesuffix(HIDE_CURSOR) == "loading ...\r           \r"
+    assert "loading" not in rest
+
+
+def test_the_word_is_gone_when_the_run_is_refused(tmp_path):
+    told, code = on_a_terminal("run", "--set", "rounds=0", folder=tmp_path)
+    assert code == 2
+    assert told.startswith("loading ...\r           \rerror: ")
+    assert told.count("\n") == 1
+
+
+def test_quiet_on_a_terminal(tmp_path):
+    told, code = on_a_terminal("run", "--set", "rounds=0", "--quiet", folder=tmp_path)
+    assert code == 2
+    assert told.startswith("error: ")
