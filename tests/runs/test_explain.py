@@ -183,3 +183,10 @@ def test_defaults_that_are_found_later_are_what_is_said():
 
 
 HIDDEN = f"model.hidden={left_out('model.hidden')}"
+
+
+def test_a_table_of_tables_is_told_with_their_keys():
+    assert [key.key for key in find("data.columns").keys] == [
+        "data.columns",
+        *(f"data.columns.NAME.{name}" for name in ColumnSection.model_fields),
+    ]

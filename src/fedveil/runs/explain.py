@@ -100,7 +100,7 @@ def find(name: str) -> Part:
     for part in parts():
         if part.section == name and name:
             return part
-        keys = tuple(key for key in part.keys if key.key == name)
+        keys = tuple(k for k in part.keys if k.key == name or k.key.startswith(f"{name}.NAME."))
         if keys:
             return replace(part, keys=keys)
     raise BadInput(unknown(FORMS, name.split(".", 1)))
