@@ -57,6 +57,7 @@ from fedveil.privacy.secure import secured as secured
 from fedveil.privacy.watching import Watched as Watched
 from fedveil.runs.opened import OpenedRun as OpenedRun
 from fedveil.training.batches import Batches as Batches
+from fedveil.training.directions import Adam as Adam
 from fedveil.training.dp_sgd import ClientDpSgd as ClientDpSgd
 from fedveil.training.engines.engine import Adversary as Adversary
 from fedveil.training.engines.engine import Engine as Engine
@@ -83,6 +84,7 @@ __version__: str
 
 __all__ = [
     "Accountant",
+    "Adam",
     "AdamServer",
     "Adversary",
     "BadInput",

@@ -177,6 +177,10 @@ VALUES = {
     "client.gamma": _POSITIVE,
     "client.momentum": _SHARE,
     "client.weight_decay": _from(0),
+    "client.proximal": _from(0),
+    "client.beta1": _SHARE,
+    "client.beta2": _SHARE,
+    "client.floor": _POSITIVE,
     "client.rate": _RATE,
     "client.nominal": _whole(1, "at least 1 record is needed"),
     "clip.value": _number(

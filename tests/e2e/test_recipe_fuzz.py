@@ -80,6 +80,10 @@ def local_sgd(r):
     local["lr"] = r.choice([1e-3, 0.1, 1e6])
     local["momentum"] = r.choice([0.0, 0.0, 0.9])
     local["weight_decay"] = r.choice([0.0, 0.0, 0.1])
+    if r.random() < 0.3:
+        local["proximal"] = r.choice([0.0, 0.1, 10.0])
+    if r.random() < 0.3:
+        local |= {"optimizer": "adam", "momentum": 0.0, "beta1": 0.5}
     return local
 
 

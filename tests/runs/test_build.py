@@ -9,6 +9,8 @@ from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.build import build, data_of, resolved
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.batches import Batches
+from fedveil.training.directions import Adam
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.server import AdamServer, SgdServer, Weights
 from fedveil.training.work import ClientSgd
@@ -93,6 +95,26 @@ def test_local_work_is_the_one_that_was_asked_for():
     assert [work.rate(step, round) for round in (1, 2) for step in (0, 3)] == [
         2 / (2 * (k + 8)) for k in (0, 3, 4, 7)
     ]
+
+
+def test_proximal_term_and_adam_are_those_that_were_asked_for():
+    few = (*SMALL, "sample.size=5", "client.lr=0.5", "client.epochs=1")
+    work = built("fedavg", *few, "client.proximal=0.25").work
+    assert work == ClientSgd(Batches(0, epochs=1), 0.5, proximal=0.25)
+    work = built("fedavg", *few, "client.optimizer=adam", "client.weight_decay=0.5").work
+    assert work == ClientSgd(Batches(0, epochs=1), 0.5, weight_decay=0.5, adam=Adam())
+    own = ("client.optimizer=adam", "client.beta1=0.5", "client.beta2=0.75", "client.floor=0.125")
+    assert built("fedavg", *few, *own).work.adam == Adam(0.5, 0.75, 0.125)
+    assert built("fedavg", *few, "client.optimizer=sgd").work == built("fedavg", *few).work
+
+
+def test_steps_of_dp_sgd_are_those_that_were_asked_for():
+    few = (*SMALL, "sample.size=5", "client.lr=0.5")
+    more = ("client.momentum=0.25", "client.weight_decay=0.5", "client.proximal=0.125")
+    training = built("dp-sgd", *few, *more)
+    assert training.work == ClientDpSgd(training.plan.steps, 0.5, 0.25, 0.5, 0.125)
+    training = built("dp-sgd", *few, "client.optimizer=adam", "client.beta2=0.75")
+    assert training.work == ClientDpSgd(training.plan.steps, 0.5, adam=Adam(beta2=0.75))
 
 
 def test_the_server_is_the_one_that_was_asked_for():

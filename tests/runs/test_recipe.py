@@ -240,6 +240,11 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         ("central", ["seed=-1"], "seed is -1"),
         ("central", ["seed=9223372036854775808"], "seed is 9223372036854775808"),
         ("fedavg", ["server.optimizer=adam", "server.momentum=0.5"], "no effect on adam"),
+        ("fedavg", ["client.optimizer=adam", "client.momentum=0.5"], "no effect on adam"),
+        ("fedavg", ["client.beta1=0.5"], "client.beta1 has no effect on sgd"),
+        ("fedavg", ["client.optimizer=sgd", "client.floor=0.5"], "client.floor has no effect"),
+        ("dp-sgd", ["client.beta2=0.5"], "client.beta2 has no effect on sgd"),
+        ("fedsgd", ["client.proximal=0.5"], "client.proximal is no key of kind 'gradient'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(name, settings, message):

@@ -28,10 +28,12 @@ from fedveil.runs.sections.clients import (
     PoissonSection,
     RoundRobinSection,
     SampleSection,
+    SgdSection,
 )
 from fedveil.runs.sections.data import DataSection, ModelSection
 from fedveil.runs.sections.server import ServerSection
 from fedveil.training.batches import Batches
+from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
@@ -49,6 +51,8 @@ _DIVISION = (
     "test",
     "seed",
 )
+
+_MOMENTS = ("beta1", "beta2", "floor")
 
 _MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
 
@@ -231,14 +235,40 @@ def _work(section: ClientSection) -> ClientWork | None:
     elif section.lr is None:
         raise BadInput("client.lr is missing")
     lr = section.lr if decay is None or section.lr is not None else decay.rate(0)
-    return ClientSgd(batches, lr or 0.0, section.momentum, section.weight_decay, decay)
+    return ClientSgd(
+        batches,
+        lr or 0.0,
+        momentum=section.momentum,
+        weight_decay=section.weight_decay,
+        decay=decay,
+        proximal=section.proximal or 0.0,
+        adam=_adam(section),
+    )
+
+
+def _adam(section: SgdSection | DpSgdSection) -> Adam | None:
+    """Adam at the clients, with what is left out as its own default; None for 'sgd'."""
+    given = {key: value for key in _MOMENTS if (value := getattr(section, key)) is not None}
+    if section.optimizer == "adam":
+        return Adam(**given)
+    if given:
+        key = next(iter(given))
+        raise BadInput(f"client.{key} has no effect on sgd: leave it out, or use adam")
+    return None
 
 
 def _dp_sgd(section: ClientSection, plan: PrivacyPlan) -> ClientWork:
     steps = plan.steps
     if not isinstance(section, DpSgdSection) or steps is None:
         raise AssertionError("only DP-SGD is made from its plan")
-    return ClientDpSgd(steps, section.lr)
+    return ClientDpSgd(
+        steps,
+        section.lr,
+        momentum=section.momentum or 0.0,
+        weight_decay=section.weight_decay or 0.0,
+        proximal=section.proximal or 0.0,
+        adam=_adam(section),
+    )
 
 
 def _server(section: ServerSection) -> ServerOptimizer:

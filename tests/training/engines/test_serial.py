@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
+from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batches
+from fedveil.training.directions import Adam
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.chunks import cut, fitting_chunk
 from fedveil.training.engines.engine import Job
 from fedveil.training.engines.serial import Serial
@@ -192,6 +196,25 @@ def test_the_chunk_fits_memory_and_is_at_least_one(make_family, data, task):
     assert 1 <= fitting_chunk(large, images, work, Mode.VECTORISED) < 4096
     assert fitting_chunk(large, images, work, Mode.VECTORISED, memory=1) == 1
     assert fitting_chunk(large, images, work, Mode.LOOPED) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **more: ClientSgd(Batches(0, steps=1), 0.1, **more),
+        lambda **more: ClientDpSgd(NoisySteps(0.5, 1, 1.0), 0.1, **more),
+    ],
+)
+def test_adam_needs_memory_for_two_more_rows(make_family, make):
+    """Where rows are nearly all there is, three quarters as many clients fit."""
+    _, data = make_family("mlp")
+    task = build_task("mlp", data.record_shape, data.classes, seed=1, hidden=(9000,))
+    plain, adam = (
+        fitting_chunk(task, data, make(**more), Mode.VECTORISED, memory=64)
+        for more in ({}, {"adam": Adam()})
+    )
+    assert plain > 20
+    assert adam == pytest.approx(plain * 6 / 8, abs=1)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 100])
