@@ -65,6 +65,8 @@ from fedveil.training.engines.engine import Job as Job
 from fedveil.training.exchange import client_report as client_report
 from fedveil.training.exchange import server_sum as server_sum
 from fedveil.training.gradients.choice import Mode as Mode
+from fedveil.training.rates import RateSchedule as RateSchedule
+from fedveil.training.rates import RateShape as RateShape
 from fedveil.training.round import RoundResult as RoundResult
 from fedveil.training.server import AdamServer as AdamServer
 from fedveil.training.server import ServerOptimizer as ServerOptimizer
@@ -128,6 +130,8 @@ __all__ = [
     "Published",
     "Quantile",
     "Ranges",
+    "RateSchedule",
+    "RateShape",
     "Relation",
     "Release",
     "RoundResult",

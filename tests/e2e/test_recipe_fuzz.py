@@ -84,6 +84,8 @@ def local_sgd(r):
         local["proximal"] = r.choice([0.0, 0.1, 10.0])
     if r.random() < 0.3:
         local |= {"optimizer": "adam", "momentum": 0.0, "beta1": 0.5}
+    if r.random() < 0.3:
+        local["schedule"] = r.choice(["constant", "linear", "cosine", "step"])
     return local
 
 
@@ -178,6 +180,9 @@ def whole(r):
         recipe["server"] = {"optimizer": "adam", "lr": 0.01}
     elif r.random() < 0.3:
         recipe["server"] = {"momentum": r.choice([0.0, 0.9]), "lr": r.choice([0.1, 1.0])}
+    if r.random() < 0.3:
+        more = {"schedule": r.choice(["linear", "cosine", "step"]), "lr_floor": 0.1}
+        recipe["server"] = {**recipe.get("server", {}), **more}
     recipe |= protection(r, sample, local)
     if recipe.get("noise", {}).get("source") == "secure":
         recipe["engine"]["mode"] = "looped"

@@ -9,6 +9,8 @@ from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.rates import RateSchedule, RateShape
+from fedveil.training.server import AdamServer, SgdServer
 from fedveil.training.work import ClientSgd
 
 
@@ -35,6 +37,11 @@ TOLD = {
         "fedveil.training.dp_sgd.ClientDpSgd(noisy=fedveil.privacy.steps.NoisySteps(rate=0.5,"
         "steps=1,multiplier=2.0,nominal=None),lr=0.5)",
     ),
+    "server": (SgdServer(), "fedveil.training.server.SgdServer(lr=1.0,momentum=0.0)"),
+    "adam": (
+        AdamServer(),
+        "fedveil.training.server.AdamServer(lr=0.01,beta1=0.9,beta2=0.99,floor=0.001)",
+    ),
 }
 
 
@@ -42,11 +49,13 @@ TOLD = {
 def test_what_a_training_draws_does_not_change_with_what_others_may_choose(part, text):
     """Runs that were begun before a choice was there repeat and resume as they were."""
     assert identity(part) == text
-    assert identity(replace(part, proximal=0.1)) == f"{text[:-1]},proximal=0.1)"
+    other = replace(part, schedule=RateSchedule(RateShape.STEP, 5))
+    assert identity(other).startswith(f"{text[:-1]},schedule=fedveil.training.rates.RateSchedule(")
 
 
 def test_every_choice_draws_for_itself():
     changes = [{}, {"proximal": 0.1}, {"adam": Adam()}, {"adam": Adam(0.5)}, {"momentum": 0.1}]
+    changes += [{"schedule": RateSchedule(shape, 5)} for shape in RateShape]
     works = [ClientSgd(Batches(0, epochs=1), 0.5, **change) for change in changes]
     works += [ClientDpSgd(NoisySteps(0.5, 1, 2.0), 0.5, **change) for change in changes]
     assert len({seed_of(work) for work in works}) == len(works)

@@ -12,6 +12,7 @@ from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.gradients.choice import Mode
+from fedveil.training.rates import RateSchedule, RateShape
 from fedveil.training.server import AdamServer, SgdServer, Weights
 from fedveil.training.work import ClientSgd
 
@@ -115,6 +116,33 @@ def test_steps_of_dp_sgd_are_those_that_were_asked_for():
     assert training.work == ClientDpSgd(training.plan.steps, 0.5, 0.25, 0.5, 0.125)
     training = built("dp-sgd", *few, "client.optimizer=adam", "client.beta2=0.75")
     assert training.work == ClientDpSgd(training.plan.steps, 0.5, adam=Adam(beta2=0.75))
+
+
+SCHEDULES = {
+    "schedule=linear": RateSchedule(RateShape.LINEAR, 9),
+    "schedule=cosine warmup=3 lr_floor=0.25": RateSchedule(RateShape.COSINE, 9, 3, 0.25),
+    "schedule=step lr_floor=0.5": RateSchedule(RateShape.STEP, 9, 0, 0.5),
+    "warmup=2": RateSchedule(RateShape.CONSTANT, 9, 2),
+    "schedule=constant": None,
+}
+
+
+@pytest.mark.parametrize(("keys", "schedule"), SCHEDULES.items(), ids=SCHEDULES)
+def test_learning_rates_change_as_was_asked_for(keys, schedule):
+    few = ("data.clients=20", "rounds=9", "engine.workers=1", "sample.size=5")
+    clients, server = ([f"{part}.{key}" for key in keys.split()] for part in ("client", "server"))
+    assert built("fedavg", *few, *clients).work.schedule == schedule
+    assert built("dp-sgd", *few, *clients).work.schedule == schedule
+    assert built("fedavg", *few, *server).server == SgdServer(1.0, schedule=schedule)
+    adam = built("fedavg", *few, *server, "server.optimizer=adam").server
+    assert adam == AdamServer(0.01, schedule=schedule)
+
+
+def test_noise_follows_the_learning_rate_of_a_round():
+    few = (*SMALL, "sample.size=5", "client.steps=3", "client.lr=0.5", "clip.value=2.0")
+    plan = built("dp-fedavg", *few, "client.schedule=linear").plan
+    clips = [plan.clip(plan.start(torch.zeros(1)), round).value for round in (1, 2)]
+    assert clips == pytest.approx([2.0 * 3 * 0.5, 2.0 * 3 * 0.25])
 
 
 def test_the_server_is_the_one_that_was_asked_for():

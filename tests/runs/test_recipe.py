@@ -244,6 +244,20 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         ("fedavg", ["client.beta1=0.5"], "client.beta1 has no effect on sgd"),
         ("fedavg", ["client.optimizer=sgd", "client.floor=0.5"], "client.floor has no effect"),
         ("dp-sgd", ["client.beta2=0.5"], "client.beta2 has no effect on sgd"),
+        ("fedavg", ["client.lr_floor=0.5"], "client.lr_floor has no effect on a constant"),
+        ("fedavg", ["server.warmup=1000", "rounds=9"], "server.warmup is 1000 of 9 rounds"),
+        ("fedavg", ["client.schedule=none", "client.warmup=-1"], "client.warmup is -1"),
+        ("fedavg", ["client.schedule=fast"], "client.schedule is 'fast': input should be"),
+        (
+            "dp-fedavg",
+            ["client.lr=none", "client.mu=1.0", "client.gamma=8.0", "client.schedule=step"],
+            "leave client.schedule, client.warmup and client.lr_floor out",
+        ),
+        (
+            "dp-fedavg",
+            ["budget.as_published=true", "client.warmup=2"],
+            "as_published takes the learning rates of the first round",
+        ),
         ("fedsgd", ["client.proximal=0.5"], "client.proximal is no key of kind 'gradient'"),
     ],
 )

@@ -37,6 +37,7 @@ from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
+from fedveil.training.rates import RateSchedule, RateShape
 from fedveil.training.server import AdamServer, ServerOptimizer, SgdServer, Weights
 from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd, ClientWork, Decay, OneGradient
@@ -71,7 +72,8 @@ def build(
     `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
     """
     check_values(recipe)
-    work, server, sampler = _work(recipe.client), _server(recipe.server), _sampler(recipe.sample)
+    rounds, sampler = recipe.total_rounds, _sampler(recipe.sample)
+    work, server = _work(recipe.client, rounds), _server(recipe.server, rounds)
     data = data_of(recipe, data_root) if data is None else data
     if model is None:
         task = task_of(recipe.model, data.record_shape, data.classes, recipe.seed)
@@ -84,7 +86,7 @@ def build(
         task=task,
         data=data,
         plan=plan,
-        work=work or _dp_sgd(recipe.client, plan),
+        work=work or _dp_sgd(recipe.client, plan, rounds),
         server=server,
         weights=Weights(recipe.server.weights),
         seed=recipe.seed,
@@ -218,7 +220,7 @@ def _sampler(section: SampleSection) -> Sampler:
             return Everyone()
 
 
-def _work(section: ClientSection) -> ClientWork | None:
+def _work(section: ClientSection, rounds: int) -> ClientWork | None:
     """The local work, or None for DP-SGD, whose noise the plan has yet to find."""
     if isinstance(section, DpSgdSection):
         return None
@@ -243,6 +245,7 @@ def _work(section: ClientSection) -> ClientWork | None:
         decay=decay,
         proximal=section.proximal or 0.0,
         adam=_adam(section),
+        schedule=_rates("client", section, rounds),
     )
 
 
@@ -257,7 +260,7 @@ def _adam(section: SgdSection | DpSgdSection) -> Adam | None:
     return None
 
 
-def _dp_sgd(section: ClientSection, plan: PrivacyPlan) -> ClientWork:
+def _dp_sgd(section: ClientSection, plan: PrivacyPlan, rounds: int) -> ClientWork:
     steps = plan.steps
     if not isinstance(section, DpSgdSection) or steps is None:
         raise AssertionError("only DP-SGD is made from its plan")
@@ -268,12 +271,28 @@ def _dp_sgd(section: ClientSection, plan: PrivacyPlan) -> ClientWork:
         weight_decay=section.weight_decay or 0.0,
         proximal=section.proximal or 0.0,
         adam=_adam(section),
+        schedule=_rates("client", section, rounds),
     )
 
 
-def _server(section: ServerSection) -> ServerOptimizer:
+def _rates(
+    name: str, section: SgdSection | DpSgdSection | ServerSection, rounds: int
+) -> RateSchedule | None:
+    """How the learning rate of a section changes over the rounds; None if it does not."""
+    shape, warmup = RateShape(section.schedule or "constant"), section.warmup or 0
+    floor = section.lr_floor or 0.0
+    if shape is RateShape.CONSTANT and not warmup and not floor:
+        return None
+    try:
+        return RateSchedule(shape, rounds, warmup, floor)
+    except BadInput as e:
+        raise BadInput(f"{name}.{e}") from e
+
+
+def _server(section: ServerSection, rounds: int) -> ServerOptimizer:
+    schedule = _rates("server", section, rounds)
     if section.optimizer == "adam":
         if section.momentum:
             raise BadInput("server.momentum has no effect on adam: leave it out")
-        return AdamServer(0.01 if section.lr is None else section.lr)
-    return SgdServer(1.0 if section.lr is None else section.lr, section.momentum)
+        return AdamServer(0.01 if section.lr is None else section.lr, schedule=schedule)
+    return SgdServer(1.0 if section.lr is None else section.lr, section.momentum, schedule)

@@ -17,6 +17,7 @@ from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam, Directions, check_directions
+from fedveil.training.rates import RateSchedule, check_schedule, scheduled
 from fedveil.training.turn import Turn, clip_rows_
 
 
@@ -27,8 +28,8 @@ class ClientDpSgd:
     `noisy` comes from the plan: `ClientDpSgd(plan.steps, lr=0.1)`. One step: every record joins
     with its rate; the sum of the joined records' clipped gradients, plus N(0, (multiplier C)^2),
     is divided by rate x n, where n is the client's public number of records, or the nominal one.
-    Momentum, weight decay, a proximal term and Adam see that noisy gradient and nothing else of the
-    records, as in `ClientSgd`.
+    Momentum, weight decay, a proximal term, Adam and a schedule are those of `ClientSgd`; they see
+    that noisy gradient and nothing else of the records.
 
     Guarantee: one step is `PoissonSampled(rate, Gaussian(multiplier))` about one record, under
     zero-out (n public) or add-remove (nominal). Nothing divides by the realised batch.
@@ -46,6 +47,7 @@ class ClientDpSgd:
     weight_decay: float = field(default=0.0, metadata=LATER)
     proximal: float = field(default=0.0, metadata=LATER)
     adam: Adam | None = field(default=None, metadata=LATER)
+    schedule: RateSchedule | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not isinstance(self.noisy, NoisySteps):
@@ -55,6 +57,7 @@ class ClientDpSgd:
             )
         check("client.lr", self.lr)
         check_directions(self)
+        check_schedule(self.schedule)
 
     def visits(self, records: int) -> int:
         """How many records a client with `records` of them looks at in a round, on average."""
@@ -79,12 +82,12 @@ class ClientDpSgd:
         sizes = np.full(len(cohort), noisy.nominal) if noisy.nominal else cohort.sizes
         divisor = torch.from_numpy(noisy.rate * sizes.astype(np.float64)).float()[:, None]
         walk = turn.gradients.walk(turn.start, cohort, spanned=False)
-        directions = Directions(turn.start, self)
+        directions, rate = Directions(turn.start, self), scheduled(self.lr, self.schedule, round)
         moved: torch.Tensor | None = None
         for step in range(noisy.steps):
             total = walk.clipped_sum(moved, self.batch(cohort, round, step, streams), turn.clip)
             mechanism.add_(total, scales, streams.keys("step-noise", round, cohort.ids, step))
-            direction = directions.of_(total.div_(divisor), moved).mul_(-self.lr)
+            direction = directions.of_(total.div_(divisor), moved).mul_(-rate)
             moved = direction if moved is None else moved.add_(direction)
         if moved is None:
             raise AssertionError("DP-SGD takes at least one step")

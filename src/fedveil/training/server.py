@@ -1,12 +1,14 @@
 """The server's state and how it takes a step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
 import torch
 
 from fedveil.checks import check
+from fedveil.privacy.identity import LATER
+from fedveil.training.rates import RateSchedule, check_schedule, scheduled
 
 
 class Weights(StrEnum):
@@ -40,14 +42,19 @@ class ServerOptimizer(Protocol):
 
 @dataclass(frozen=True)
 class SgdServer:
-    """params += lr x velocity, velocity = momentum x velocity + mean update."""
+    """params += lr x velocity, velocity = momentum x velocity + mean update; FedAvgM with momentum.
+
+    `schedule` changes lr from round to round, here and below.
+    """
 
     lr: float = 1.0
     momentum: float = 0.0
+    schedule: RateSchedule | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         check("server.lr", self.lr)
         check("server.momentum", self.momentum)
+        check_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """One round's step along the mean update (float64 [P])."""
@@ -55,7 +62,8 @@ class SgdServer:
         if self.momentum:
             mean = mean + self.momentum * memory.get("velocity", torch.zeros_like(mean))
             memory = {"velocity": mean}
-        return _moved(state, self.lr * mean, memory)
+        rate = scheduled(self.lr, self.schedule, state.round + 1)
+        return _moved(state, rate * mean, memory)
 
 
 @dataclass(frozen=True)
@@ -66,10 +74,12 @@ class AdamServer:
     beta1: float = 0.9
     beta2: float = 0.99
     floor: float = 1e-3
+    schedule: RateSchedule | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("lr", "beta1", "beta2", "floor"):
             check(f"server.{name}", getattr(self, name))
+        check_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """One round's step along the mean update (float64 [P])."""
@@ -77,9 +87,10 @@ class AdamServer:
         first = self.beta1 * state.memory.get("first", zero) + (1 - self.beta1) * mean
         second = self.beta2 * state.memory.get("second", zero) + (1 - self.beta2) * mean**2
         rounds = state.round + 1
+        rate = scheduled(self.lr, self.schedule, rounds)
         unbiased = first / (1 - self.beta1**rounds)
         scale = (second / (1 - self.beta2**rounds)).sqrt() + self.floor
-        return _moved(state, self.lr * unbiased / scale, {"first": first, "second": second})
+        return _moved(state, rate * unbiased / scale, {"first": first, "second": second})
 
 
 def _moved(state: ServerState, by: torch.Tensor, memory: dict[str, torch.Tensor]) -> ServerState:

@@ -12,6 +12,7 @@ from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam, Directions, check_directions
 from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.rates import RateSchedule, check_schedule, scheduled
 from fedveil.training.reports import Spanned
 from fedveil.training.turn import Turn, clip_rows_
 
@@ -62,8 +63,9 @@ class ClientSgd:
     With a clip on the update it is projected onto the ball around the *round's* model after
     every batch (Naseri et al., algorithm 1, line 21 as it must be read); with a clip per gradient
     every gradient is clipped instead (Fu et al.). `clipped` tells whether either was active in any
-    step. `decay`, when given, replaces the constant learning rate. `proximal` times what the client
-    has moved is added to every gradient (FedProx). With `adam` weight decay is decoupled (AdamW).
+    step. `decay`, when given, replaces the learning rate; `schedule` changes it over the rounds.
+    `proximal` times what the client has moved is added to every gradient (FedProx). With `adam`
+    weight decay is decoupled (AdamW).
     """
 
     batches: Batches
@@ -73,6 +75,7 @@ class ClientSgd:
     decay: Decay | None = None
     proximal: float = field(default=0.0, metadata=LATER)
     adam: Adam | None = field(default=None, metadata=LATER)
+    schedule: RateSchedule | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not isinstance(self.batches, Batches):
@@ -81,6 +84,12 @@ class ClientSgd:
         check_directions(self)
         if self.decay is not None and not isinstance(self.decay, Decay):
             raise BadInput(f"decay is {shown(self.decay)}: use Decay(mu, gamma), or None")
+        check_schedule(self.schedule)
+        if self.decay is not None and self.schedule is not None:
+            raise BadInput(
+                "client.mu and client.gamma say what the learning rate is in every step: leave "
+                "client.schedule, client.warmup and client.lr_floor out"
+            )
 
     @property
     def plain(self) -> bool:
@@ -90,7 +99,7 @@ class ClientSgd:
     def rate(self, step: int, round: int) -> float:
         """The learning rate of local step `step` (from 0) in `round` (from 1)."""
         if self.decay is None:
-            return self.lr
+            return scheduled(self.lr, self.schedule, round)
         return self.decay.rate((round - 1) * (self.batches.steps or 1) + step)
 
     def reach(self, round: int) -> float:

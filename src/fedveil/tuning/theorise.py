@@ -100,10 +100,10 @@ def work_of(work: ClientWork) -> ClientSgd:
             "the theory counts local steps: use client.kind = 'sgd' with client.steps, or simulate "
             "(--simulate)"
         )
-    if not work.plain:
+    if not work.plain or work.schedule is not None:
         raise BadInput(
             "the theory is for plain steps: leave out client.momentum, client.weight_decay, "
-            "client.proximal and client.optimizer, or simulate (--simulate)"
+            "client.proximal, client.optimizer and client.schedule, or simulate (--simulate)"
         )
     return work
 

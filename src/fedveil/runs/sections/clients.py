@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedveil.runs.sections.rates import LR_FLOOR, SCHEDULE, WARMUP, Shape
 from fedveil.runs.sections.section import Section
 
 _OPTIMIZER = (
@@ -98,13 +99,13 @@ class SgdSection(Section):
     )
     lr: float | None = Field(
         default=None,
-        description="Learning rate, the same in every local step. Left out: mu and gamma are "
-        "needed.",
+        description="Learning rate, the same in every local step of a round; see schedule. "
+        "Left out: mu and gamma are needed.",
     )
     mu: float | None = Field(
         default=None,
         description="Makes the learning rate 2 / (mu (k + gamma)) in local step k, counted over "
-        "all rounds. With gamma and steps, without lr. Left out: lr decides.",
+        "all rounds. With gamma and steps, without lr and schedule. Left out: lr decides.",
     )
     gamma: float | None = Field(
         default=None,
@@ -118,6 +119,9 @@ class SgdSection(Section):
     beta1: float | None = Field(default=None, description=_BETA1)
     beta2: float | None = Field(default=None, description=_BETA2)
     floor: float | None = Field(default=None, description=_FLOOR)
+    schedule: Shape | None = Field(default=None, description=SCHEDULE)
+    warmup: int | None = Field(default=None, description=WARMUP)
+    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
 
 
 class DpSgdSection(Section):
@@ -143,6 +147,9 @@ class DpSgdSection(Section):
     beta1: float | None = Field(default=None, description=_BETA1)
     beta2: float | None = Field(default=None, description=_BETA2)
     floor: float | None = Field(default=None, description=_FLOOR)
+    schedule: Shape | None = Field(default=None, description=SCHEDULE)
+    warmup: int | None = Field(default=None, description=WARMUP)
+    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
 
 
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedveil.runs.sections.rates import LR_FLOOR, SCHEDULE, WARMUP, Shape
 from fedveil.runs.sections.section import Section
 
 
@@ -18,8 +19,11 @@ class ServerSection(Section):
         description="Learning rate of the server. Left out: 1.0 for 'sgd', 0.01 for 'adam'.",
     )
     momentum: float = Field(
-        default=0.0, description="Momentum of the server's steps. For optimizer 'sgd'."
+        default=0.0, description="Momentum of the server's steps (FedAvgM). For optimizer 'sgd'."
     )
+    schedule: Shape | None = Field(default=None, description=SCHEDULE)
+    warmup: int | None = Field(default=None, description=WARMUP)
+    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
     weights: Literal["uniform", "examples"] = Field(
         default="uniform",
         description="How clients count in the mean: all alike, or by their numbers of records, "
