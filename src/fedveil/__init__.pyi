@@ -68,11 +68,13 @@ from fedveil.training.gradients.choice import Mode as Mode
 from fedveil.training.rates import RateSchedule as RateSchedule
 from fedveil.training.rates import RateShape as RateShape
 from fedveil.training.round import RoundResult as RoundResult
+from fedveil.training.server import AdagradServer as AdagradServer
 from fedveil.training.server import AdamServer as AdamServer
 from fedveil.training.server import ServerOptimizer as ServerOptimizer
 from fedveil.training.server import ServerState as ServerState
 from fedveil.training.server import SgdServer as SgdServer
 from fedveil.training.server import Weights as Weights
+from fedveil.training.server import YogiServer as YogiServer
 from fedveil.training.session import Training as Training
 from fedveil.training.session import new_ledger as new_ledger
 from fedveil.training.session import train as train
@@ -86,6 +88,7 @@ __version__: str
 
 __all__ = [
     "Accountant",
+    "AdagradServer",
     "Adam",
     "AdamServer",
     "Adversary",
@@ -147,6 +150,7 @@ __all__ = [
     "Unit",
     "Watched",
     "Weights",
+    "YogiServer",
     "central",
     "client_noise",
     "client_report",

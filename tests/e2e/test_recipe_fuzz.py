@@ -177,7 +177,7 @@ def whole(r):
     if r.random() < 0.3:
         recipe["evaluate"] = {"every": r.randint(1, 3), "diagnostics": r.random() < 0.5}
     if r.random() < 0.3:
-        recipe["server"] = {"optimizer": "adam", "lr": 0.01}
+        recipe["server"] = {"optimizer": r.choice(["adam", "yogi", "adagrad"]), "lr": 0.01}
     elif r.random() < 0.3:
         recipe["server"] = {"momentum": r.choice([0.0, 0.9]), "lr": r.choice([0.1, 1.0])}
     if r.random() < 0.3:

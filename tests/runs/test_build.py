@@ -13,7 +13,7 @@ from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.rates import RateSchedule, RateShape
-from fedveil.training.server import AdamServer, SgdServer, Weights
+from fedveil.training.server import AdagradServer, AdamServer, SgdServer, Weights, YogiServer
 from fedveil.training.work import ClientSgd
 
 SMALL = ["data.clients=20", "rounds=2", "engine.workers=1"]
@@ -153,6 +153,19 @@ def test_the_server_is_the_one_that_was_asked_for():
     assert (adam.server, adam.weights) == (AdamServer(0.01), Weights.UNIFORM)
     assert built("fedavg", *few).server == SgdServer(1.0)
     assert built("fedavg", *few, "server.optimizer=adam", "server.lr=0.5").server == AdamServer(0.5)
+
+
+ADAPTIVE = {"adam": AdamServer, "yogi": YogiServer, "adagrad": AdagradServer}
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_adaptive_servers_are_those_that_were_asked_for(name):
+    few = (*SMALL, "sample.size=5", f"server.optimizer={name}")
+    assert built("fedavg", *few).server == ADAPTIVE[name](0.01)
+    own = {"lr": 0.5, "floor": 0.25}
+    own |= {} if name == "adagrad" else {"beta1": 0.75, "beta2": 0.125}
+    settings = [f"server.{key}={value}" for key, value in own.items()]
+    assert built("fedavg", *few, *settings).server == ADAPTIVE[name](**own)
 
 
 def test_seed_mode_chunk_and_measurements_arrive():

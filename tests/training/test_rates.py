@@ -24,7 +24,7 @@ from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.rates import RateSchedule, RateShape, scheduled
-from fedveil.training.server import AdamServer, ServerState, SgdServer
+from fedveil.training.server import AdagradServer, AdamServer, SgdServer, YogiServer
 from fedveil.training.session import Training
 from fedveil.training.turn import Turn
 from fedveil.training.work import ClientSgd, Decay
@@ -78,6 +78,8 @@ REFUSED = {
     "dp-sgd": (lambda: ClientDpSgd(NoisySteps(0.5, 1, 1.0), 1.0, schedule="x"), "schedule is 'x'"),
     "server": (lambda: SgdServer(schedule=1), "schedule is 1: use RateSchedule"),
     "adam": (lambda: AdamServer(schedule=1), "schedule is 1: use RateSchedule"),
+    "yogi": (lambda: YogiServer(schedule=1), "schedule is 1: use RateSchedule"),
+    "adagrad": (lambda: AdagradServer(schedule=1), "schedule is 1: use RateSchedule"),
     "beside decay": (
         lambda: ClientSgd(
             Batches(0, steps=1),
@@ -180,16 +182,3 @@ def test_a_schedule_for_other_rounds_than_the_plans_is_refused(task, data, part)
             Training(task, data, plan, **parts)
     parts[part] = replace(parts[part], schedule=RateSchedule(RateShape.LINEAR, ROUNDS))
     Training(task, data, plan, **parts)
-
-
-@pytest.mark.parametrize("server", [SgdServer(0.5), SgdServer(0.5, 0.9), AdamServer(0.5)])
-def test_a_server_follows_the_schedule(server):
-    """Its memory does not: from the same state, a step is as long as the round's rate."""
-    state = ServerState(0, torch.zeros(3), {}, torch.zeros(0))
-    mean = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
-    for round in range(1, ROUNDS + 1):
-        there = replace(server, schedule=WARM).step(state, mean)
-        here = replace(server, lr=0.5 * WARM.factor(round)).step(state, mean)
-        assert torch.equal(there.params, here.params)
-        assert all(torch.equal(there.memory[name], here.memory[name]) for name in here.memory)
-        state = there

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from fedveil.runs.sections.clients import (
     SgdSection,
 )
 from fedveil.runs.sections.data import DataSection, ModelSection
+from fedveil.runs.sections.section import Section
 from fedveil.runs.sections.server import ServerSection
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
@@ -38,7 +39,14 @@ from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.rates import RateSchedule, RateShape
-from fedveil.training.server import AdamServer, ServerOptimizer, SgdServer, Weights
+from fedveil.training.server import (
+    AdagradServer,
+    AdamServer,
+    ServerOptimizer,
+    SgdServer,
+    Weights,
+    YogiServer,
+)
 from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd, ClientWork, Decay, OneGradient
 
@@ -54,6 +62,13 @@ _DIVISION = (
 )
 
 _MOMENTS = ("beta1", "beta2", "floor")
+
+_SERVERS: dict[str, type[SgdServer | AdamServer | YogiServer | AdagradServer]] = {
+    "sgd": SgdServer,
+    "adam": AdamServer,
+    "yogi": YogiServer,
+    "adagrad": AdagradServer,
+}
 
 _MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
 
@@ -251,7 +266,7 @@ def _work(section: ClientSection, rounds: int) -> ClientWork | None:
 
 def _adam(section: SgdSection | DpSgdSection) -> Adam | None:
     """Adam at the clients, with what is left out as its own default; None for 'sgd'."""
-    given = {key: value for key in _MOMENTS if (value := getattr(section, key)) is not None}
+    given = _given(section, *_MOMENTS)
     if section.optimizer == "adam":
         return Adam(**given)
     if given:
@@ -289,10 +304,16 @@ def _rates(
         raise BadInput(f"{name}.{e}") from e
 
 
+def _given(section: Section, *keys: str) -> dict[str, Any]:
+    """The keys that were not left out."""
+    return {key: value for key in keys if (value := getattr(section, key)) is not None}
+
+
 def _server(section: ServerSection, rounds: int) -> ServerOptimizer:
-    schedule = _rates("server", section, rounds)
-    if section.optimizer == "adam":
-        if section.momentum:
-            raise BadInput("server.momentum has no effect on adam: leave it out")
-        return AdamServer(0.01 if section.lr is None else section.lr, schedule=schedule)
-    return SgdServer(1.0 if section.lr is None else section.lr, section.momentum, schedule)
+    kind = _SERVERS[section.optimizer]
+    given = _given(section, "lr", *_MOMENTS)
+    if section.momentum:
+        given["momentum"] = section.momentum
+    for key in given.keys() - {field.name for field in fields(kind)}:
+        raise BadInput(f"server.{key} has no effect on {section.optimizer}: leave it out")
+    return kind(**given, schedule=_rates("server", section, rounds))
