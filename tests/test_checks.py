@@ -77,6 +77,10 @@ ENDS = {
     "--noise": (1e-300, 1e6, 0.0, 1.1e6),
     "engine.chunk": (0, 10**15, -1, None),
     "server.beta2": (0.0, 0.999, -0.1, 1.0),
+    "client.proximal": (0.0, 1e300, -1e-9, math.inf),
+    "client.floor": (1e-300, 1e300, 0.0, math.inf),
+    "client.warmup": (0, 10**6, -1, 10**6 + 1),
+    "server.lr_floor": (0.0, 0.999, -0.1, 1.0),
 }
 
 

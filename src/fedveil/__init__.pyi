@@ -58,6 +58,7 @@ from fedveil.privacy.secure import secured as secured
 from fedveil.privacy.watching import Watched as Watched
 from fedveil.runs.opened import OpenedRun as OpenedRun
 from fedveil.training.batches import Batches as Batches
+from fedveil.training.directions import Adam as Adam
 from fedveil.training.dp_sgd import ClientDpSgd as ClientDpSgd
 from fedveil.training.engines.engine import Adversary as Adversary
 from fedveil.training.engines.engine import Engine as Engine
@@ -65,12 +66,16 @@ from fedveil.training.engines.engine import Job as Job
 from fedveil.training.exchange import client_report as client_report
 from fedveil.training.exchange import server_sum as server_sum
 from fedveil.training.gradients.choice import Mode as Mode
+from fedveil.training.rates import RateSchedule as RateSchedule
+from fedveil.training.rates import RateShape as RateShape
 from fedveil.training.round import RoundResult as RoundResult
+from fedveil.training.server import AdagradServer as AdagradServer
 from fedveil.training.server import AdamServer as AdamServer
 from fedveil.training.server import ServerOptimizer as ServerOptimizer
 from fedveil.training.server import ServerState as ServerState
 from fedveil.training.server import SgdServer as SgdServer
 from fedveil.training.server import Weights as Weights
+from fedveil.training.server import YogiServer as YogiServer
 from fedveil.training.session import Training as Training
 from fedveil.training.session import new_ledger as new_ledger
 from fedveil.training.session import train as train
@@ -84,6 +89,8 @@ __version__: str
 
 __all__ = [
     "Accountant",
+    "AdagradServer",
+    "Adam",
     "AdamServer",
     "Adversary",
     "BadInput",
@@ -127,6 +134,8 @@ __all__ = [
     "Published",
     "Quantile",
     "Ranges",
+    "RateSchedule",
+    "RateShape",
     "Relation",
     "Release",
     "RoundResult",
@@ -143,6 +152,7 @@ __all__ = [
     "Unit",
     "Watched",
     "Weights",
+    "YogiServer",
     "central",
     "client_noise",
     "client_report",

@@ -148,6 +148,7 @@ _RATE = Kind(
     )
 )
 _STEPS = _whole(1, most=MOST_ROUNDS)
+_WARMUP = _whole(0, most=MOST_ROUNDS)
 _POWER = Kind(((lambda v: -60 <= v <= 60, "a power of two from -60 to 60 is needed"),), whole=True)
 
 _CLIENTS = _whole(1, most=100_000_000)
@@ -177,6 +178,12 @@ VALUES = {
     "client.gamma": _POSITIVE,
     "client.momentum": _SHARE,
     "client.weight_decay": _from(0),
+    "client.proximal": _from(0),
+    "client.beta1": _SHARE,
+    "client.beta2": _SHARE,
+    "client.floor": _POSITIVE,
+    "client.warmup": _WARMUP,
+    "client.lr_floor": _SHARE,
     "client.rate": _RATE,
     "client.nominal": _whole(1, "at least 1 record is needed"),
     "clip.value": _number(
@@ -222,6 +229,10 @@ VALUES = {
     "server.beta1": _SHARE,
     "server.beta2": _SHARE,
     "server.floor": _POSITIVE,
+    "server.warmup": _WARMUP,
+    "server.lr_floor": _SHARE,
+    "warmup": _WARMUP,
+    "lr_floor": _SHARE,
     "evaluate.every": _whole(1),
     "engine.chunk": _whole(0),
     "engine.memory": _whole(1),

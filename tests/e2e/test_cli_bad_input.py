@@ -198,6 +198,8 @@ LOCAL = {
     ),
     "momentum with clipped gradients": ("dp-fedavg", ["client.momentum=0.5"], "no momentum"),
     "decay with clipped gradients": ("dp-fedavg", ["client.weight_decay=0.5"], "no weight decay"),
+    "FedProx with clipped gradients": ("dp-fedavg", ["client.proximal=0.5"], "no proximal term"),
+    "Adam with clipped gradients": ("dp-fedavg", ["client.optimizer=adam"], "no Adam"),
     "clipped gradients of one gradient": ("ldp-sgd", ["clip.each=gradient"], "clip.each"),
     "half a learning rate": ("dp-fedavg", ["client.mu=1.0"], "client.gamma"),
     "more clients in turn than clients": ("dp-fedavg", ["sample.size=351"], "only 350 clients"),

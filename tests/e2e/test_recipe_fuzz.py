@@ -80,6 +80,12 @@ def local_sgd(r):
     local["lr"] = r.choice([1e-3, 0.1, 1e6])
     local["momentum"] = r.choice([0.0, 0.0, 0.9])
     local["weight_decay"] = r.choice([0.0, 0.0, 0.1])
+    if r.random() < 0.3:
+        local["proximal"] = r.choice([0.0, 0.1, 10.0])
+    if r.random() < 0.3:
+        local |= {"optimizer": "adam", "momentum": 0.0, "beta1": 0.5}
+    if r.random() < 0.3:
+        local["schedule"] = r.choice(["constant", "linear", "cosine", "step"])
     return local
 
 
@@ -171,9 +177,12 @@ def whole(r):
     if r.random() < 0.3:
         recipe["evaluate"] = {"every": r.randint(1, 3), "diagnostics": r.random() < 0.5}
     if r.random() < 0.3:
-        recipe["server"] = {"optimizer": "adam", "lr": 0.01}
+        recipe["server"] = {"optimizer": r.choice(["adam", "yogi", "adagrad"]), "lr": 0.01}
     elif r.random() < 0.3:
         recipe["server"] = {"momentum": r.choice([0.0, 0.9]), "lr": r.choice([0.1, 1.0])}
+    if r.random() < 0.3:
+        more = {"schedule": r.choice(["linear", "cosine", "step"]), "lr_floor": 0.1}
+        recipe["server"] = {**recipe.get("server", {}), **more}
     recipe |= protection(r, sample, local)
     if recipe.get("noise", {}).get("source") == "secure":
         recipe["engine"]["mode"] = "looped"

@@ -10,8 +10,11 @@ from fedveil.runs.build import build, resolved
 from fedveil.runs.data import data_of
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.batches import Batches
+from fedveil.training.directions import Adam
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.gradients.choice import Mode
-from fedveil.training.server import AdamServer, SgdServer, Weights
+from fedveil.training.rates import RateSchedule, RateShape
+from fedveil.training.server import AdagradServer, AdamServer, SgdServer, Weights, YogiServer
 from fedveil.training.work import ClientSgd
 
 SMALL = ["data.clients=20", "rounds=2", "engine.workers=1"]
@@ -96,6 +99,53 @@ def test_local_work_is_the_one_that_was_asked_for():
     ]
 
 
+def test_proximal_term_and_adam_are_those_that_were_asked_for():
+    few = (*SMALL, "sample.size=5", "client.lr=0.5", "client.epochs=1")
+    work = built("fedavg", *few, "client.proximal=0.25").work
+    assert work == ClientSgd(Batches(0, epochs=1), 0.5, proximal=0.25)
+    work = built("fedavg", *few, "client.optimizer=adam", "client.weight_decay=0.5").work
+    assert work == ClientSgd(Batches(0, epochs=1), 0.5, weight_decay=0.5, adam=Adam())
+    own = ("client.optimizer=adam", "client.beta1=0.5", "client.beta2=0.75", "client.floor=0.125")
+    assert built("fedavg", *few, *own).work.adam == Adam(0.5, 0.75, 0.125)
+    assert built("fedavg", *few, "client.optimizer=sgd").work == built("fedavg", *few).work
+
+
+def test_steps_of_dp_sgd_are_those_that_were_asked_for():
+    few = (*SMALL, "sample.size=5", "client.lr=0.5")
+    more = ("client.momentum=0.25", "client.weight_decay=0.5", "client.proximal=0.125")
+    training = built("dp-sgd", *few, *more)
+    assert training.work == ClientDpSgd(training.plan.steps, 0.5, 0.25, 0.5, 0.125)
+    training = built("dp-sgd", *few, "client.optimizer=adam", "client.beta2=0.75")
+    assert training.work == ClientDpSgd(training.plan.steps, 0.5, adam=Adam(beta2=0.75))
+
+
+SCHEDULES = {
+    "schedule=linear": RateSchedule(RateShape.LINEAR, 9),
+    "schedule=cosine warmup=3 lr_floor=0.25": RateSchedule(RateShape.COSINE, 9, 3, 0.25),
+    "schedule=step lr_floor=0.5": RateSchedule(RateShape.STEP, 9, 0, 0.5),
+    "warmup=2": RateSchedule(RateShape.CONSTANT, 9, 2),
+    "schedule=constant": None,
+}
+
+
+@pytest.mark.parametrize(("keys", "schedule"), SCHEDULES.items(), ids=SCHEDULES)
+def test_learning_rates_change_as_was_asked_for(keys, schedule):
+    few = ("data.clients=20", "rounds=9", "engine.workers=1", "sample.size=5")
+    clients, server = ([f"{part}.{key}" for key in keys.split()] for part in ("client", "server"))
+    assert built("fedavg", *few, *clients).work.schedule == schedule
+    assert built("dp-sgd", *few, *clients).work.schedule == schedule
+    assert built("fedavg", *few, *server).server == SgdServer(1.0, schedule=schedule)
+    adam = built("fedavg", *few, *server, "server.optimizer=adam").server
+    assert adam == AdamServer(0.01, schedule=schedule)
+
+
+def test_noise_follows_the_learning_rate_of_a_round():
+    few = (*SMALL, "sample.size=5", "client.steps=3", "client.lr=0.5", "clip.value=2.0")
+    plan = built("dp-fedavg", *few, "client.schedule=linear").plan
+    clips = [plan.clip(plan.start(torch.zeros(1)), round).value for round in (1, 2)]
+    assert clips == pytest.approx([2.0 * 3 * 0.5, 2.0 * 3 * 0.25])
+
+
 def test_the_server_is_the_one_that_was_asked_for():
     few = (*SMALL, "sample.size=5")
     sgd = built("fedavg", *few, "server.lr=0.5", "server.momentum=0.25")
@@ -104,6 +154,19 @@ def test_the_server_is_the_one_that_was_asked_for():
     assert (adam.server, adam.weights) == (AdamServer(0.01), Weights.UNIFORM)
     assert built("fedavg", *few).server == SgdServer(1.0)
     assert built("fedavg", *few, "server.optimizer=adam", "server.lr=0.5").server == AdamServer(0.5)
+
+
+ADAPTIVE = {"adam": AdamServer, "yogi": YogiServer, "adagrad": AdagradServer}
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_adaptive_servers_are_those_that_were_asked_for(name):
+    few = (*SMALL, "sample.size=5", f"server.optimizer={name}")
+    assert built("fedavg", *few).server == ADAPTIVE[name](0.01)
+    own = {"lr": 0.5, "floor": 0.25}
+    own |= {} if name == "adagrad" else {"beta1": 0.75, "beta2": 0.125}
+    settings = [f"server.{key}={value}" for key, value in own.items()]
+    assert built("fedavg", *few, *settings).server == ADAPTIVE[name](**own)
 
 
 def test_seed_mode_chunk_and_measurements_arrive():

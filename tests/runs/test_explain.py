@@ -17,6 +17,7 @@ from fedveil.runs.recipe import FORMS, Recipe, load_recipe, shipped
 from fedveil.runs.sections.data import ColumnSection
 from fedveil.runs.sections.keys import is_key
 from fedveil.runs.sections.section import Section
+from fedveil.training.directions import Adam
 
 FIELDS = {
     **{name: Recipe.model_fields[name] for name in FORMS},
@@ -169,8 +170,17 @@ def test_defaults_of_loaders_are_what_is_said(load, option):
 
 def test_defaults_that_are_found_later_are_what_is_said():
     sgd = build(load_recipe("fedavg"))
-    adam = build(load_recipe("fedavg", ["server.optimizer=adam"]))
-    assert left_out("server.lr") == f"{sgd.server.lr} for 'sgd', {adam.server.lr} for 'adam'"
+    others = [
+        build(load_recipe("fedavg", [f"server.optimizer={name}"])).server
+        for name in ("adam", "yogi", "adagrad")
+    ]
+    for other in others:
+        assert left_out("server.lr") == f"{sgd.server.lr} for 'sgd', {other.lr} for all others"
+        assert left_out("server.floor") == str(other.floor)
+    for key in ("beta1", "beta2"):
+        assert {left_out(f"server.{key}")} == {str(getattr(other, key)) for other in others[:2]}
+        assert left_out(f"client.{key}", "sgd") == str(getattr(Adam(), key))
+    assert float(left_out("client.floor", "sgd")) == Adam().floor
     mlp = [build(load_recipe("fedavg", ["model.name=mlp", *more])) for more in ([], [HIDDEN])]
     assert mlp[0].task.size == mlp[1].task.size
     assert left_out("clip.floor", "poly") == "a thousandth of value"

@@ -175,6 +175,8 @@ REFUSED = {
     "would exceed the clip": ("central", (*LOUD, "server.weights=examples")),
     "which the weights would tell": ("ldp-sgd", (*LOUD, *TURNS, "server.weights=examples")),
     "momentum": ("dp-fedavg-gaussian", (*LOUD, "sample.size=5", "client.momentum=0.5")),
+    "no proximal term": ("dp-fedavg", (*LOUD, "sample.size=5", "client.proximal=0.5")),
+    "no Adam": ("dp-fedavg-gaussian", (*LOUD, "sample.size=5", "client.optimizer=adam")),
     "publishing one outright": (
         "dp-sgd",
         ("data.clients=40", "budget.delta=1e-3", "noise.multiplier=5.0", *TURNS),

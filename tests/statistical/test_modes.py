@@ -8,6 +8,8 @@ HUSHED = ("noise.multiplier=0.05", "budget.epsilon=inf", "budget.delta=1e-4", "s
 UNEVEN = ("data.partition=dirichlet", "data.alpha=0.5")
 SPAN = ("data.most_records=9",)
 ADAPTIVE = ("clip.kind=quantile", "clip.value=0.05", "clip.bit_noise=0.1")
+PULLED = ("client.proximal=0.5",)
+ADAM = ("client.optimizer=adam", "client.floor=0.001", "client.weight_decay=0.1")
 COASTING = ("client.momentum=0.5", "client.weight_decay=0.1")
 
 RUNS = {
@@ -27,6 +29,18 @@ RUNS = {
             "client.lr=0.1",
         ),
     ),
+    "proximal term": (
+        "fedavg",
+        (*UNEVEN, "client.epochs=2", "client.batch=16", "sample.size=6", *PULLED),
+    ),
+    "proximal term in the span": (
+        "fedavg",
+        (*UNEVEN, *SPAN, "client.epochs=3", "client.batch=4", "sample.size=6", *PULLED),
+    ),
+    "Adam": (
+        "fedavg",
+        (*UNEVEN, *ADAM, "client.epochs=2", "client.batch=16", "sample.size=6", "client.lr=0.02"),
+    ),
     "adaptive clip": ("central", (*HUSHED, *ADAPTIVE, "client.epochs=2", "client.lr=0.2")),
     "adaptive clip in the span": (
         "central",
@@ -35,6 +49,10 @@ RUNS = {
     "gradients": ("ldp-sgd", (*HUSHED, "server.lr=1.0")),
     "clipped gradients": ("dp-fedavg", (*HUSHED, "client.steps=3")),
     "records of uneven clients": ("dp-sgd", (*HUSHED, *UNEVEN, "clip.value=0.1")),
+    "Adam on records of uneven clients": (
+        "dp-sgd",
+        (*HUSHED, *UNEVEN, *ADAM, "clip.value=0.1", "client.lr=0.02"),
+    ),
     "two-point": ("ldp-fl", ("shuffle=none", "client.epochs=1", "clip.radius=0.5")),
 }
 

@@ -17,6 +17,7 @@ from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
+from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.server import Weights
@@ -194,6 +195,49 @@ def test_a_clients_work_is_dp_sgd_by_hand(make_family, name, mode, nominal):
         assert relative(rows[client], by_hand(task, data, made, client, clip=0.5)) < 1e-5
 
 
+def by_torch(task, noisy, made):
+    """Where torch.optim goes on the noisy gradients of `made` in the order they were met."""
+    flat = task.parameters.clone().requires_grad_()
+    if made.adam is None:
+        optimiser = torch.optim.SGD(
+            [flat], lr=made.lr, momentum=made.momentum, weight_decay=made.weight_decay
+        )
+    else:
+        betas, floor = (made.adam.beta1, made.adam.beta2), made.adam.floor
+        optimiser = torch.optim.AdamW(
+            [flat], lr=made.lr, betas=betas, eps=floor, weight_decay=made.weight_decay
+        )
+    for gradient in noisy:
+        flat.grad = gradient + made.proximal * (flat.detach() - task.parameters)
+        optimiser.step()
+    return flat.detach() - task.parameters
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"momentum": 0.9},
+        {"momentum": 0.5, "weight_decay": 0.1, "proximal": 2.0},
+        {"adam": Adam(0.8, 0.95, 1e-2)},
+        {"weight_decay": 0.1, "proximal": 2.0, "adam": Adam(floor=1e-2)},
+    ],
+    ids=["momentum", "all-of-sgd", "adam", "all-of-adam"],
+)
+def test_steps_are_made_of_noisy_gradients_and_of_nothing_else(task, data, changes):
+    """Records that never join leave noise alone, which is the same wherever a client is."""
+    steps = [work(1e-9, n, 1.0, 1e-9).noisy for n in range(5)[1:]]
+    before, noisy = torch.zeros(data.clients, task.size), []
+    for each in steps:
+        here = updates(task, data, ClientDpSgd(each, 1.0)).rows
+        noisy.append(before - here)
+        before = here
+    made = ClientDpSgd(steps[-1], 0.3, **changes)
+    rows = updates(task, data, made).rows
+    for client in range(data.clients):
+        expected = by_torch(task, [gradient[client] for gradient in noisy], made)
+        assert relative(rows[client], expected) < 1e-4
+
+
 def test_the_divisor_is_not_the_realised_batch(make_data, task):
     """Without noise, with gradients much longer than the clip: the length is batch C / (p n)."""
     data = make_data(sizes=[8] * 30)
@@ -254,6 +298,21 @@ def test_work_starts_from_the_model_received(data, task):
 def test_refusals(arguments, message):
     with pytest.raises(BadInput, match=message):
         work(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"momentum": 1.0}, "client.momentum is 1.0"),
+        ({"weight_decay": -1.0}, "client.weight_decay is -1.0"),
+        ({"proximal": math.nan}, "client.proximal is nan"),
+        ({"adam": True}, "adam is True: use Adam"),
+        ({"momentum": 0.5, "adam": Adam()}, "client.momentum has no effect on adam"),
+    ],
+)
+def test_steps_that_are_refused(arguments, message):
+    with pytest.raises(BadInput, match=message):
+        ClientDpSgd(NoisySteps(0.5, 1, 1.0), 0.1, **arguments)
 
 
 def plan_for(data, nominal=None, rounds=2):

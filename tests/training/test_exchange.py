@@ -27,6 +27,7 @@ from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.runs import checkpoint
 from fedveil.training.batches import Batches
 from fedveil.training.cohort import CohortData
+from fedveil.training.directions import Adam
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.server import SgdServer, Weights
@@ -153,10 +154,25 @@ def test_gradients_are_bounded_and_not_only_the_update(task, data):
     assert not torch.allclose(each, whole, rtol=1e-2)
 
 
-@pytest.mark.parametrize("changes", [{"momentum": 0.5}, {"weight_decay": 0.1}])
-def test_momentum_and_weight_decay_are_no_sum_of_gradients(changes):
-    with pytest.raises(BadInput, match="no momentum and no weight decay"):
+IMPURE = [{"momentum": 0.5}, {"weight_decay": 0.1}, {"proximal": 0.1}, {"adam": Adam()}]
+
+
+@pytest.mark.parametrize("changes", IMPURE, ids=lambda changes: next(iter(changes)))
+def test_what_is_no_sum_of_clipped_gradients_has_no_reach(changes):
+    with pytest.raises(BadInput, match="no momentum, no weight decay, no proximal term and no Ad"):
         replace(STEPS, **changes).reach(1)
+
+
+@pytest.mark.parametrize("changes", IMPURE, ids=lambda changes: next(iter(changes)))
+def test_a_clip_per_gradient_is_refused_whoever_says_what_the_rates_add_up_to(
+    task, data, everyone, changes
+):
+    """A schedule made by hand, whose account would allow it."""
+    schedule = PerGradient(Fixed(0.05), lambda round: 1e6)
+    plan = unprotected(everyone, data.clients, rounds=2, schedule=schedule)
+    Training(task, data, plan, STEPS)
+    with pytest.raises(BadInput, match="clip the update instead"):
+        Training(task, data, plan, replace(STEPS, **changes))
 
 
 def test_epochs_have_no_fixed_number_of_steps():

@@ -1,12 +1,22 @@
 """How the server steps."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.training.server import AdamServer, ServerState, SgdServer
+from fedveil.training.rates import RateSchedule, RateShape
+from fedveil.training.server import AdagradServer, AdamServer, ServerState, SgdServer, YogiServer
+
+SERVERS = {
+    "sgd": SgdServer(0.5),
+    "momentum": SgdServer(0.5, 0.9),
+    "adam": AdamServer(0.5),
+    "yogi": YogiServer(0.5),
+    "adagrad": AdagradServer(0.5),
+}
 
 
 def state(size=4, round=0):
@@ -47,7 +57,57 @@ def test_adam_is_torch_adam():
     assert now.round == 6
 
 
-@pytest.mark.parametrize("server", [SgdServer(momentum=0.5), AdamServer()])
+def test_yogi_is_that_of_the_paper():
+    """Coordinate by coordinate in plain numbers; moments grow and fall."""
+    server, now = YogiServer(lr=0.1, beta1=0.8, beta2=0.9, floor=0.5), state()
+    updates = torch.cat([means(4), 0.1 * means(4), 3 * means(4)])
+    expected = now.params.tolist()
+    first, second = [0.0] * 4, [0.25] * 4
+    changes = []
+    for mean in updates:
+        now = server.step(now, mean)
+        for k, value in enumerate(mean.tolist()):
+            first[k] = 0.8 * first[k] + 0.2 * value
+            change = 0.1 * value**2 * (1 if second[k] < value**2 else -1)
+            second[k] += change
+            changes.append(change)
+            expected[k] += 0.1 * first[k] / (math.sqrt(second[k]) + 0.5)
+    assert min(changes) < 0 < max(changes)
+    assert now.params.tolist() == pytest.approx(expected, rel=1e-5)
+    assert now.memory["second"].tolist() == pytest.approx(second, rel=1e-12)
+
+
+def test_adagrad_is_torch_adagrad():
+    server, now = AdagradServer(lr=0.1, floor=0.2), state()
+    theirs = now.params.to(torch.float64).requires_grad_()
+    optimiser = torch.optim.Adagrad([theirs], lr=0.1, initial_accumulator_value=0.04, eps=0.2)
+    for mean in means(6):
+        now = server.step(now, mean)
+        theirs.grad = -mean
+        optimiser.step()
+    assert torch.allclose(now.params.double(), theirs.detach(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
+def test_a_mean_of_nothing_leaves_a_model_that_was_not_moved(server):
+    now = server.step(state(), torch.zeros(4, dtype=torch.float64))
+    assert now.params.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
+def test_a_server_follows_the_schedule(server):
+    """Its memory does not: from the same state, a step is as long as the round's rate."""
+    schedule, now = RateSchedule(RateShape.COSINE, 6, warmup=2), state()
+    for round, mean in enumerate(means(6), 1):
+        there = replace(server, schedule=schedule).step(now, mean)
+        here = replace(server, lr=0.5 * schedule.factor(round)).step(now, mean)
+        assert torch.equal(there.params, here.params)
+        assert there.memory.keys() == here.memory.keys()
+        assert all(torch.equal(there.memory[name], here.memory[name]) for name in here.memory)
+        now = there
+
+
+@pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
 def test_a_step_leaves_the_state_before_it_alone(server):
     before = state()
     first = server.step(before, means(1)[0])
@@ -64,6 +124,11 @@ def test_a_step_leaves_the_state_before_it_alone(server):
         (lambda: SgdServer(lr=math.nan), "server.lr is nan"),
         (lambda: SgdServer(momentum=1.0), "server.momentum is 1.0"),
         (lambda: AdamServer(lr=-1.0), "server.lr is -1.0"),
+        (lambda: YogiServer(lr=-1.0), "server.lr is -1.0"),
+        (lambda: YogiServer(beta2=1.0), "server.beta2 is 1.0"),
+        (lambda: YogiServer(floor=0.0), "server.floor is 0.0"),
+        (lambda: AdagradServer(lr=0.0), "server.lr is 0.0"),
+        (lambda: AdagradServer(floor=math.inf), "server.floor is inf"),
     ],
 )
 def test_refusals(make, message):

@@ -1,17 +1,22 @@
 """Local work: against torch.optim client by client, and inside the ball."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.privacy.clip import Clip
+from fedveil.models.zoo import build_task
+from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batch, Batches
 from fedveil.training.cohort import CohortData
+from fedveil.training.directions import Adam
 from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.gradients.vectorised import Vectorised
+from fedveil.training.reports import Spanned
 from fedveil.training.turn import Turn
 from fedveil.training.work import ClientSgd, OneGradient
 
@@ -39,21 +44,34 @@ def full_gradient(task, start, x, y):
     return gradient
 
 
+def optimiser_of(work, flat):
+    if work.adam is None:
+        return torch.optim.SGD(
+            [flat], lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay
+        )
+    betas = (work.adam.beta1, work.adam.beta2)
+    return torch.optim.AdamW(
+        [flat], lr=work.lr, betas=betas, eps=work.adam.floor, weight_decay=work.weight_decay
+    )
+
+
 def trained_by_torch(task, data, work, client):
-    """One client's update by torch.optim.SGD, with the batches the client should see."""
+    """One client's update by torch.optim, with the batches the client should see.
+
+    The proximal term is part of the loss, as FedProx has it.
+    """
     size = int(data.sizes[client])
     plan = work.batches.of(np.array([client]), np.array([size]), ROUND, STREAMS)
     x, y = records_of(data, client)
     flat = task.parameters.clone().requires_grad_()
-    optimiser = torch.optim.SGD(
-        [flat], lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay
-    )
+    optimiser = optimiser_of(work, flat)
     for step in range(plan.steps):
         batch = plan.at(step)
         index = torch.arange(batch.mask.shape[1]) if batch.index is None else batch.index[0]
         index = index[batch.mask[0].bool()]
         optimiser.zero_grad()
-        task.losses(task.named(flat), x[index], y[index]).mean().backward()
+        loss = task.losses(task.named(flat), x[index], y[index]).mean()
+        (loss + work.proximal / 2 * (flat - task.parameters).square().sum()).backward()
         optimiser.step()
     return flat.detach() - task.parameters
 
@@ -87,15 +105,65 @@ def test_fedsgd_is_minus_the_gradient(family, mode):
         ClientSgd(Batches(0, epochs=2), lr=0.1),
         ClientSgd(Batches(3, epochs=2), lr=0.05, momentum=0.9),
         ClientSgd(Batches(2, steps=4), lr=0.05, momentum=0.5, weight_decay=0.1),
+        ClientSgd(Batches(3, epochs=2), lr=0.1, proximal=2.0),
+        ClientSgd(Batches(2, epochs=2), lr=0.1, momentum=0.5, weight_decay=0.1, proximal=0.5),
+        ClientSgd(Batches(3, epochs=2), lr=0.02, adam=Adam(0.8, 0.95, 1e-3)),
+        ClientSgd(
+            Batches(2, steps=4), lr=0.1, weight_decay=0.1, proximal=3.0, adam=Adam(floor=1e-2)
+        ),
     ],
-    ids=["full-batch", "momentum", "steps-decay"],
+    ids=["full-batch", "momentum", "steps-decay", "proximal", "all-of-sgd", "adam", "all-of-adam"],
 )
 @pytest.mark.parametrize("mode", Mode)
-def test_local_sgd_is_torch_sgd_for_each_ragged_client(family, mode, work):
+def test_local_steps_are_torchs_for_each_ragged_client(family, mode, work):
     task, data = family
     rows = updates(task, data, work, mode).rows
     for client in range(data.clients):
         assert_close(rows[client], trained_by_torch(task, data, work, client))
+
+
+def test_adam_begins_anew_in_every_round(task, data):
+    """The first step is lr in every coordinate, whatever was computed with the same work before."""
+    work = ClientSgd(Batches(0, steps=1), lr=0.1, adam=Adam(floor=1e-12))
+    for _ in range(2):
+        rows = updates(task, data, work).rows
+        assert torch.allclose(rows.abs(), torch.full_like(rows, 0.1), rtol=1e-4)
+
+
+class Ordinary(Vectorised):
+    """Rows of parameters where coordinates would do."""
+
+    def walk(self, start, cohort, *, spanned):
+        return super().walk(start, cohort, spanned=False)
+
+
+@pytest.mark.parametrize("clip", [None, Clip(0.3)])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_proximal_term_is_the_same_in_the_span_of_the_records(make_data, momentum, clip):
+    data = make_data(shape=(30,))
+    task = build_task("softmax", (30,), data.classes, seed=1, hidden=())
+    work = ClientSgd(Batches(3, epochs=3), lr=0.2, momentum=momentum, proximal=1.5)
+    cohort, start = CohortData(data, np.arange(data.clients)), torch.randn(task.size)
+    spanned, written_out = (
+        work.updates(Turn(ROUND, start, cohort, clip, way(task, data), STREAMS, summed=True))
+        for way in (Vectorised, Ordinary)
+    )
+    assert isinstance(spanned, Spanned)
+    rows = spanned.walk.rows(spanned.moved)
+    assert_close(rows, written_out.rows)
+    without = replace(work, proximal=0.0)
+    other = without.updates(Turn(ROUND, start, cohort, clip, Ordinary(task, data), STREAMS))
+    assert not torch.allclose(rows, other.rows, rtol=1e-2)
+
+
+@pytest.mark.parametrize("changes", [{"adam": Adam()}, {"weight_decay": 0.1}])
+def test_steps_that_leave_the_span_are_written_out(make_data, changes):
+    data = make_data(shape=(30,))
+    task = build_task("softmax", (30,), data.classes, seed=1, hidden=())
+    work = ClientSgd(Batches(0, epochs=1), lr=0.1, **changes)
+    cohort, ways = CohortData(data, np.arange(data.clients)), Vectorised(task, data)
+    done = work.updates(Turn(ROUND, task.parameters, cohort, None, ways, STREAMS, summed=True))
+    assert isinstance(done, Clipped)
 
 
 def test_one_full_batch_step_is_one_step_by_hand(task, data):
@@ -137,16 +205,30 @@ def test_local_work_leaves_the_rounds_model_alone(task, data):
     assert torch.equal(task.parameters, before)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "gradient"])
-def test_updates_stay_inside_the_bound(task, data, kind):
-    work = ClientSgd(Batches(2, epochs=3), lr=5.0) if kind == "sgd" else OneGradient()
+FAST = ClientSgd(Batches(2, epochs=3), lr=5.0)
+WORKS = {
+    "gradient": OneGradient(),
+    "plain": FAST,
+    "momentum": replace(FAST, momentum=0.9),
+    "weight decay": replace(FAST, weight_decay=0.1),
+    "proximal": replace(FAST, proximal=0.1),
+    "adam": replace(FAST, adam=Adam()),
+    "all of sgd": replace(FAST, momentum=0.9, weight_decay=0.1, proximal=0.1),
+    "all of adam": replace(FAST, weight_decay=0.1, proximal=0.1, adam=Adam()),
+}
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("kind", WORKS)
+def test_updates_stay_inside_the_bound(task, data, kind, mode):
     clip = Clip(0.01)
-    done = updates(task, data, work, clip=clip)
+    done = updates(task, data, WORKS[kind], mode, clip=clip)
     assert bool(done.clipped.all())
     assert float(done.rows.double().norm(dim=1).max()) <= clip.value
 
 
-def test_every_step_is_projected_around_the_rounds_model(task, data):
+@pytest.mark.parametrize("kind", [kind for kind in WORKS if kind != "gradient"])
+def test_every_step_is_projected_around_the_rounds_model(task, data, kind):
     """Far from the origin, so that a ball around the origin would show; step by step."""
     torch.manual_seed(1)
     start = 10 * torch.randn(task.size)
@@ -166,7 +248,7 @@ def test_every_step_is_projected_around_the_rounds_model(task, data):
             return walk
 
     cohort = CohortData(data, np.arange(data.clients))
-    work = ClientSgd(Batches(2, epochs=3), lr=1.0)
+    work = replace(WORKS[kind], lr=1.0)
     done = work.updates(Turn(ROUND, start, cohort, clip, Spying(task, data), STREAMS))
     rounding = 1e-5 * float(start.norm())
     assert len(seen) > 10
@@ -234,8 +316,25 @@ def test_a_client_that_diverges_keeps_its_row_for_the_server_to_refuse(make_fami
         ({"lr": 1.0, "momentum": -0.1}, "client.momentum is -0.1"),
         ({"lr": 1.0, "weight_decay": -0.1}, "client.weight_decay is -0.1"),
         ({"lr": 1.0, "weight_decay": float("nan")}, "client.weight_decay is nan"),
+        ({"lr": 1.0, "proximal": -0.1}, "client.proximal is -0.1"),
+        ({"lr": 1.0, "proximal": float("inf")}, "client.proximal is inf"),
+        ({"lr": 1.0, "adam": 0.9}, "adam is 0.9: use Adam"),
+        ({"lr": 1.0, "momentum": 0.9, "adam": Adam()}, "client.momentum has no effect on adam"),
     ],
 )
 def test_refusals(arguments, message):
     with pytest.raises(BadInput, match=message):
         ClientSgd(Batches(0, epochs=1), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"beta1": 1.0}, "client.beta1 is 1.0"),
+        ({"beta2": -0.1}, "client.beta2 is -0.1"),
+        ({"floor": 0.0}, "client.floor is 0.0"),
+    ],
+)
+def test_what_adam_cannot_be(arguments, message):
+    with pytest.raises(BadInput, match=message):
+        Adam(**arguments)

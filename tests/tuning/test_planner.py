@@ -215,6 +215,9 @@ def test_the_theory_says_when_it_says_nothing():
     [
         ("dp-fedavg", (), r"strongly convex, smooth losses; simulate instead \(--simulate\)"),
         ("central", ("sample.kind=all",), r"counts local steps: .* or simulate \(--simulate\)"),
+        ("fedavg", ("client.epochs=none", "client.steps=2", "client.proximal=0.1"),
+         "for plain steps: leave out client.momentum"),
+        ("dp-fedavg", (*SMALL, "client.schedule=linear"), "for plain steps: .* client.schedule"),
         ("dp-fedavg", (*SMALL, "clip.each=update"), "clip.each = 'gradient': simulate instead"),
         ("dp-fedavg", (*SMALL, "budget.epsilon=none", "budget.epsilons=[1.0, 2.0]"),
          "one epsilon for all"),

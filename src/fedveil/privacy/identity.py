@@ -3,7 +3,7 @@
 import hashlib
 import types
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from enum import Enum
 from fractions import Fraction
 from functools import partial
@@ -15,6 +15,10 @@ from torch import nn
 
 _WORDS = ("assumptions",)
 """Fields that are told to people and decide nothing."""
+
+LATER = {"later": True}
+"""Metadata of a field that its class did not always have: at its default it is not told, so that
+what was the same before stays the same."""
 
 _KEPT = ("fedveil", "torch", "numpy")
 """Packages whose functions are known by their names: their versions are recorded with a run."""
@@ -73,11 +77,15 @@ def identity(value: Any, depth: int = 0, seen: frozenset[int] = frozenset()) -> 
         told = [
             f"{field.name}={inner(getattr(value, field.name))}"
             for field in fields(value)
-            if field.init and field.name not in _WORDS
+            if field.init and field.name not in _WORDS and not _as_before(value, field)
         ]
         return f"{_name(type(value))}({','.join(told)}){_own(type(value), inner)}"
     held, own = getattr(value, "__dict__", {}), _own(type(value), inner)
     return f"{_name(type(value))}{getattr(value, '__qualname__', '')}{inner(dict(held))}{own}"
+
+
+def _as_before(value: Any, field: Field[Any]) -> bool:
+    return "later" in field.metadata and bool(getattr(value, field.name) == field.default)
 
 
 def seed_of(*parts: Any) -> int:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,36 @@ from fedveil.runs.sections.clients import (
     PoissonSection,
     RoundRobinSection,
     SampleSection,
+    SgdSection,
 )
 from fedveil.runs.sections.data import ModelSection
+from fedveil.runs.sections.section import Section
 from fedveil.runs.sections.server import ServerSection
 from fedveil.training.batches import Batches
+from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
-from fedveil.training.server import AdamServer, ServerOptimizer, SgdServer, Weights
+from fedveil.training.rates import RateSchedule, RateShape
+from fedveil.training.server import (
+    AdagradServer,
+    AdamServer,
+    ServerOptimizer,
+    SgdServer,
+    Weights,
+    YogiServer,
+)
 from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd, ClientWork, Decay, OneGradient
+
+_MOMENTS = ("beta1", "beta2", "floor")
+
+_SERVERS: dict[str, type[SgdServer | AdamServer | YogiServer | AdagradServer]] = {
+    "sgd": SgdServer,
+    "adam": AdamServer,
+    "yogi": YogiServer,
+    "adagrad": AdagradServer,
+}
 
 _MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
 
@@ -53,7 +74,8 @@ def build(
     `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
     """
     check_values(recipe)
-    work, server, sampler = _work(recipe.client), _server(recipe.server), _sampler(recipe.sample)
+    rounds, sampler = recipe.total_rounds, _sampler(recipe.sample)
+    work, server = _work(recipe.client, rounds), _server(recipe.server, rounds)
     data = data_of(recipe, data_root) if data is None else data
     if model is None:
         task = task_of(recipe.model, data.record_shape, data.classes, recipe.seed)
@@ -66,7 +88,7 @@ def build(
         task=task,
         data=data,
         plan=plan,
-        work=work or _dp_sgd(recipe.client, plan),
+        work=work or _dp_sgd(recipe.client, plan, rounds),
         server=server,
         weights=Weights(recipe.server.weights),
         seed=recipe.seed,
@@ -135,7 +157,7 @@ def _sampler(section: SampleSection) -> Sampler:
             return Everyone()
 
 
-def _work(section: ClientSection) -> ClientWork | None:
+def _work(section: ClientSection, rounds: int) -> ClientWork | None:
     """The local work, or None for DP-SGD, whose noise the plan has yet to find."""
     if isinstance(section, DpSgdSection):
         return None
@@ -152,19 +174,68 @@ def _work(section: ClientSection) -> ClientWork | None:
     elif section.lr is None:
         raise BadInput("client.lr is missing")
     lr = section.lr if decay is None or section.lr is not None else decay.rate(0)
-    return ClientSgd(batches, lr or 0.0, section.momentum, section.weight_decay, decay)
+    return ClientSgd(
+        batches,
+        lr or 0.0,
+        momentum=section.momentum,
+        weight_decay=section.weight_decay,
+        decay=decay,
+        proximal=section.proximal or 0.0,
+        adam=_adam(section),
+        schedule=_rates("client", section, rounds),
+    )
 
 
-def _dp_sgd(section: ClientSection, plan: PrivacyPlan) -> ClientWork:
+def _adam(section: SgdSection | DpSgdSection) -> Adam | None:
+    """Adam at the clients, with what is left out as its own default; None for 'sgd'."""
+    given = _given(section, *_MOMENTS)
+    if section.optimizer == "adam":
+        return Adam(**given)
+    if given:
+        key = next(iter(given))
+        raise BadInput(f"client.{key} has no effect on sgd: leave it out, or use adam")
+    return None
+
+
+def _dp_sgd(section: ClientSection, plan: PrivacyPlan, rounds: int) -> ClientWork:
     steps = plan.steps
     if not isinstance(section, DpSgdSection) or steps is None:
         raise AssertionError("only DP-SGD is made from its plan")
-    return ClientDpSgd(steps, section.lr)
+    return ClientDpSgd(
+        steps,
+        section.lr,
+        momentum=section.momentum or 0.0,
+        weight_decay=section.weight_decay or 0.0,
+        proximal=section.proximal or 0.0,
+        adam=_adam(section),
+        schedule=_rates("client", section, rounds),
+    )
 
 
-def _server(section: ServerSection) -> ServerOptimizer:
-    if section.optimizer == "adam":
-        if section.momentum:
-            raise BadInput("server.momentum has no effect on adam: leave it out")
-        return AdamServer(0.01 if section.lr is None else section.lr)
-    return SgdServer(1.0 if section.lr is None else section.lr, section.momentum)
+def _rates(
+    name: str, section: SgdSection | DpSgdSection | ServerSection, rounds: int
+) -> RateSchedule | None:
+    """How the learning rate of a section changes over the rounds; None if it does not."""
+    shape, warmup = RateShape(section.schedule or "constant"), section.warmup or 0
+    floor = section.lr_floor or 0.0
+    if shape is RateShape.CONSTANT and not warmup and not floor:
+        return None
+    try:
+        return RateSchedule(shape, rounds, warmup, floor)
+    except BadInput as e:
+        raise BadInput(f"{name}.{e}") from e
+
+
+def _given(section: Section, *keys: str) -> dict[str, Any]:
+    """The keys that were not left out."""
+    return {key: value for key in keys if (value := getattr(section, key)) is not None}
+
+
+def _server(section: ServerSection, rounds: int) -> ServerOptimizer:
+    kind = _SERVERS[section.optimizer]
+    given = _given(section, "lr", *_MOMENTS)
+    if section.momentum:
+        given["momentum"] = section.momentum
+    for key in given.keys() - {field.name for field in fields(kind)}:
+        raise BadInput(f"server.{key} has no effect on {section.optimizer}: leave it out")
+    return kind(**given, schedule=_rates("server", section, rounds))

@@ -224,6 +224,11 @@ def _per_gradient(
         raise BadInput("clip.each = 'gradient' needs client.kind = 'sgd'")
     work.reach(1)
     if recipe.budget is not None and recipe.budget.as_published:
+        if work.schedule is not None:
+            raise BadInput(
+                "budget.as_published takes the learning rates of the first round for all: leave "
+                "client.schedule and client.warmup out"
+            )
         steps = work.batches.steps or 1
         return PerGradient(schedule, lambda round: steps * work.rate(0, 1))
     return PerGradient(schedule, work.reach)

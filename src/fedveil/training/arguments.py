@@ -43,7 +43,7 @@ def check_arguments(
         if not isinstance(value, kind) or (kind is PrivacyPlan and type(value) is not kind):
             raise BadInput(f"{name} is {shown(value)}: a {kind.__name__} is needed")
     _check_method("work", work, "updates", "ClientSgd, ClientDpSgd or OneGradient")
-    _check_method("server", server, "step", "SgdServer or AdamServer")
+    _check_method("server", server, "step", "SgdServer, AdamServer or another server optimiser")
     one_of("server.weights", weights, Weights)
     if mode is not None:
         one_of("engine.mode", mode, Mode)

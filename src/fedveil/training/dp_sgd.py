@@ -1,7 +1,7 @@
 """DP-SGD inside every client: each example's gradient clipped, noise on every step."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -10,11 +10,14 @@ from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clipped
+from fedveil.privacy.identity import LATER
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import KeySource, bits
 from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
+from fedveil.training.directions import Adam, Directions, check_directions
+from fedveil.training.rates import RateSchedule, check_schedule, scheduled
 from fedveil.training.turn import Turn, clip_rows_
 
 
@@ -25,6 +28,8 @@ class ClientDpSgd:
     `noisy` comes from the plan: `ClientDpSgd(plan.steps, lr=0.1)`. One step: every record joins
     with its rate; the sum of the joined records' clipped gradients, plus N(0, (multiplier C)^2),
     is divided by rate x n, where n is the client's public number of records, or the nominal one.
+    Momentum, weight decay, a proximal term, Adam and a schedule are those of `ClientSgd`; they see
+    that noisy gradient and nothing else of the records.
 
     Guarantee: one step is `PoissonSampled(rate, Gaussian(multiplier))` about one record, under
     zero-out (n public) or add-remove (nominal). Nothing divides by the realised batch.
@@ -38,6 +43,11 @@ class ClientDpSgd:
 
     noisy: NoisySteps
     lr: float
+    momentum: float = field(default=0.0, metadata=LATER)
+    weight_decay: float = field(default=0.0, metadata=LATER)
+    proximal: float = field(default=0.0, metadata=LATER)
+    adam: Adam | None = field(default=None, metadata=LATER)
+    schedule: RateSchedule | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not isinstance(self.noisy, NoisySteps):
@@ -46,6 +56,8 @@ class ClientDpSgd:
                 "it as ClientDpSgd(plan.steps, lr=...)"
             )
         check("client.lr", self.lr)
+        check_directions(self)
+        check_schedule(self.schedule)
 
     def visits(self, records: int) -> int:
         """How many records a client with `records` of them looks at in a round, on average."""
@@ -70,12 +82,13 @@ class ClientDpSgd:
         sizes = np.full(len(cohort), noisy.nominal) if noisy.nominal else cohort.sizes
         divisor = torch.from_numpy(noisy.rate * sizes.astype(np.float64)).float()[:, None]
         walk = turn.gradients.walk(turn.start, cohort, spanned=False)
+        directions, rate = Directions(turn.start, self), scheduled(self.lr, self.schedule, round)
         moved: torch.Tensor | None = None
         for step in range(noisy.steps):
             total = walk.clipped_sum(moved, self.batch(cohort, round, step, streams), turn.clip)
             mechanism.add_(total, scales, streams.keys("step-noise", round, cohort.ids, step))
-            total.div_(divisor).mul_(-self.lr)
-            moved = total if moved is None else moved.add_(total)
+            direction = directions.of_(total.div_(divisor), moved).mul_(-rate)
+            moved = direction if moved is None else moved.add_(direction)
         if moved is None:
             raise AssertionError("DP-SGD takes at least one step")
         return clip_rows_(moved, None)

@@ -1,12 +1,14 @@
 """The server's state and how it takes a step."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Protocol
 
 import torch
 
 from fedveil.checks import check
+from fedveil.privacy.identity import LATER
+from fedveil.training.rates import RateSchedule, check_schedule, scheduled
 
 
 class Weights(StrEnum):
@@ -40,14 +42,19 @@ class ServerOptimizer(Protocol):
 
 @dataclass(frozen=True)
 class SgdServer:
-    """params += lr x velocity, velocity = momentum x velocity + mean update."""
+    """params += lr x velocity, velocity = momentum x velocity + mean update; FedAvgM with momentum.
+
+    `schedule` changes lr from round to round, here and below.
+    """
 
     lr: float = 1.0
     momentum: float = 0.0
+    schedule: RateSchedule | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         check("server.lr", self.lr)
         check("server.momentum", self.momentum)
+        check_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """One round's step along the mean update (float64 [P])."""
@@ -55,7 +62,8 @@ class SgdServer:
         if self.momentum:
             mean = mean + self.momentum * memory.get("velocity", torch.zeros_like(mean))
             memory = {"velocity": mean}
-        return _moved(state, self.lr * mean, memory)
+        rate = scheduled(self.lr, self.schedule, state.round + 1)
+        return _moved(state, rate * mean, memory)
 
 
 @dataclass(frozen=True)
@@ -66,10 +74,12 @@ class AdamServer:
     beta1: float = 0.9
     beta2: float = 0.99
     floor: float = 1e-3
+    schedule: RateSchedule | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("lr", "beta1", "beta2", "floor"):
             check(f"server.{name}", getattr(self, name))
+        check_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """One round's step along the mean update (float64 [P])."""
@@ -77,9 +87,59 @@ class AdamServer:
         first = self.beta1 * state.memory.get("first", zero) + (1 - self.beta1) * mean
         second = self.beta2 * state.memory.get("second", zero) + (1 - self.beta2) * mean**2
         rounds = state.round + 1
+        rate = scheduled(self.lr, self.schedule, rounds)
         unbiased = first / (1 - self.beta1**rounds)
         scale = (second / (1 - self.beta2**rounds)).sqrt() + self.floor
-        return _moved(state, self.lr * unbiased / scale, {"first": first, "second": second})
+        return _moved(state, rate * unbiased / scale, {"first": first, "second": second})
+
+
+@dataclass(frozen=True)
+class YogiServer:
+    """FedYogi (Reddi et al. 2021): Adam whose second moment never changes by more than
+    (1 - beta2) x mean^2, in either direction. As published, it starts from floor^2 and nothing is
+    corrected for its start.
+    """
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    floor: float = 1e-3
+    schedule: RateSchedule | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "beta1", "beta2", "floor"):
+            check(f"server.{name}", getattr(self, name))
+        check_schedule(self.schedule)
+
+    def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
+        """One round's step along the mean update (float64 [P])."""
+        first = state.memory.get("first", torch.zeros_like(mean))
+        second = state.memory.get("second", torch.full_like(mean, self.floor**2))
+        first = self.beta1 * first + (1 - self.beta1) * mean
+        second = second - (1 - self.beta2) * mean**2 * torch.sign(second - mean**2)
+        rate = scheduled(self.lr, self.schedule, state.round + 1)
+        by = rate * first / (second.sqrt() + self.floor)
+        return _moved(state, by, {"first": first, "second": second})
+
+
+@dataclass(frozen=True)
+class AdagradServer:
+    """FedAdagrad (Reddi et al. 2021): steps over the root of floor^2 plus all squared means."""
+
+    lr: float = 0.01
+    floor: float = 1e-3
+    schedule: RateSchedule | None = None
+
+    def __post_init__(self) -> None:
+        check("server.lr", self.lr)
+        check("server.floor", self.floor)
+        check_schedule(self.schedule)
+
+    def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
+        """One round's step along the mean update (float64 [P])."""
+        second = state.memory.get("second", torch.full_like(mean, self.floor**2)) + mean**2
+        rate = scheduled(self.lr, self.schedule, state.round + 1)
+        return _moved(state, rate * mean / (second.sqrt() + self.floor), {"second": second})
 
 
 def _moved(state: ServerState, by: torch.Tensor, memory: dict[str, torch.Tensor]) -> ServerState:

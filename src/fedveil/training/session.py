@@ -26,6 +26,7 @@ from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.timings import timings
 from fedveil.training.engines.workers import available
 from fedveil.training.gradients.choice import Mode
+from fedveil.training.rates import check_rounds
 from fedveil.training.round import RoundResult, Rounds, driven, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
 from fedveil.training.work import ClientWork
@@ -76,6 +77,7 @@ class Training:
         for text in (*self.data.assumptions, *self.task.assumptions):
             object.__setattr__(self, "plan", self.plan.assuming(text))
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
+        check_rounds(self.plan.rounds, work=self.work, server=self.server)
         if self.plan.secure:
             self.data.check_secure()
         self.data.check()

@@ -1,15 +1,18 @@
 """Local work on a cohort: from the round's model to one update per client, as rows [K, P]."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from fedveil.checks import check, shown
 from fedveil.errors import BadInput
 from fedveil.privacy.clip import Clipped
+from fedveil.privacy.identity import LATER
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batches
+from fedveil.training.directions import Adam, Directions, check_directions
 from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.rates import RateSchedule, check_schedule, scheduled
 from fedveil.training.reports import Spanned
 from fedveil.training.turn import Turn, clip_rows_
 
@@ -60,7 +63,9 @@ class ClientSgd:
     With a clip on the update it is projected onto the ball around the *round's* model after
     every batch (Naseri et al., algorithm 1, line 21 as it must be read); with a clip per gradient
     every gradient is clipped instead (Fu et al.). `clipped` tells whether either was active in any
-    step. `decay`, when given, replaces the constant learning rate.
+    step. `decay`, when given, replaces the learning rate; `schedule` changes it over the rounds.
+    `proximal` times what the client has moved is added to every gradient (FedProx). With `adam`
+    weight decay is decoupled (AdamW).
     """
 
     batches: Batches
@@ -68,31 +73,45 @@ class ClientSgd:
     momentum: float = 0.0
     weight_decay: float = 0.0
     decay: Decay | None = None
+    proximal: float = field(default=0.0, metadata=LATER)
+    adam: Adam | None = field(default=None, metadata=LATER)
+    schedule: RateSchedule | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not isinstance(self.batches, Batches):
             raise BadInput(f"batches is {shown(self.batches)}: use Batches(size, epochs or steps)")
-        for name in ("lr", "momentum", "weight_decay"):
-            check(f"client.{name}", getattr(self, name))
+        check("client.lr", self.lr)
+        check_directions(self)
         if self.decay is not None and not isinstance(self.decay, Decay):
             raise BadInput(f"decay is {shown(self.decay)}: use Decay(mu, gamma), or None")
+        check_schedule(self.schedule)
+        if self.decay is not None and self.schedule is not None:
+            raise BadInput(
+                "client.mu and client.gamma say what the learning rate is in every step: leave "
+                "client.schedule, client.warmup and client.lr_floor out"
+            )
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is the learning rate times a gradient, and nothing else."""
+        return not (self.momentum or self.weight_decay or self.proximal) and self.adam is None
 
     def rate(self, step: int, round: int) -> float:
         """The learning rate of local step `step` (from 0) in `round` (from 1)."""
         if self.decay is None:
-            return self.lr
+            return scheduled(self.lr, self.schedule, round)
         return self.decay.rate((round - 1) * (self.batches.steps or 1) + step)
 
     def reach(self, round: int) -> float:
         """The sum of the learning rates of `round`, which is what a clip per gradient needs.
 
-        Only for a fixed number of steps without momentum or weight decay: with either, the update
-        is not a sum of clipped gradients.
+        Only for a fixed number of plain steps: with anything else than gradients in them, the
+        update is not a sum of clipped gradients.
         """
-        if self.batches.steps is None or self.momentum or self.weight_decay:
+        if self.batches.steps is None or not self.plain:
             raise BadInput(
-                "clip.each = 'gradient' needs client.steps, no momentum and no weight decay: clip "
-                "the update instead (clip.each = 'update')"
+                "clip.each = 'gradient' needs client.steps, no momentum, no weight decay, no "
+                "proximal term and no Adam: clip the update instead (clip.each = 'update')"
             )
         return sum(self.rate(step, round) for step in range(self.batches.steps))
 
@@ -114,13 +133,14 @@ class ClientSgd:
         """Run every client's local steps side by side."""
         clip, cohort = turn.clip, turn.cohort
         plan = self.batches.of(cohort.ids, cohort.sizes, turn.round, turn.streams)
-        spanned = not self.weight_decay and (clip is None or clip.norm is Norm.L2)
+        linear = not self.weight_decay and self.adam is None
+        spanned = linear and (clip is None or clip.norm is Norm.L2)
         walk = turn.gradients.walk(turn.start, cohort, spanned=spanned)
         per_gradient = None if clip is None else clip.per_gradient
         per_update = None if clip is None or per_gradient is not None else clip
-        plain = per_gradient is None and not self.weight_decay and not self.momentum
+        plain = per_gradient is None and self.plain
+        directions = Directions(turn.start, self)
         moved: torch.Tensor | None = None
-        velocity: torch.Tensor | None = None
         clipped = torch.zeros(len(cohort), dtype=torch.bool)
         for step in range(plan.steps):
             batch, rate = plan.at(step), self.rate(step, turn.round)
@@ -131,13 +151,7 @@ class ClientSgd:
                 if per_gradient is not None:
                     lengths = walk.norms(direction, per_gradient.norm)
                     clipped |= clip_rows_(direction, per_gradient, lengths).clipped
-                if self.weight_decay:
-                    here = turn.start if moved is None else turn.start + moved
-                    direction.add_(here, alpha=self.weight_decay)
-                if self.momentum:
-                    velocity = direction + (0 if velocity is None else self.momentum * velocity)
-                    direction = velocity.clone()
-                batch.without_idle_(direction)
+                direction = batch.without_idle_(directions.of_(direction, moved))
                 moved = (
                     direction.mul_(-rate) if moved is None else moved.sub_(direction, alpha=rate)
                 )

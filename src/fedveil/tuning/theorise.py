@@ -100,6 +100,11 @@ def work_of(work: ClientWork) -> ClientSgd:
             "the theory counts local steps: use client.kind = 'sgd' with client.steps, or simulate "
             "(--simulate)"
         )
+    if not work.plain or work.schedule is not None:
+        raise BadInput(
+            "the theory is for plain steps: leave out client.momentum, client.weight_decay, "
+            "client.proximal, client.optimizer and client.schedule, or simulate (--simulate)"
+        )
     return work
 
 

@@ -10,11 +10,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task, cross_entropy
+from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
+from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batches
+from fedveil.training.directions import Adam
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.chunks import cut, fitting_chunk, multiplications
 from fedveil.training.engines.engine import Job
 from fedveil.training.engines.serial import Serial
@@ -207,14 +211,33 @@ def test_the_chunk_fits_memory_and_is_at_least_one(make_family, data, task):
         (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(16, 3)), (1, 4, 6)),
     ],
 )
-def testmultiplications_are_those_that_pytorch_counts(module, shape):
+def test_multiplications_are_those_that_pytorch_counts(module, shape):
     x = np.zeros((2, *shape), dtype=np.float32)
     y = np.zeros(2, np.int64)
     data = FederatedData.from_clients([("a", x, y)], test=(x, y), classes=3)
     task = Task(module, loss=cross_entropy)
     with FlopCounterMode(display=False) as counter:
-        task.outputs(task.parameters.clone(), torch.tensor(x[:1]))
+        task.outputs(task.named(task.parameters.clone()), torch.tensor(x[:1]))
     assert multiplications(task, data) == max(task.size, counter.get_total_flops() // 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **more: ClientSgd(Batches(0, steps=1), 0.1, **more),
+        lambda **more: ClientDpSgd(NoisySteps(0.5, 1, 1.0), 0.1, **more),
+    ],
+)
+def test_adam_needs_memory_for_two_more_rows(make_family, make):
+    """Where rows are nearly all there is, three quarters as many clients fit."""
+    _, data = make_family("mlp")
+    task = build_task("mlp", data.record_shape, data.classes, seed=1, hidden=(9000,))
+    plain, adam = (
+        fitting_chunk(task, data, make(**more), Mode.VECTORISED, memory=64)
+        for more in ({}, {"adam": Adam()})
+    )
+    assert plain > 20
+    assert adam == pytest.approx(plain * 6 / 8, abs=1)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 100])

@@ -4,7 +4,27 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedveil.runs.sections.rates import LR_FLOOR, SCHEDULE, WARMUP, Shape
 from fedveil.runs.sections.section import Section
+
+_OPTIMIZER = (
+    "What a client makes of its gradients: plain steps or momentum with 'sgd', or 'adam', which "
+    "begins anew in every round. Left out: 'sgd'."
+)
+_BETA1 = "Share of the first moment that a local step keeps. For optimizer 'adam'. Left out: 0.9."
+_BETA2 = (
+    "Share of the second moment that a local step keeps. For optimizer 'adam'. Left out: 0.999."
+)
+_FLOOR = "Added to the root of the second moment. For optimizer 'adam'. Left out: 1e-8."
+_MOMENTUM = "Momentum of the local steps; every round starts without any. For optimizer 'sgd'."
+_WEIGHT_DECAY = (
+    "This times the model is added to every local gradient; with optimizer 'adam' to every step "
+    "instead (AdamW)."
+)
+_PROXIMAL = (
+    "This times what the model has moved in the round is added to every local gradient (FedProx). "
+    "Left out: 0.0."
+)
 
 
 class PoissonSection(Section):
@@ -62,7 +82,9 @@ class GradientSection(Section):
 class SgdSection(Section):
     """`[client]` of FedAvg."""
 
-    kind: Literal["sgd"] = Field(description="Local SGD from the round's model (FedAvg).")
+    kind: Literal["sgd"] = Field(
+        description="Local SGD from the round's model (FedAvg; with proximal FedProx)."
+    )
     epochs: int | None = Field(
         default=None,
         description="Passes over a client's records per round. Left out: steps is needed.",
@@ -77,25 +99,29 @@ class SgdSection(Section):
     )
     lr: float | None = Field(
         default=None,
-        description="Learning rate, the same in every local step. Left out: mu and gamma are "
-        "needed.",
+        description="Learning rate, the same in every local step of a round; see schedule. "
+        "Left out: mu and gamma are needed.",
     )
     mu: float | None = Field(
         default=None,
         description="Makes the learning rate 2 / (mu (k + gamma)) in local step k, counted over "
-        "all rounds. With gamma and steps, without lr. Left out: lr decides.",
+        "all rounds. With gamma and steps, without lr and schedule. Left out: lr decides.",
     )
     gamma: float | None = Field(
         default=None,
         description="Local steps by which the decaying learning rate is shifted; see mu. Left out: "
         "lr decides.",
     )
-    momentum: float = Field(
-        default=0.0, description="Momentum of the local steps; every round starts without any."
-    )
-    weight_decay: float = Field(
-        default=0.0, description="This times the model is added to every local gradient."
-    )
+    momentum: float = Field(default=0.0, description=_MOMENTUM)
+    weight_decay: float = Field(default=0.0, description=_WEIGHT_DECAY)
+    proximal: float | None = Field(default=None, description=_PROXIMAL)
+    optimizer: Literal["sgd", "adam"] | None = Field(default=None, description=_OPTIMIZER)
+    beta1: float | None = Field(default=None, description=_BETA1)
+    beta2: float | None = Field(default=None, description=_BETA2)
+    floor: float | None = Field(default=None, description=_FLOOR)
+    schedule: Shape | None = Field(default=None, description=SCHEDULE)
+    warmup: int | None = Field(default=None, description=WARMUP)
+    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
 
 
 class DpSgdSection(Section):
@@ -114,6 +140,16 @@ class DpSgdSection(Section):
         "claim covers how many a client has. With server.weights 'uniform'. Left out: each "
         "client's own number, which is then public.",
     )
+    momentum: float | None = Field(default=None, description=f"{_MOMENTUM} Left out: 0.0.")
+    weight_decay: float | None = Field(default=None, description=f"{_WEIGHT_DECAY} Left out: 0.0.")
+    proximal: float | None = Field(default=None, description=_PROXIMAL)
+    optimizer: Literal["sgd", "adam"] | None = Field(default=None, description=_OPTIMIZER)
+    beta1: float | None = Field(default=None, description=_BETA1)
+    beta2: float | None = Field(default=None, description=_BETA2)
+    floor: float | None = Field(default=None, description=_FLOOR)
+    schedule: Shape | None = Field(default=None, description=SCHEDULE)
+    warmup: int | None = Field(default=None, description=WARMUP)
+    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
 
 
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]

@@ -9,7 +9,7 @@ from fedveil.runs.sections.section import Section
 _NORM = "The norm that lengths are measured in: 'l1' for Laplace noise, 'l2' for all other."
 _EACH = (
     "What is clipped: the whole 'update', or every local 'gradient', for client.kind 'sgd' with "
-    "steps, without momentum and weight decay."
+    "steps and optimizer 'sgd', without momentum, weight_decay and proximal."
 )
 _FIRST = "Clip of the first round: the largest L2 norm of a client's update."
 

@@ -4,22 +4,43 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedveil.runs.sections.rates import LR_FLOOR, SCHEDULE, WARMUP, Shape
 from fedveil.runs.sections.section import Section
 
 
 class ServerSection(Section):
     """`[server]`."""
 
-    optimizer: Literal["sgd", "adam"] = Field(
-        default="sgd", description="How the server steps along the mean update."
+    optimizer: Literal["sgd", "adam", "yogi", "adagrad"] = Field(
+        default="sgd",
+        description="How the server steps along the mean update: 'sgd' is FedAvg, with momentum "
+        "FedAvgM; 'adam', 'yogi' and 'adagrad' are FedAdam, FedYogi and FedAdagrad.",
     )
     lr: float | None = Field(
         default=None,
-        description="Learning rate of the server. Left out: 1.0 for 'sgd', 0.01 for 'adam'.",
+        description="Learning rate of the server. Left out: 1.0 for 'sgd', 0.01 for all others.",
     )
     momentum: float = Field(
-        default=0.0, description="Momentum of the server's steps. For optimizer 'sgd'."
+        default=0.0, description="Momentum of the server's steps (FedAvgM). For optimizer 'sgd'."
     )
+    beta1: float | None = Field(
+        default=None,
+        description="Share of the first moment that a round keeps. For optimizer 'adam' and "
+        "'yogi'. Left out: 0.9.",
+    )
+    beta2: float | None = Field(
+        default=None,
+        description="Share of the second moment that a round keeps. For optimizer 'adam' and "
+        "'yogi'. Left out: 0.99.",
+    )
+    floor: float | None = Field(
+        default=None,
+        description="Added to the root of the second moment. For optimizer 'adam', 'yogi' and "
+        "'adagrad'. Left out: 0.001.",
+    )
+    schedule: Shape | None = Field(default=None, description=SCHEDULE)
+    warmup: int | None = Field(default=None, description=WARMUP)
+    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
     weights: Literal["uniform", "examples"] = Field(
         default="uniform",
         description="How clients count in the mean: all alike, or by their numbers of records, "

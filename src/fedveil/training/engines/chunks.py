@@ -9,10 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.gradients.linear_chain import chain_of
 from fedveil.training.gradients.vectorised import quadratic
-from fedveil.training.work import ClientWork
+from fedveil.training.work import ClientSgd, ClientWork
 
 MEMORY = 512
 """MiB for the clients that are computed together, per worker."""
@@ -41,13 +42,15 @@ def fitting_chunk(
 ) -> int:
     """How many clients are summed together: what `memory` MiB hold, or less if it is enough work.
 
-    Vectorised, a client needs its padded records and six rows of parameters. Looped, one client is
-    in memory at a time and a chunk is only the unit in which work is handed out.
+    Vectorised, a client needs its padded records and six rows of parameters, and two more for Adam.
+    Looped, one client is in memory at a time and a chunk is only the unit in which work is handed
+    out.
     """
     if mode is Mode.LOOPED:
         return max(1, min(8, task.size // _WIDE))
     longest = int(data.sizes.max())
-    numbers = 6 * task.size + 3 * longest * math.prod(data.record_shape)
+    adam = isinstance(work, ClientSgd | ClientDpSgd) and work.adam is not None
+    numbers = (8 if adam else 6) * task.size + 3 * longest * math.prod(data.record_shape)
     effort = 3 * multiplications(task, data) * work.visits(longest) + 16 * task.size
     if work.whole(longest) and quadratic(task, data):
         effort = task.size * (task.size * work.visits(longest) // longest + 16)
