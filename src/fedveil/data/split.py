@@ -44,9 +44,11 @@ def share_of_each(owners: Rows, names: npt.NDArray[np.str_], share: float) -> Ro
     Which of them follows from the owner's name and number of records, so that nobody's records
     decide which of somebody else's are trained on.
     """
+    everyone, first = np.unique(np.sort(owners), return_index=True)
+    of_each = np.split(np.argsort(owners, kind="stable"), first[1:])
     chosen = []
-    for owner in np.unique(owners).tolist():
-        rows, name = np.flatnonzero(owners == owner), str(names[owner])
+    for owner, rows in zip(everyone.tolist(), of_each, strict=True):
+        name = str(names[owner])
         if len(rows) < 2:
             raise BadInput(
                 f"client {name!r} has one record, too few to hold a share of them out: leave such "
