@@ -97,7 +97,7 @@ def test_arrays_are_scaled_piece_by_piece(monkeypatch):
     ("entries", "said", "message"),
     [
         ([[1, 2], [3]], {"shape": (2,)}, r"row 2 .* is \[3\]: numbers of shape \(2,\) are needed"),
-        ([[1, 2], [3, 4.5]], {"shape": (2,), "whole": True}, "row 1 .* whole numbers of shape"),
+        ([[1, 2], [3, 4.5]], {"shape": (2,), "whole": True}, "row 2 .* whole numbers of shape"),
         ([[1, 2], None], {"shape": (2,)}, "row 2 .* is empty: remove the row"),
         ([[1, 2], [[1], [2, 3]]], {"shape": (2,)}, "row 2 .* numbers of shape"),
         ([[1, 2], ["a", "b"]], {"shape": (2,)}, "numbers of shape"),

@@ -214,7 +214,7 @@ def test_resuming_with_changed_data_is_refused_on_one_line(cli, settings, monkey
 
 
 def test_ctrl_c_before_the_first_round_is_exit_code_one(cli, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedveil.runs.run.Run.start", interrupted)

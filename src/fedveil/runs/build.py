@@ -34,6 +34,7 @@ from fedveil.runs.sections.server import ServerSection
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.rates import RateSchedule, RateShape
@@ -60,6 +61,7 @@ _SERVERS: dict[str, type[SgdServer | AdamServer | YogiServer | AdagradServer]] =
 _MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
 
 
+@one_thread()
 def build(
     recipe: Recipe,
     data_root: Path | None = None,

@@ -32,6 +32,7 @@ from fedveil.runs.own import Model, check_brought
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.stored_model import StoredModel
+from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import evaluate
 from fedveil.training.session import Training
 
@@ -197,6 +198,7 @@ class Run:
                     checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
                 yield line
 
+    @one_thread()
     def _finish(self, done: Done, ledger: Ledger, seconds: float) -> dict[str, Any]:
         """Write what there is, the same rounds everywhere, and close the run in the ledger.
 
@@ -246,6 +248,7 @@ class Run:
         if not path.exists() or path.read_bytes() != content:
             write_atomic(path, content)
 
+    @one_thread()
     def _restore(self, ledger: Ledger) -> Done:
         """What to resume from, with the metrics up to it; a ledger that lacks charges for it, or
         whose chain is broken, is refused. Before anything is changed the run is open again.

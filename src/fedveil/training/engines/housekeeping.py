@@ -23,7 +23,10 @@ LARGE_MODEL = 1 << 21
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute with one thread inside, and with as many as before afterwards."""
+    """Compute with one thread inside, and with as many as before afterwards.
+
+    A process that was forked from one with several would wait for them for ever.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
