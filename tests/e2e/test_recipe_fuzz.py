@@ -26,7 +26,8 @@ import pytest
 
 from fedveil import console
 from fedveil.cli import main as cli
-from fedveil.runs import build, run
+from fedveil.runs import data as data_module
+from fedveil.runs import run
 from fedveil.runs.recipe import Recipe, load_recipe
 
 SEED = 20240611
@@ -403,7 +404,7 @@ OVERSIZED = (
 def generated(seed, number):
     """Recipe `number`: whether it is meant to be whole, its bytes and its --set arguments."""
     if seed == "oversized":
-        recipe = Path(build.__file__).parent.parent / "recipes/central.toml"
+        recipe = Path(data_module.__file__).parent.parent / "recipes/central.toml"
         settings = ("budget.epsilon=inf", "noise.multiplier=2.0", *OVERSIZED[number])
         return False, recipe.read_bytes(), [part for s in settings for part in ("--set", s)]
     r = random.Random(f"{seed}/{number}")
@@ -436,7 +437,7 @@ def loaded(name, root, **options):
     return ORIGINAL(name, root, **options)
 
 
-ORIGINAL = build.load_records
+ORIGINAL = data_module.load_records
 
 
 def stopped(self, line, show=console.Progress.show):
@@ -452,7 +453,7 @@ def prepare():
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, too_slow)
-    build.load_records = loaded
+    data_module.load_records = loaded
     run.progress_png = lambda *_: b"picture"
     console.Progress.show = stopped
     os.environ.pop("FEDVEIL_DATA", None)
