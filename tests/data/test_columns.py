@@ -82,6 +82,11 @@ def test_arrays_keep_their_shape():
     assert (plain.dtype, plain.tolist()) == (np.float32, [[0, 255], [51, 300]])
 
 
+def test_fractions_are_no_whole_numbers():
+    with pytest.raises(BadInput, match=r"row 1 of column 'c' is .* whole numbers of shape \(2,\)"):
+        Column("c", shape=(2,), whole=True).encode(read_table({"c": np.array([[1, 2.5]])}))
+
+
 def test_arrays_are_scaled_piece_by_piece(monkeypatch):
     values = np.arange(24.0).reshape(6, 4)
     whole = Column("c", shape=(4,), mean=3, std=2).encode(read_table({"c": values}))
@@ -97,7 +102,7 @@ def test_arrays_are_scaled_piece_by_piece(monkeypatch):
     ("entries", "said", "message"),
     [
         ([[1, 2], [3]], {"shape": (2,)}, r"row 2 .* is \[3\]: numbers of shape \(2,\) are needed"),
-        ([[1, 2], [3, 4.5]], {"shape": (2,), "whole": True}, "row 1 .* whole numbers of shape"),
+        ([[1, 2], [3, 4.5]], {"shape": (2,), "whole": True}, "row 2 .* whole numbers of shape"),
         ([[1, 2], None], {"shape": (2,)}, "row 2 .* is empty: remove the row"),
         ([[1, 2], [[1], [2, 3]]], {"shape": (2,)}, "row 2 .* numbers of shape"),
         ([[1, 2], ["a", "b"]], {"shape": (2,)}, "numbers of shape"),
