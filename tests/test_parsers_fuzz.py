@@ -249,6 +249,41 @@ def read_saved(r, folder):
     assert len(data.fingerprint) == 64
 
 
+def patients():
+    random = np.random.default_rng(3)
+    return {
+        "site": [f"s{k // 4}" for k in range(48)],
+        "age": random.integers(20, 80, size=48).tolist(),
+        "dose": random.normal(size=48).round(3).tolist(),
+        "city": [("bonn", "rome")[k % 2] for k in range(48)],
+        "well": [("no", "yes")[k // 5 % 2] for k in range(48)],
+    }
+
+
+def make_own_csv(folder):
+    columns = patients()
+    rows = [columns, *zip(*columns.values(), strict=True)]
+    text = "\n".join(",".join(map(str, row)) for row in rows)
+    (folder / "own.csv").write_text(text + "\n")
+
+
+def make_own_parquet(folder):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table(patients()), folder / "own.parquet")
+
+
+def make_saved_table(folder):
+    FederatedData.from_table(patients(), client="site", target="well").save(folder / "saved")
+
+
+def read_own(r, folder):
+    path = next(folder.glob("own.*"))
+    statistics = r.choice([None, "held-out", "clients", "public"])
+    data = FederatedData.from_table(path, client="site", target="well", statistics=statistics)
+    data.check()
+    assert data.schema.encode(path).shape[1:] == data.record_shape
+
+
 def reading(name):
     def read(r, folder):
         records = load_records(name, folder)
@@ -357,6 +392,9 @@ PARSERS = {  # what is made, how it is damaged, how it is read
     "ledger pointer": (make_pointer, damage_file("ledger.json"), read_pointer),
     "metrics of a run": (make_run, damage_file("run/metrics.jsonl"), read_metrics),
     "saved data": (make_saved, damage_file("saved/*"), read_saved),
+    "own csv": (make_own_csv, damage_file("own.csv"), read_own),
+    "own parquet": (make_own_parquet, damage_file("own.parquet"), read_own),
+    "saved schema": (make_saved_table, damage_file("saved/meta.json"), read_saved),
     "npz": (make_femnist, damage_file("femnist/*"), read_femnist),
     "compressed npz": (make_location, damage_file("location30/*"), reading("location30")),
     "leaf json": (make_leaf, damage_file("femnist/*/*"), read_femnist),

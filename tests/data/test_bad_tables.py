@@ -255,6 +255,12 @@ BAD = {
         {},
         "t.csv has a column without a name, as pandas writes with index=True: name it, or list",
     ),
+    "a name of two lines": (
+        text(rows(age_3=""), ["site", '"age\nin years"', "city", "well"]),
+        {},
+        "row 3 of column 'age\\nin years' is empty: declare a public value for such entries "
+        "(columns.age in years.fill), or remove the row",
+    ),
     "a share of more than all": (text(rows()), {"test": 1.5}, "test is 1.5: a share above 0 and"),
     "a word for the test split": (
         text(rows()),

@@ -82,6 +82,11 @@ def test_arrays_keep_their_shape():
     assert (plain.dtype, plain.tolist()) == (np.float32, [[0, 255], [51, 300]])
 
 
+def test_fractions_are_no_whole_numbers():
+    with pytest.raises(BadInput, match=r"row 1 of column 'c' is .* whole numbers of shape \(2,\)"):
+        Column("c", shape=(2,), whole=True).encode(read_table({"c": np.array([[1, 2.5]])}))
+
+
 def test_arrays_are_scaled_piece_by_piece(monkeypatch):
     values = np.arange(24.0).reshape(6, 4)
     whole = Column("c", shape=(4,), mean=3, std=2).encode(read_table({"c": values}))

@@ -58,17 +58,23 @@ class Column:
     @classmethod
     def declared(cls, name: str, options: object) -> "Column":
         """A column as a user describes it, in a dict."""
+        where = declaration(name)
         if not isinstance(options, Mapping):
-            raise BadInput(f"columns.{name} is {shown(options)}: use low, high, values, ...")
+            raise BadInput(f"{where} is {shown(options)}: use low, high, values, ...")
         for key in options:
             if key not in _DECLARED:
-                raise BadInput(f"columns.{name}.{key} is no key: use one of {', '.join(_DECLARED)}")
+                raise BadInput(f"{where}.{key} is no key: use one of {', '.join(_DECLARED)}")
         values = options.get("values")
         if values is None:
             return cls(name, **options)
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-            raise BadInput(f"columns.{name}.values is {shown(values)}: a list is needed")
+            raise BadInput(f"{where}.values is {shown(values)}: a list is needed")
         return cls(name, **{**options, "values": tuple(values)})
+
+    @property
+    def where(self) -> str:
+        """What declares it, on one line."""
+        return declaration(self.name)
 
     @property
     def scaled(self) -> bool:
@@ -96,7 +102,7 @@ class Column:
             row = int(np.argmax(odd))
             raise table.refused(
                 self.name, row, f"is {self._entry(table, row)}: a number is needed (or declare "
-                f"columns.{self.name}.values, if it has categories)"
+                f"{self.where}.values, if it has categories)"
             )  # fmt: skip
         missing = np.isnan(found)
         if missing.any():
@@ -105,7 +111,7 @@ class Column:
 
     def codes(self, table: Table, *, target: bool = False) -> npt.NDArray[np.int64]:
         """Places in `values` [rows], -1 for other ones."""
-        values, where = self.values or (), f"columns.{self.name}"
+        values, where = self.values or (), self.where
         texts = isinstance(values[0], str)
         found = as_texts(table.column(self.name)) if texts else self._numbers_or_texts(table)
         places: dict[Any, int] = {
@@ -217,7 +223,7 @@ class Column:
         if self.fill is None:
             raise table.refused(
                 self.name, row, "is empty: declare a public value for such entries "
-                f"(columns.{self.name}.fill), or remove the row"
+                f"({self.where}.fill), or remove the row"
             )  # fmt: skip
         return self.fill
 
@@ -225,8 +231,13 @@ class Column:
         return shown(table.column(self.name)[row])
 
 
+def declaration(name: str) -> str:
+    """The key of a column's declaration, on one line."""
+    return f"columns.{' '.join(name.split())}"
+
+
 def _check_pairs(column: Column) -> None:
-    where = f"columns.{column.name}"
+    where = column.where
     for key in ("low", "high", "mean", "std"):
         value = getattr(column, key)
         if value is None:
@@ -256,7 +267,7 @@ def _check_pairs(column: Column) -> None:
 
 
 def _check_values(column: Column) -> None:
-    where, values = f"columns.{column.name}", column.values
+    where, values = column.where, column.values
     if not isinstance(column.other, bool):
         raise BadInput(f"{where}.other is {shown(column.other)}: use true or false")
     if values is None:
@@ -283,7 +294,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check_fill(column: Column) -> None:
-    where, fill = f"columns.{column.name}.fill", column.fill
+    where, fill = f"{column.where}.fill", column.fill
     if fill is None:
         return
     if not isinstance(fill, str | Real) or fill != fill:
@@ -294,4 +305,4 @@ def _check_fill(column: Column) -> None:
         raise BadInput(f"{where} is {shown(fill)}: a number is needed")
     object.__setattr__(column, "fill", _plain(fill))
     if column.values is not None and not column.other and fill not in column.values:
-        raise BadInput(f"{where} is {shown(fill)}, which is none of columns.{column.name}.values")
+        raise BadInput(f"{where} is {shown(fill)}, which is none of {column.where}.values")

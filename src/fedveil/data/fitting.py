@@ -59,7 +59,7 @@ def _feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     if np.ptp(numbers) == 0:
         raise BadInput(
             f"{rows.name}: column {column.name!r} is {numbers[0]:g} in all {whose}: leave it out "
-            f"of features, or declare columns.{column.name}.low and high"
+            f"of features, or declare {column.where}.low and high"
         )
     return replace(column, mean=float(numbers.mean()), std=float(numbers.std())), _SCALES
 
@@ -86,7 +86,7 @@ def _target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     entries = rows.column(column.name)
     if column.scaled or column.values is not None:
         if column.values is not None and len(column.values) < 2:
-            raise BadInput(f"columns.{column.name}.values has one label: two or more are needed")
+            raise BadInput(f"{column.where}.values has one label: two or more are needed")
         return column, ""
     if are_bits(entries):
         return replace(column, values=(False, True)), _LABELS
@@ -102,7 +102,7 @@ def _target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
         )
         raise BadInput(
             f"{rows.name}: target {column.name!r} has {what} in {whose}: declare labels "
-            f"(columns.{column.name}.values), or a number (columns.{column.name}.low and high)"
+            f"({column.where}.values), or a number ({column.where}.low and high)"
         )
     if len(few) < 2:
         raise _one_value(column, rows, whose, f"{few[0]:g}")
@@ -118,7 +118,7 @@ def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
     if len(found) > MOST_VALUES or (len(found) > FEW and 2 * len(found) > len(rows)):
         raise BadInput(
             f"{rows.name}: column {column.name!r} has {len(found)} different texts in "
-            f"{len(rows)} {whose}: leave it out of features, or declare columns.{column.name}"
+            f"{len(rows)} {whose}: leave it out of features, or declare {column.where}"
             ".values"
         )
     return tuple(found)
@@ -127,5 +127,5 @@ def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
 def _one_value(column: Column, rows: Table, whose: str, value: str) -> BadInput:
     return BadInput(
         f"{rows.name}: column {column.name!r} is {value} in all {whose}: declare "
-        f"columns.{column.name}.values, or leave it out"
+        f"{column.where}.values, or leave it out"
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from fedveil.checks import check, shown
-from fedveil.data.columns import Column
+from fedveil.data.columns import Column, declaration
 from fedveil.data.federated import FederatedData
 from fedveil.data.fitting import fit_schema
 from fedveil.data.partition import partition
@@ -176,8 +176,8 @@ def _columns(source: Table, asked: Asked) -> tuple[list[Column], Column]:
         source.column(name)
         if name not in names and name != asked.target:
             raise BadInput(
-                f"columns.{name} is declared and {name!r} is neither a feature nor the target: "
-                "leave it out"
+                f"{declaration(name)} is declared and {name!r} is neither a feature nor the "
+                "target: leave it out"
             )
     said = {name: Column.declared(name, columns.get(name, {})) for name in (*names, asked.target)}
     return [said[name] for name in names], said[asked.target]

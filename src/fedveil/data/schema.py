@@ -45,7 +45,7 @@ class TableSchema:
             raise BadInput(f"target {self.target.name!r} holds arrays: one value per row is needed")
         if self.target.fill is not None or self.target.other:
             raise BadInput(
-                f"columns.{self.target.name} is the target, which has no fill and no other: remove "
+                f"{self.target.where} is the target, which has no fill and no other: remove "
                 "the rows"
             )
 

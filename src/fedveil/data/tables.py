@@ -139,8 +139,7 @@ def _read_parquet(path: Path) -> Table:
         for module in ("pyarrow.parquet", "pyarrow")
     )
     with reading(path, "a parquet file", arrow.ArrowException):
-        found = parquet.ParquetFile(path).read()
-    return read_table(found, str(path))
+        return read_table(parquet.ParquetFile(path).read(), str(path))
 
 
 def _read_csv(path: Path) -> Table:
