@@ -247,8 +247,8 @@ def test_a_plan_for_many_clients_makes_no_list_of_them(cli):
 
 
 BEGIN = (
-    "import os, sys; sys.argv[0] = 'fedveil'; os.write(1, b'x'); "
-    "from fedveil.__main__ import main; main()"
+    "import os, sys; sys.argv[0] = 'fedveil'; from fedveil.__main__ import end_at_once, main; "
+    "end_at_once(); os.write(1, b'x'); main()"
 )
 
 
