@@ -107,7 +107,10 @@ class Serial:
     def _gradients(self) -> Gradients:
         job = self.job
         whole = job.work.whole(int(job.data.sizes.max()))
-        return gradients_of(job.task, self.mode, job.data, whole=whole, mixes=job.mixes)
+        private = job.plan.steps is not None
+        return gradients_of(
+            job.task, self.mode, job.data, whole=whole, mixes=job.mixes, private=private
+        )
 
     @property
     def _summed(self) -> bool:

@@ -81,8 +81,9 @@ def raced(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode,
 
 def _trial(task: Task, made_up: FederatedData, work: ClientWork, mode: Mode) -> Trial:
     longest = int(made_up.sizes[0])
-    gradients = gradients_of(task, mode, made_up, whole=work.whole(longest))
     private = isinstance(work, ClientDpSgd)
+    whole = work.whole(longest)
+    gradients = gradients_of(task, mode, made_up, whole=whole, private=private)
 
     def seconds(clients: int, records: int) -> float:
         cohort = CohortData(made_up, np.arange(clients))

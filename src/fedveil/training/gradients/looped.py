@@ -24,14 +24,23 @@ class Looped:
     """One client after the other."""
 
     def __init__(
-        self, task: Task, x: torch.Tensor, y: torch.Tensor, *, mixes: bool = False
+        self,
+        task: Task,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        *,
+        mixes: bool = False,
+        private: bool = False,
     ) -> None:
         """`x`, `y` are a few records, for a look at how the module treats them.
 
-        Where the records of a batch see each other (`mixes`), it is never cut into pieces.
+        Where the records of a batch see each other (`mixes`), it is never cut into pieces. Where
+        they are clipped one by one (`private`), the look is taken now.
         """
         self._task = task
         self._examples = ExampleBounds(task, x, y)
+        if private:
+            self._examples.look()
         images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.layers.values())
         self._piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
 

@@ -44,6 +44,10 @@ class ExampleBounds:
     def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
         self._task, self._sample = task, (x, y)
 
+    def look(self) -> None:
+        """Find out now how the module's gradients come about, not when they are first asked for."""
+        _ = self._piece if self._by_layers else self._written_out
+
     @cached_property
     def layout(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """Channels last if the module can take them: one that asks for a `view` cannot."""
