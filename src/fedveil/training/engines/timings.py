@@ -9,7 +9,8 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
-from fedveil.training.batches import Batch, Whole
+from fedveil.privacy.noise.streams import Streams
+from fedveil.training.batches import Batch, Draws, Whole
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.chunks import fitting_chunk
@@ -91,6 +92,7 @@ def _trial(task: Task, made_up: FederatedData, work: ClientWork, mode: Mode) -> 
         batch = Batch(torch.arange(records).expand(clients, -1), torch.ones(clients, records))
         if records == longest:
             batch = Whole(cohort.sizes, longest)
+        batch = batch.drawing(Draws(Streams(0), 0, cohort.ids, 0))
         for _ in range(3):
             before = time.perf_counter()
             if private:

@@ -25,7 +25,7 @@ from fedveil.training.gradients.layers import (
     names_of,
     without_subnormals,
 )
-from fedveil.training.gradients.vmapped import clipped_or_zero_, example_gradients
+from fedveil.training.gradients.vmapped import Keys, clipped_or_zero_, example_gradients
 
 _PIECE = 256
 _IMAGES = 16
@@ -45,7 +45,8 @@ class ExampleBounds:
     """
 
     def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
-        self._task, self._sample = task, (x, y)
+        self._task = task
+        self._sample = (x, y, torch.arange(len(x))) if task.drops else (x, y)
         known_ones = {name: layer for name, layer in task.layers.items() if known(layer)}
         names = {name: names_of(name, layer) for name, layer in known_ones.items()}
         self._names = {  # without layers that are frozen
@@ -77,16 +78,21 @@ class ExampleBounds:
         x: torch.Tensor,
         y: torch.Tensor,
         clip: Clip,
+        keys: torch.Tensor | None = None,
     ) -> None:
-        """Add the clipped gradients of the records x, y at the parameters `flat` to `row` [P]."""
+        """Add the clipped gradients of the records x, y at the parameters `flat` to `row` [P].
+
+        `keys` [B] say what is dropped of each record, where the module drops.
+        """
+        given = (x, y) if keys is None else (x, y, keys)
         if clip.norm is Norm.L2 and self._by_layers:
             for a in range(0, len(x), self._piece):
-                piece = slice(a, a + self._piece)
-                self._add_piece_(row, self._gradients(flat, x[piece], y[piece]), clip)
+                piece = (part[a : a + self._piece] for part in given)
+                self._add_piece_(row, self._gradients(flat, *piece), clip)
             return
         step = max(1, _MATERIALISED // len(flat))
         for a in range(0, len(x), step):
-            rows = self._written_out(flat, x[a : a + step], y[a : a + step])
+            rows = self._written_out(flat, *(part[a : a + step] for part in given))
             row += clipped_or_zero_(rows, clip).sum(dim=0)
 
     def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], clip: Clip) -> None:
@@ -107,7 +113,7 @@ class ExampleBounds:
             gradient.add_scaled_(own, scale)
 
     def _gradients(
-        self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+        self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *keys: Keys
     ) -> dict[str, Gradient]:
         """The single-example gradients of every layer that was used, in the layer's own form.
 
@@ -120,14 +126,14 @@ class ExampleBounds:
         }
 
         def one(
-            zeros: dict[str, list[torch.Tensor]], x: torch.Tensor, y: torch.Tensor
+            zeros: dict[str, list[torch.Tensor]], x: torch.Tensor, y: torch.Tensor, *key: Keys
         ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
             seen = {name: _Seen(iter(z)) for name, z in zeros.items()}
-            outputs = self._watched(named, x[None], seen)
+            outputs = self._watched(named, x[None], seen, *key)
             return self._task.loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
 
         with torch.enable_grad():
-            losses, inputs = vmap(one)(zeros, self.layout(x), y)
+            losses, inputs = vmap(one)(zeros, self.layout(x), y, *keys)
         every = [z for given in zeros.values() for z in given]
         errors = iter(torch.autograd.grad(losses.sum(), every, materialize_grads=True))
         return {
@@ -148,10 +154,12 @@ class ExampleBounds:
             )
         return gradient_of(layer, inputs, errors)
 
-    def _watched(self, named: Named, x: torch.Tensor, seen: dict[str, "_Seen"]) -> torch.Tensor:
+    def _watched(
+        self, named: Named, x: torch.Tensor, seen: dict[str, "_Seen"], *key: Keys
+    ) -> torch.Tensor:
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
-            return self._task.outputs(named, x)
+            return self._task.outputs(named, x, *key)
         finally:
             for handle in handles:
                 handle.remove()
@@ -174,14 +182,13 @@ class ExampleBounds:
 
     def _agrees(self, flat: torch.Tensor) -> bool:
         """Example by example and parameter by parameter, so that no large one hides a small one."""
-        x, y = self._sample
-        expected = _one_by_one(self._task, flat, x, y)
+        expected = _one_by_one(self._task, flat, *self._sample)
         try:
-            gradients = self._gradients(flat, x, y)
+            gradients = self._gradients(flat, *self._sample)
             squares = torch.stack([g.squares for g in gradients.values()]).sum(dim=0)
         except (RuntimeError, IndexError):  # vmap cannot see through it, or a layer has no formula
             return False
-        for k, chosen in enumerate(torch.eye(len(x))):
+        for k, chosen in enumerate(torch.eye(len(expected))):
             found = torch.zeros_like(flat)
             self._add_scaled_(found, gradients, chosen)
             room = [_AGREEMENT * float(found.norm()), _AGREEMENT**2 * float(expected[k].norm())]
@@ -195,7 +202,7 @@ class ExampleBounds:
         return True
 
     @cached_property
-    def _written_out(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    def _written_out(self) -> Callable[..., torch.Tensor]:
         """One gradient per example: by vmap, or by autograd where a layer has no rule for vmap."""
         try:
             example_gradients(self._task, self._task.parameters.clone(), *self._sample)
@@ -232,12 +239,15 @@ def channels_last(values: torch.Tensor) -> torch.Tensor:
     return last.as_strided(values.shape, strides)
 
 
-def _one_by_one(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _one_by_one(
+    task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *keys: Keys
+) -> torch.Tensor:
     rows = []
     for k in range(len(x)):
         named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
         with torch.enable_grad():
-            loss = task.losses(named, x[k : k + 1], y[k : k + 1]).sum()
+            outputs = task.outputs(named, x[k : k + 1], *(every[k] for every in keys))
+            loss = task.loss(outputs, y[k : k + 1]).sum()
         found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
         rows.append(task.flattened(dict(zip(named, found, strict=True))))
     return torch.stack(rows)
