@@ -125,7 +125,7 @@ def _gradient(
             loss = task.loss(task.outputs(leaves, x, keys[0]), y)[record]
         else:
             loss = task.losses(leaves, x, y, keys)[record]
-    with _NothingDrawn():
+    with _NothingDrawn():  # type: ignore[no-untyped-call]
         found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     for name, leaf in leaves.items():
         if leaf._version != before[name] or not torch.equal(leaf.detach(), given[name]):
@@ -136,7 +136,7 @@ def _gradient(
     return task.flattened(dict(zip(leaves, found, strict=True)))
 
 
-class _NothingDrawn(TorchDispatchMode):
+class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """For the backward pass, in which a module that computes its layers anew would draw anew."""
 
     def __torch_dispatch__(
