@@ -75,7 +75,9 @@ def test_decoding_undoes_encoding_of_numbers(numbers, standard):
 
 @pytest.mark.parametrize("outputs", [np.zeros((2, 2)), np.zeros(3), np.zeros((2, 4))])
 def test_outputs_of_another_shape_are_refused(outputs):
-    with pytest.raises(BadInput, match="one row per record and 3 columns are needed"):
+    with pytest.raises(
+        BadInput, match="one row per record and \\(3,\\) numbers in each are needed"
+    ):
         LABELS.decode(outputs)
 
 
