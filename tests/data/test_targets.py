@@ -98,7 +98,7 @@ def test_tables_have_targets_of_arrays():
     data = FederatedData.from_table(table, target="next", columns=columns, **options)
     assert data.target == data.schema.target.target == Target(5, (2,))
     assert FederatedData.from_table(table, target="scores", **options).target == Target(0, (3,))
-    with pytest.raises(BadInput, match="declare how many labels"):
+    with pytest.raises(BadInput, match=r"say how many labels there are \(columns.next.classes\)"):
         FederatedData.from_table(table, target="next", **options)
     with pytest.raises(BadInput, match=r"columns.age.classes is for the target"):
         FederatedData.from_table(table, target="scores", columns={"age": {"classes": 5}}, **options)

@@ -87,13 +87,7 @@ def _target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     """Labels or a number, as declared; otherwise as the rows look."""
     entries = rows.column(column.name)
     if are_arrays(entries):
-        column = _array(column, rows)
-        if column.whole and not column.classes:
-            raise BadInput(
-                f"{rows.name}: target {column.name!r} holds arrays of whole numbers: declare how "
-                f"many labels there are ({column.where}.classes), or give real numbers"
-            )
-        return column, ""
+        return _array(column, rows), ""
     if column.classes or column.scaled or column.values is not None:
         if column.values is not None and len(column.values) < 2:
             raise BadInput(f"{column.where}.values has one label: two or more are needed")

@@ -43,6 +43,11 @@ class TableSchema:
                 f"column {array!r} holds arrays and is one of {len(self.features)} features: make "
                 f"it the only one (features = [{array!r}])"
             )
+        if self.target.whole and not self.target.classes:
+            raise BadInput(
+                f"target {self.target.name!r} holds arrays of whole numbers: say how many labels "
+                f"there are ({self.target.where}.classes)"
+            )
         if self.target.fill is not None or self.target.other:
             raise BadInput(
                 f"{self.target.where} is the target, which has no fill and no other: remove "
