@@ -82,7 +82,7 @@ def example_gradients(
 
 
 def _by_name(task: Task) -> Callable[..., Named]:
-    """(parameters, x [B, ...], y [B], keys) -> the gradient of each example, [B, *shape] each."""
+    """(parameters, x, y, keys of B examples) -> the gradient of each, [B, *shape] by name."""
 
     def loss(named: Named, x: torch.Tensor, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
         return task.loss(task.outputs(named, x[None], *key), y[None])[0]
