@@ -20,7 +20,8 @@ WAYS = {
 HEAD = """# Kinds of layers under record-level clipping
 
 Written by `python benchmarks/layers.py` from `tests/training/gradients/kinds.py`, where
-record-level clipping of every kind (L2 and L1) is compared with a loop over single records, to 1e-4.
+record-level clipping of every kind (L2 and L1) is compared with a loop over single
+records, to 1e-4.
 
 - *formula*: lengths and sums from what each layer saw and what came back to it.
 - *a copy per record*: under `vmap` each record has the parameter for itself, so autograd gives its

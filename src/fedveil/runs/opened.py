@@ -19,6 +19,7 @@ from fedveil.names import OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs import metrics
 from fedveil.runs.build import task_of
+from fedveil.runs.evidence import left
 from fedveil.runs.own import Model, own_task
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.stored_model import StoredModel
@@ -28,7 +29,8 @@ from fedveil.training.evaluate import BATCH, evaluate
 
 @dataclass(frozen=True, eq=False)
 class OpenedRun:
-    """What a run left. Its files are read when they are asked for.
+    """What a run left. Its files are read when they are asked for; one that was changed since is
+    refused, as far as the run's ledger is there to tell.
 
     `model` is needed for runs of an own module, which no file holds: a module of the same layers,
     with whatever weights.
@@ -53,6 +55,7 @@ class OpenedRun:
                 f"{path} is missing: the run has not ended; fedveil.resume, or fedveil run "
                 f"--resume {self.folder}, ends it"
             )
+        path = left(path)
         try:
             found: dict[str, Any] = json.loads(path.read_text())
             return found
@@ -72,21 +75,21 @@ class OpenedRun:
     @cached_property
     def stored(self) -> StoredModel:
         """The weights and what belongs to them."""
-        return StoredModel.read(self.folder / "model.safetensors")
+        return StoredModel.read(left(self.folder / "model.safetensors"))
 
     @cached_property
     def task(self) -> Task:
         """The trained module with its loss and metrics."""
         stored = self.stored
         if stored.model.name != OWN:
-            task = task_of(stored.model, stored.record_shape, stored.classes, self.recipe.seed)
+            task = task_of(stored.model, stored.record_shape, stored.target, self.recipe.seed)
         elif self.model is None:
             raise BadInput(
                 f"{self.folder} holds the weights of a module of its own, and not its code: "
                 "open it with the module, fedveil.open_run(folder, model=...)"
             )
         else:
-            task = own_task(self.model, stored.classes)
+            task = own_task(self.model, stored.target)
         stored.check_layers(task, self.folder)
         for name, value in task.named(task.parameters).items():
             value.copy_(stored.tensors[name])
@@ -115,20 +118,24 @@ class OpenedRun:
         if not len(x):
             raise BadInput("there are no rows: nothing can be measured")
         one = np.array([0, 1], dtype=np.int64)
-        data = FederatedData(x[:1], y[:1], one, x, y, self.stored.classes)
+        data = FederatedData(x[:1], y[:1], one, x, y, self.stored.target.classes)
         return evaluate(self.task, self.task.parameters, data)
 
     def _outputs(self, x: Array) -> Array:
         module = self.module
         with torch.inference_mode(), one_thread():
             found = [module(torch.from_numpy(x[a : a + BATCH])) for a in range(0, len(x), BATCH)]
-        out: Array = torch.cat(found).numpy() if found else np.zeros((0, self.stored.classes or 1))
-        return out
+        out: Array = np.zeros((0, *self.stored.target.outputs), np.float32)
+        return torch.cat(found).numpy() if found else out
 
     def __repr__(self) -> str:
         path = self.folder / "result.json"
         if not path.is_file():
             return f"OpenedRun({str(self.folder)!r}, not ended)"
+        try:
+            _ = self.result
+        except BadInput as e:
+            return f"OpenedRun({str(self.folder)!r}, {e})"
         told = self.claims[0].short if self.claims else "nothing is claimed"
         return f"OpenedRun({str(self.folder)!r}, {self._measured}, {told})"
 
@@ -139,9 +146,10 @@ class OpenedRun:
 
     def _repr_html_(self) -> str:
         """For notebooks: what was learnt, and the claims in full."""
-        if not (self.folder / "result.json").is_file():
+        try:
+            result = self.result
+        except BadInput:
             return html.escape(repr(self))
-        result = self.result
         told = f"<b>{html.escape(result['recipe'])}</b>: {result['rounds']} rounds, "
         told += f"{html.escape(self._measured)}; stopped by {html.escape(result['stopped'])}; "
         told += f"<code>{html.escape(str(self.folder))}</code>"

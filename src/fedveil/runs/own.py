@@ -2,37 +2,47 @@
 
 import copy
 import hashlib
+from dataclasses import replace
 
 from torch import nn
 
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
-from fedveil.models.task import Task, correct, cross_entropy, squared_error
+from fedveil.models.task import Task, usual
 from fedveil.names import OWN, TABLE
 from fedveil.privacy.identity import identity
 from fedveil.runs.recipe import Recipe
+from fedveil.targets import Target
 
 Model = nn.Module | Task
 """A module, which then gets the usual loss for its targets, or a task with one of its own."""
 
+FIRST_WEIGHTS = "the module's first weights are public: they were not learnt from these clients"
+"""What claims for an own module assume. What it learnt elsewhere costs nothing here, and whatever
+it learnt from the same clients was released as it is, or by another run, which adds to this one."""
 
-def own_task(model: Model, classes: int) -> Task:
+
+def own_task(model: Model, target: Target) -> Task:
     """A task on a copy of `model`: the caller's module keeps the weights it has.
 
-    A module without a loss learns labels by cross-entropy, numbers by squared error.
+    A module without a loss learns labels by cross-entropy, several at once by binary cross-entropy,
+    and numbers by squared error.
     """
     if not isinstance(model, nn.Module | Task):
         raise BadInput(f"model is {shown(model)}: give an instance of nn.Module, or a Task")
     if isinstance(model, Task):
         return Task(_copied(model.module), model.loss, model.metrics)
-    if classes:
-        return Task(_copied(model), cross_entropy, {"accuracy": correct})
-    return Task(_copied(model), squared_error)
+    return Task(_copied(model), *usual(target))
 
 
-def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | None) -> None:
-    """Refuse a recipe of a run from Python without its parts, and parts that it has no use for."""
+def brought(
+    recipe: Recipe, model: Model | None, data: FederatedData | None
+) -> FederatedData | None:
+    """The records that a run from Python brings, if any, as they are now.
+
+    Refuses a recipe of such a run without its parts, and parts that it has no use for.
+    """
     for key, named, given in (
         ("model", recipe.model.name, model),
         ("data", recipe.data.name, data),
@@ -48,6 +58,16 @@ def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | Non
             )
     if data is not None and not isinstance(data, FederatedData):
         raise BadInput(f"data is {shown(data)}: make it with FederatedData.from_table or another")
+    if data is None or recipe.data.name != OWN:
+        return data
+    return replace(data)  # whose fingerprint is taken anew
+
+
+def changed_since(data: FederatedData, recipe: Recipe) -> list[str]:
+    """A sentence if records that came from Python are no longer what they were at the start."""
+    if recipe.data.name != OWN or replace(data).fingerprint == data.fingerprint:
+        return []
+    return ["the records were changed in place during the run: it cannot be repeated or resumed"]
 
 
 def digest_of(task: Task) -> str:

@@ -9,7 +9,8 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
-from fedveil.training.batches import Batch, Whole
+from fedveil.privacy.noise.streams import Streams
+from fedveil.training.batches import Batch, Draws, Whole
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.chunks import fitting_chunk
@@ -84,14 +85,20 @@ def _trial(task: Task, made_up: FederatedData, work: ClientWork, mode: Mode) -> 
     private = isinstance(work, ClientDpSgd)
     whole = work.whole(longest)
     gradients = gradients_of(task, mode, made_up, whole=whole, private=private)
+    loaded = False
 
     def seconds(clients: int, records: int) -> float:
+        nonlocal loaded
+        if not loaded:  # the first step of a process loads what it needs, which may take seconds
+            loaded = True
+            seconds(clients, records)
         cohort = CohortData(made_up, np.arange(clients))
         walk = gradients.walk(task.parameters, cohort, spanned=not private)
         moved, best, began = torch.zeros(clients, walk.width), float("inf"), time.perf_counter()
         batch = Batch(torch.arange(records).expand(clients, -1), torch.ones(clients, records))
         if records == longest:
             batch = Whole(cohort.sizes, longest)
+        batch = batch.drawing(Draws(Streams(0), 0, cohort.ids, 0))
         for _ in range(3):
             before = time.perf_counter()
             if private:
@@ -112,6 +119,6 @@ def _made_up(data: FederatedData, clients: int, records: int) -> FederatedData:
     x = np.zeros(shape, dtype=data.x.dtype)
     if data.x.dtype.kind == "f":
         x[:] = torch.randn(shape, generator=torch.Generator().manual_seed(0)).numpy()
-    y = np.zeros(len(x), dtype=data.y.dtype)
+    y = np.zeros((len(x), *data.y.shape[1:]), dtype=data.y.dtype)
     offsets = np.arange(clients + 1, dtype=np.int64) * records
     return FederatedData(x, y, offsets, x[:1], y[:1], data.classes)
