@@ -24,10 +24,13 @@ MODELS = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg")
 TABLE = "table"
 """Data in a file of the user's own."""
 
+CODE = "code"
+"""A model that a function in a file of the user's own makes."""
+
 OWN = "own"
 """A model or data that come from Python, where a recipe would name one."""
 
-NAMES = {"data.name": (*DATA_SETS, "saved", TABLE), "model.name": MODELS}
+NAMES = {"data.name": (*DATA_SETS, "saved", TABLE), "model.name": (*MODELS, CODE)}
 """By the recipe's key."""
 
 _ALIKE = 0.7  # two letters of four exchanged are

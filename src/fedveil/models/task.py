@@ -362,7 +362,7 @@ class Task:
         return True
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an exception of torch says, on one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 

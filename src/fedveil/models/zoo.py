@@ -20,6 +20,15 @@ def build_task(
     `classes` 0 asks for one real output and squared error, otherwise for one logit per label,
     cross-entropy and accuracy. `hidden` is the widths of an MLP's hidden layers.
     """
+    module = build_module(name, record_shape, classes, seed=seed, hidden=hidden)
+    tried = _tried(name, record_shape, classes, hidden)
+    return Task(module, *usual(Target(classes))).known_as(tried)
+
+
+def build_module(
+    name: str, record_shape: tuple[int, ...], classes: int, *, seed: int, hidden: tuple[int, ...]
+) -> nn.Module:
+    """The module of such a task."""
     check_name("model.name", name)
     if name == "linear" and classes:
         raise BadInput(
@@ -44,8 +53,7 @@ def build_task(
                 module = small_cnn(*_image(name, record_shape, 28), outputs)
             case _:
                 module = vgg(*_image(name, record_shape, 32), outputs)
-    tried = _tried(name, record_shape, classes, hidden)
-    return Task(module, *usual(Target(classes))).known_as(tried)
+    return module
 
 
 @lru_cache(maxsize=64)

@@ -1,19 +1,15 @@
 """From a recipe to objects: with `data` and `plans`, where a recipe's words are resolved."""
 
-import itertools
-import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
-from fedveil.models.task import Task
-from fedveil.models.zoo import build_task
-from fedveil.names import OWN
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.data import data_of
+from fedveil.runs.models import task_of
 from fedveil.runs.own import FIRST_WEIGHTS, Model, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
@@ -28,10 +24,8 @@ from fedveil.runs.sections.clients import (
     SampleSection,
     SgdSection,
 )
-from fedveil.runs.sections.data import ModelSection
 from fedveil.runs.sections.section import Section
 from fedveil.runs.sections.server import ServerSection
-from fedveil.targets import Target
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
@@ -59,8 +53,6 @@ _SERVERS: dict[str, type[SgdServer | AdamServer | YogiServer | AdagradServer]] =
     "adagrad": AdagradServer,
 }
 
-_MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
-
 
 @one_thread()
 def build(
@@ -70,24 +62,29 @@ def build(
     data: FederatedData | None = None,
     plan: PrivacyPlan | None = None,
     model: Model | None = None,
+    allow_code: bool = False,
 ) -> Training:
     """Everything the recipe asks for, checked; what does not go together is refused.
 
     `data`, when given, are the caller's own, or what `data_of` has made of the recipe already,
     `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
+    `allow_code` says that the code which the recipe names may be run.
     """
     check_values(recipe)
+    recipe.model.check_allowed(allow_code)
     rounds, sampler = recipe.total_rounds, _sampler(recipe.sample)
     work, server = _work(recipe.client, rounds), _server(recipe.server, rounds)
     data = data_of(recipe, data_root) if data is None else data
     if model is None:
-        task = task_of(recipe.model, data.record_shape, data.target, recipe.seed)
+        task = task_of(
+            recipe.model, data.record_shape, data.target, recipe.seed, allow_code=allow_code
+        )
     else:
         task = own_task(model, data.target)
-        check_same(task, recipe.model.digest)
+    check_same(task, recipe.model.digest)
     if plan is None:
         plan = plan_of(recipe, sampler, data.clients, work, task)
-    if model is not None:
+    if model is not None or recipe.model.recorded:
         plan = plan.assuming(FIRST_WEIGHTS)
     return Training(
         task=task,
@@ -120,39 +117,9 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     if training.mode is None:
         choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
     changes: dict[str, Any] = {"noise": noise, "engine": recipe.engine.model_copy(update=choice)}
-    if recipe.model.name == OWN:
+    if recipe.model.recorded:
         changes["model"] = recipe.model.model_copy(update={"digest": digest_of(training.task)})
     return recipe.model_copy(update=changes)
-
-
-def task_of(section: ModelSection, shape: tuple[int, ...], target: Target, seed: int) -> Task:
-    """The model of the zoo that a recipe names, for records of that shape."""
-    hidden = tuple(section.hidden or ())
-    if hidden and section.name != "mlp":
-        raise BadInput(f"model.hidden has no effect on {section.name!r}: leave it out")
-    if section.digest is not None:
-        raise BadInput("model.digest is what a run records of an own module: leave it out")
-    if not target.plain:
-        raise BadInput(
-            f"model {section.name!r} predicts one label or one number per record and the data "
-            f"have {target}: bring a module (fedveil.run(model=...))"
-        )
-    _check_widths(math.prod(shape), hidden, target.classes or 1)
-    return build_task(section.name, shape, target.classes, seed=seed, hidden=hidden or (200,))
-
-
-def _check_widths(features: int, hidden: tuple[int, ...], outputs: int) -> None:
-    """Refuse hidden layers that would fill the memory, before there are any."""
-    if len(hidden) > _MOST_LAYERS:
-        raise BadInput(
-            f"model.hidden has {len(hidden)} layers: at most {_MOST_LAYERS} are possible"
-        )
-    widths = (features, *hidden, outputs)
-    count = sum((a + 1) * b for a, b in itertools.pairwise(widths))
-    if min(widths) > 0 and count > _MOST_PARAMETERS:
-        raise BadInput(
-            f"model.hidden asks for {count:,} parameters: at most {_MOST_PARAMETERS:,} are possible"
-        )
 
 
 def _sampler(section: SampleSection) -> Sampler:
