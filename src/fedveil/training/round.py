@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import check_cohort
+from fedveil.training.aggregates import Aggregate
 from fedveil.training.server import ServerOptimizer, ServerState
 from fedveil.training.sums import CohortSum
 
@@ -38,7 +39,8 @@ class RoundResult:
 
     `snr` is the length of the sum over the expected length of its noise, None without noise;
     `clip` the clip on updates or local gradients, None without one; `metrics` is empty in
-    rounds that were not measured.
+    rounds that were not measured. `attack` is what an adversary did: how many clients cheated, and
+    the mean lengths of honest and cheating reports as they arrived; empty without an adversary.
     """
 
     round: int
@@ -51,6 +53,7 @@ class RoundResult:
     metrics: dict[str, float]
     seconds: float
     spent: Callable[[], PrivacyClaim | None]
+    attack: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Without the state, and without anything that comes from private data."""
@@ -85,6 +88,7 @@ class RoundResult:
             "epsilon": claim and claim.epsilon,
             "claim": claim and claim.told,
             **self.metrics,
+            **(self.attack if diagnostics else {}),
             "seconds": self.seconds,
         }
 
@@ -100,8 +104,13 @@ def rounds(
     measure: Callable[[ServerState], dict[str, float]],
     ledger: Ledger,
     state: ServerState,
+    aggregate: Aggregate | None = None,
+    *,
+    attacked: bool = False,
 ) -> Rounds:
     """Train to the end of the plan or of the budget, from `state`.
+
+    `aggregate`, where there is one, takes the place of the mean; `attacked`: somebody may cheat.
 
     Guarantee: a round is charged, durably, before any client works on it. An empty cohort is
     charged and noised like any other; refused reports change neither charge, noise nor divisor.
@@ -128,7 +137,10 @@ def rounds(
         # noise
         release.noise_(cohort.total, clip, number, streams)
         # step
-        mean = cohort.total.div_(release.divisor(cohort.weight, expected))
+        if aggregate is None or not cohort.weight:
+            mean = cohort.total.div_(release.divisor(cohort.weight, expected))
+        else:
+            mean = aggregate.of(cohort.updates)
         enough = cohort.weight >= release.minimum
         state = server.step(before, mean if enough else torch.zeros_like(mean))
         moving = plan.move(
@@ -150,6 +162,7 @@ def rounds(
             metrics=measure(state),
             seconds=time.perf_counter() - began,
             spent=partial(plan.told, number, most if counted else None, ledger.again),
+            attack=cohort.cheated if attacked else {},
         )
 
 

@@ -16,10 +16,12 @@ from fedveil.privacy.identity import seed_of
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.agreement import check_agreement
+from fedveil.training.adversary import Adversary
+from fedveil.training.aggregates import Aggregate
+from fedveil.training.agreement import check_aggregate, check_agreement
 from fedveil.training.arguments import check_arguments
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
-from fedveil.training.engines.engine import Adversary, Engine, EngineMaker, Job, one_by_one
+from fedveil.training.engines.engine import Engine, EngineMaker, Job, one_by_one
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
@@ -50,7 +52,8 @@ class Training:
     the test split. `seed` tells repetitions of the same training apart. `make_engine`, if given,
     makes another engine than this machine's, which then decides about chunk, memory and workers.
     What the data say of themselves is in the claims of this training's `plan`, not in those of the
-    plan it was given.
+    plan it was given. `adversary` decides about clients that cheat; `aggregate`, if given, takes
+    the place of the mean, where the claim allows it.
     """
 
     task: Task
@@ -66,6 +69,7 @@ class Training:
     workers: int = 0
     every: int = 1
     adversary: Adversary | None = None
+    aggregate: Aggregate | None = None
     make_engine: EngineMaker | None = None
     _initial: torch.Tensor = field(init=False, repr=False)
     _mixes: bool = field(init=False, repr=False)
@@ -74,10 +78,13 @@ class Training:
         check_arguments(
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
-        for text in (*self.data.assumptions, *self.task.assumptions):
+        attacked = () if self.adversary is None else (self.adversary.assumption(self.plan),)
+        for text in (*self.data.assumptions, *self.task.assumptions, *attacked):
             object.__setattr__(self, "plan", self.plan.assuming(text))
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         check_rounds(self.plan.rounds, work=self.work, server=self.server)
+        if self.aggregate is not None:
+            check_aggregate(self.aggregate, self.plan, self.task, self.weights, self.memory)
         if self.plan.secure:
             self.data.check_secure()
         self.data.check()
@@ -118,7 +125,10 @@ class Training:
                 "a training starts from its own model, which its noise is drawn for: give the "
                 "module these parameters and make a training of it"
             )
-        return rounds(self.plan, self.server, self.streams, self._measure, ledger, state)
+        return rounds(
+            *(self.plan, self.server, self.streams, self._measure, ledger, state, self.aggregate),
+            attacked=self.adversary is not None,
+        )
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
@@ -144,7 +154,9 @@ class Training:
         """
         task = self.task
         learnt = (task.module, task.loss, self._initial, *task.frozen.values(), self.adversary)
-        parts = (self.plan, self.work, self.server, self.weights, *learnt)
+        parts: tuple[object, ...] = (self.plan, self.work, self.server, self.weights, *learnt)
+        if self.aggregate is not None:
+            parts = (*parts, self.aggregate)
         seed = seed_of(self.seed, *parts, self.data.fingerprint)
         return Streams(seed, self.plan.secure)
 
@@ -164,6 +176,7 @@ class Training:
             weights=self.weights,
             adversary=self.adversary,
             mixes=self._mixes,
+            rows=self.aggregate is not None,
         )
 
     @cached_property
@@ -176,7 +189,7 @@ class Training:
         mode = self.mode or min(self.timings, key=self.timings.__getitem__)
         chunk = self.chunk or fitting_chunk(self.task, self.data, self.work, mode, self.memory)
         workers = self.workers or available()
-        if workers == 1 or self.adversary is not None:
+        if workers == 1 or (self.adversary is not None and self.adversary.remembers):
             return Serial(job, mode, chunk)
         return Processes(job, mode, chunk, workers)
 
