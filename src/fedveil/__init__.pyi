@@ -2,6 +2,13 @@ from fedveil.api import open_run as open_run
 from fedveil.api import resume as resume
 from fedveil.api import rounds as rounds
 from fedveil.api import run as run
+from fedveil.attacks.attack import BackdoorAttack as BackdoorAttack
+from fedveil.attacks.attack import Noise as Noise
+from fedveil.attacks.attack import When as When
+from fedveil.attacks.backdoor import Backdoor as Backdoor
+from fedveil.attacks.images import ColourBackdoor as ColourBackdoor
+from fedveil.attacks.images import PixelTrigger as PixelTrigger
+from fedveil.attacks.images import WritersBackdoor as WritersBackdoor
 from fedveil.data.federated import FederatedData as FederatedData
 from fedveil.data.schema import TableSchema as TableSchema
 from fedveil.errors import BadInput as BadInput
@@ -100,12 +107,16 @@ __all__ = [
     "Adam",
     "AdamServer",
     "Adversary",
+    "Aggregate",
+    "Backdoor",
+    "BackdoorAttack",
     "BadInput",
     "Batches",
     "Budget",
     "BudgetExhausted",
     "BudgetLine",
     "CentralNoise",
+    "Chance",
     "ClientDpSgd",
     "ClientNoise",
     "ClientSgd",
@@ -114,6 +125,8 @@ __all__ = [
     "ClipSchedule",
     "Clipped",
     "CohortSum",
+    "ColourBackdoor",
+    "CoordinateMedian",
     "Decay",
     "DpSgdSteps",
     "Engine",
@@ -122,17 +135,21 @@ __all__ = [
     "FedveilError",
     "Fixed",
     "FixedSize",
+    "Flame",
     "Job",
+    "Krum",
     "Ledger",
     "Lstm",
     "Median",
     "Mode",
+    "Noise",
     "NoiseSource",
     "Norm",
     "OneGradient",
     "OpenedRun",
     "PerGradient",
     "Perturb",
+    "PixelTrigger",
     "Poisson",
     "Poly",
     "PrivUnitReports",
@@ -145,6 +162,7 @@ __all__ = [
     "RateShape",
     "Relation",
     "Release",
+    "ReportAttack",
     "RoundResult",
     "RoundRobin",
     "Sampler",
@@ -154,11 +172,14 @@ __all__ = [
     "TableSchema",
     "Task",
     "Training",
+    "TrimmedMean",
     "Trust",
     "TwoPointReports",
     "Unit",
     "Watched",
     "Weights",
+    "When",
+    "WritersBackdoor",
     "YogiServer",
     "central",
     "client_noise",

@@ -177,8 +177,13 @@ class Task:
         self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Loss and metrics of each example [B], in eval mode, on a copy of `flat`."""
-        outputs = functional_call(self._measuring, self.named(flat.clone()), (x,))
+        outputs = self.answers(flat, x)
         return {name: f(outputs, y) for name, f in {"loss": self.loss, **self.metrics}.items()}
+
+    def answers(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
+        out: torch.Tensor = functional_call(self._measuring, self.named(flat.clone()), (x,))
+        return out
 
     def check_unchanged(self) -> None:
         """Refuse a module that has kept something of what it computed: it would tell the next one.

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.names import OWN
+from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.verification import verify
@@ -208,7 +211,7 @@ class Run:
         history = done.before + [round.line for round in rounds]
         self._write_metrics(history)
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
-        measured = evaluate(task, state.params, self.training.data)
+        measured = self._measured(state.params)
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.again)
         told = [claim.to_dict() for claim in claims]
@@ -222,6 +225,7 @@ class Run:
             "stopped": ending.stopped,
             "why": str(ending),
             "metrics": measured,
+            **self._attack(claims),
             "claims": told,
             "ledger": ledger.head().to_dict(),
             "budget": _budget(self.training, told),
@@ -241,6 +245,16 @@ class Run:
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
         keep_head(self.folder, ledger.end(digests(self.folder)))
         return result
+
+    def _measured(self, params: torch.Tensor) -> dict[str, float]:
+        """On the test split, and what an attack has come to."""
+        training = self.training
+        return evaluate(training.task, params, training.data) | training.attacked(params)
+
+    def _attack(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+        """What is told of an attack, beside the claims."""
+        adversary = self.training.adversary
+        return {} if adversary is None else {"attack": adversary.told(claims)}
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
         """Bring the file to `history`, if it is not."""
@@ -267,8 +281,7 @@ class Run:
             self.remarks.append(f"metrics.jsonl lacks {lost}")
         history = [line for line in history if line["round"] <= state.round]
         if not history or history[0]["round"] > 0:
-            params = self.training.start().params
-            first = evaluate(self.training.task, params, self.training.data)
+            first = self._measured(self.training.start().params)
             promise = self.training.plan.promise
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.told}
             history.insert(0, {"round": 0, **spent, **first})

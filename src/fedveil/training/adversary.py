@@ -6,12 +6,16 @@ work and send something else; what it sends goes through the same acceptance as 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.models.task import Task
+from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
@@ -80,6 +84,16 @@ class Adversary:
     poisoned: FederatedData | None = None
     remembers = False
 
+    def check_plan(self, plan: PrivacyPlan) -> None:
+        """Refuse a plan that this adversary makes no sense with."""
+
+    def cohort(self, round: int, ids: Ids) -> Ids:
+        """Who takes part where `ids` were drawn: they, and whoever joins them uninvited, in order.
+
+        Nobody who was drawn is left out, so that honest clients are sampled as accounted.
+        """
+        return ids
+
     def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of the clients `ids` cheat in `round`."""
         return np.zeros(len(ids), dtype=np.bool_)
@@ -92,9 +106,33 @@ class Adversary:
         """What the cheating clients of a block send."""
         return chance.honest()
 
+    def measured(self, task: Task, params: torch.Tensor) -> dict[str, float]:
+        """What the attack has come to in a model, beside the metrics of the test split."""
+        return {}
+
+    def told(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+        """What a run's result says of the attack, beside its claims."""
+        return {"kind": type(self).__name__}
+
     def assumption(self, plan: PrivacyPlan) -> str:
         """What claims about a training with this adversary have to say."""
         return "some clients cheat in this simulation: the claim is about the others"
+
+
+def joined(adversary: Adversary, round: int, drawn: Ids) -> Ids:
+    """The cohort of a round; refuses an adversary that honest clients are sampled differently by.
+
+    Guarantee: all clients that were drawn are in it, and whoever else is cheats: an honest client
+    takes part exactly when the sampler says so, which is what it is charged for.
+    """
+    ids = adversary.cohort(round, drawn)
+    uninvited = np.setdiff1d(ids, drawn)
+    if not np.isin(drawn, ids).all() or not adversary.cheats(round, uninvited).all():
+        raise BadInput(
+            f"the adversary {type(adversary).__name__} leaves clients out of round {round}, or "
+            "brings some in that do not cheat: others would not be sampled as they are charged for"
+        )
+    return ids
 
 
 Changed = Callable[[int, Ids, torch.Tensor], torch.Tensor | Sequence[torch.Tensor]]

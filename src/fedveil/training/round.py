@@ -16,6 +16,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import check_cohort
+from fedveil.training.adversary import Adversary, joined
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.server import ServerOptimizer, ServerState
 from fedveil.training.sums import CohortSum
@@ -105,12 +106,12 @@ def rounds(
     ledger: Ledger,
     state: ServerState,
     aggregate: Aggregate | None = None,
-    *,
-    attacked: bool = False,
+    adversary: Adversary | None = None,
 ) -> Rounds:
     """Train to the end of the plan or of the budget, from `state`.
 
-    `aggregate`, where there is one, takes the place of the mean; `attacked`: somebody may cheat.
+    `aggregate`, where there is one, takes the place of the mean. Clients that cheat, as `adversary`
+    says, may join a round uninvited; who was drawn is charged, and nobody else.
 
     Guarantee: a round is charged, durably, before any client works on it. An empty cohort is
     charged and noised like any other; refused reports change neither charge, noise nor divisor.
@@ -121,12 +122,14 @@ def rounds(
         number, before, began = state.round + 1, state, time.perf_counter()
         # sample
         turns = ledger.turns(before.round) if counted else None
-        ids = plan.sampler.cohort(plan.population, number, streams, turns)
+        ids = drawn = plan.sampler.cohort(plan.population, number, streams, turns)
+        if adversary is not None:
+            ids = joined(adversary, number, drawn)
         check_cohort(ids, plan.population)
         clip = plan.clip(before.moving, number)
         # charge
         try:
-            ledger.charge(number, ids if counted else None)
+            ledger.charge(number, drawn if counted else None)
         except BudgetExhausted:
             return
         # train, clip, randomise (client_report); shuffle, accept, sum (server_sum): exchange.py
@@ -149,7 +152,7 @@ def rounds(
         state = replace(state, moving=moving)
         # measure
         if turns is not None:
-            most = max(most, int(turns[ids].max(initial=-1)) + 1)
+            most = max(most, int(turns[drawn].max(initial=-1)) + 1)
         noise = release.noise_length(ids, clip, before.moving, len(mean))
         yield RoundResult(
             round=number,
@@ -162,7 +165,7 @@ def rounds(
             metrics=measure(state),
             seconds=time.perf_counter() - began,
             spent=partial(plan.told, number, most if counted else None, ledger.again),
-            attack=cohort.cheated if attacked else {},
+            attack={} if adversary is None else cohort.cheated,
         )
 
 

@@ -81,6 +81,8 @@ class Training:
         attacked = () if self.adversary is None else (self.adversary.assumption(self.plan),)
         for text in (*self.data.assumptions, *self.task.assumptions, *attacked):
             object.__setattr__(self, "plan", self.plan.assuming(text))
+        if self.adversary is not None:
+            self.adversary.check_plan(self.plan)
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         check_rounds(self.plan.rounds, work=self.work, server=self.server)
         if self.aggregate is not None:
@@ -126,8 +128,9 @@ class Training:
                 "module these parameters and make a training of it"
             )
         return rounds(
-            *(self.plan, self.server, self.streams, self._measure, ledger, state, self.aggregate),
-            attacked=self.adversary is not None,
+            *(self.plan, self.server, self.streams, self._measure, ledger, state),
+            aggregate=self.aggregate,
+            adversary=self.adversary,
         )
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
@@ -196,7 +199,11 @@ class Training:
     def _measure(self, state: ServerState) -> dict[str, float]:
         if state.round % self.every and state.round != self.plan.permitted:
             return {}
-        return self.engine.evaluate(state.params)
+        return self.engine.evaluate(state.params) | self.attacked(state.params)
+
+    def attacked(self, params: torch.Tensor) -> dict[str, float]:
+        """What an attack has come to in a model; empty without one."""
+        return {} if self.adversary is None else self.adversary.measured(self.task, params)
 
 
 def train(training: Training) -> Iterator[RoundResult]:

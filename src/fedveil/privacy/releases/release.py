@@ -81,12 +81,14 @@ class Release:
 
     `counted`: clients protect themselves, so that the server sees their reports, and each is
     charged for its own turns. `randomises`: they do so by `randomise_`, at the end of their work.
+    `additive`: what they send is their clipped update and noise that does not depend on it.
     `moves`: what is asked of clients in a round depends on what was released before.
     A round with fewer than `minimum` reports publishes no mean.
     """
 
     counted = False
     randomises = False
+    additive = False
     moves = False
 
     @property
