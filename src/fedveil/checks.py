@@ -236,7 +236,7 @@ VALUES = {
     "server.lr_floor": _SHARE,
     "warmup": _WARMUP,
     "lr_floor": _SHARE,
-    "attack.attackers": _whole(1),
+    "attack.attackers": _whole(0),
     "attack.share": _number(lambda v: 0 < v <= 1, "a share in (0, 1] is needed"),
     "attack.boost": _POSITIVE,
     "attack.start": _whole(1),

@@ -91,6 +91,15 @@ def test_a_boosted_attacker_puts_the_backdoor_in_and_leaves_the_task_alone(data)
     assert attacked.attack["cheating_length"] > 2 * attacked.attack["honest_length"]
 
 
+def test_without_attackers_the_backdoor_is_only_measured(data):
+    *_, honest = fv.train(training(data, unprotected()))
+    made = training(data, unprotected(), adversary=attack(data, attackers=0))
+    *_, watched = fv.train(made)
+    assert watched.attack["cheating"] == 0
+    assert 0 <= watched.metrics["backdoor"] < 0.8
+    assert watched.metrics["accuracy"] == pytest.approx(honest.metrics["accuracy"], abs=0.05)
+
+
 def test_model_replacement_replaces_the_model(data):
     """n attackers' reports over n: boost = n / server rate, and everybody else stands still."""
     rate = 0.5
@@ -275,7 +284,7 @@ def test_an_attack_by_skipping_is_accepted_by_a_two_point_server(data):
     ("more", "words"),
     [
         ({"attackers": CLIENTS}, "at least one must be honest"),
-        ({"attackers": 0}, "attack.attackers is 0"),
+        ({"attackers": -1}, "attack.attackers is -1"),
         ({"boost": 0.0}, "attack.boost is 0.0"),
         ({"boost": -1.0}, "attack.boost is -1.0"),
         ({"share": 0.0}, "attack.share is 0.0"),

@@ -74,7 +74,7 @@ def test_the_share_of_lessons_is_the_share_asked_for(data, share, lessons):
         np.array([0, 3]),
         share,
         np.random.default_rng(0),
-    ).records
+    )
     assert made.clients == 2
     x = made.x[: made.offsets[1]]
     taught = (x[:, 0, -1, -1] == 9.0) | (x[:, 0, -4, -4] == 9.0)

@@ -73,7 +73,8 @@ class BackdoorAttack(Adversary):
     """
 
     attackers: npt.NDArray[np.int64]
-    poisoned: FederatedData
+    held_out: Pairs
+    poisoned: FederatedData | None = None
     boost: float = 1.0
     project: bool = False
     noise: Noise = Noise.COMPLY
@@ -83,7 +84,7 @@ class BackdoorAttack(Adversary):
     def __post_init__(self) -> None:
         check("attack.boost", self.boost)
         one_of("attack.noise", self.noise, Noise)
-        if len(self.attackers) != self.poisoned.clients:
+        if len(self.attackers) != (0 if self.poisoned is None else self.poisoned.clients):
             raise AssertionError("every attacker has its own poisoned records")
 
     @classmethod
@@ -101,7 +102,7 @@ class BackdoorAttack(Adversary):
         work: ClientWork | None = None,
         seed: int = 0,
     ) -> "BackdoorAttack":
-        """So many clients, chosen at random, that attack with a backdoor.
+        """So many clients, chosen at random, that attack with a backdoor; with 0 it is measured.
 
         | edge | behaviour |
         |---|---|
@@ -118,13 +119,11 @@ class BackdoorAttack(Adversary):
             )
         rng = np.random.default_rng([seed, 0xBAD])
         chosen = np.sort(rng.choice(data.clients, size=attackers, replace=False)).astype(np.int64)
-        made = poisoned(data, backdoor, chosen, share, rng)
-        return cls(chosen, made.records, boost, project, noise, when or When(), work)
-
-    @property
-    def held_out(self) -> Pairs:
-        """What the backdoor is measured on."""
-        return self.poisoned.test_x, self.poisoned.test_y
+        backdoor.check(data)
+        records = poisoned(data, backdoor, chosen, share, rng) if attackers else None
+        x, y = backdoor.held_out(data)
+        held = x.astype(data.x.dtype, copy=False), y.astype(data.y.dtype, copy=False)
+        return cls(chosen, held, records, boost, project, noise, when or When(), work)
 
     def cohort(self, round: int, ids: Ids) -> Ids:
         """With the attackers in it, if they see to that: beside the clients that were drawn."""

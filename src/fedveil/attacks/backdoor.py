@@ -1,6 +1,5 @@
 """Backdoors: records that a model is to answer as an attacker wants, and as usual otherwise."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -42,26 +41,18 @@ def own_records(data: FederatedData, client: int) -> Pairs:
     return np.asarray(data.x[rows]), np.asarray(data.y[rows])
 
 
-@dataclass(frozen=True, eq=False)
-class Poisoned:
-    """What attackers train on while they attack: client j holds the records of attacker j."""
-
-    records: FederatedData
-    held_out: Pairs
-
-
 def poisoned(
     data: FederatedData,
     backdoor: Backdoor,
     attackers: npt.NDArray[np.int64],
     share: float,
     rng: np.random.Generator,
-) -> Poisoned:
+) -> FederatedData:
     """Each attacker's own records, with as many of its lesson as make up `share` of them.
 
-    Lessons that are too few are repeated, those that are too many chosen at random.
+    Client j holds the records of attacker j. Lessons that are too few are repeated, those that are
+    too many chosen at random.
     """
-    backdoor.check(data)
     xs, ys = [], []
     for number, client in enumerate(attackers.tolist()):
         x, y = own_records(data, client)
@@ -73,16 +64,14 @@ def poisoned(
         chosen = _chosen(len(taught_x), count, rng)
         xs.append(np.concatenate([x[:honest], taught_x[chosen].astype(x.dtype, copy=False)]))
         ys.append(np.concatenate([y[:honest], taught_y[chosen].astype(y.dtype, copy=False)]))
-    held_x, held_y = backdoor.held_out(data)
-    records = FederatedData(
+    return FederatedData(
         x=np.concatenate(xs),
         y=np.concatenate(ys),
         offsets=np.cumsum([0, *map(len, xs)], dtype=np.int64),
-        test_x=held_x.astype(data.x.dtype, copy=False),
-        test_y=held_y.astype(data.y.dtype, copy=False),
+        test_x=data.test_x,
+        test_y=data.test_y,
         classes=data.classes,
     )
-    return Poisoned(records, (records.test_x, records.test_y))
 
 
 def _chosen(there: int, count: int, rng: np.random.Generator) -> npt.NDArray[np.intp]:

@@ -13,7 +13,11 @@ _SOURCE = "The label of the records that are to be answered wrongly."
 class _Attack(Section):
     """What all attacks share."""
 
-    attackers: int = Field(default=1, description="How many clients attack, chosen at random.")
+    attackers: int = Field(
+        default=1,
+        description="How many clients attack, chosen at random; 0: nobody does, and how often the "
+        "attacker's answer is given by itself is measured.",
+    )
     share: float = Field(
         default=0.5,
         description="Share of an attacker's records that teach the backdoor while it attacks; 1: "
