@@ -44,7 +44,7 @@ class CohortData:
 
     @cached_property
     def y(self) -> torch.Tensor:
-        """Targets, [K, longest]."""
+        """Targets, [K, longest, ...]."""
         return _aligned(_padded(self.data.y, self._starts, self.sizes))
 
     @property
