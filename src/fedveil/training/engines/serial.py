@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.models.state import Snapshot, difference, snapshot_of
+from fedveil.models.state import Snapshot, common_generators, difference, snapshot_of
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import JointStreams
 from fedveil.privacy.rows import add_weighted_
@@ -82,8 +82,9 @@ class Serial:
         clip = self.job.plan.clip(moving, round)
         cohort = CohortData(self.job.data, np.concatenate(cohorts))
         turn = Turn(round, starts, cohort, clip, self._gradients, streams, moving=moving)
+        generators = common_generators()
         self._add_block_(list(zip(totals, parts, strict=True)), turn, cheating=False)
-        self._check_unchanged()
+        self._check_unchanged(generators)
         return totals
 
     def _largest_first(self, ids: Ids) -> Ids:
@@ -108,7 +109,10 @@ class Serial:
     def _gradients(self) -> Gradients:
         job = self.job
         whole = job.work.whole(int(job.data.sizes.max()))
-        return gradients_of(job.task, self.mode, job.records, whole=whole, mixes=job.mixes)
+        private = job.plan.steps is not None
+        return gradients_of(
+            job.task, self.mode, job.records, whole=whole, mixes=job.mixes, private=private
+        )
 
     @property
     def _summed(self) -> bool:
@@ -131,7 +135,7 @@ class Serial:
         Those that cheat are computed after the others, so that honest ones are as fast as ever.
         """
         job = self.job
-        before = snapshot_of(job.plan.schedule)
+        before, generators = snapshot_of(job.plan.schedule), common_generators()
         _ = self._before
         bad = job.cheating(round, ids)
         for cheating, some in ((False, ids[~bad]), (True, ids[bad])):
@@ -146,16 +150,16 @@ class Serial:
                     everyone=everyone,
                 )
                 self._add_block_([(total, slice(None))], turn, cheating=cheating)
-        self._check_unchanged()
+        self._check_unchanged(generators)
         _check_same("clip schedule", before, self.job.plan.schedule)
 
     @cached_property
     def _before(self) -> Snapshot:
         return snapshot_of(self.job.work)
 
-    def _check_unchanged(self) -> None:
+    def _check_unchanged(self, generators: Snapshot) -> None:
         """Refuse a module, a loss or a work that keeps something of a client for the next."""
-        self.job.task.check_unchanged()
+        self.job.task.check_unchanged(generators)
         _check_same("work", self._before, self.job.work)
 
     def _add_block_(
