@@ -1,7 +1,7 @@
 """`Task`: a module with its loss and metric, seen through one flat parameter vector."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -9,15 +9,26 @@ from torch import nn
 from torch.func import functional_call
 
 from fedveil.errors import BadInput
-from fedveil.models.parts import check_parts
+from fedveil.models.metrics import (
+    Array,
+    Measure,
+    Metric,
+    PerExample,
+    is_of_labels,
+    is_of_numbers,
+    named,
+    where_numbers,
+)
+from fedveil.models.parts import check_parts, measures_of
 from fedveil.models.state import Snapshot, difference, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
+from fedveil.names import OF_LABELS, OF_NUMBERS
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""
 
-PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(outputs [B, ...], targets [B, ...]) -> one number per example [B]."""
+Metrics = Mapping[str, Measure | str] | Sequence[Measure | str]
+"""Metrics as people give them: by name, or as functions and objects of their own."""
 
 _KEEPS_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 _NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyError)
@@ -36,12 +47,20 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """1 where the largest logit is the label, per example; its mean is the accuracy."""
-    return (outputs.argmax(-1) == targets).to(torch.float32)
+    return where_numbers(outputs, outputs.argmax(-1) == targets)
+
+
+def metric_of(name: str) -> Measure:
+    """The metric that a recipe calls so."""
+    return correct if name == "accuracy" else named(name)
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learnt: a module, its per-example loss, and metrics that are means over examples.
+    """What is learnt: a module, its per-example loss, and what is measured beside the loss.
+
+    A metric is a function of (outputs, targets) whose mean over examples it is, a `Metric`, which
+    sees all of them, or the name of one: `metrics=["accuracy", "f1"]`, `{"mine": function}`.
 
     The parameters that learn become views into one contiguous vector, in the order of
     `named_parameters`; nothing is copied afterwards in either direction. Frozen ones
@@ -59,7 +78,8 @@ class Task:
 
     module: nn.Module
     loss: PerExample
-    metrics: dict[str, PerExample] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    measures: dict[str, Measure] = field(init=False, repr=False)
     _flat: torch.Tensor = field(init=False, repr=False)
     _slots: tuple[tuple[str, int, int, torch.Size], ...] = field(init=False, repr=False)
     _learning: nn.Module = field(init=False, repr=False)
@@ -69,7 +89,8 @@ class Task:
     _tried: dict[object, bool] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_parts(self.module, self.loss, self.metrics)
+        check_parts(self.module, self.loss)
+        self.measuring(self.metrics)
         _check_module(self.module)
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         flat = torch.cat([p.detach().reshape(-1) for _, p in named]).to(torch.float32)
@@ -137,6 +158,12 @@ class Task:
         object.__setattr__(self, "_tried", tried)
         return self
 
+    def measuring(self, metrics: Metrics) -> "Task":
+        """The same task, measured by these metrics."""
+        object.__setattr__(self, "metrics", metrics)
+        object.__setattr__(self, "measures", measures_of(metrics, metric_of))
+        return self
+
     @property
     def layers(self) -> dict[str, nn.Module]:
         """The layers that `outputs` runs, by name."""
@@ -173,12 +200,23 @@ class Task:
         """The loss of each example [B]."""
         return self.loss(self.outputs(named, x), y)
 
-    def measured(
-        self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Loss and metrics of each example [B], in eval mode, on a copy of `flat`."""
+    def measured(self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> "Measured":
+        """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
         outputs = functional_call(self._measuring, self.named(flat.clone()), (x,))
-        return {name: f(outputs, y) for name, f in {"loss": self.loss, **self.metrics}.items()}
+        found = Measured({"loss": self.loss(outputs, y)}, {})
+        for name, measure in self.measures.items():
+            if isinstance(measure, Metric):
+                found.kept[name] = measure.kept(outputs, y)
+            else:
+                found.each[name] = measure(outputs, y)
+        return found
+
+    def value_of(self, name: str, kept: Sequence[Array]) -> float:
+        """The metric of what was kept of all pieces."""
+        metric = self.measures[name]
+        if not isinstance(metric, Metric):
+            raise AssertionError(f"{name} is a mean over examples")
+        return float(metric.value(*kept))
 
     def check_unchanged(self) -> None:
         """Refuse a module that has kept something of what it computed: it would tell the next one.
@@ -205,6 +243,7 @@ class Task:
     def check_fits(self, x: torch.Tensor, y: torch.Tensor, classes: int) -> None:
         """Refuse records this module, loss or these metrics cannot take. Two are tried."""
         x, y = x[:2], y[:2]
+        self._check_metrics(classes)
         try:
             with torch.no_grad():
                 outputs = self.outputs(self.named(self._flat.clone()), x)
@@ -219,7 +258,7 @@ class Task:
                         "give it one output per label"
                     )
                 values = [self.losses(self.named(self._flat.clone()), x, y)]
-                values += self.measured(self._flat, x, y).values()
+                values += self.measured(self._flat, x, y).each.values()
         except BadInput:
             raise
         except _NO_FIT as e:
@@ -239,6 +278,20 @@ class Task:
                     "per example (reduction='none')"
                 )
 
+    def _check_metrics(self, classes: int) -> None:
+        """Refuse a metric of ours that is not of such targets."""
+        for name, measure in self.measures.items():
+            if classes and is_of_numbers(measure):
+                raise BadInput(
+                    f"metric {name!r} is of numbers and the data have {classes} labels: use "
+                    f"{', '.join(OF_LABELS)}"
+                )
+            if not classes and (is_of_labels(measure) or measure is correct):
+                raise BadInput(
+                    f"metric {name!r} is of labels and the data have numbers: use "
+                    f"{', '.join(OF_NUMBERS)}"
+                )
+
     def _needs_floats(self, x: torch.Tensor) -> bool:
         """Whether whole numbers are all that the module cannot take of these records."""
         if x.is_floating_point():
@@ -249,6 +302,14 @@ class Task:
         except _NO_FIT:
             return False
         return True
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The loss and metrics of each example [B], and what other metrics keep of all of them."""
+
+    each: dict[str, torch.Tensor]
+    kept: dict[str, tuple[Array, ...]]
 
 
 def first_line(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """Several runs side by side: what they measured and claim, and where their recipes differ."""
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ _OF_THE_MACHINE = ("engine",)
 
 def rows_of(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
     """One row per run: its directory, rounds, metrics and the claim that counts."""
-    names = list(dict.fromkeys(name for run in runs for name in run.result["metrics"]))
+    names = list(dict.fromkeys(name for run in runs for name in _measured(run)))
     rows = []
     for run in runs:
-        measured = run.result["metrics"]
+        measured = _measured(run)
         claim = _counting(run)
         rows.append(
             {
@@ -101,6 +102,12 @@ def _metric(runs: Sequence[OpenedRun]) -> str:
     """The first that all runs have, other than the loss if there is one."""
     common = [name for name in runs[0].result["metrics"] if all(_has(run, name) for run in runs)]
     return next((name for name in common if name != "loss"), "loss")
+
+
+def _measured(run: OpenedRun) -> dict[str, float]:
+    """On the test split, and across clients where that was asked for; null is not finite."""
+    found = {**run.result["metrics"], **run.result.get("over_clients", {})}
+    return {name: math.nan if value is None else value for name, value in found.items()}
 
 
 def _has(run: OpenedRun, name: str) -> bool:

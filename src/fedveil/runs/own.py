@@ -2,13 +2,14 @@
 
 import copy
 import hashlib
+from collections.abc import Sequence
 
 from torch import nn
 
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
-from fedveil.models.task import Task, correct, cross_entropy, squared_error
+from fedveil.models.task import Task, correct, cross_entropy, metric_of, squared_error
 from fedveil.names import OWN, TABLE
 from fedveil.privacy.identity import identity
 from fedveil.runs.recipe import Recipe
@@ -29,6 +30,24 @@ def own_task(model: Model, classes: int) -> Task:
     if classes:
         return Task(_copied(model), cross_entropy, {"accuracy": correct})
     return Task(_copied(model), squared_error)
+
+
+def asked_of(task: Task, names: Sequence[str] | None, model: Model | None) -> Task:
+    """The task with the metrics that a recipe names, beside those of a `Task` that was given.
+
+    Without any, it is measured as it was made.
+    """
+    if names is None:
+        return task
+    found = dict(model.measures) if isinstance(model, Task) else {}
+    for name in names:
+        metric = metric_of(name)
+        if found.setdefault(name, metric) != metric:
+            raise BadInput(
+                f"evaluate.metrics has {name!r}, and the Task another metric of that name: call "
+                "one of them otherwise"
+            )
+    return task.measuring(found)
 
 
 def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | None) -> None:
@@ -52,7 +71,7 @@ def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | Non
 
 def digest_of(task: Task) -> str:
     """What a module is known by: its layers, their code, loss, metrics and first weights."""
-    parts = (task.module, task.loss, task.metrics, task.parameters, task.frozen)
+    parts = (task.module, task.loss, task.measures, task.parameters, task.frozen)
     return hashlib.sha256(identity(parts).encode()).hexdigest()
 
 

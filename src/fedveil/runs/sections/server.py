@@ -56,6 +56,28 @@ class EvaluateSection(Section):
         description="Rounds from one measurement on the test split to the next; the last round is "
         "always measured.",
     )
+    metrics: list[str] | None = Field(
+        default=None,
+        description="What is measured on the test split beside the loss; the first is the one "
+        "that is followed and drawn. For labels: 'accuracy'; 'top-K', such as 'top-5': the label "
+        "is among the K largest outputs; 'f1' of label 1 where there are two, else the mean over "
+        "labels, which 'f1-macro' always is; 'auroc', likewise of label 1, or one-vs-rest and the "
+        "mean; 'perplexity' over all labels of all sequences. For numbers: 'mae', 'rmse', 'r2'. "
+        "A Task's own metrics come first. Left out: 'accuracy' for labels, only the loss for "
+        "numbers.",
+    )
+    clients: bool | None = Field(
+        default=None,
+        description="Whether the model is measured across clients at the end: loss, accuracy and "
+        "other means over examples on each client's own records, and of these the mean over "
+        "clients and that of the lowest and highest tenth. It comes from private data, is "
+        "outside every claim, and is refused with secure noise. Left out: false.",
+    )
+    clients_every: int | None = Field(
+        default=None,
+        description="Rounds from one such measurement to the next. For clients true. Left out: "
+        "only at the end.",
+    )
     diagnostics: bool | None = Field(
         default=None,
         description="Whether shares clipped, signal/noise, cohort sizes and refused reports are "
