@@ -166,7 +166,7 @@ def test_numbers_have_metrics_of_their_own(tmp_path):
         "rounds": 2,
         "sample.size": 10,
         "evaluate.metrics": ["rmse", "mae", "r2"],
-        "client.lr": 0.01,
+        "server.lr": 0.01,
         "engine.workers": 1,
     }
     run = fv.run("fedsgd", set=settings, out=tmp_path / "run", quiet=True)
