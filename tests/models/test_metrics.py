@@ -162,3 +162,43 @@ def test_perplexity_counts_labels_and_not_sequences():
 def test_a_k_is_a_number_of_labels(k):
     with pytest.raises(BadInput, match="a whole number from 1 on"):
         TopK(k)
+
+
+def test_labels_in_several_places_and_several_labels_at_once():
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(30, 5, 4), torch.randint(4, (30, 5))
+    targets[:7, 2:] = PADDING
+    real = targets != PADDING
+    for name in ("f1", "auroc"):
+        expected = of(name, outputs[real], targets[real])
+        assert of(name, outputs, targets, 8) == pytest.approx(expected, rel=1e-6)
+    shares = [
+        float(TopK(2)(o[r], y[r]).mean()) for o, y, r in zip(outputs, targets, real, strict=True)
+    ]
+    assert TopK(2)(outputs, targets).tolist() == pytest.approx(shares)
+    logits, several = torch.randn(40, 3), (torch.rand(40, 3) > 0.5).float()
+    truth, said = several.numpy(), (logits > 0).numpy()
+    assert of("f1", logits, several, 7) == pytest.approx(sk.f1_score(truth, said, average="macro"))
+    assert of("auroc", logits, several, 7) == pytest.approx(sk.roc_auc_score(truth, logits))
+    assert no_value(Auroc(), 3, truth) == ""
+    assert no_value(Auroc(), 3, np.ones((4, 3), np.float32))
+    for name in ("top-2", "perplexity"):
+        with pytest.raises(BadInput, match="needs one label per place"):
+            of(name, logits, several)
+
+
+def test_several_numbers_count_as_their_mean():
+    torch.manual_seed(0)
+    targets = torch.randn(50, 3)
+    outputs = targets + torch.randn(50, 3)
+    y, o = targets.double(), outputs.double()
+    wanted = {
+        "mae": sk.mean_absolute_error(y, o),
+        "rmse": math.sqrt(float(((o - y) ** 2).mean())),
+        "r2": sk.r2_score(y, o),
+    }
+    for name, expected in wanted.items():
+        assert of(name, outputs, targets, 8) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    targets[:, 1] = 2.0  # has no variance to predict
+    expected = sk.r2_score(y[:, ::2], o[:, ::2])
+    assert of("r2", outputs, targets) == pytest.approx(expected, rel=1e-5, abs=1e-6)

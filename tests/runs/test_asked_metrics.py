@@ -13,7 +13,7 @@ import fedveil as fv
 from fedveil.console import Follower, print_result
 from fedveil.errors import BadInput
 from fedveil.models.task import correct
-from fedveil.runs.compare import opened, rows_of
+from fedveil.runs.compare import across_clients, opened
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
@@ -102,9 +102,12 @@ def test_across_clients_is_told_at_the_end_and_compared(ended, capsys):
     assert low < found["clients/accuracy/mean"] < high
     print_result(Console(width=200), result)
     assert f"mean {found['clients/accuracy/mean']:.4f}, lowest decile" in capsys.readouterr().out
-    first, second = rows_of(opened([plain.folder, run.folder]))
-    assert first["clients/accuracy/mean"] == "-"
-    assert second["clients/accuracy/mean"] == found["clients/accuracy/mean"]
+    both = opened([plain.folder, run.folder])
+    rows = {row["number"]: row for row in across_clients(both)}
+    assert list(rows) == list(found)
+    for name, row in rows.items():
+        assert (row[str(plain.folder)], row[str(run.folder)]) == ("-", found[name])
+    assert not across_clients(both[:1])
 
 
 def test_secure_noise_refuses_to_look_at_clients_and_leaves_nothing(start, tmp_path):

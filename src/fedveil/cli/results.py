@@ -63,16 +63,24 @@ def compare(
 ) -> None:
     """Put runs side by side: metrics, claims, and where their recipes differ."""
     check_out(out)
-    from fedveil.runs.compare import differences, not_comparable, opened, picture, rows_of
+    from fedveil.runs.compare import (
+        across_clients,
+        differences,
+        not_comparable,
+        opened,
+        picture,
+        rows_of,
+    )
     from fedveil.runs.disk import write_new
     from fedveil.runs.metrics import json_text
 
     runs = opened(folders)
     rows, keys, remark = rows_of(runs), differences(runs), not_comparable(runs)
+    across = across_clients(runs)
     if out is not None:
         write_new(out, picture(runs))
     if json_:
-        found = {"runs": rows, "differences": keys, "remark": remark}
+        found = {"runs": rows, "across_clients": across, "differences": keys, "remark": remark}
         print(json_text(found, indent=2), end="")
         return
     from rich.console import Console
@@ -81,6 +89,8 @@ def compare(
 
     console = Console(markup=False, emoji=False)
     print_rows(console, "runs", rows)
+    if across:
+        print_rows(console, "across clients, on their own records", across)
     if keys:
         print_rows(console, "where their recipes differ", keys)
     if remark is not None:

@@ -7,7 +7,6 @@ Where an output is not a number, neither is the metric: a model that diverged ha
 
 import math
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -48,7 +47,10 @@ Measure = PerExample | Metric
 
 @dataclass(frozen=True)
 class TopK:
-    """1 where the label is among the `k` largest outputs, per example; of ties the first count."""
+    """1 where the label is among the `k` largest outputs, per example; of ties the first count.
+
+    Of an example with labels in several places, the share of them.
+    """
 
     k: int
 
@@ -57,23 +59,28 @@ class TopK:
             raise BadInput(f"k is {shown(self.k)}: a whole number from 1 on is needed")
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        label = targets.unsqueeze(-1)
-        own = outputs.gather(-1, label.clamp(min=0))
+        _check_one_label("top-K", targets)
+        label, real = targets.clamp(min=0).unsqueeze(-1), targets != PADDING
+        own = outputs.gather(-1, label)
         before = torch.arange(outputs.shape[-1]) < label
         rank = ((outputs > own) | ((outputs == own) & before)).sum(-1)
-        return where_numbers(outputs, rank < self.k)
+        return over_places(where_numbers(outputs, (rank < self.k) & real), real)
 
 
 @dataclass(frozen=True)
 class F1:
     """F1 of label 1 where there are two, and otherwise, or if `macro`, the mean over labels.
 
-    Labels that the split lacks and the model does not name are not in the mean.
+    Labels that the split lacks and the model does not name are not in the mean. Of several labels
+    at once, each is there whose output is positive.
     """
 
     macro: bool = False
 
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        if targets.is_floating_point():
+            labels = (outputs > 0).long().masked_fill(outputs.isnan(), PADDING)
+            return labels.numpy(), (targets > 0.5).long().numpy(), np.array([0])
         outputs, targets = labelled(outputs, targets)
         found = outputs.argmax(-1).masked_fill(outputs.isnan().any(-1), PADDING)
         return found.numpy(), targets.numpy(), np.array([outputs.shape[-1]])
@@ -84,7 +91,7 @@ class F1:
         found, targets, outputs = kept
         if (found == PADDING).any():
             return math.nan
-        average = "macro" if self.macro or outputs[0] > 2 else "binary"
+        average = "macro" if self.macro or targets.ndim == 2 or outputs[0] > 2 else "binary"
         return float(f1_score(targets, found, average=average, zero_division=np.nan))
 
 
@@ -92,10 +99,13 @@ class F1:
 class Auroc:
     """Area under the ROC curve: of label 1 where there are two, else one-vs-rest, the mean.
 
-    A label that the split lacks is not in the mean; a split with one label only has no area.
+    A label that the split lacks is not in the mean; a split with one label only has no area. Of
+    several labels at once, each has its own.
     """
 
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        if targets.is_floating_point():
+            return outputs.to(torch.float32).numpy(), (targets > 0.5).numpy()
         outputs, targets = labelled(outputs, targets)
         scores = _log_odds(outputs.double())[:, 1 if outputs.shape[-1] == 2 else 0 :]
         return scores.to(torch.float32).numpy(), targets.numpy()
@@ -104,14 +114,19 @@ class Auroc:
         from sklearn.metrics import roc_auc_score
 
         scores, targets = kept
-        present = np.unique(targets)
-        if len(present) < 2 or np.isnan(scores).any():
+        if np.isnan(scores).any():
             return math.nan
         scores = np.nan_to_num(scores)  # infinite ones keep their place
-        if scores.shape[-1] == 1:
-            return float(roc_auc_score(targets, scores[:, 0]))
-        areas = [roc_auc_score(targets == label, scores[:, label]) for label in present]
-        return float(np.mean(areas))
+        if targets.ndim == 1 and scores.shape[-1] == 1:
+            targets = targets[:, None] == 1
+        elif targets.ndim == 1:
+            targets = targets[:, None] == np.arange(scores.shape[-1])
+        areas = [
+            roc_auc_score(is_label, score)
+            for is_label, score in zip(targets.T, scores.T, strict=True)
+            if not _alike(is_label)
+        ]
+        return float(np.mean(areas)) if areas else math.nan
 
 
 @dataclass(frozen=True)
@@ -119,6 +134,7 @@ class Perplexity:
     """exp of the mean cross-entropy over all labels, each place of a sequence being one."""
 
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        _check_one_label("perplexity", targets)
         outputs, targets = labelled(outputs, targets)
         losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
         return np.array([float(losses.double().sum())]), np.array([len(targets)])
@@ -142,26 +158,32 @@ class Rmse:
 
 @dataclass(frozen=True)
 class R2:
-    """The share of the targets' variance that is predicted; none of targets that are the same."""
+    """The share of the targets' variance that is predicted; none of targets that are the same.
+
+    Of several numbers, the mean over those that differ.
+    """
 
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
-        return predicted(outputs, targets).numpy(), targets.numpy()
+        rows = predicted(outputs, targets).reshape(len(targets), -1)
+        return rows.numpy(), targets.reshape(len(targets), -1).numpy()
 
     def value(self, *kept: Array) -> float:
         from sklearn.metrics import r2_score
 
         predictions, targets = (array.astype(np.float64) for array in kept)
-        if len(targets) < 2 or not np.isfinite(predictions).all():
+        differ = (targets != targets[:1]).any(0)
+        if not differ.any() or not np.isfinite(predictions).all():
             return math.nan
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            found = float(r2_score(targets, predictions, force_finite=False))
-        return found if math.isfinite(found) else math.nan
+        with np.errstate(over="ignore"):
+            return float(r2_score(targets[:, differ], predictions[:, differ]))
 
 
 def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Absolute error of a prediction [B, 1] against targets [B], per example."""
-    return (predicted(outputs, targets) - targets).abs()
+    """Absolute error of predictions [B, 1] or [B, ...] against targets [B, ...], per example.
+
+    An example with several numbers counts as their mean.
+    """
+    return over_places((predicted(outputs, targets) - targets).abs())
 
 
 def named(name: str) -> Measure:
@@ -187,7 +209,9 @@ def no_value(metric: Measure, classes: int, targets: Array) -> str:
     """Why it tells no model from another on these targets; "" if it may."""
     if isinstance(metric, TopK) and metric.k >= classes:
         return f"is 1 for every model of {classes} labels"
-    if isinstance(metric, Auroc) and _alike(targets[targets != PADDING]):
+    if isinstance(metric, Auroc) and (
+        _alike(targets > 0.5) if targets.dtype.kind == "f" else _alike(targets[targets != PADDING])
+    ):
         return "needs two labels, and the test split has one only"
     if isinstance(metric, R2) and _alike(targets):
         return "needs targets that differ, and those of the test split are all the same"
@@ -199,6 +223,15 @@ def labelled(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor
     outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
     real = targets != PADDING
     return outputs[real], targets[real]
+
+
+def over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of an example's values [B, ...] over its `real` places; the others hold zeros."""
+    if values.ndim == 1:
+        return values
+    if real is None:
+        return values.flatten(1).mean(dim=1)
+    return values.flatten(1).sum(dim=1) / real.flatten(1).sum(dim=1).clamp_min(1)
 
 
 def predicted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -222,6 +255,11 @@ def _log_odds(outputs: torch.Tensor) -> torch.Tensor:
 def _mean(sums: Array, counts: Array) -> float:
     """Added in the order of the pieces."""
     return sum(sums.tolist()) / counts.sum() if counts.sum() else math.nan
+
+
+def _check_one_label(name: str, targets: torch.Tensor) -> None:
+    if targets.is_floating_point():
+        raise BadInput(f"metric {name!r} needs one label per place, and the data have several")
 
 
 def _alike(values: Array) -> bool:

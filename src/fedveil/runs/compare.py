@@ -16,10 +16,10 @@ _OF_THE_MACHINE = ("engine",)
 
 def rows_of(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
     """One row per run: its directory, rounds, metrics and the claim that counts."""
-    names = list(dict.fromkeys(name for run in runs for name in _measured(run)))
+    found = [_numbers(run.result["metrics"]) for run in runs]
+    names = list(dict.fromkeys(name for measured in found for name in measured))
     rows = []
-    for run in runs:
-        measured = _measured(run)
+    for run, measured in zip(runs, found, strict=True):
         claim = _counting(run)
         rows.append(
             {
@@ -31,6 +31,16 @@ def rows_of(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def across_clients(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
+    """One row per number across clients, one column per run; none if nobody asked for any."""
+    found = {str(run.folder): _numbers(run.result.get("over_clients", {})) for run in runs}
+    names = dict.fromkeys(name for numbers in found.values() for name in numbers)
+    return [
+        {"number": name, **{run: numbers.get(name, "-") for run, numbers in found.items()}}
+        for name in names
+    ]
 
 
 def differences(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
@@ -104,9 +114,8 @@ def _metric(runs: Sequence[OpenedRun]) -> str:
     return next((name for name in common if name != "loss"), "loss")
 
 
-def _measured(run: OpenedRun) -> dict[str, float]:
-    """On the test split, and across clients where that was asked for; null is not finite."""
-    found = {**run.result["metrics"], **run.result.get("over_clients", {})}
+def _numbers(found: dict[str, float | None]) -> dict[str, float]:
+    """What was measured; null is not finite."""
     return {name: math.nan if value is None else value for name, value in found.items()}
 
 
