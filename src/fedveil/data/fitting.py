@@ -48,6 +48,8 @@ def fit_schema(
 
 def _feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     entries = rows.column(column.name)
+    if column.classes:
+        raise BadInput(f"{column.where}.classes is for the target: declare values, or leave it out")
     if are_arrays(entries):
         return _array(column, rows), ""
     if column.scaled or column.values is not None:
@@ -84,7 +86,9 @@ def _array(column: Column, rows: Table) -> Column:
 def _target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     """Labels or a number, as declared; otherwise as the rows look."""
     entries = rows.column(column.name)
-    if column.scaled or column.values is not None:
+    if are_arrays(entries):
+        return _array(column, rows), ""
+    if column.classes or column.scaled or column.values is not None:
         if column.values is not None and len(column.values) < 2:
             raise BadInput(f"{column.where}.values has one label: two or more are needed")
         return column, ""

@@ -18,14 +18,12 @@ import torch
 from fedveil.checks import shown
 from fedveil.errors import BadInput
 from fedveil.names import TOP, check_metric
+from fedveil.targets import PADDING
 
 Array = npt.NDArray[Any]
 
 PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(outputs [B, ...], targets [B, ...]) -> one number per example [B]."""
-
-PADDING = -100
-"""The target of a place in a sequence that does not count, as torch has it."""
 
 
 @runtime_checkable
@@ -236,7 +234,7 @@ def over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch
 
 def predicted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Predictions in the shape of the targets."""
-    return outputs.squeeze(-1) if outputs.dim() > targets.dim() else outputs
+    return outputs.reshape(targets.shape)
 
 
 def where_numbers(outputs: torch.Tensor, found: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedveil.errors import BadInput
+from fedveil.models.attention import attend_, plain_attention
 from fedveil.models.metrics import (
     Array,
     Measure,
@@ -17,12 +18,14 @@ from fedveil.models.metrics import (
     is_of_labels,
     is_of_numbers,
     named,
+    over_places,
     where_numbers,
 )
 from fedveil.models.parts import check_parts, measures_of
 from fedveil.models.state import Snapshot, difference, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
 from fedveil.names import OF_LABELS, OF_NUMBERS
+from fedveil.targets import PADDING, Target
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""
@@ -36,23 +39,72 @@ _NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyE
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of logits [B, classes] against labels [B], per example."""
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+    """Cross-entropy of logits [B, ..., classes] against labels [B, ...], per example.
+
+    An example with labels in several places counts as the mean over its own places that have one
+    (-100 is none), and as 0 if none has.
+    """
+    if outputs.shape[:-1] != targets.shape:
+        raise BadInput(
+            f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
+            f"labels have shape {tuple(targets.shape[1:])}: give one number per label, on the last "
+            "axis, for each of them (or, if several labels hold at once, targets of floats)"
+        )
+    losses = nn.functional.cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), ignore_index=PADDING, reduction="none"
+    )
+    return over_places(losses.view(targets.shape), targets != PADDING)
+
+
+def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Of logits [B, labels] against how true each label is, 0 to 1: the mean per example."""
+    logits = _as_targets(outputs, targets)
+    losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return over_places(losses)
 
 
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Squared error of a prediction [B, 1] against targets [B], per example."""
-    return (outputs.squeeze(-1) - targets) ** 2
+    """Squared error of predictions [B, 1] or [B, ...] against targets [B, ...], per example.
+
+    An example with several numbers counts as their mean.
+    """
+    return over_places((_as_targets(outputs, targets) - targets) ** 2)
 
 
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """1 where the largest logit is the label, per example; its mean is the accuracy."""
-    return where_numbers(outputs, outputs.argmax(-1) == targets)
+    """1 where the largest logit is the label, per example; its mean is the accuracy.
+
+    Of an example with labels in several places, or with several at once, the share that is right.
+    Where an output is not a number, neither is the share.
+    """
+    if targets.is_floating_point():
+        logits = _as_targets(outputs, targets)
+        right = (logits > 0) == (targets > 0.5)
+        return over_places(where_numbers(logits.unsqueeze(-1), right))
+    real = targets != PADDING
+    return over_places(where_numbers(outputs, (outputs.argmax(-1) == targets) & real), real)
 
 
 def metric_of(name: str) -> Measure:
     """The metric that a recipe calls so."""
     return correct if name == "accuracy" else named(name)
+
+
+def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Outputs in the shape of the targets, from which an axis of one may set them apart."""
+    if outputs.shape not in (targets.shape, (*targets.shape, 1)):
+        raise BadInput(
+            f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
+            f"targets have shape {tuple(targets.shape[1:])}: give one number for each"
+        )
+    return outputs.reshape(targets.shape)
+
+
+def usual(target: Target) -> tuple[PerExample, dict[str, PerExample]]:
+    """The loss and metrics of a module that comes without: (loss, metrics by name)."""
+    if not target.classes:
+        return squared_error, {}
+    return binary_cross_entropy if target.several else cross_entropy, {"accuracy": correct}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +154,7 @@ class Task:
             start = stop
         object.__setattr__(self, "_flat", flat)
         object.__setattr__(self, "_slots", tuple(slots))
-        learning = unroll_(_without_parameters(self.module))
+        learning = attend_(unroll_(_without_parameters(self.module)))
         object.__setattr__(self, "_learning", learning)
         object.__setattr__(self, "_measuring", _without_parameters(self.module).eval())
         object.__setattr__(self, "_before", self._snapshot())
@@ -193,7 +245,8 @@ class Task:
         vector that is cut up inside of what is differentiated gets one vector per parameter back.
         """
         object.__setattr__(self, "_ran", True)
-        out: torch.Tensor = functional_call(self._learning, named, (x,))
+        with plain_attention():
+            out: torch.Tensor = functional_call(self._learning, named, (x,))
         return out
 
     def losses(self, named: Named, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -243,7 +296,6 @@ class Task:
     def check_fits(self, x: torch.Tensor, y: torch.Tensor, classes: int) -> None:
         """Refuse records this module, loss or these metrics cannot take. Two are tried."""
         x, y = x[:2], y[:2]
-        self._check_metrics(classes)
         try:
             with torch.no_grad():
                 outputs = self.outputs(self.named(self._flat.clone()), x)
@@ -258,6 +310,7 @@ class Task:
                         "give it one output per label"
                     )
                 values = [self.losses(self.named(self._flat.clone()), x, y)]
+                self._check_metrics(classes)
                 values += self.measured(self._flat, x, y).each.values()
         except BadInput:
             raise
@@ -330,7 +383,10 @@ def _without_parameters(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module, empty)
     except (RuntimeError, TypeError, AttributeError) as e:
-        raise BadInput(f"the model cannot be copied, and is run as a copy: {first_line(e)}") from e
+        raise BadInput(
+            f"the model cannot be copied, and is run as a copy: {first_line(e)}; compute what is "
+            "no parameter in forward, or by torch.nn.utils.parametrizations"
+        ) from e
 
 
 def _check_module(module: nn.Module) -> None:

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from fedveil.errors import BadInput
-from fedveil.models.task import Task, correct, cross_entropy, squared_error
+from fedveil.models.task import Task, usual
 from fedveil.names import check_name
+from fedveil.targets import Target
 
 
 def build_task(
@@ -44,9 +45,7 @@ def build_task(
             case _:
                 module = vgg(*_image(name, record_shape, 32), outputs)
     tried = _tried(name, record_shape, classes, hidden)
-    if classes:
-        return Task(module, cross_entropy, {"accuracy": correct}).known_as(tried)
-    return Task(module, squared_error).known_as(tried)
+    return Task(module, *usual(Target(classes))).known_as(tried)
 
 
 @lru_cache(maxsize=64)

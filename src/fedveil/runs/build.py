@@ -31,6 +31,7 @@ from fedveil.runs.sections.clients import (
 from fedveil.runs.sections.data import ModelSection
 from fedveil.runs.sections.section import Section
 from fedveil.runs.sections.server import EvaluateSection, ServerSection
+from fedveil.targets import Target
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
@@ -80,9 +81,9 @@ def build(
     work, server = _work(recipe.client, rounds), _server(recipe.server, rounds)
     data = data_of(recipe, data_root) if data is None else data
     if model is None:
-        task = task_of(recipe.model, data.record_shape, data.classes, recipe.seed)
+        task = task_of(recipe.model, data.record_shape, data.target, recipe.seed)
     else:
-        task = own_task(model, data.classes)
+        task = own_task(model, data.target)
     asked_of(task, recipe.evaluate.metrics, model)
     if model is not None:
         check_same(task, recipe.model.digest)
@@ -138,15 +139,20 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def task_of(section: ModelSection, shape: tuple[int, ...], classes: int, seed: int) -> Task:
+def task_of(section: ModelSection, shape: tuple[int, ...], target: Target, seed: int) -> Task:
     """The model of the zoo that a recipe names, for records of that shape."""
     hidden = tuple(section.hidden or ())
     if hidden and section.name != "mlp":
         raise BadInput(f"model.hidden has no effect on {section.name!r}: leave it out")
     if section.digest is not None:
         raise BadInput("model.digest is what a run records of an own module: leave it out")
-    _check_widths(math.prod(shape), hidden, classes or 1)
-    return build_task(section.name, shape, classes, seed=seed, hidden=hidden or (200,))
+    if not target.plain:
+        raise BadInput(
+            f"model {section.name!r} predicts one label or one number per record and the data "
+            f"have {target}: bring a module (fedveil.run(model=...))"
+        )
+    _check_widths(math.prod(shape), hidden, target.classes or 1)
+    return build_task(section.name, shape, target.classes, seed=seed, hidden=hidden or (200,))
 
 
 def _check_widths(features: int, hidden: tuple[int, ...], outputs: int) -> None:

@@ -80,14 +80,14 @@ class OpenedRun:
         """The trained module with its loss and metrics."""
         stored = self.stored
         if stored.model.name != OWN:
-            task = task_of(stored.model, stored.record_shape, stored.classes, self.recipe.seed)
+            task = task_of(stored.model, stored.record_shape, stored.target, self.recipe.seed)
         elif self.model is None:
             raise BadInput(
                 f"{self.folder} holds the weights of a module of its own, and not its code: "
                 "open it with the module, fedveil.open_run(folder, model=...)"
             )
         else:
-            task = own_task(self.model, stored.classes)
+            task = own_task(self.model, stored.target)
         asked_of(task, self.recipe.evaluate.metrics, self.model)
         stored.check_layers(task, self.folder)
         for name, value in task.named(task.parameters).items():
@@ -117,15 +117,15 @@ class OpenedRun:
         if not len(x):
             raise BadInput("there are no rows: nothing can be measured")
         one = np.array([0, 1], dtype=np.int64)
-        data = FederatedData(x[:1], y[:1], one, x, y, self.stored.classes)
+        data = FederatedData(x[:1], y[:1], one, x, y, self.stored.target.classes)
         return evaluate(self.task, self.task.parameters, data)
 
     def _outputs(self, x: Array) -> Array:
         module = self.module
         with torch.inference_mode(), one_thread():
             found = [module(torch.from_numpy(x[a : a + BATCH])) for a in range(0, len(x), BATCH)]
-        out: Array = torch.cat(found).numpy() if found else np.zeros((0, self.stored.classes or 1))
-        return out
+        out: Array = np.zeros((0, *self.stored.target.outputs), np.float32)
+        return torch.cat(found).numpy() if found else out
 
     def __repr__(self) -> str:
         path = self.folder / "result.json"
