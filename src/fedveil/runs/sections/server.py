@@ -58,13 +58,11 @@ class EvaluateSection(Section):
     )
     metrics: list[str] | None = Field(
         default=None,
-        description="What is measured on the test split beside the loss; the first is the one "
-        "that is followed and drawn. For labels: 'accuracy'; 'top-K', such as 'top-5': the label "
-        "is among the K largest outputs; 'f1' of label 1 where there are two, else the mean over "
-        "labels, which 'f1-macro' always is; 'auroc', likewise of label 1, or one-vs-rest and the "
-        "mean; 'perplexity' over all labels of all sequences. For numbers: 'mae', 'rmse', 'r2'. "
-        "A Task's own metrics come first. Left out: 'accuracy' for labels, only the loss for "
-        "numbers.",
+        description="Measured on the test split beside the loss, the first also drawn. Labels: "
+        "'accuracy', 'top-K' (such as 'top-5'), 'f1' and 'auroc' (of label 1 if there are two, "
+        "else the mean over labels, for 'auroc' one-vs-rest), 'f1-macro', 'perplexity' (per "
+        "token). Numbers: 'mae', 'rmse', 'r2'. A Task's own come first. Left out: 'accuracy' for "
+        "labels, only the loss for numbers.",
     )
     clients: bool | None = Field(
         default=None,

@@ -83,8 +83,13 @@ def _trial(task: Task, made_up: FederatedData, work: ClientWork, mode: Mode) -> 
     longest = int(made_up.sizes[0])
     gradients = gradients_of(task, mode, made_up, whole=work.whole(longest))
     private = isinstance(work, ClientDpSgd)
+    loaded = False
 
     def seconds(clients: int, records: int) -> float:
+        nonlocal loaded
+        if not loaded:  # the first step of a process loads what it needs, which may take seconds
+            loaded = True
+            seconds(clients, records)
         cohort = CohortData(made_up, np.arange(clients))
         walk = gradients.walk(task.parameters, cohort, spanned=not private)
         moved, best, began = torch.zeros(clients, walk.width), float("inf"), time.perf_counter()
