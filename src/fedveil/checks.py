@@ -265,6 +265,7 @@ VALUES = {
     "attack.writers": _whole(1),
     "attack.feature_share": _number(lambda v: 0 < v <= 1, "a share in (0, 1] is needed"),
     "evaluate.every": _whole(1),
+    "evaluate.clients_every": _whole(1),
     "engine.chunk": _whole(0),
     "engine.memory": _whole(1),
     "engine.checkpoint": _whole(1),

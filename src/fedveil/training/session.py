@@ -27,7 +27,9 @@ from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.timings import timings
 from fedveil.training.engines.workers import available
+from fedveil.training.evaluate import check_measurable
 from fedveil.training.gradients.choice import Mode
+from fedveil.training.over_clients import over_clients
 from fedveil.training.rates import check_rounds
 from fedveil.training.round import RoundResult, Rounds, driven, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
@@ -36,7 +38,7 @@ from fedveil.training.work import ClientWork
 _TRIED, _LOOKED_AT = 4, 256
 _CHECKED = (
     *("task", "data", "plan", "work", "server", "weights", "seed", "mode"),
-    *("chunk", "memory", "workers", "every"),
+    *("chunk", "memory", "workers", "every", "clients_every"),
 )
 
 
@@ -49,11 +51,13 @@ class Training:
     else is computed (docs/proofs/secure.md). `chunk` 0 is as many
     clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one process
     per core; their number changes nothing. `every` is the number of rounds between measurements on
-    the test split. `seed` tells repetitions of the same training apart. `make_engine`, if given,
-    makes another engine than this machine's, which then decides about chunk, memory and workers.
-    What the data say of themselves is in the claims of this training's `plan`, not in those of the
-    plan it was given. `adversary` decides about clients that cheat; `aggregate`, if given, takes
-    the place of the mean, where the claim allows it.
+    the test split; `clients_every`, unless None, that between measurements across clients, on
+    their own records in the clear, which secure noise refuses. `seed` tells repetitions of the same
+    training apart. `make_engine`, if given, makes another engine than this machine's, which then
+    decides about chunk, memory and workers. What the data say of themselves is in the claims of
+    this training's `plan`, not in those of the plan it was given. `adversary`
+    decides about clients that cheat; `aggregate`, if given, takes the place of the mean, where the
+    claim allows it.
     """
 
     task: Task
@@ -68,6 +72,7 @@ class Training:
     memory: int = MEMORY
     workers: int = 0
     every: int = 1
+    clients_every: int | None = None
     adversary: Adversary | None = None
     aggregate: Aggregate | None = None
     make_engine: EngineMaker | None = None
@@ -89,9 +94,15 @@ class Training:
             check_aggregate(self.aggregate, self.plan, self.task, self.weights, self.memory)
         if self.plan.secure:
             self.data.check_secure()
+            if self.clients_every is not None:
+                raise BadInput(
+                    "noise.source is 'secure' and evaluate.clients would measure the model on "
+                    "clients' own records in the clear: leave it out, or simulate ('seeded')"
+                )
         self.data.check()
         x, y = torch.tensor(self.data.x[:2]), torch.tensor(self.data.y[:2])
         self.task.check_fits(x, y, self.data.classes)
+        check_measurable(self.task, self.data)
         self._settle_mode()
         object.__setattr__(self, "_initial", self.task.parameters.clone())
 
@@ -129,6 +140,7 @@ class Training:
             )
         return rounds(
             *(self.plan, self.server, self.streams, self._measure, ledger, state),
+            measure_clients=self._measure_clients,
             aggregate=self.aggregate,
             adversary=self.adversary,
         )
@@ -197,9 +209,23 @@ class Training:
         return Processes(job, mode, chunk, workers)
 
     def _measure(self, state: ServerState) -> dict[str, float]:
-        if state.round % self.every and state.round != self.plan.permitted:
+        if not self._due(state, self.every):
             return {}
         return self.engine.evaluate(state.params) | self.attacked(state.params)
+
+    def _measure_clients(self, state: ServerState) -> dict[str, float]:
+        if self.clients_every is None or not self._due(state, self.clients_every):
+            return {}
+        return self.across_clients(state.params)
+
+    def _due(self, state: ServerState, every: int) -> bool:
+        return state.round % every == 0 or state.round == self.plan.permitted
+
+    def across_clients(self, params: torch.Tensor) -> dict[str, float]:
+        """Loss and metrics over clients' own records, in the clear: see `over_clients`."""
+        if isinstance(self.engine, Serial):
+            return self.engine.evaluate_clients(params)
+        return over_clients(self.task, params, self.data)
 
     def attacked(self, params: torch.Tensor) -> dict[str, float]:
         """What an attack has come to in a model; empty without one."""
