@@ -22,8 +22,8 @@ def test_known_names_pass(key, name):
         ("data.name", "minst", "data.name is 'minst': choose one of digits, .*did you mean mnist"),
         ("data.name", "fashion_mnist", r"; did you mean fashion-mnist\?$"),
         ("data.name", "imagenet", "location30, saved, table$"),
-        ("model.name", "sotfmax", r"choose one of linear, .*vgg; did you mean softmax\?$"),
-        ("model.name", "MLP", "vgg$"),
+        ("model.name", "sotfmax", r"choose one of linear, .*code; did you mean softmax\?$"),
+        ("model.name", "MLP", "vgg, code$"),
         ("model.name", "", "model.name is ''"),
         ("model.name", "x\n" * 1000, "model.name is 'x"),
     ],
@@ -37,7 +37,7 @@ def test_other_names_are_refused_with_the_nearest(key, name, message):
 
 def test_saved_data_are_a_recipes_and_no_data_set():
     assert set(NAMES["data.name"]) - set(DATA_SETS) == {"saved", "table"}
-    assert NAMES["model.name"] == MODELS
+    assert NAMES["model.name"] == (*MODELS, "code")
 
 
 def test_slips_of_one_letter_are_found():
