@@ -4,6 +4,7 @@ from fedveil.api import rounds as rounds
 from fedveil.api import run as run
 from fedveil.data.federated import FederatedData as FederatedData
 from fedveil.data.schema import TableSchema as TableSchema
+from fedveil.data.vocabulary import Vocabulary as Vocabulary
 from fedveil.errors import BadInput as BadInput
 from fedveil.errors import BudgetExhausted as BudgetExhausted
 from fedveil.errors import FedveilError as FedveilError
@@ -150,6 +151,7 @@ __all__ = [
     "Trust",
     "TwoPointReports",
     "Unit",
+    "Vocabulary",
     "Watched",
     "Weights",
     "YogiServer",

@@ -18,8 +18,13 @@ DATA_SETS = (
     "cifar10",
     "lending-club",
     "location30",
+    "sentiment140",
+    "reddit",
 )
-MODELS = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg")
+TEXT_MODELS = ("lstm", "transformer")
+"""Models that read rows of words."""
+
+MODELS = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg", *TEXT_MODELS)
 
 TABLE = "table"
 """Data in a file of the user's own."""

@@ -20,11 +20,12 @@ from fedveil.errors import BadInput
 FEW = 20
 """Whole numbers are labels if there are no more different ones."""
 
-_SCALES, _CATEGORIES, _LABELS, _TYPE = (
+_SCALES, _CATEGORIES, _LABELS, _TYPE, _WORDS = (
     "means and standard deviations",
     "categories",
     "labels",
     "the type",
+    "words",
 )
 
 
@@ -48,6 +49,8 @@ def fit_schema(
 
 def _feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     entries = rows.column(column.name)
+    if column.text is not None:
+        return _text(column, rows)
     if are_arrays(entries):
         return _array(column, rows), ""
     if column.scaled or column.values is not None:
@@ -62,6 +65,17 @@ def _feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
             f"of features, or declare {column.where}.low and high"
         )
     return replace(column, mean=float(numbers.mean()), std=float(numbers.std())), _SCALES
+
+
+def _text(column: Column, rows: Table) -> tuple[Column, str]:
+    """A column of texts, with the words of these rows if no others were declared."""
+    if column.text is None or column.text.vocabulary is not None:
+        return column, ""
+    texts = column.texts(rows)
+    try:
+        return replace(column, text=column.text.counted(texts)), _WORDS
+    except BadInput as e:
+        raise BadInput(f"{rows.name}: column {column.name!r}: {e}") from e
 
 
 def _array(column: Column, rows: Table) -> Column:
@@ -119,7 +133,7 @@ def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
         raise BadInput(
             f"{rows.name}: column {column.name!r} has {len(found)} different texts in "
             f"{len(rows)} {whose}: leave it out of features, or declare {column.where}"
-            ".values"
+            f".values, or {column.where}.length if its texts are to be read word by word"
         )
     return tuple(found)
 

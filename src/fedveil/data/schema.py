@@ -10,6 +10,7 @@ from fedveil.checks import shown
 from fedveil.data.arrays import Array
 from fedveil.data.columns import Column
 from fedveil.data.tables import read_table
+from fedveil.data.text import Text
 from fedveil.errors import BadInput
 
 
@@ -36,9 +37,9 @@ class TableSchema:
         if not self.features:
             raise BadInput("no features: name at least one column")
         if len(self.features) > 1 and any(column.shape for column in self.features):
-            array = next(column.name for column in self.features if column.shape)
+            array, what = next((c.name, c.what) for c in self.features if c.shape)
             raise BadInput(
-                f"column {array!r} holds arrays and is one of {len(self.features)} features: make "
+                f"column {array!r} holds {what} and is one of {len(self.features)} features: make "
                 f"it the only one (features = [{array!r}])"
             )
         if self.target.shape:
@@ -58,6 +59,12 @@ class TableSchema:
     def labels(self) -> tuple[Any, ...]:
         """The labels, in the order of the model's outputs."""
         return self.target.values or ()
+
+    @property
+    def words(self) -> int:
+        """How many numbers stand for words in the records; 0 if they are no texts."""
+        text = self.features[0].text
+        return 0 if text is None else text.known.size
 
     @property
     def record_shape(self) -> tuple[int, ...]:
@@ -115,5 +122,9 @@ class TableSchema:
 
 
 def _column(plain: Mapping[str, Any]) -> Column:
-    lists: dict[str, Callable[[Any], Any]] = {"values": tuple, "shape": tuple}
+    lists: dict[str, Callable[[Any], Any]] = {
+        "values": tuple,
+        "shape": tuple,
+        "text": Text.from_dict,
+    }
     return Column(**{key: lists.get(key, lambda v: v)(value) for key, value in plain.items()})

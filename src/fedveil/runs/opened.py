@@ -79,7 +79,10 @@ class OpenedRun:
         """The trained module with its loss and metrics."""
         stored = self.stored
         if stored.model.name != OWN:
-            task = task_of(stored.model, stored.record_shape, stored.classes, self.recipe.seed)
+            words = (stored.schema.words or stored.model.words) or 0
+            task = task_of(
+                stored.model, stored.record_shape, stored.classes, self.recipe.seed, words
+            )
         elif self.model is None:
             raise BadInput(
                 f"{self.folder} holds the weights of a module of its own, and not its code: "
