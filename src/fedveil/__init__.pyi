@@ -11,6 +11,7 @@ from fedveil.errors import FedveilError as FedveilError
 from fedveil.models.batch_norm import without_batch_norm as without_batch_norm
 from fedveil.models.recurrent import Lstm as Lstm
 from fedveil.models.task import Task as Task
+from fedveil.models.task import binary_cross_entropy as binary_cross_entropy
 from fedveil.models.task import correct as correct
 from fedveil.models.task import cross_entropy as cross_entropy
 from fedveil.models.task import squared_error as squared_error
@@ -155,6 +156,7 @@ __all__ = [
     "Watched",
     "Weights",
     "YogiServer",
+    "binary_cross_entropy",
     "central",
     "client_noise",
     "client_report",

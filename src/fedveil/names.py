@@ -21,7 +21,10 @@ DATA_SETS = (
     "sentiment140",
     "reddit",
 )
-TEXT_MODELS = ("lstm", "transformer")
+NEXT_WORD = ("lstm-lm", "transformer-lm")
+"""Models that predict the next word in each place of a text."""
+
+TEXT_MODELS = ("lstm", "transformer", *NEXT_WORD)
 """Models that read rows of words."""
 
 MODELS = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg", *TEXT_MODELS)

@@ -75,7 +75,9 @@ def test_decoding_undoes_encoding_of_numbers(numbers, standard):
 
 @pytest.mark.parametrize("outputs", [np.zeros((2, 2)), np.zeros(3), np.zeros((2, 4))])
 def test_outputs_of_another_shape_are_refused(outputs):
-    with pytest.raises(BadInput, match="one row per record and 3 columns are needed"):
+    with pytest.raises(
+        BadInput, match="one row per record and \\(3,\\) numbers in each are needed"
+    ):
         LABELS.decode(outputs)
 
 
@@ -102,11 +104,13 @@ def test_what_is_no_schema_is_refused(plain):
     assert "\n" not in str(refused.value)
 
 
-def test_an_array_is_the_only_feature_and_no_target():
+def test_an_array_is_the_only_feature_and_a_target_with_labels():
     words = Column("words", shape=(4,), whole=True)
     with pytest.raises(BadInput, match=r"'words' holds arrays and is one of 2 .*\['words'\]"):
         TableSchema((AGE, words), Column("y", values=(0, 1)))
-    with pytest.raises(BadInput, match="target 'words' holds arrays"):
+    with pytest.raises(
+        BadInput, match="target 'words' holds arrays of whole numbers: say how many"
+    ):
         TableSchema((AGE,), words)
 
 

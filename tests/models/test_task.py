@@ -163,7 +163,7 @@ def mean_loss(outputs, targets):
         (classifier(), torch.randn(4, 5), Y, 2, r"does not fit records of shape \(5,\)"),
         (classifier(), X, Y, 3, "2 outputs and the data 3 labels"),
         (classifier(), X, Y.float(), 0, "does not fit"),
-        (Task(nn.Linear(3, 2), squared_error), X, Y.float(), 0, "returned shape"),
+        (Task(nn.Linear(3, 2), squared_error), X, Y.float(), 0, "one number for each"),
         (Task(nn.Embedding(3, 2), cross_entropy), X, Y, 2, "does not fit"),
     ],
 )

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from fedveil.checks import shown
 from fedveil.errors import BadInput
+from fedveil.targets import Target
 
 Array = npt.NDArray[Any]
 
@@ -45,10 +46,18 @@ def joined_features(parts: list[Array], test: Array) -> tuple[Array, Array]:
 
 
 def targets_of(y: Array, classes: int) -> Array:
-    """Labels as int64, refusing anything that is not a whole number; other targets as float32."""
-    if not classes:
+    """Labels as int64, refusing anything that is not a whole number; other targets as float32.
+
+    Several labels at once are a matrix of floats or truth values with a column for each label.
+    """
+    if not classes or (y.ndim > 1 and y.dtype.kind in "bf"):
         if y.dtype.kind not in _NUMBERS:
             raise BadInput(f"targets are of type {y.dtype}: numbers are needed")
+        if classes and y.shape[1:] != (classes,):
+            raise BadInput(
+                f"targets are {y.dtype} of shape {y.shape[1:]} and classes is {classes}: give "
+                f"labels as whole numbers, or one column for each of {classes} labels"
+            )
         return y.astype(np.float32, copy=False)
     if y.dtype.kind not in "iub":
         odd = [v for v in y.ravel().tolist() if not (isinstance(v, float) and v.is_integer())]
@@ -97,8 +106,12 @@ def pair(test: object) -> tuple[Array, Array]:
     return features_of("test features", test[0]), array_of("test targets", test[1])
 
 
-def described(x: Array, test_x: Array, classes: int) -> str:
+def target_of(y: Array, classes: int) -> Target:
+    """What targets [records, ...] are about."""
+    return Target(classes, tuple(y.shape[1:]), bool(classes) and y.dtype.kind == "f")
+
+
+def described(x: Array, test_x: Array, target: Target) -> str:
     """How many records there are, of which shape, and what is to be predicted."""
-    target = f"{classes} labels" if classes else "a number to predict"
     shape = tuple(x.shape[1:])
     return f"{len(x):,} records of shape {shape}, {len(test_x):,} for testing, {target}"

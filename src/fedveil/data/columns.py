@@ -16,6 +16,7 @@ from fedveil.data.tables import Table, listed
 from fedveil.data.text import KEYS as TEXT_KEYS
 from fedveil.data.text import Text
 from fedveil.errors import BadInput
+from fedveil.targets import Target
 
 Value = str | bool | int | float
 
@@ -24,8 +25,8 @@ MOST_VALUES = 1000
 
 _LARGEST = 1e30  # what is beyond has no square in float32's range
 _PIECE = 1 << 22  # numbers scaled at once
-_FLAGS = ("other", "whole")
-_DECLARED = ("low", "high", "mean", "std", "values", "fill", "other", *TEXT_KEYS)
+_FLAGS = ("other", "whole", "classes")
+_DECLARED = ("low", "high", "mean", "std", "values", "fill", "other", "classes", *TEXT_KEYS)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,10 @@ class Column:
     standardised. One of `values` becomes a one-hot vector, or a label's place in the list; with
     `other`, anything else becomes zeros. `fill` stands for an entry that is missing. Entries of a
     column with a `shape` are arrays, whose elements are scaled one by one; `whole` ones stay whole
-    numbers. A `text` becomes such an array of whole numbers, one for each word.
+    numbers. A target with `classes` has that many labels, which are called by their numbers: one
+    per row, one in each place of an array of whole numbers, or of an array of real ones each, 0 to
+    1, how true that label is. A `text` becomes an array of whole numbers, one for each word; as the
+    target, the word that follows each.
 
     Nothing here looks at more than one entry at a time.
     """
@@ -51,6 +55,7 @@ class Column:
     other: bool = False
     shape: tuple[int, ...] = ()
     whole: bool = False
+    classes: int = 0
     text: Text | None = None
 
     def __post_init__(self) -> None:
@@ -59,7 +64,24 @@ class Column:
             object.__setattr__(self, "whole", True)
         _check_pairs(self)
         _check_values(self)
+        _check_classes(self)
         _check_fill(self)
+
+    @classmethod
+    def of_target(cls, name: str, target: Target) -> "Column":
+        """A column of targets that are arrays as they are."""
+        if not (target.classes or target.shape):
+            return cls(name, mean=0.0, std=1.0)
+        whole = target.classes > 0 and not target.several
+        return cls(name, shape=target.shape, whole=whole, classes=target.classes)
+
+    @property
+    def target(self) -> Target:
+        """What is to be predicted, if this is the target."""
+        if self.text is not None:
+            return Target(self.text.known.size, self.shape)
+        several = self.classes > 0 and not self.whole
+        return Target(self.classes or len(self.values or ()), self.shape, several)
 
     @classmethod
     def declared(cls, name: str, options: object) -> "Column":
@@ -126,7 +148,9 @@ class Column:
         return self._scale(table, found)
 
     def codes(self, table: Table, *, target: bool = False) -> npt.NDArray[np.int64]:
-        """Places in `values` [rows], -1 for other ones."""
+        """Places in `values` [rows], -1 for other ones; with `classes`, the entries themselves."""
+        if self.classes:
+            return self._by_number(table)
         values, where = self.values or (), self.where
         texts = isinstance(values[0], str)
         found = as_texts(table.column(self.name)) if texts else self._numbers_or_texts(table)
@@ -156,6 +180,17 @@ class Column:
         found = as_texts(column)
         fill = self._filled(table, found.index(None), target) if None in found else ""
         return [fill if text is None else text for text in found]
+
+    def _by_number(self, table: Table) -> npt.NDArray[np.int64]:
+        found = self.numbers(table, target=True)
+        wrong = (found < 0) | (found >= self.classes) | (found % 1 != 0)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise table.refused(
+                self.name, row, f"is {self._entry(table, row)}: a label of 0..{self.classes - 1} "
+                "is needed"
+            )  # fmt: skip
+        return found.astype(np.int64)
 
     def _numbers_or_texts(self, table: Table) -> list[Any]:
         """Entries as numbers, texts where they are none, None where nothing is."""
@@ -319,6 +354,24 @@ def _check_values(column: Column) -> None:
 def _plain(value: Any) -> Any:
     """A number that JSON knows."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _check_classes(column: Column) -> None:
+    where, classes = f"{column.where}.classes", column.classes
+    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 0:
+        raise BadInput(f"{where} is {shown(classes)}: give the number of labels")
+    if not classes:
+        return
+    for key, given in (("values", column.values), ("low or mean", column.scaled or None)):
+        if given is not None:
+            raise BadInput(f"{column.where} has classes and also {key}: leave one out")
+    if not column.shape:
+        object.__setattr__(column, "whole", True)
+    if column.shape and not column.whole and column.shape != (classes,):
+        raise BadInput(
+            f"{where} is {classes} and the column holds real numbers of shape {column.shape}: one "
+            "for each label is needed, or labels as whole numbers"
+        )
 
 
 def _check_fill(column: Column) -> None:

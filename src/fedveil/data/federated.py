@@ -19,12 +19,14 @@ from fedveil.data.arrays import (
     described,
     joined_features,
     pair,
+    target_of,
     targets_of,
     triples,
 )
 from fedveil.data.schema import TableSchema
 from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
+from fedveil.targets import Target
 
 _SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "test_of_clients": False}
 """What is said of the records beside the arrays, and what holds where nothing is said."""
@@ -37,8 +39,11 @@ class FederatedData:
     """Records of N clients: client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`.
 
     The arrays may be memory maps: nothing here copies them. `x` is [records, ...], floating
-    point or integer. `classes` is the number of labels, `y` then [records] of integers; or 0
-    when `y` is real numbers to be predicted. `names` may be None: client k is then "k".
+    point or integer. `classes` is the number of labels, `y` then [records] of integers; or
+    [records, ...] for a label in each of several places, such as the next words of a text, where
+    -100 is no label; or [records, classes] of real numbers from 0 to 1, where several labels hold
+    at once. `classes` is 0 when `y` is real numbers [records, ...] to be predicted. `names` may be
+    None: client k is then "k".
 
     Test records are measured in the clear: they belong to no client, unless `test_of_clients` says
     that some do. `fitted` names what of the features was fitted on clients' records in the clear
@@ -174,7 +179,7 @@ class FederatedData:
         return cls.from_clients(clients_of(datasets), test=tested, classes=classes, **said)
 
     def __repr__(self) -> str:
-        records = described(self.x, self.test_x, self.classes)
+        records = described(self.x, self.test_x, self.target)
         return f"FederatedData({self.clients:,} clients, {records})"
 
     @classmethod
@@ -190,7 +195,9 @@ class FederatedData:
     ) -> "FederatedData":
         """Build from (name, features, targets) triples, one per client.
 
-        Features stay whole numbers (int64) if all of them are, and become float32 otherwise.
+        Features stay whole numbers (int64) if all of them are, and become float32 otherwise. A
+        matrix of floats or truth values with a column for each of the `classes` says of each label
+        whether it holds; whole numbers are labels.
         """
         check_classes(classes)
         named, (test_x, test_y) = triples(clients), pair(test)
@@ -240,6 +247,11 @@ class FederatedData:
     @property
     def record_shape(self) -> tuple[int, ...]:
         return tuple(self.x.shape[1:])
+
+    @property
+    def target(self) -> Target:
+        """What is to be predicted."""
+        return target_of(self.y, self.classes)
 
     def client_name(self, client: int) -> str:
         return str(client) if self.names is None else str(self.names[client])
@@ -332,7 +344,7 @@ class FederatedData:
 
 
 def _joined(targets: list[Array]) -> Array:
-    """All clients' targets behind each other; `check_structure` refuses other than one each."""
+    """All clients' targets behind each other."""
     if len({y.shape[1:] for y in targets}) > 1:
-        raise BadInput("clients' targets have different shapes: give one per record")
+        raise BadInput("clients' targets have different shapes: give all one shape")
     return np.concatenate(targets)

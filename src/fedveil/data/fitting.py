@@ -34,8 +34,12 @@ def fit_schema(
 ) -> tuple[TableSchema, str]:
     """The schema of a table, and in words what of it was found from `rows`, "" if nothing was.
 
+    A target of texts has no features but its own words.
     `whose` says in messages which rows these are.
     """
+    if target.text is not None:
+        settled, what = _text(target, rows)
+        return TableSchema((settled,), settled), what and f"{what} of {target.name!r}"
     found: dict[str, list[str]] = {}
     fitted = []
     for column in (*features, target):
@@ -51,6 +55,8 @@ def _feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     entries = rows.column(column.name)
     if column.text is not None:
         return _text(column, rows)
+    if column.classes:
+        raise BadInput(f"{column.where}.classes is for the target: declare values, or leave it out")
     if are_arrays(entries):
         return _array(column, rows), ""
     if column.scaled or column.values is not None:
@@ -98,7 +104,9 @@ def _array(column: Column, rows: Table) -> Column:
 def _target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     """Labels or a number, as declared; otherwise as the rows look."""
     entries = rows.column(column.name)
-    if column.scaled or column.values is not None:
+    if are_arrays(entries):
+        return _array(column, rows), ""
+    if column.classes or column.scaled or column.values is not None:
         if column.values is not None and len(column.values) < 2:
             raise BadInput(f"{column.where}.values has one label: two or more are needed")
         return column, ""

@@ -157,7 +157,16 @@ def _columns(source: Table, asked: Asked) -> tuple[list[Column], Column]:
         if asked.client == asked.target:
             raise BadInput(f"column {asked.client!r} is client and target: name two columns")
     names = [name for name in source.columns if name not in apart]
-    if asked.features is not None:
+    columns = asked.columns or {}
+    said_target = Column.declared(asked.target, columns.get(asked.target, {}))
+    if said_target.text is not None:
+        if asked.features is not None:
+            raise BadInput(
+                f"target {asked.target!r} is a text, whose next words are predicted from the words "
+                "before: leave features out"
+            )
+        names = []
+    elif asked.features is not None:
         names = list(asked.features)
     elif "" in names:
         raise BadInput(
@@ -170,9 +179,8 @@ def _columns(source: Table, asked: Asked) -> tuple[list[Column], Column]:
         source.column(name)
     if len(set(names)) < len(names):
         raise BadInput(f"features {listed(names)} has a name twice: list each once")
-    if not names:
+    if not names and said_target.text is None:
         raise BadInput(f"{source.name}: no column is left to be a feature: name at least one")
-    columns = asked.columns or {}
     for name in columns:
         source.column(name)
         if name not in names and name != asked.target:
@@ -180,5 +188,5 @@ def _columns(source: Table, asked: Asked) -> tuple[list[Column], Column]:
                 f"{declaration(name)} is declared and {name!r} is neither a feature nor the "
                 "target: leave it out"
             )
-    said = {name: Column.declared(name, columns.get(name, {})) for name in (*names, asked.target)}
-    return [said[name] for name in names], said[asked.target]
+    said = [Column.declared(name, columns.get(name, {})) for name in names]
+    return said, said_target

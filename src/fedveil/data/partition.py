@@ -141,6 +141,7 @@ def _shards(
             f"{count} shards ({clients} clients x {shards_per_client}) for {len(records.x)} "
             "training records: use fewer"
         )
+    _check_one_target(records, "shards")
     order = np.argsort(records.y, kind="stable")
     sizes = _equal_sizes(len(order), count)
     if shards_per_client == 1:
@@ -153,6 +154,15 @@ def _shards(
     )
 
 
+def _check_one_target(records: Records, kind: str) -> None:
+    """Refuse to sort records by more than one label or number each."""
+    if records.y.ndim > 1:
+        raise BadInput(
+            f"{records.name} has targets of shape {records.y.shape[1:]}, which partition {kind!r} "
+            "cannot sort by: use iid"
+        )
+
+
 def _dirichlet(
     records: Records, sizes: Rows, alpha: float | None, random: np.random.Generator
 ) -> Rows:
@@ -161,6 +171,7 @@ def _dirichlet(
             f"{records.name} has no labels, so no dirichlet partition: use shards, which sorts by "
             "the number to be predicted"
         )
+    _check_one_target(records, "dirichlet")
     if alpha is None or not (alpha > 0 and math.isfinite(alpha)):
         raise BadInput(f"alpha is {alpha}: a dirichlet partition needs a number above 0")
     shuffled = random.permutation(len(records.y))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedveil.data.arrays import Array, described
+from fedveil.data.arrays import Array, described, target_of
 from fedveil.data.schema import TableSchema
 
 
@@ -11,10 +11,11 @@ class Records:
     """Training and test records of one data set.
 
     `x` is float32, images as [N, channels, height, width]; `y` is int64 labels, or float32 when
-    `classes` is 0. `owners[i]` is the index in `owner_names` of the person training record i
-    came from, or None when the data set has no natural clients; `test_owners[i]` that of test
-    record i. `fitted` names what was fitted on clients' records in the clear, "" if nothing was;
-    `remarks` are what claims have to say besides, and `schema` is that of a table.
+    `classes` is 0 (`fedveil.targets` has it all). `owners[i]` is the index in `owner_names` of the
+    person training record i came from, or None when the data set has no natural clients;
+    `test_owners[i]` that of test record i. `fitted` names what was fitted on clients' records in
+    the clear, "" if nothing was; `remarks` are what claims have to say besides, and `schema` is
+    that of a table.
     """
 
     name: str
@@ -31,7 +32,8 @@ class Records:
     schema: TableSchema | None = None
 
     def __repr__(self) -> str:
-        return f"Records({self.name}, {described(self.x, self.test_x, self.classes)})"
+        target = target_of(self.y, self.classes)
+        return f"Records({self.name}, {described(self.x, self.test_x, target)})"
 
 
 def fitted_on_test(what: str) -> str:

@@ -8,10 +8,12 @@ import numpy as np
 
 from fedveil.checks import shown
 from fedveil.data.arrays import Array
-from fedveil.data.columns import Column
+from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.tables import read_table
-from fedveil.data.text import Text
+from fedveil.data.text import Text, known_words
 from fedveil.errors import BadInput
+
+_STEEPEST = 700.0  # beyond, exp overflows and a probability is 0 or 1
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,23 @@ class TableSchema:
     def __post_init__(self) -> None:
         if not self.features:
             raise BadInput("no features: name at least one column")
+        if self.target.text is not None and self.features != (self.target,):
+            raise BadInput(
+                f"target {self.target.name!r} is a text, whose next words are predicted from the "
+                "words before: leave features out"
+            )
         if len(self.features) > 1 and any(column.shape for column in self.features):
             array, what = next((c.name, c.what) for c in self.features if c.shape)
             raise BadInput(
                 f"column {array!r} holds {what} and is one of {len(self.features)} features: make "
                 f"it the only one (features = [{array!r}])"
             )
-        if self.target.shape:
-            raise BadInput(f"target {self.target.name!r} holds arrays: one value per row is needed")
-        if self.target.fill is not None or self.target.other:
+        if self.target.whole and not self.target.classes:
+            raise BadInput(
+                f"target {self.target.name!r} holds arrays of whole numbers: say how many labels "
+                f"there are ({self.target.where}.classes)"
+            )
+        if self.target.text is None and (self.target.fill is not None or self.target.other):
             raise BadInput(
                 f"{self.target.where} is the target, which has no fill and no other: remove "
                 "the rows"
@@ -53,12 +63,14 @@ class TableSchema:
     @property
     def classes(self) -> int:
         """The number of labels; 0 if a number is predicted."""
-        return len(self.labels)
+        return self.target.target.classes
 
     @property
     def labels(self) -> tuple[Any, ...]:
         """The labels, in the order of the model's outputs."""
-        return self.target.values or ()
+        if self.target.text is not None:
+            return self.target.text.known.names
+        return self.target.values or tuple(range(self.target.classes))
 
     @property
     def words(self) -> int:
@@ -78,32 +90,46 @@ class TableSchema:
         return encoded[0] if len(encoded) == 1 else np.concatenate(encoded, axis=1)
 
     def targets(self, table: object) -> Array:
-        """What is to be predicted [rows]: places of labels, int64, or scaled numbers, float32."""
+        """What is to be predicted [rows, ...]: labels as int64, or scaled numbers as float32."""
         rows, target = read_table(table), self.target
+        if target.text is not None:
+            return target.text.next_words(target.texts(rows))
+        if target.shape:
+            return target.encode(rows)
         if not self.classes:
             return target.numbers(rows, target=True).astype(np.float32)
         return target.codes(rows, target=True)
 
-    def decode(self, outputs: Array) -> dict[str, Array]:
+    def decode(self, outputs: Array, records: Array | None = None) -> dict[str, Array]:
         """Predictions of a model's outputs [rows, labels], or [rows, 1] of a number.
 
         "prediction" is the likeliest label, and "p(LABEL)" the probability of each; or it is the
-        number in the target's own unit.
+        number in the target's own unit. A target of several places or numbers has as many
+        predictions; where several labels hold at once, they are those more likely than not. Of
+        next words, it is the one after the end of each text, if these `records` are given.
         """
-        found = np.asarray(outputs, dtype=np.float64)
-        width = self.classes or 1
-        if found.ndim != 2 or found.shape[1] != width:
+        found, target = np.asarray(outputs, dtype=np.float64), self.target.target
+        if found.shape[1:] != target.outputs:
             raise BadInput(
-                f"outputs have shape {found.shape}: one row per record and {width} columns are "
-                "needed"
+                f"outputs have shape {found.shape}: one row per record and {target.outputs} "
+                "numbers in each are needed"
             )
-        if not self.classes:
-            return {"prediction": self.target.restored(found[:, 0])}
-        weights = np.exp(found - found.max(axis=1, keepdims=True))
+        if not target.classes:
+            return {"prediction": self.target.restored(found if target.shape else found[:, 0])}
+        if target.several:
+            shares = 1 / (1 + np.exp(-found.clip(-_STEEPEST, _STEEPEST)))
+            return {"prediction": found > 0, **self._shares(shares)}
+        if self.target.text is not None:
+            found = known_words(found, records)
+        weights = np.exp(found - found.max(axis=-1, keepdims=True))
+        likeliest = np.array(self.labels)[found.argmax(axis=-1)]
+        if target.shape or target.classes > MOST_VALUES:
+            return {"prediction": likeliest}
         shares = weights / weights.sum(axis=1, keepdims=True)
-        likeliest = np.array(self.labels)[found.argmax(axis=1)]
-        named = {f"p({label})": shares[:, k] for k, label in enumerate(self.labels)}
-        return {"prediction": likeliest, **named}
+        return {"prediction": likeliest, **self._shares(shares)}
+
+    def _shares(self, shares: Array) -> dict[str, Array]:
+        return {f"p({label})": shares[:, k] for k, label in enumerate(self.labels)}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

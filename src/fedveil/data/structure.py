@@ -8,6 +8,7 @@ import numpy as np
 from fedveil.checks import shown
 from fedveil.data.arrays import Array, check_classes
 from fedveil.errors import BadInput
+from fedveil.targets import PADDING
 
 _SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
 _NEEDED = ("x", "y", "offsets", "test_x", "test_y")
@@ -30,8 +31,8 @@ def check_structure(
         ("offsets", "iu", (1,)),
         ("x", "iuf", range(1, 9)),
         ("test_x", "iuf", range(1, 9)),
-        ("y", "i" if classes else "f", (1,)),
-        ("test_y", "i" if classes else "f", (1,)),
+        ("y", _kinds(y, classes), range(1, 9)),
+        ("test_y", _kinds(test_y, classes), range(1, 9)),
     ):
         array = arrays[name]
         if array.dtype.kind not in kinds or array.ndim not in dims:
@@ -51,6 +52,11 @@ def check_structure(
         raise BadInput(
             f"test records have shape {test_x.shape[1:]}, training records {x.shape[1:]}"
         )
+    if test_y.shape[1:] != y.shape[1:] or test_y.dtype.kind != y.dtype.kind:
+        raise BadInput(
+            f"test targets are {test_y.dtype} of shape {test_y.shape[1:]}, training targets "
+            f"{y.dtype} of shape {y.shape[1:]}"
+        )
     empty = np.flatnonzero(np.diff(offsets) == 0)
     if len(empty):
         raise BadInput(
@@ -59,6 +65,13 @@ def check_structure(
         )
     if arrays["names"] is not None:
         _check_names(arrays["names"], len(offsets) - 1)
+
+
+def _kinds(y: Array, classes: int) -> str:
+    """What targets may be: floats with a column for each label say of each whether it holds."""
+    if not classes:
+        return "f"
+    return "f" if y.dtype.kind == "f" and y.shape[1:] == (classes,) else "i"
 
 
 def check_values(arrays: Mapping[str, Any], classes: int, owner: Callable[[int], str]) -> None:
@@ -78,9 +91,16 @@ def _wrong(piece: Array, labels: int) -> tuple[int, str] | None:
     if piece.dtype.kind == "f" and not np.isfinite(piece).all():
         row = int(np.argwhere(~np.isfinite(piece))[0][0])
         return row, "is not finite: remove the record or fill the value in"
-    if labels and len(bad := np.flatnonzero((piece < 0) | (piece >= labels))):
-        return int(bad[0]), f"has label {piece[bad[0]]}, outside 0..{labels - 1}"
-    return None
+    if not labels:
+        return None
+    if piece.dtype.kind == "f":
+        wrong, words = (piece < 0) | (piece > 1), "says {} of a label, outside 0..1"
+    else:
+        wrong, words = (piece < 0) | (piece >= labels), f"has label {{}}, outside 0..{labels - 1}"
+        if piece.ndim > 1:
+            wrong &= piece != PADDING
+    bad = np.argwhere(wrong)
+    return (int(bad[0][0]), words.format(piece[tuple(bad[0])])) if len(bad) else None
 
 
 def pieces(array: Array) -> Iterator[tuple[int, Array]]:

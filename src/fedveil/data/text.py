@@ -11,12 +11,10 @@ import numpy.typing as npt
 from fedveil.checks import VALUES, shown
 from fedveil.data.vocabulary import PADDING, UNKNOWN, Vocabulary, lines_of
 from fedveil.errors import BadInput
+from fedveil.targets import PADDING as NO_LABEL
 
 KEYS = ("length", "words", "buckets", "public", "most_words", "min_texts")
 """What a user may say of a column of texts."""
-
-NOTHING = -100
-"""The target of a place where nothing is to be predicted, as `torch` has it."""
 
 _SOURCES = ("words", "buckets", "public")
 _COUNTING = {"most_words": 10_000, "min_texts": 2}
@@ -83,11 +81,11 @@ class Text:
     def next_words(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
         """The word that follows each of `records` [texts, length].
 
-        Where none follows, or one that is not in the vocabulary, it is `NOTHING`: an unknown word
-        is neither learnt nor measured.
+        Where none follows, or one that is not in the vocabulary, there is no label (-100): an
+        unknown word is neither learnt nor measured.
         """
         after = self.known.encode(texts, self.length + 1)[:, 1:]
-        return np.where((after == PADDING) | (after == UNKNOWN), NOTHING, after)
+        return np.where((after == PADDING) | (after == UNKNOWN), NO_LABEL, after)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -99,6 +97,21 @@ class Text:
         """What `to_dict` wrote."""
         words = Vocabulary(tuple(map(str, plain.get("words", ()))), int(plain.get("buckets", 0)))
         return cls(int(plain["length"]), words, bool(plain.get("public", False)))
+
+
+def known_words(
+    outputs: npt.NDArray[np.float64], records: npt.NDArray[Any] | None
+) -> npt.NDArray[np.float64]:
+    """Outputs [texts, length, words] without padding and unknown, which no word is.
+
+    With the texts' `records`, those after the last word of each [texts, words].
+    """
+    if records is not None:
+        last = np.maximum(0, (records != PADDING).sum(axis=1) - 1)
+        outputs = outputs[np.arange(len(records)), last]
+    outputs = outputs.copy()
+    outputs[..., [PADDING, UNKNOWN]] = -np.inf
+    return outputs
 
 
 def texts_of(

@@ -109,6 +109,11 @@ class Vocabulary:
             for row in np.asarray(rows)
         ]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What all numbers stand for, in order."""
+        return tuple(self.word(number) for number in range(self.size))
+
     def word(self, number: int) -> str:
         """What a number stands for."""
         if not 0 <= number < self.size:

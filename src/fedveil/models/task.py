@@ -12,6 +12,7 @@ from fedveil.errors import BadInput
 from fedveil.models.parts import check_parts
 from fedveil.models.state import Snapshot, difference, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
+from fedveil.targets import PADDING, Target
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""
@@ -25,18 +26,74 @@ _NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyE
 
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of logits [B, classes] against labels [B], per example."""
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+    """Cross-entropy of logits [B, ..., classes] against labels [B, ...], per example.
+
+    An example with labels in several places counts as the mean over its own places that have one
+    (-100 is none), and as 0 if none has.
+    """
+    if outputs.shape[:-1] != targets.shape:
+        raise BadInput(
+            f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
+            f"labels have shape {tuple(targets.shape[1:])}: give one number per label, on the last "
+            "axis, for each of them (or, if several labels hold at once, targets of floats)"
+        )
+    losses = nn.functional.cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), ignore_index=PADDING, reduction="none"
+    )
+    return _over_places(losses.view(targets.shape), targets != PADDING)
+
+
+def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Of logits [B, labels] against how true each label is, 0 to 1: the mean per example."""
+    logits = _as_targets(outputs, targets)
+    losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    return _over_places(losses)
 
 
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Squared error of a prediction [B, 1] against targets [B], per example."""
-    return (outputs.squeeze(-1) - targets) ** 2
+    """Squared error of predictions [B, 1] or [B, ...] against targets [B, ...], per example.
+
+    An example with several numbers counts as their mean.
+    """
+    return _over_places((_as_targets(outputs, targets) - targets) ** 2)
 
 
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """1 where the largest logit is the label, per example; its mean is the accuracy."""
-    return (outputs.argmax(-1) == targets).to(torch.float32)
+    """1 where the largest logit is the label, per example; its mean is the accuracy.
+
+    Of an example with labels in several places, or with several at once, the share that is right.
+    """
+    if targets.is_floating_point():
+        right = (_as_targets(outputs, targets) > 0) == (targets > 0.5)
+        return _over_places(right.to(torch.float32))
+    right = outputs.argmax(-1) == targets
+    return _over_places(right.to(torch.float32), targets != PADDING)
+
+
+def _over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of an example's values [B, ...] over its `real` places; the others hold zeros."""
+    if values.ndim == 1:
+        return values
+    if real is None:
+        return values.flatten(1).mean(dim=1)
+    return values.flatten(1).sum(dim=1) / real.flatten(1).sum(dim=1).clamp_min(1)
+
+
+def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Outputs in the shape of the targets, from which an axis of one may set them apart."""
+    if outputs.shape not in (targets.shape, (*targets.shape, 1)):
+        raise BadInput(
+            f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
+            f"targets have shape {tuple(targets.shape[1:])}: give one number for each"
+        )
+    return outputs.reshape(targets.shape)
+
+
+def usual(target: Target) -> tuple[PerExample, dict[str, PerExample]]:
+    """The loss and metrics of a module that comes without: (loss, metrics by name)."""
+    if not target.classes:
+        return squared_error, {}
+    return binary_cross_entropy if target.several else cross_entropy, {"accuracy": correct}
 
 
 @dataclass(frozen=True, eq=False)

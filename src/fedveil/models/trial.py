@@ -16,6 +16,7 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, first_line
+from fedveil.targets import PADDING
 
 _RECORDS = 4
 _AWAY = 0.1
@@ -27,7 +28,8 @@ def mixes_records(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
     """Try a task on a few public records, once; whether its records see each other in a batch.
 
     It is tried at the task's parameters and away from them, where a gate that begins with zero
-    hides nothing; and on the records as they are and, if they are real numbers, stretched.
+    hides nothing; on the records as they are and, if they are real numbers, stretched; and with a
+    label where a target has none, since a record without labels shows nothing.
 
     | what the module or loss does | what happens |
     |---|---|
@@ -48,11 +50,14 @@ def mixes_records(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
 def _mixes(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
     away = torch.randn(task.size, generator=torch.Generator().manual_seed(0))
     stretched = [x * _STRETCH] if x.is_floating_point() else []
+    padded = not y.is_floating_point() and bool((y == PADDING).any())
+    targets = (y, torch.where(y == PADDING, 0, y)) if padded else (y,)
     mixes = False
     with _same_randomness_afterwards():
         for flat in (task.parameters.clone(), task.parameters + _AWAY * away):
             for records in (x, *stretched):
-                mixes |= _tried(task, flat, records, y)
+                for given in targets:
+                    mixes |= _tried(task, flat, records, given)
     return mixes
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from fedveil.errors import BadInput
-from fedveil.models.task import Task, correct, cross_entropy, squared_error
+from fedveil.models.task import Task, usual
 from fedveil.models.text import TextLstm, TextTransformer
-from fedveil.names import check_name
+from fedveil.names import NEXT_WORD, TEXT_MODELS, check_name
+from fedveil.targets import Target
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Reading:
     ) -> int:
         """How many parameters the model has."""
         width = self.embedding
-        if name == "lstm":
+        if name.startswith("lstm"):
             widths = (width, *hidden)
             layers = sum(4 * b * (a + b + 2) for a, b in itertools.pairwise(widths))
             return self.words * width + layers + (widths[-1] + 1) * outputs
@@ -48,8 +49,9 @@ def build_task(
     """The model `name` for records of `record_shape`, initialised from `seed`.
 
     `classes` 0 asks for one real output and squared error, otherwise for one logit per label,
-    cross-entropy and accuracy. `hidden` is the widths of an MLP's hidden layers, or of an LSTM's;
-    `reading` is what models of texts need besides.
+    cross-entropy and accuracy; models of the next word have all of it in each place of a text.
+    `hidden` is the widths of an MLP's hidden layers, or of an LSTM's; `reading` is what models of
+    texts need besides.
     """
     check_name("model.name", name)
     if name == "linear" and classes:
@@ -73,14 +75,13 @@ def build_task(
                 module = fu_cnn(*_image(name, record_shape, 28), outputs)
             case "small-cnn":
                 module = small_cnn(*_image(name, record_shape, 28), outputs)
-            case "lstm" | "transformer":
+            case _ if name in TEXT_MODELS:
                 module = _reader(name, record_shape, outputs, hidden, reading)
             case _:
                 module = vgg(*_image(name, record_shape, 32), outputs)
+    places = record_shape if name in NEXT_WORD else ()
     tried = _tried(name, record_shape, classes, hidden, reading)
-    if classes:
-        return Task(module, cross_entropy, {"accuracy": correct}).known_as(tried)
-    return Task(module, squared_error).known_as(tried)
+    return Task(module, *usual(Target(classes, places))).known_as(tried)
 
 
 @lru_cache(maxsize=64)
@@ -168,16 +169,16 @@ def _reader(
         raise BadInput(
             f"model {name!r} reads texts, as rows of words, and the records have shape {shape}"
         )
-    if name == "lstm":
-        return TextLstm(reading.words, reading.embedding, hidden, outputs)
+    each = name in NEXT_WORD
+    if name.startswith("lstm"):
+        return TextLstm(reading.words, reading.embedding, hidden, outputs, each=each)
     if reading.embedding % reading.heads:
         raise BadInput(
             f"model.embedding is {reading.embedding} and model.heads {reading.heads}: heads have "
             "equal parts of the embedding, use a multiple"
         )
-    return TextTransformer(
-        reading.words, shape[0], reading.embedding, reading.layers, reading.heads, outputs
-    )
+    sizes = reading.embedding, reading.layers, reading.heads
+    return TextTransformer(reading.words, shape[0], *sizes, outputs, each=each)
 
 
 def _image(name: str, shape: tuple[int, ...], side: int) -> tuple[int]:

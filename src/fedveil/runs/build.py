@@ -10,7 +10,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.models.zoo import Reading, build_task
-from fedveil.names import OWN, TEXT_MODELS
+from fedveil.names import NEXT_WORD, OWN, TEXT_MODELS
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.data import data_of
@@ -31,6 +31,7 @@ from fedveil.runs.sections.clients import (
 from fedveil.runs.sections.data import ModelSection
 from fedveil.runs.sections.section import Section
 from fedveil.runs.sections.server import ServerSection
+from fedveil.targets import Target
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
@@ -61,15 +62,15 @@ _SERVERS: dict[str, type[SgdServer | AdamServer | YogiServer | AdagradServer]] =
 _MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
 
 _SIZES = {
-    "hidden": ("mlp", "lstm"),
+    "hidden": ("mlp", "lstm", "lstm-lm"),
     "embedding": TEXT_MODELS,
-    "layers": ("transformer",),
-    "heads": ("transformer",),
+    "layers": ("transformer", "transformer-lm"),
+    "heads": ("transformer", "transformer-lm"),
     "words": TEXT_MODELS,
 }
 """Which models each key of sizes is for."""
 
-_HIDDEN = {"mlp": (200,), "lstm": (64,)}
+_HIDDEN = {"mlp": (200,), "lstm": (64,), "lstm-lm": (64,)}
 
 
 @one_thread()
@@ -92,9 +93,9 @@ def build(
     data = data_of(recipe, data_root) if data is None else data
     if model is None:
         words = words_of(recipe.model, data)
-        task = task_of(recipe.model, data.record_shape, data.classes, recipe.seed, words)
+        task = task_of(recipe.model, data.record_shape, data.target, recipe.seed, words)
     else:
-        task = own_task(model, data.classes)
+        task = own_task(model, data.target)
         check_same(task, recipe.model.digest)
     if plan is None:
         plan = plan_of(recipe, sampler, data.clients, work, task)
@@ -135,7 +136,7 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
 
 
 def task_of(
-    section: ModelSection, shape: tuple[int, ...], classes: int, seed: int, words: int
+    section: ModelSection, shape: tuple[int, ...], target: Target, seed: int, words: int
 ) -> Task:
     """The model of the zoo that a recipe names, for records of that shape, of so many words."""
     for key in _SIZES:
@@ -143,14 +144,32 @@ def task_of(
             raise BadInput(f"model.{key} has no effect on {section.name!r}: leave it out")
     if section.digest is not None:
         raise BadInput("model.digest is what a run records of an own module: leave it out")
+    _check_target(section.name, shape, target)
     hidden = tuple(section.hidden or ()) or _HIDDEN.get(section.name, ())
-    reading = None
-    if words:
+    reading, outputs = None, target.classes or 1
+    if section.name in TEXT_MODELS:
         reading = Reading(words, **_given(section, "embedding", "layers", "heads"))
-        _check_count(reading.count(section.name, shape, hidden, classes or 1))
+        _check_count(reading.count(section.name, shape, hidden, outputs))
     else:
-        _check_widths(math.prod(shape), hidden, classes or 1)
-    return build_task(section.name, shape, classes, seed=seed, hidden=hidden, reading=reading)
+        _check_widths(math.prod(shape), hidden, outputs)
+    return build_task(
+        section.name, shape, target.classes, seed=seed, hidden=hidden, reading=reading
+    )
+
+
+def _check_target(name: str, shape: tuple[int, ...], target: Target) -> None:
+    """Refuse a model of the zoo that predicts something else than the data have."""
+    if name in NEXT_WORD:
+        if not target.classes or target.shape != shape:
+            raise BadInput(
+                f"model {name!r} predicts the next word in each place of a text and the data have "
+                f"{target}: make a column of texts the target, or use another model"
+            )
+    elif not target.plain:
+        raise BadInput(
+            f"model {name!r} predicts one label or one number per record and the data have "
+            f"{target}: bring a module (fedveil.run(model=...))"
+        )
 
 
 def words_of(section: ModelSection, data: FederatedData) -> int:

@@ -81,7 +81,7 @@ class OpenedRun:
         if stored.model.name != OWN:
             words = (stored.schema.words or stored.model.words) or 0
             task = task_of(
-                stored.model, stored.record_shape, stored.classes, self.recipe.seed, words
+                stored.model, stored.record_shape, stored.target, self.recipe.seed, words
             )
         elif self.model is None:
             raise BadInput(
@@ -89,7 +89,7 @@ class OpenedRun:
                 "open it with the module, fedveil.open_run(folder, model=...)"
             )
         else:
-            task = own_task(self.model, stored.classes)
+            task = own_task(self.model, stored.target)
         stored.check_layers(task, self.folder)
         for name, value in task.named(task.parameters).items():
             value.copy_(stored.tensors[name])
@@ -106,7 +106,11 @@ class OpenedRun:
         `rows` is a table as people write it (a .csv or .parquet file, a data frame, a dict of
         columns), or an array of records where the run was trained on arrays.
         """
-        return self.stored.schema.decode(self._outputs(self.stored.schema.encode(_table(rows))))
+        schema = self.stored.schema
+        x = schema.encode(_table(rows))
+        pieces = [x[a : a + BATCH] for a in range(0, max(1, len(x)), BATCH)]
+        found = [schema.decode(self._outputs(piece), piece) for piece in pieces]
+        return {key: np.concatenate([part[key] for part in found]) for key in found[0]}
 
     def evaluate(self, rows: object) -> dict[str, float]:
         """Loss and metrics on rows with a target; for arrays, {"x": records, "y": targets}.
@@ -118,14 +122,13 @@ class OpenedRun:
         if not len(x):
             raise BadInput("there are no rows: nothing can be measured")
         one = np.array([0, 1], dtype=np.int64)
-        data = FederatedData(x[:1], y[:1], one, x, y, self.stored.classes)
+        data = FederatedData(x[:1], y[:1], one, x, y, self.stored.target.classes)
         return evaluate(self.task, self.task.parameters, data)
 
     def _outputs(self, x: Array) -> Array:
         module = self.module
         with torch.inference_mode(), one_thread():
-            found = [module(torch.from_numpy(x[a : a + BATCH])) for a in range(0, len(x), BATCH)]
-        out: Array = torch.cat(found).numpy() if found else np.zeros((0, self.stored.classes or 1))
+            out: Array = module(torch.from_numpy(x)).numpy()
         return out
 
     def __repr__(self) -> str:

@@ -8,27 +8,27 @@ from torch import nn
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
-from fedveil.models.task import Task, correct, cross_entropy, squared_error
+from fedveil.models.task import Task, usual
 from fedveil.names import OWN, TABLE
 from fedveil.privacy.identity import identity
 from fedveil.runs.recipe import Recipe
+from fedveil.targets import Target
 
 Model = nn.Module | Task
 """A module, which then gets the usual loss for its targets, or a task with one of its own."""
 
 
-def own_task(model: Model, classes: int) -> Task:
+def own_task(model: Model, target: Target) -> Task:
     """A task on a copy of `model`: the caller's module keeps the weights it has.
 
-    A module without a loss learns labels by cross-entropy, numbers by squared error.
+    A module without a loss learns labels by cross-entropy, several at once by binary cross-entropy,
+    and numbers by squared error.
     """
     if not isinstance(model, nn.Module | Task):
         raise BadInput(f"model is {shown(model)}: give an instance of nn.Module, or a Task")
     if isinstance(model, Task):
         return Task(_copied(model.module), model.loss, model.metrics)
-    if classes:
-        return Task(_copied(model), cross_entropy, {"accuracy": correct})
-    return Task(_copied(model), squared_error)
+    return Task(_copied(model), *usual(target))
 
 
 def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | None) -> None:

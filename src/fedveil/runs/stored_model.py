@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.identity import identity
 from fedveil.runs.sections.data import ModelSection
+from fedveil.targets import Target
 from fedveil.training.session import Training
 
 _ABOUT = "fedveil"
@@ -36,7 +37,7 @@ class StoredModel:
     tensors: dict[str, torch.Tensor]
     model: ModelSection
     record_shape: tuple[int, ...]
-    classes: int
+    target: Target
     claims: tuple[PrivacyClaim, ...]
     layers: str
     schema: TableSchema
@@ -54,7 +55,7 @@ class StoredModel:
         tensors = {name: value.clone() for name, value in task.named(params).items()}
         layers = layers_of(task)
         schema = data.schema or arrays(data)
-        return cls(tensors, model, data.record_shape, data.classes, claims, layers, schema)
+        return cls(tensors, model, data.record_shape, data.target, claims, layers, schema)
 
     def check_layers(self, task: Task, where: Path) -> None:
         """Refuse weights for another module than the one they were trained in."""
@@ -77,7 +78,7 @@ class StoredModel:
         about = {
             "model": self.model.model_dump(),
             "record_shape": list(self.record_shape),
-            "classes": self.classes,
+            "target": asdict(self.target),
             "claims": [claim.to_dict() for claim in self.claims],
             "layers": self.layers,
             "schema": self.schema.to_dict(),
@@ -97,7 +98,7 @@ class StoredModel:
                 tensors,
                 ModelSection.model_validate(about["model"]),
                 tuple(map(int, about["record_shape"])),
-                int(about["classes"]),
+                _target(about),
                 tuple(map(PrivacyClaim.from_dict, about["claims"])),
                 str(about["layers"]),
                 TableSchema.from_dict(about["schema"]),
@@ -106,6 +107,12 @@ class StoredModel:
             raise BadInput(
                 f"{path} is not a model that a run left: {' '.join(str(e).split())}"
             ) from e
+
+
+def _target(about: dict[str, Any]) -> Target:
+    """What is predicted; older files say the number of labels alone."""
+    said = about.get("target") or {"classes": about["classes"]}
+    return Target(int(said["classes"]), tuple(said.get("shape", ())), bool(said.get("several")))
 
 
 def layers_of(task: Task) -> str:
@@ -119,6 +126,4 @@ def arrays(data: FederatedData) -> TableSchema:
     records = Column("x", mean=0.0, std=1.0)
     if shape:
         records = Column("x", shape=shape, whole=whole)
-    if data.classes:
-        return TableSchema((records,), Column("y", values=tuple(range(data.classes))))
-    return TableSchema((records,), Column("y", mean=0.0, std=1.0))
+    return TableSchema((records,), Column.of_target("y", data.target))

@@ -24,7 +24,7 @@ class Batch:
     mask: torch.Tensor
 
     def of(self, cohort: CohortData) -> tuple[torch.Tensor, torch.Tensor]:
-        """The records [K, B, ...] and targets [K, B] of this step."""
+        """The records [K, B, ...] and targets [K, B, ...] of this step."""
         return self.chosen(cohort.x), self.chosen(cohort.y)
 
     def chosen(self, values: torch.Tensor) -> torch.Tensor:

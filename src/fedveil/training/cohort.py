@@ -40,7 +40,7 @@ class CohortData:
 
     @cached_property
     def y(self) -> torch.Tensor:
-        """Targets, [K, longest]."""
+        """Targets, [K, longest, ...]."""
         return _aligned(_padded(self.data.y, self._starts, self.sizes))
 
     @cached_property

@@ -198,29 +198,31 @@ class ModelSection(Section):
     name: str = Field(
         description="The model. linear predicts a number, mlp a number or a label, all others "
         "labels; fu-cnn and small-cnn take images of 28 x 28, vgg of 32 x 32; lstm and transformer "
-        "read texts."
+        "read texts, lstm-lm and transformer-lm predict their next words."
     )
     hidden: list[int] | None = Field(
         default=None,
-        description="Widths of the hidden layers, in units. For mlp and lstm. Left out: [200] for "
-        "mlp, [64] for lstm.",
+        description="Widths of the hidden layers, in units. For mlp, lstm and lstm-lm. Left out: "
+        "[200] for mlp, [64] for the others.",
     )
     embedding: int | None = Field(
         default=None,
-        description="How many numbers stand for a word. For lstm and transformer. Left out: 32.",
+        description="How many numbers stand for a word. For models of texts. Left out: 32.",
     )
     layers: int | None = Field(
-        default=None, description="How many layers of attention. For transformer. Left out: 2."
+        default=None,
+        description="How many layers of attention. For transformer and transformer-lm. Left out: "
+        "2.",
     )
     heads: int | None = Field(
         default=None,
         description="How many heads a layer of attention has; embedding is a multiple of it. For "
-        "transformer. Left out: 4.",
+        "transformer and transformer-lm. Left out: 4.",
     )
     words: int | None = Field(
         default=None,
         description="How many different numbers words have in records that are arrays; 0 is "
-        "padding. For lstm and transformer. Left out: the data's vocabulary tells.",
+        "padding. For models of texts. Left out: the data's vocabulary tells.",
     )
     digest: str | None = Field(
         default=None,

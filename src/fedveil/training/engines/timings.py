@@ -111,6 +111,6 @@ def _made_up(data: FederatedData, clients: int, records: int) -> FederatedData:
     x = np.zeros(shape, dtype=data.x.dtype)
     if data.x.dtype.kind == "f":
         x[:] = torch.randn(shape, generator=torch.Generator().manual_seed(0)).numpy()
-    y = np.zeros(len(x), dtype=data.y.dtype)
+    y = np.zeros((len(x), *data.y.shape[1:]), dtype=data.y.dtype)
     offsets = np.arange(clients + 1, dtype=np.int64) * records
     return FederatedData(x, y, offsets, x[:1], y[:1], data.classes)

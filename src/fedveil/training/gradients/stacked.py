@@ -244,9 +244,9 @@ def _loss_gradient(
     task: Task, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor
 ) -> torch.Tensor:
     """The weighted losses' gradient at the outputs [K, B, o], written out where it is known."""
-    if task.loss is squared_error:
+    if task.loss is squared_error and targets.ndim == 2:
         return ((outputs.squeeze(-1) - targets) * (2 * weights))[..., None]
-    if task.loss is cross_entropy:
+    if task.loss is cross_entropy and targets.ndim == 2:
         error = outputs.softmax(dim=-1)
         error.scatter_add_(
             2, targets[..., None], error.new_full((), -1.0).expand(targets.shape)[..., None]

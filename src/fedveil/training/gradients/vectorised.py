@@ -52,4 +52,5 @@ def linear_least_squares(task: Task, data: FederatedData) -> bool:
         and (layers[0].weight, layers[0].bias) == (0, layers[0].inputs)
         and data.x.shape[1:] == (layers[0].inputs,)
         and data.x.dtype.kind == "f"
+        and data.target.plain
     )

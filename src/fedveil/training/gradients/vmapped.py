@@ -73,7 +73,7 @@ def example_gradients(
 
 
 def _by_name(task: Task) -> Callable[[Named, torch.Tensor, torch.Tensor], Named]:
-    """(parameters, x [B, ...], y [B]) -> the gradient of each example, [B, *shape] each."""
+    """(parameters, x [B, ...], y [B, ...]) -> the gradient of each example, [B, *shape] each."""
 
     def loss(named: Named, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return task.losses(named, x[None], y[None])[0]
