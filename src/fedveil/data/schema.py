@@ -49,7 +49,7 @@ class TableSchema:
                 f"column {array!r} holds {what} and is one of {len(self.features)} features: make "
                 f"it the only one (features = [{array!r}])"
             )
-        if self.target.whole and not self.target.classes:
+        if self.target.whole and not self.target.target.classes:
             raise BadInput(
                 f"target {self.target.name!r} holds arrays of whole numbers: say how many labels "
                 f"there are ({self.target.where}.classes)"
