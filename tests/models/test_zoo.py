@@ -6,7 +6,7 @@ from torch import nn
 
 from fedveil.errors import BadInput
 from fedveil.models.zoo import Reading, build_task
-from fedveil.names import MODELS, TEXT_MODELS
+from fedveil.names import MODELS, NEXT_WORD, TEXT_MODELS
 
 READING = Reading(words=50, embedding=8, layers=2, heads=2)
 
@@ -19,6 +19,8 @@ SHAPES = {
     "vgg": ((3, 32, 32), 10),
     "lstm": ((7,), 3),
     "transformer": ((7,), 3),
+    "lstm-lm": ((7,), 50),
+    "transformer-lm": ((7,), 50),
 }
 
 
@@ -60,6 +62,8 @@ def test_parameter_counts(name, size):
 def test_models_fit_their_records(name):
     _, classes = SHAPES[name]
     y = torch.tensor([0, 1]) if classes else torch.tensor([0.5, 1.0])
+    if name in NEXT_WORD:
+        y = torch.tensor([[3, 4, -100, 5, 6, 7, -100], [-100] * 7])
     task, x = zoo(name), records(name)
     task.check_fits(x, y, classes)
     assert task.losses(task.named(task.parameters), x, y).shape == (2,)

@@ -10,6 +10,7 @@ from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.data import data_of
 from fedveil.runs.recipe import load_recipe
+from fedveil.runs.results import predictions_csv
 
 BASE = ["data.path=t.csv", "data.client=user", "data.target=label", "data.columns.text.length=6"]
 SHORT = ["rounds=2", "client.epochs=1", "engine.workers=1", "client.lr=0.5", "model.embedding=8"]
@@ -49,6 +50,33 @@ def test_a_model_of_texts_trains_and_reads_new_ones(reviews, name, mode):
     assert set(told) == {"prediction", "p(no)", "p(yes)"}
     assert set(told["prediction"]) <= {"no", "yes"}
     assert opened.evaluate("t.csv")["loss"] > 0
+
+
+@pytest.mark.parametrize("name", ["lstm-lm", "transformer-lm"])
+def test_a_model_of_next_words_trains_and_says_what_comes_next(reviews, name):
+    settings = ["data.path=t.csv", "data.client=user", "data.target=text", *SHORT,
+                "data.columns.text.length=6", "data.columns.text.words=words.txt",
+                f"model.name={name}", "sample.size=10", "client.lr=2.0", "rounds=4"]  # fmt: skip
+    (reviews / "words.txt").write_text("the\nfilm\nplot\nwas\nlong\ngood\nbad\n")
+    result = fv.run(load_recipe("fedavg", settings), out="run")
+    assert result.history[-1]["loss"] < np.log(7) + 0.1 < result.history[0]["loss"]
+    opened = fv.open_run("run")
+    told = opened.predict({"text": ["the plot was", "good", "never seen words"]})
+    assert set(told) == {"prediction"}
+    assert set(told["prediction"]) <= {"the", "film", "plot", "was", "long", "good", "bad"}
+    assert opened.evaluate("t.csv")["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["data.target=text", "model.name=lstm"], "'lstm' predicts one label or one number"),
+        (["data.target=label", "model.name=lstm-lm"], "'lstm-lm' predicts the next word in each"),
+    ],
+)
+def test_models_that_predict_something_else_are_refused(reviews, settings, message):
+    with pytest.raises(BadInput, match=message):
+        build(recipe(HASHED, *settings))
 
 
 def test_modes_agree(reviews):
@@ -128,3 +156,16 @@ def test_arrays_of_words_need_their_number(tmp_path, monkeypatch):
 def test_records_that_are_no_words_have_no_vocabulary():
     with pytest.raises(BadInput, match="'lstm' reads texts and the records have no vocabulary"):
         build(load_recipe("central", ["model.name=lstm"]))
+
+
+def test_raw_texts_are_predicted_from_files(reviews):
+    fv.run(recipe("model.name=lstm", HASHED), out="run")
+    (reviews / "new.csv").write_text("text\nA good film\nA bad plot\n")
+    (reviews / "new.txt").write_text("A good film\n\nA bad plot\n")
+    opened = fv.open_run("run")
+    found = [predictions_csv(opened, reviews / name) for name in ("new.csv", "new.txt")]
+    assert found[0] == found[1]
+    assert found[0].splitlines()[0] == "prediction,p(no),p(yes)"
+    assert len(found[0].splitlines()) == 3
+    with pytest.raises(BadInput, match=r"new.pdf is no input: name a .csv, .parquet, .txt or .npy"):
+        predictions_csv(opened, reviews / "new.pdf")
