@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedveil as fv
@@ -82,6 +82,7 @@ def test_words_counted_in_clients_texts_are_a_release():
     public.check_secure()
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=5))
 @pytest.mark.parametrize("said", [{"length": 5}, {"length": 5, "buckets": 30}])
 def test_one_client_s_texts_decide_about_nothing_but_its_own_records(said, texts):

@@ -56,7 +56,7 @@ def test_texts_without_words_are_answered_and_move_no_word(name):
 @pytest.mark.parametrize("each", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_single_examples_have_gradients_by_formula_by_vmap_and_by_autograd(name, each):
-    x = texts()
+    x = texts(3)
     y = torch.randint(0, 3, (len(x), LENGTH) if each else (len(x),))
 
     def loss(outputs, targets):
