@@ -227,6 +227,17 @@ class FederatedData:
             test_of_clients=test_of_clients,
         )
 
+    def joined(self, other: "FederatedData") -> "FederatedData":
+        """These clients, and behind them those of `other`, as one; a copy of both."""
+        return FederatedData(
+            x=np.concatenate([self.x, other.x.astype(self.x.dtype, copy=False)]),
+            y=np.concatenate([self.y, other.y]),
+            offsets=np.concatenate([self.offsets, self.offsets[-1] + other.offsets[1:]]),
+            test_x=self.test_x,
+            test_y=self.test_y,
+            classes=self.classes,
+        )
+
     @cached_property
     def derived(self) -> dict[str, Any]:
         """What was computed from these records and is kept with them, by name.

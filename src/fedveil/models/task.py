@@ -1,25 +1,38 @@
 """`Task`: a module with its loss and metric, seen through one flat parameter vector."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from fedveil.errors import BadInput
 from fedveil.models.attention import attend_, plain_attention
-from fedveil.models.parts import check_parts
-from fedveil.models.state import Snapshot, difference, snapshot, snapshot_of
+from fedveil.models.dropout import Dropout
+from fedveil.models.metrics import (
+    Array,
+    Measure,
+    Metric,
+    PerExample,
+    is_of_labels,
+    is_of_numbers,
+    named,
+    over_places,
+    where_numbers,
+)
+from fedveil.models.parts import check_parts, measures_of
+from fedveil.models.state import Snapshot, common_generators, difference, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
+from fedveil.names import OF_LABELS, OF_NUMBERS
 from fedveil.targets import PADDING, Target
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""
 
-PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(outputs [B, ...], targets [B, ...]) -> one number per example [B]."""
+Metrics = Mapping[str, Measure | str] | Sequence[Measure | str]
+"""Metrics as people give them: by name, or as functions and objects of their own."""
 
 _KEEPS_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 _NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyError)
@@ -41,14 +54,14 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     losses = nn.functional.cross_entropy(
         outputs.flatten(0, -2), targets.flatten(), ignore_index=PADDING, reduction="none"
     )
-    return _over_places(losses.view(targets.shape), targets != PADDING)
+    return over_places(losses.view(targets.shape), targets != PADDING)
 
 
 def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Of logits [B, labels] against how true each label is, 0 to 1: the mean per example."""
     logits = _as_targets(outputs, targets)
     losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    return _over_places(losses)
+    return over_places(losses)
 
 
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -56,28 +69,26 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
     An example with several numbers counts as their mean.
     """
-    return _over_places((_as_targets(outputs, targets) - targets) ** 2)
+    return over_places((_as_targets(outputs, targets) - targets) ** 2)
 
 
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """1 where the largest logit is the label, per example; its mean is the accuracy.
 
     Of an example with labels in several places, or with several at once, the share that is right.
+    Where an output is not a number, neither is the share.
     """
     if targets.is_floating_point():
-        right = (_as_targets(outputs, targets) > 0) == (targets > 0.5)
-        return _over_places(right.to(torch.float32))
-    right = outputs.argmax(-1) == targets
-    return _over_places(right.to(torch.float32), targets != PADDING)
+        logits = _as_targets(outputs, targets)
+        right = (logits > 0) == (targets > 0.5)
+        return over_places(where_numbers(logits.unsqueeze(-1), right))
+    real = targets != PADDING
+    return over_places(where_numbers(outputs, (outputs.argmax(-1) == targets) & real), real)
 
 
-def _over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-    """The mean of an example's values [B, ...] over its `real` places; the others hold zeros."""
-    if values.ndim == 1:
-        return values
-    if real is None:
-        return values.flatten(1).mean(dim=1)
-    return values.flatten(1).sum(dim=1) / real.flatten(1).sum(dim=1).clamp_min(1)
+def metric_of(name: str) -> Measure:
+    """The metric that a recipe calls so."""
+    return correct if name == "accuracy" else named(name)
 
 
 def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -99,7 +110,10 @@ def usual(target: Target) -> tuple[PerExample, dict[str, PerExample]]:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learnt: a module, its per-example loss, and metrics that are means over examples.
+    """What is learnt: a module, its per-example loss, and what is measured beside the loss.
+
+    A metric is a function of (outputs, targets) whose mean over examples it is, a `Metric`, which
+    sees all of them, or the name of one: `metrics=["accuracy", "f1"]`, `{"mine": function}`.
 
     The parameters that learn become views into one contiguous vector, in the order of
     `named_parameters`; nothing is copied afterwards in either direction. Frozen ones
@@ -108,7 +122,7 @@ class Task:
     which have no learning parameters of their own and get those they are to run with. One keeps
     the module's mode (train, unless it was set otherwise), the other is in eval mode, for
     measuring. What a module does is tried by `models.trial`: one that changes its constants is
-    refused.
+    refused. What dropout drops of a record is said by the record's key (`models.dropout`).
 
     >>> task = Task(nn.Linear(10, 1), squared_error)
     >>> task.size
@@ -117,17 +131,21 @@ class Task:
 
     module: nn.Module
     loss: PerExample
-    metrics: dict[str, PerExample] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    measures: dict[str, Measure] = field(init=False, repr=False)
     _flat: torch.Tensor = field(init=False, repr=False)
     _slots: tuple[tuple[str, int, int, torch.Size], ...] = field(init=False, repr=False)
     _learning: nn.Module = field(init=False, repr=False)
     _measuring: nn.Module = field(init=False, repr=False)
     _before: Snapshot = field(init=False, repr=False)
     _ran: bool = field(init=False, repr=False, default=False)
+    _drops: bool | None = field(init=False, repr=False, default=None)
+    _one_by_one: bool = field(init=False, repr=False, default=False)
     _tried: dict[object, bool] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_parts(self.module, self.loss, self.metrics)
+        check_parts(self.module, self.loss)
+        self.measuring(self.metrics)
         _check_module(self.module)
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         flat = torch.cat([p.detach().reshape(-1) for _, p in named]).to(torch.float32)
@@ -195,6 +213,12 @@ class Task:
         object.__setattr__(self, "_tried", tried)
         return self
 
+    def measuring(self, metrics: Metrics) -> "Task":
+        """The same task, measured by these metrics."""
+        object.__setattr__(self, "metrics", metrics)
+        object.__setattr__(self, "measures", measures_of(metrics, metric_of))
+        return self
+
     @property
     def layers(self) -> dict[str, nn.Module]:
         """The layers that `outputs` runs, by name."""
@@ -217,37 +241,101 @@ class Task:
             place.copy_(named[name])
         return out
 
-    def outputs(self, named: Named, x: torch.Tensor) -> torch.Tensor:
+    @property
+    def drops(self) -> bool:
+        """Whether dropout is at work as clients learn, as `look` has seen it."""
+        return bool(self._drops)
+
+    def look(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """See on a few records whether the module drops, and whether vmap can see through that.
+
+        A module that does is run on one record at a time, by vmap or one after the other.
+        """
+        named, given = self.named(self._flat.clone()), Dropout(None)
+        with torch.no_grad(), given:
+            self._run(named, x)
+        object.__setattr__(self, "_drops", self.drops or given.calls > 0)
+        if self._drops and not self._one_by_one:
+            try:
+                with torch.no_grad():
+                    self.losses(named, x, y, torch.arange(len(x)))
+            except RuntimeError:
+                object.__setattr__(self, "_one_by_one", True)
+
+    def outputs(
+        self, named: Named, x: torch.Tensor, key: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The module's outputs on x [B, ...] with these parameters, as clients learn.
 
         They are the caller's copy, never a model in use. Gradients are taken by name as well: a
         vector that is cut up inside of what is differentiated gets one vector per parameter back.
+        `key` says what is dropped of the one record in x; without it nothing is.
         """
+        if self._drops is False:
+            return self._run(named, x)
+        with Dropout(key):
+            return self._run(named, x)
+
+    def _run(self, named: Named, x: torch.Tensor) -> torch.Tensor:
         object.__setattr__(self, "_ran", True)
         with plain_attention():
             out: torch.Tensor = functional_call(self._learning, named, (x,))
         return out
 
-    def losses(self, named: Named, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """The loss of each example [B]."""
-        return self.loss(self.outputs(named, x), y)
+    def losses(
+        self, named: Named, x: torch.Tensor, y: torch.Tensor, keys: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The loss of each example [B]; with `keys` [B] each is computed alone, with its own."""
+        if keys is None:
+            return self.loss(self.outputs(named, x), y)
 
-    def measured(
-        self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Loss and metrics of each example [B], in eval mode, on a copy of `flat`."""
-        outputs = functional_call(self._measuring, self.named(flat.clone()), (x,))
-        return {name: f(outputs, y) for name, f in {"loss": self.loss, **self.metrics}.items()}
+        def one(x: torch.Tensor, y: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return self.loss(self.outputs(named, x[None], key), y[None])[0]
 
-    def check_unchanged(self) -> None:
+        if self._one_by_one:
+            return torch.stack([one(x[k], y[k], keys[k]) for k in range(len(x))])
+        found: torch.Tensor = vmap(one)(x, y, keys)
+        return found
+
+    def measured(self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> "Measured":
+        """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
+        outputs = self.answers(flat, x)
+        found = Measured({"loss": self.loss(outputs, y)}, {})
+        for name, measure in self.measures.items():
+            if isinstance(measure, Metric):
+                found.kept[name] = measure.kept(outputs, y)
+            else:
+                found.each[name] = measure(outputs, y)
+        return found
+
+    def value_of(self, name: str, kept: Sequence[Array]) -> float:
+        """The metric of what was kept of all pieces."""
+        metric = self.measures[name]
+        if not isinstance(metric, Metric):
+            raise AssertionError(f"{name} is a mean over examples")
+        return float(metric.value(*kept))
+
+    def answers(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
+        out: torch.Tensor = functional_call(self._measuring, self.named(flat.clone()), (x,))
+        return out
+
+    def check_unchanged(self, generators: Snapshot | None = None) -> None:
         """Refuse a module that has kept something of what it computed: it would tell the next one.
 
-        What is released after this was computed by a module that had no memory of anybody. One
-        that has not run since is not looked at.
+        What is released after this was computed by a module that had no memory of anybody; and, if
+        `generators` are the common ones before, that drew nothing from them. One that has not run
+        since is not looked at.
         """
         if not self._ran:
             return
         object.__setattr__(self, "_ran", False)
+        drew = None if generators is None else difference(generators, common_generators())
+        if drew is not None:
+            raise BadInput(
+                f"the model {type(self.module).__name__} draws random numbers from {drew} for some "
+                "records, so no round could be repeated: use dropout, which is keyed, or remove it"
+            )
         name = difference(self._before, self._snapshot())
         if name is not None:
             raise BadInput(
@@ -266,6 +354,7 @@ class Task:
         x, y = x[:2], y[:2]
         try:
             with torch.no_grad():
+                self.look(x, y)
                 outputs = self.outputs(self.named(self._flat.clone()), x)
                 if not isinstance(outputs, torch.Tensor):
                     raise BadInput(
@@ -278,7 +367,8 @@ class Task:
                         "give it one output per label"
                     )
                 values = [self.losses(self.named(self._flat.clone()), x, y)]
-                values += self.measured(self._flat, x, y).values()
+                self._check_metrics(classes)
+                values += self.measured(self._flat, x, y).each.values()
         except BadInput:
             raise
         except _NO_FIT as e:
@@ -298,6 +388,20 @@ class Task:
                     "per example (reduction='none')"
                 )
 
+    def _check_metrics(self, classes: int) -> None:
+        """Refuse a metric of ours that is not of such targets."""
+        for name, measure in self.measures.items():
+            if classes and is_of_numbers(measure):
+                raise BadInput(
+                    f"metric {name!r} is of numbers and the data have {classes} labels: use "
+                    f"{', '.join(OF_LABELS)}"
+                )
+            if not classes and (is_of_labels(measure) or measure is correct):
+                raise BadInput(
+                    f"metric {name!r} is of labels and the data have numbers: use "
+                    f"{', '.join(OF_NUMBERS)}"
+                )
+
     def _needs_floats(self, x: torch.Tensor) -> bool:
         """Whether whole numbers are all that the module cannot take of these records."""
         if x.is_floating_point():
@@ -308,6 +412,14 @@ class Task:
         except _NO_FIT:
             return False
         return True
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The loss and metrics of each example [B], and what other metrics keep of all of them."""
+
+    each: dict[str, torch.Tensor]
+    kept: dict[str, tuple[Array, ...]]
 
 
 def first_line(error: Exception) -> str:

@@ -13,8 +13,9 @@ from fedveil.models.zoo import Reading, build_task
 from fedveil.names import NEXT_WORD, OWN, TEXT_MODELS
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from fedveil.runs.attack import attack_of
 from fedveil.runs.data import data_of
-from fedveil.runs.own import Model, check_same, digest_of, own_task
+from fedveil.runs.own import FIRST_WEIGHTS, Model, asked_of, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
 from fedveil.runs.sections.clients import (
@@ -30,8 +31,9 @@ from fedveil.runs.sections.clients import (
 )
 from fedveil.runs.sections.data import ModelSection
 from fedveil.runs.sections.section import Section
-from fedveil.runs.sections.server import ServerSection
+from fedveil.runs.sections.server import EvaluateSection, ServerSection
 from fedveil.targets import Target
+from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
@@ -96,13 +98,19 @@ def build(
         task = task_of(recipe.model, data.record_shape, data.target, recipe.seed, words)
     else:
         task = own_task(model, data.target)
+    asked_of(task, recipe.evaluate.metrics, model)
+    if model is not None:
         check_same(task, recipe.model.digest)
     if plan is None:
         plan = plan_of(recipe, sampler, data.clients, work, task)
+    if model is not None:
+        plan = plan.assuming(FIRST_WEIGHTS)
     return Training(
         task=task,
         data=data,
         plan=plan,
+        adversary=attack_of(recipe, data, plan),
+        aggregate=_aggregate(recipe.server),
         work=work or _dp_sgd(recipe.client, plan, rounds),
         server=server,
         weights=Weights(recipe.server.weights),
@@ -112,7 +120,21 @@ def build(
         memory=recipe.engine.memory,
         workers=recipe.engine.workers,
         every=recipe.evaluate.every,
+        clients_every=_clients_every(recipe.evaluate, rounds),
     )
+
+
+def _clients_every(section: EvaluateSection, rounds: int) -> int | None:
+    """How often the model is measured across clients; None for never."""
+    if not section.clients:
+        if section.clients_every is not None:
+            raise BadInput("evaluate.clients_every has no effect without evaluate.clients = true")
+        return None
+    if section.diagnostics is False:
+        raise BadInput(
+            "evaluate.clients is a diagnostic and evaluate.diagnostics is false: leave one out"
+        )
+    return section.clients_every or rounds
 
 
 def resolved(recipe: Recipe, training: Training) -> Recipe:
@@ -297,6 +319,29 @@ def _rates(
         return RateSchedule(shape, rounds, warmup, floor)
     except BadInput as e:
         raise BadInput(f"{name}.{e}") from e
+
+
+def _aggregate(section: ServerSection) -> Aggregate | None:
+    """What takes the place of the mean; None for the mean itself."""
+    kind = section.aggregate
+    allowed = {"trim": ("trimmed-mean",), "malicious": ("krum", "multi-krum")}
+    for key in _given(section, *allowed):
+        if kind not in allowed[key]:
+            raise BadInput(f"server.{key} has no effect on {kind}: leave it out")
+    expected = 1 if section.malicious is None else section.malicious
+    match kind:
+        case "mean":
+            return None
+        case "median":
+            return CoordinateMedian()
+        case "trimmed-mean":
+            return TrimmedMean(**_given(section, "trim"))
+        case "krum":
+            return Krum(expected)
+        case "multi-krum":
+            return Krum(expected, chosen=None)
+        case "flame":
+            return Flame()
 
 
 def _given(section: Section, *keys: str) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 import copy
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
-from fedveil.models.task import Task, usual
+from fedveil.models.task import Task, metric_of, usual
 from fedveil.names import OWN, TABLE
 from fedveil.privacy.identity import identity
 from fedveil.runs.recipe import Recipe
@@ -16,6 +18,10 @@ from fedveil.targets import Target
 
 Model = nn.Module | Task
 """A module, which then gets the usual loss for its targets, or a task with one of its own."""
+
+FIRST_WEIGHTS = "the module's first weights are public: they were not learnt from these clients"
+"""What claims for an own module assume. What it learnt elsewhere costs nothing here, and whatever
+it learnt from the same clients was released as it is, or by another run, which adds to this one."""
 
 
 def own_task(model: Model, target: Target) -> Task:
@@ -31,8 +37,31 @@ def own_task(model: Model, target: Target) -> Task:
     return Task(_copied(model), *usual(target))
 
 
-def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | None) -> None:
-    """Refuse a recipe of a run from Python without its parts, and parts that it has no use for."""
+def asked_of(task: Task, names: Sequence[str] | None, model: Model | None) -> Task:
+    """The task with the metrics that a recipe names, beside those of a `Task` that was given.
+
+    Without any, it is measured as it was made.
+    """
+    if names is None:
+        return task
+    found = dict(model.measures) if isinstance(model, Task) else {}
+    for name in names:
+        metric = metric_of(name)
+        if found.setdefault(name, metric) != metric:
+            raise BadInput(
+                f"evaluate.metrics has {name!r}, and the Task another metric of that name: call "
+                "one of them otherwise"
+            )
+    return task.measuring(found)
+
+
+def brought(
+    recipe: Recipe, model: Model | None, data: FederatedData | None
+) -> FederatedData | None:
+    """The records that a run from Python brings, if any, as they are now.
+
+    Refuses a recipe of such a run without its parts, and parts that it has no use for.
+    """
     for key, named, given in (
         ("model", recipe.model.name, model),
         ("data", recipe.data.name, data),
@@ -48,11 +77,21 @@ def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | Non
             )
     if data is not None and not isinstance(data, FederatedData):
         raise BadInput(f"data is {shown(data)}: make it with FederatedData.from_table or another")
+    if data is None or recipe.data.name != OWN:
+        return data
+    return replace(data)  # whose fingerprint is taken anew
+
+
+def changed_since(data: FederatedData, recipe: Recipe) -> list[str]:
+    """A sentence if records that came from Python are no longer what they were at the start."""
+    if recipe.data.name != OWN or replace(data).fingerprint == data.fingerprint:
+        return []
+    return ["the records were changed in place during the run: it cannot be repeated or resumed"]
 
 
 def digest_of(task: Task) -> str:
     """What a module is known by: its layers, their code, loss, metrics and first weights."""
-    parts = (task.module, task.loss, task.metrics, task.parameters, task.frozen)
+    parts = (task.module, task.loss, task.measures, task.parameters, task.frozen)
     return hashlib.sha256(identity(parts).encode()).hexdigest()
 
 

@@ -12,8 +12,9 @@ from pydantic import Field, ValidationError
 
 from fedveil.checks import VALUES, check, check_workers
 from fedveil.errors import BadInput
-from fedveil.names import NAMES, OWN, check_name, hint
+from fedveil.names import NAMES, OWN, check_metrics, check_name, hint
 from fedveil.runs.overrides import Overrides, Settings, settings_of
+from fedveil.runs.sections.attack import AttackSection
 from fedveil.runs.sections.clients import ClientSection, SampleSection
 from fedveil.runs.sections.clip import ClipSection
 from fedveil.runs.sections.data import DataSection, ModelSection
@@ -24,7 +25,7 @@ from fedveil.runs.sections.server import EngineSection, EvaluateSection, ServerS
 
 DEFAULT = "central"
 
-_BY_KIND = ("sample", "client", "clip", "noise")
+_BY_KIND = ("sample", "client", "clip", "noise", "attack")
 _OLD_SECTIONS = {"bound": "clip", "local": "client"}
 _OLD_NAMES = {"local": "dp-sgd"}
 _OLD_TESTS = {"owners": "by-client"}
@@ -81,6 +82,11 @@ class Recipe(Section):
     server: ServerSection = Field(
         default=ServerSection(),
         description="How the server steps. Left out: with every key left out.",
+    )
+    attack: AttackSection | None = Field(
+        default=None,
+        description="Clients that attack the training: a simulation, whose result stands beside "
+        "the claim. Left out: everybody is honest.",
     )
     evaluate: EvaluateSection = Field(
         default=EvaluateSection(),
@@ -173,6 +179,8 @@ def check_values(recipe: Recipe) -> None:
             path = key if name is None else f"{key}.{name}"
             if path in NAMES and value != OWN:
                 check_name(path, value)
+            if path == "evaluate.metrics":
+                check_metrics(path, value or ())
             if path in VALUES:
                 if value == []:
                     raise BadInput(f"{path} is empty: give at least one number, or leave it out")

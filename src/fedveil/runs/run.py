@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.models.parts import OVER_CLIENTS
 from fedveil.names import OWN
+from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.verification import verify
@@ -28,12 +32,13 @@ from fedveil.runs.folder import check_free, check_name, claim
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics import json_text, last_round
-from fedveil.runs.own import Model, check_brought
+from fedveil.runs.own import Model, brought, changed_since
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import evaluate
+from fedveil.training.server import ServerState
 from fedveil.training.session import Training
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -76,7 +81,7 @@ class Run:
             check_free(out)
         else:
             check_name(recipe.name)
-        check_brought(recipe, model, data)
+        data = brought(recipe, model, data)
         training = build(recipe, data_root, data=data, model=model)
         if shared is not None:
             shared.check(training)
@@ -94,7 +99,7 @@ class Run:
     ) -> "Run":
         """Open an interrupted run with the recipe, and the own parts, it was started with."""
         recipe = recipe_in(folder)
-        check_brought(recipe, model, data)
+        data = brought(recipe, model, data)
         training = build(recipe, data_root, data=data, model=model)
         return cls(folder, recipe, training, fresh=False)
 
@@ -206,9 +211,10 @@ class Run:
         """
         task, plan, state, rounds = self.training.task, self.training.plan, done.state, done.settled
         history = done.before + [round.line for round in rounds]
+        self.remarks += changed_since(self.training.data, self.recipe)
         self._write_metrics(history)
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
-        measured = evaluate(task, state.params, self.training.data)
+        measured = self._measured(state.params)
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.again)
         told = [claim.to_dict() for claim in claims]
@@ -222,6 +228,8 @@ class Run:
             "stopped": ending.stopped,
             "why": str(ending),
             "metrics": measured,
+            **self._attack(claims),
+            **self._over_clients(history, state),
             "claims": told,
             "ledger": ledger.head().to_dict(),
             "budget": _budget(self.training, told),
@@ -235,12 +243,30 @@ class Run:
         }
         stored = StoredModel.of(self.recipe.model, self.training, state.params, claims)
         write_atomic(self.folder / "model.safetensors", stored.to_bytes())
-        metric = next(iter(task.metrics), "loss")
+        metric = next(iter(task.measures), "loss")
         drawn = progress_png(history, metric, plan.limit, plan.promise)
         write_atomic(self.folder / "progress.png", drawn)
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
         keep_head(self.folder, ledger.end(digests(self.folder)))
         return result
+
+    def _measured(self, params: torch.Tensor) -> dict[str, float]:
+        """On the test split, and what an attack has come to."""
+        training = self.training
+        return evaluate(training.task, params, training.data) | training.attacked(params)
+
+    def _attack(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+        """What is told of an attack, beside the claims."""
+        adversary = self.training.adversary
+        return {} if adversary is None else {"attack": adversary.told(claims)}
+
+    def _over_clients(self, history: list[dict[str, Any]], state: ServerState) -> dict[str, Any]:
+        """How the model does across clients, if that was asked for: as the last line has it."""
+        if self.training.clients_every is None:
+            return {}
+        last = history[-1] if history else {}
+        found = {name: value for name, value in last.items() if name.startswith(OVER_CLIENTS)}
+        return {"over_clients": found or self.training.across_clients(state.params)}
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
         """Bring the file to `history`, if it is not."""
@@ -267,8 +293,7 @@ class Run:
             self.remarks.append(f"metrics.jsonl lacks {lost}")
         history = [line for line in history if line["round"] <= state.round]
         if not history or history[0]["round"] > 0:
-            params = self.training.start().params
-            first = evaluate(self.training.task, params, self.training.data)
+            first = self._measured(self.training.start().params)
             promise = self.training.plan.promise
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.told}
             history.insert(0, {"round": 0, **spent, **first})

@@ -16,16 +16,20 @@ from fedveil.privacy.identity import seed_of
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.agreement import check_agreement
+from fedveil.training.adversary import Adversary
+from fedveil.training.aggregates import Aggregate
+from fedveil.training.agreement import check_aggregate, check_agreement
 from fedveil.training.arguments import check_arguments
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
-from fedveil.training.engines.engine import Adversary, Engine, EngineMaker, Job, one_by_one
+from fedveil.training.engines.engine import Engine, EngineMaker, Job, one_by_one
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.timings import timings
 from fedveil.training.engines.workers import available
+from fedveil.training.evaluate import check_measurable
 from fedveil.training.gradients.choice import Mode
+from fedveil.training.over_clients import over_clients
 from fedveil.training.rates import check_rounds
 from fedveil.training.round import RoundResult, Rounds, driven, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
@@ -34,7 +38,7 @@ from fedveil.training.work import ClientWork
 _TRIED, _LOOKED_AT = 4, 256
 _CHECKED = (
     *("task", "data", "plan", "work", "server", "weights", "seed", "mode"),
-    *("chunk", "memory", "workers", "every"),
+    *("chunk", "memory", "workers", "every", "clients_every"),
 )
 
 
@@ -47,10 +51,13 @@ class Training:
     else is computed (docs/proofs/secure.md). `chunk` 0 is as many
     clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one process
     per core; their number changes nothing. `every` is the number of rounds between measurements on
-    the test split. `seed` tells repetitions of the same training apart. `make_engine`, if given,
-    makes another engine than this machine's, which then decides about chunk, memory and workers.
-    What the data say of themselves is in the claims of this training's `plan`, not in those of the
-    plan it was given.
+    the test split; `clients_every`, unless None, that between measurements across clients, on
+    their own records in the clear, which secure noise refuses. `seed` tells repetitions of the same
+    training apart. `make_engine`, if given, makes another engine than this machine's, which then
+    decides about chunk, memory and workers. What the data say of themselves is in the claims of
+    this training's `plan`, not in those of the plan it was given. `adversary`
+    decides about clients that cheat; `aggregate`, if given, takes the place of the mean, where the
+    claim allows it.
     """
 
     task: Task
@@ -65,7 +72,9 @@ class Training:
     memory: int = MEMORY
     workers: int = 0
     every: int = 1
+    clients_every: int | None = None
     adversary: Adversary | None = None
+    aggregate: Aggregate | None = None
     make_engine: EngineMaker | None = None
     _initial: torch.Tensor = field(init=False, repr=False)
     _mixes: bool = field(init=False, repr=False)
@@ -74,15 +83,26 @@ class Training:
         check_arguments(
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
-        for text in (*self.data.assumptions, *self.task.assumptions):
+        attacked = () if self.adversary is None else (self.adversary.assumption(self.plan),)
+        for text in (*self.data.assumptions, *self.task.assumptions, *attacked):
             object.__setattr__(self, "plan", self.plan.assuming(text))
+        if self.adversary is not None:
+            self.adversary.check_plan(self.plan)
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         check_rounds(self.plan.rounds, work=self.work, server=self.server)
+        if self.aggregate is not None:
+            check_aggregate(self.aggregate, self.plan, self.task, self.weights, self.memory)
         if self.plan.secure:
             self.data.check_secure()
+            if self.clients_every is not None:
+                raise BadInput(
+                    "noise.source is 'secure' and evaluate.clients would measure the model on "
+                    "clients' own records in the clear: leave it out, or simulate ('seeded')"
+                )
         self.data.check()
         x, y = torch.tensor(self.data.x[:2]), torch.tensor(self.data.y[:2])
         self.task.check_fits(x, y, self.data.classes)
+        check_measurable(self.task, self.data)
         self._settle_mode()
         object.__setattr__(self, "_initial", self.task.parameters.clone())
 
@@ -118,7 +138,12 @@ class Training:
                 "a training starts from its own model, which its noise is drawn for: give the "
                 "module these parameters and make a training of it"
             )
-        return rounds(self.plan, self.server, self.streams, self._measure, ledger, state)
+        return rounds(
+            *(self.plan, self.server, self.streams, self._measure, ledger, state),
+            measure_clients=self._measure_clients,
+            aggregate=self.aggregate,
+            adversary=self.adversary,
+        )
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
@@ -144,7 +169,9 @@ class Training:
         """
         task = self.task
         learnt = (task.module, task.loss, self._initial, *task.frozen.values(), self.adversary)
-        parts = (self.plan, self.work, self.server, self.weights, *learnt)
+        parts: tuple[object, ...] = (self.plan, self.work, self.server, self.weights, *learnt)
+        if self.aggregate is not None:
+            parts = (*parts, self.aggregate)
         seed = seed_of(self.seed, *parts, self.data.fingerprint)
         return Streams(seed, self.plan.secure)
 
@@ -164,6 +191,7 @@ class Training:
             weights=self.weights,
             adversary=self.adversary,
             mixes=self._mixes,
+            rows=self.aggregate is not None,
         )
 
     @cached_property
@@ -176,14 +204,32 @@ class Training:
         mode = self.mode or min(self.timings, key=self.timings.__getitem__)
         chunk = self.chunk or fitting_chunk(self.task, self.data, self.work, mode, self.memory)
         workers = self.workers or available()
-        if workers == 1 or self.adversary is not None:
+        if workers == 1 or (self.adversary is not None and self.adversary.remembers):
             return Serial(job, mode, chunk)
         return Processes(job, mode, chunk, workers)
 
     def _measure(self, state: ServerState) -> dict[str, float]:
-        if state.round % self.every and state.round != self.plan.permitted:
+        if not self._due(state, self.every):
             return {}
-        return self.engine.evaluate(state.params)
+        return self.engine.evaluate(state.params) | self.attacked(state.params)
+
+    def _measure_clients(self, state: ServerState) -> dict[str, float]:
+        if self.clients_every is None or not self._due(state, self.clients_every):
+            return {}
+        return self.across_clients(state.params)
+
+    def _due(self, state: ServerState, every: int) -> bool:
+        return state.round % every == 0 or state.round == self.plan.permitted
+
+    def across_clients(self, params: torch.Tensor) -> dict[str, float]:
+        """Loss and metrics over clients' own records, in the clear: see `over_clients`."""
+        if isinstance(self.engine, Serial):
+            return self.engine.evaluate_clients(params)
+        return over_clients(self.task, params, self.data)
+
+    def attacked(self, params: torch.Tensor) -> dict[str, float]:
+        """What an attack has come to in a model; empty without one."""
+        return {} if self.adversary is None else self.adversary.measured(self.task, params)
 
 
 def train(training: Training) -> Iterator[RoundResult]:

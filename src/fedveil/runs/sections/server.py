@@ -41,6 +41,21 @@ class ServerSection(Section):
     schedule: Shape | None = Field(default=None, description=SCHEDULE)
     warmup: int | None = Field(default=None, description=WARMUP)
     lr_floor: float | None = Field(default=None, description=LR_FLOOR)
+    aggregate: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "flame"] = Field(
+        default="mean",
+        description="What the server takes of a round's updates. All but 'mean' look at them one "
+        "by one, as a defence against malicious clients; refused where noise is for the sum.",
+    )
+    trim: float | None = Field(
+        default=None,
+        description="Share that is left out at either end of every coordinate. For aggregate "
+        "'trimmed-mean'. Left out: 0.1.",
+    )
+    malicious: int | None = Field(
+        default=None,
+        description="How many malicious clients a round is expected to have. For aggregate 'krum' "
+        "and 'multi-krum'. Left out: 1.",
+    )
     weights: Literal["uniform", "examples"] = Field(
         default="uniform",
         description="How clients count in the mean: all alike, or by their numbers of records, "
@@ -55,6 +70,26 @@ class EvaluateSection(Section):
         default=1,
         description="Rounds from one measurement on the test split to the next; the last round is "
         "always measured.",
+    )
+    metrics: list[str] | None = Field(
+        default=None,
+        description="Measured on the test split beside the loss, the first also drawn. Labels: "
+        "'accuracy', 'top-K' (such as 'top-5'), 'f1' and 'auroc' (of label 1 if there are two, "
+        "else the mean over labels, for 'auroc' one-vs-rest), 'f1-macro', 'perplexity' (per "
+        "token). Numbers: 'mae', 'rmse', 'r2'. A Task's own come first. Left out: 'accuracy' for "
+        "labels, only the loss for numbers.",
+    )
+    clients: bool | None = Field(
+        default=None,
+        description="Whether the model is measured across clients at the end: loss, accuracy and "
+        "other means over examples on each client's own records, and of these the mean over "
+        "clients and that of the lowest and highest tenth. It comes from private data, is "
+        "outside every claim, and is refused with secure noise. Left out: false.",
+    )
+    clients_every: int | None = Field(
+        default=None,
+        description="Rounds from one such measurement to the next. For clients true. Left out: "
+        "only at the end.",
     )
     diagnostics: bool | None = Field(
         default=None,

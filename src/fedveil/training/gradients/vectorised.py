@@ -19,6 +19,8 @@ class Vectorised:
         self._task, self._data = task, data
         self._flatten, self._layers = chain_of(task)
         self._quadratics = Quadratics.of(data) if whole and quadratic(task, data) else None
+        if not self._layers:
+            task.look(torch.from_numpy(data.test_x[:1]), torch.from_numpy(data.test_y[:1]))
 
     def walk(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
