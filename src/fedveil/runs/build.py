@@ -10,7 +10,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.attack import attack_of
 from fedveil.runs.data import data_of
-from fedveil.runs.models import task_of
+from fedveil.runs.models import task_of, words_of
 from fedveil.runs.own import FIRST_WEIGHTS, Model, asked_of, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
@@ -78,8 +78,10 @@ def build(
     work, server = _work(recipe.client, rounds), _server(recipe.server, rounds)
     data = data_of(recipe, data_root) if data is None else data
     if model is None:
+        words = words_of(recipe.model, data)
         task = task_of(
-            recipe.model, data.record_shape, data.target, recipe.seed, allow_code=allow_code
+            *(recipe.model, data.record_shape, data.target, recipe.seed, words),
+            allow_code=allow_code,
         )
     else:
         task = own_task(model, data.target)

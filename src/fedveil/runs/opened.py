@@ -86,8 +86,9 @@ class OpenedRun:
         """The trained module with its loss and metrics."""
         stored = self.stored
         if stored.model.name != OWN:
+            words = (stored.schema.words or stored.model.words) or 0
             task = task_of(
-                *(stored.model, stored.record_shape, stored.target, self.recipe.seed),
+                *(stored.model, stored.record_shape, stored.target, self.recipe.seed, words),
                 allow_code=self.allow_code,
             )
         elif self.model is None:
@@ -114,7 +115,11 @@ class OpenedRun:
         `rows` is a table as people write it (a .csv or .parquet file, a data frame, a dict of
         columns), or an array of records where the run was trained on arrays.
         """
-        return self.stored.schema.decode(self._outputs(self.stored.schema.encode(_table(rows))))
+        schema = self.stored.schema
+        x = schema.encode(_table(rows))
+        pieces = [x[a : a + BATCH] for a in range(0, max(1, len(x)), BATCH)]
+        found = [schema.decode(self._outputs(piece), piece) for piece in pieces]
+        return {key: np.concatenate([part[key] for part in found]) for key in found[0]}
 
     def evaluate(self, rows: object) -> dict[str, float]:
         """Loss and metrics on rows with a target; for arrays, {"x": records, "y": targets}.
@@ -132,9 +137,8 @@ class OpenedRun:
     def _outputs(self, x: Array) -> Array:
         module = self.module
         with torch.inference_mode(), one_thread():
-            found = [module(torch.from_numpy(x[a : a + BATCH])) for a in range(0, len(x), BATCH)]
-        out: Array = np.zeros((0, *self.stored.target.outputs), np.float32)
-        return torch.cat(found).numpy() if found else out
+            out: Array = module(torch.from_numpy(x)).numpy()
+        return out
 
     def __repr__(self) -> str:
         path = self.folder / "result.json"
