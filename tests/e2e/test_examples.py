@@ -1,6 +1,7 @@
 """The examples beside the README's: each runs by itself, and ends where it says."""
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -32,7 +33,8 @@ def accuracies(lines):
 
 def test_every_example_is_short_and_has_a_docstring():
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    others = ["own_clip.py", "own_csv.py", README, "record_level.py", "text_lstm.py"]
+    own = ["own_clip.py", "own_csv.py", README]
+    others = ["lora.py", *own, "record_level.py", "resnet18.py", "text_lstm.py"]
     first = ["audit.py", "compare_mechanisms.py", "hospitals.py", "language_model.py"]
     assert names == [*first, *others]
     for name in names:
@@ -79,6 +81,35 @@ def test_language_model(tmp_path):
     assert words.split("'")[1] in ("see", "like", "want")
     assert words.split("'")[3] in ("tea", "films", "books")
     assert words.split("'")[5] == "and"
+
+
+@pytest.mark.slow
+def test_lora(tmp_path):
+    lines = run("lora.py", tmp_path)
+    assert any(line.startswith("826 of 13,834 parameters are trained") for line in lines)
+    assert "per client (zero-out, central trust" in lines[-2]
+    assert lines[-1] == "826 numbers per update"
+
+
+@pytest.mark.slow
+def test_resnet18(tmp_path):
+    claim, size = run("resnet18.py", tmp_path)
+    assert "per client (zero-out, central trust" in claim
+    assert size == "176258 numbers per update"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lora", "resnet18"])
+def test_a_recipe_names_the_code_of_an_example(tmp_path, name):
+    start = [sys.executable, "-W", "error", "-m", "fedveil", "run", f"examples/{name}.toml"]
+    start += ["--out", str(tmp_path / "run"), "--quiet", "--json"]
+    settings = {"capture_output": True, "text": True, "cwd": EXAMPLES.parent}
+    refused = subprocess.run(start, **settings)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"error: model.path is 'examples/{name}.py:make'")
+    done = subprocess.run([*start, "--allow-code"], **settings)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["rounds"] == 3
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@ import hashlib
 import random
 import sys
 import types
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,11 @@ Snapshot = dict[str, object]
 _DEEPEST = 6
 _KNOWN = frozenset(sys.stdlib_module_names | {"torch", "numpy", "fedveil"}) - {"__main__"}
 """Packages whose classes keep caches, and nothing of a client."""
+_VALUES = (
+    *(bool, int, float, complex, str, bytes, dict, list, tuple, set, deque),
+    *(torch.Tensor, torch.Generator, np.ndarray, np.random.Generator, random.Random, nn.Module),
+)
+"""What a global may hold a record in, or draw from."""
 _CACHES = ("_flat_weights", "_flat_weight_refs")
 """torch's recurrent layers keep references to their own weights in these."""
 
@@ -24,7 +31,8 @@ def snapshot(module: nn.Module, seen: frozenset[int] = frozenset()) -> Snapshot:
 
     A tensor is the object it is, its values, and how often it was written to, so that a write that
     changes no value yet shows as well. Generators are their states; functions, what they close
-    over. State in globals is not seen: `models.trial` looks for its effects.
+    over and the globals they read by name; so are the methods of one's own layers, whose classes'
+    attributes count as theirs. State elsewhere is not seen: `models.trial` looks for its effects.
 
     >>> layer = nn.Linear(2, 2)
     >>> before = snapshot(layer)
@@ -43,6 +51,8 @@ def snapshot(module: nn.Module, seen: frozenset[int] = frozenset()) -> Snapshot:
                 found[f"{prefix}{name}"] = [(key, id(child)) for key, child in value.items()]
             elif not (name in _CACHES and isinstance(layer, nn.RNNBase)):
                 found[f"{prefix}{name}"] = _token(value, 0, seen)
+        shared = {**_of_class(type(layer), layer), **_read_by(type(layer))}
+        found |= {f"{prefix}{name}": _token(v, 1, seen) for name, v in shared.items()}
     return found
 
 
@@ -111,6 +121,7 @@ def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
     if isinstance(value, types.FunctionType):
         held["closure"] = [_cell(cell) for cell in value.__closure__ or ()]
         held["defaults"] = value.__defaults__
+        held["globals"] = _globals(value)
     return id(value), _token(held, depth, seen) if any(held.values()) else None
 
 
@@ -125,6 +136,67 @@ def _of_class(kind: type, value: Any) -> dict[str, Any]:
         if name[:2] != "__" and not callable(held) and not hasattr(held, "__get__")
     }
     return shared | {f"slot {name}": getattr(value, name) for name in slots}
+
+
+def _read_by(kind: type) -> dict[str, Any]:
+    """The globals that the methods of one's own classes read."""
+    found: dict[str, Any] = {}
+    for c in kind.__mro__:
+        if c.__module__.split(".")[0] not in _KNOWN:
+            for held in vars(c).values():
+                if isinstance(held, types.FunctionType):
+                    found |= _globals(held)
+    return found
+
+
+def _globals(function: types.FunctionType, seen: frozenset[object] = frozenset()) -> dict[str, Any]:
+    """What a function of one's own, and those that it calls by name, read there, by name."""
+    code = function.__code__
+    if code in seen or "site-packages" in code.co_filename or _root(function) in _KNOWN:
+        return {}
+    found: dict[str, Any] = {}
+    names = set(_names(code))
+    places = [function.__globals__, *map(vars, _own_modules(function.__globals__, names))]
+    for name in sorted(names):
+        for value in (place[name] for place in places if name in place):
+            if isinstance(value, types.FunctionType):
+                found |= _globals(value, seen | {code})
+            elif _holds(value):
+                found[f"global {name}"] = value
+    return found
+
+
+def _own_modules(place: dict[str, Any], names: set[str]) -> list[types.ModuleType]:
+    """The files of one's own that are among these names, whose attributes are globals as well."""
+    found = [place[name] for name in sorted(names) if isinstance(place.get(name), types.ModuleType)]
+    return [
+        file
+        for file in found
+        if file.__name__.split(".")[0] not in _KNOWN
+        and "site-packages" not in str(getattr(file, "__file__", None))
+    ]
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names that code, and the functions inside it, look up."""
+    yield from code.co_names
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _names(const)
+
+
+def _holds(value: object) -> bool:
+    """Whether it can hold something of a record: a value, a container, or an object of one's own.
+
+    Objects of known packages, such as loggers, keep caches of their own.
+    """
+    if value is None or isinstance(value, type | types.ModuleType):
+        return False
+    return isinstance(value, _VALUES) or type(value).__module__.split(".")[0] not in _KNOWN
+
+
+def _root(function: types.FunctionType) -> str:
+    return str(function.__module__).split(".")[0]
 
 
 def _cell(cell: types.CellType) -> object:

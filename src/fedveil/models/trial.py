@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.func import grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from fedveil.errors import BadInput
-from fedveil.models.task import Task, first_line
+from fedveil.models.task import Named, Task, first_line
 from fedveil.targets import PADDING
 
 _RECORDS = 4
@@ -44,11 +46,28 @@ def mixes_records(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
     | cannot take a record alone | BadInput |
     | uses parameters that are not listed, so that no client would move them | BadInput |
     | gives a record another gradient beside other records | True: never compute clients together |
+    | the same, by as little as one bit where the other records alone are exchanged | True |
     """
     kind = (x.shape[1:], x.dtype, y.shape[1:], y.dtype)
     if kind not in task.tried:
         task.tried[kind] = _mixes(task, *_enough(x, y))
     return task.tried[kind]
+
+
+def check_together(task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Refuse a module whose clients cannot be computed together, as vmap does it."""
+
+    def loss(named: Named, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return task.losses(named, x, y).sum()
+
+    clients = (task.named(task.parameters), x, y)
+    try:
+        vmap(grad(loss))(*tree_map(lambda values: torch.stack((values, values)), clients))
+    except RuntimeError as e:
+        raise BadInput(
+            "engine.mode is 'vectorised' and the model cannot be computed for several clients at "
+            f"once: {first_line(e)}; use 'looped'"
+        ) from e
 
 
 def _mixes(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -73,6 +92,7 @@ def _tried(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> 
         _check_draws(task, flat, x, y)
         again = _gradient(task, flat, x[:1], y[:1], 0)
         beside = [_gradient(task, flat, x, y, k) for k in range(2)]
+        others = [_gradient(task, flat, *_only(k, x, y), k) for k in range(2)]
         after = _gradient(task, flat, x[:1], y[:1], 0)
         keyed = _keyed(task, flat, x, y) if task.drops else [alone[0]]
     except (AttributeError, RuntimeError, ValueError, IndexError, TypeError) as e:
@@ -85,7 +105,7 @@ def _tried(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> 
             ) from e
         raise BadInput(f"the model does not take one record at a time: {first_line(e)}") from e
     task.check_unchanged()
-    every = (*alone, again, *beside, after, *keyed)
+    every = (*alone, again, *beside, *others, after, *keyed)
     finite = [g for g in every if bool(torch.isfinite(g).all())]
     if len(finite) < len(every):
         return False  # nothing can be told from a gradient that overflows: it counts as zero
@@ -98,6 +118,7 @@ def _tried(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> 
             "clip; make its outputs a function of parameters and record alone"
         )
     mixes = not all(_near(a, b, room) for a, b in zip(alone, beside, strict=True))
+    mixes |= not all(map(torch.equal, beside, others))  # the same sums, so the same bits
     if mixes and task.drops:
         raise BadInput(
             f"the model {type(task.module).__name__} has dropout, whose masks belong to single "
@@ -220,6 +241,12 @@ def _enough(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
     if x.is_floating_point():
         x += 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
     return x, y
+
+
+def _only(k: int, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As many records, each of which is record k."""
+    rows = torch.full((len(y),), k)
+    return x[rows], y[rows]
 
 
 def _near(a: torch.Tensor, b: torch.Tensor, room: float) -> bool:

@@ -11,7 +11,7 @@ import torch
 from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
-from fedveil.models.trial import mixes_records
+from fedveil.models.trial import check_together, mixes_records
 from fedveil.privacy.identity import seed_of
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
@@ -123,6 +123,9 @@ class Training:
         alone = one_by_one(self.work, self.plan, mixes=mixes)
         if alone and self.mode is Mode.VECTORISED:
             raise BadInput(f"engine.mode is 'vectorised' and {alone}: use 'looped'")
+        if self.mode is Mode.VECTORISED:
+            with one_thread():
+                check_together(self.task, x, y)
         if alone:
             object.__setattr__(self, "mode", Mode.LOOPED)
 
