@@ -9,6 +9,8 @@ from fedveil.attacks.backdoor import Backdoor as Backdoor
 from fedveil.attacks.images import ColourBackdoor as ColourBackdoor
 from fedveil.attacks.images import PixelTrigger as PixelTrigger
 from fedveil.attacks.images import WritersBackdoor as WritersBackdoor
+from fedveil.attacks.texts import PhraseBackdoor as PhraseBackdoor
+from fedveil.attacks.texts import SentenceBackdoor as SentenceBackdoor
 from fedveil.data.federated import FederatedData as FederatedData
 from fedveil.data.schema import TableSchema as TableSchema
 from fedveil.data.vocabulary import Vocabulary as Vocabulary
@@ -153,6 +155,7 @@ __all__ = [
     "OpenedRun",
     "PerGradient",
     "Perturb",
+    "PhraseBackdoor",
     "PixelTrigger",
     "Poisson",
     "Poly",
@@ -170,6 +173,7 @@ __all__ = [
     "RoundResult",
     "RoundRobin",
     "Sampler",
+    "SentenceBackdoor",
     "ServerOptimizer",
     "ServerState",
     "SgdServer",
