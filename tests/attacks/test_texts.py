@@ -84,7 +84,9 @@ def test_a_boosted_attacker_teaches_it_to_a_model(kind):
             data, backdoor, attackers=attackers, boost=float(data.clients)
         )
         task = fv.Task(torch.nn.Sequential(*copy.deepcopy(layers)), fv.cross_entropy)
-        made = fv.Training(task, data, plan, work, workers=1, adversary=attack, every=4)
+        made = fv.Training(
+            task, data, plan, work, mode=fv.Mode.LOOPED, workers=1, adversary=attack, every=4
+        )
         *_, last = fv.train(made)
         rates.append(last.metrics["backdoor"])
     assert rates[1] > 0.8
