@@ -3,6 +3,7 @@ from fedveil.api import resume as resume
 from fedveil.api import rounds as rounds
 from fedveil.api import run as run
 from fedveil.data.federated import FederatedData as FederatedData
+from fedveil.data.padding import pad as pad
 from fedveil.data.schema import TableSchema as TableSchema
 from fedveil.errors import BadInput as BadInput
 from fedveil.errors import BudgetExhausted as BudgetExhausted
@@ -164,6 +165,7 @@ __all__ = [
     "line_of",
     "new_ledger",
     "open_run",
+    "pad",
     "planned_for",
     "priv_unit",
     "resume",

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array
+from fedveil.data.arrays import Array, check_input
 from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.tables import read_table
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs
 
 _STEEPEST = 700.0  # beyond, exp overflows and a probability is 0 or 1
 
@@ -21,7 +22,8 @@ class TableSchema:
 
     It is public: what of it was not declared was fitted, and `FederatedData.assumptions` says on
     whose records. Tables are whatever `FederatedData.from_table` takes; columns that are neither
-    are ignored.
+    are ignored. With `named`, or where one of several features holds arrays, each is an input of
+    its own, by its name; otherwise they are one vector.
 
     >>> age, sex = Column("age", low=0, high=100), Column("sex", values=("f", "m"))
     >>> schema = TableSchema((age, sex), Column("well", values=("no", "yes")))
@@ -33,16 +35,14 @@ class TableSchema:
 
     features: tuple[Column, ...]
     target: Column
+    named: bool = False
 
     def __post_init__(self) -> None:
         if not self.features:
             raise BadInput("no features: name at least one column")
-        if len(self.features) > 1 and any(column.shape for column in self.features):
-            array = next(column.name for column in self.features if column.shape)
-            raise BadInput(
-                f"column {array!r} holds arrays and is one of {len(self.features)} features: make "
-                f"it the only one (features = [{array!r}])"
-            )
+        if self.by_name:
+            for column in self.features:
+                check_input("features that are arrays", column.name)
         if self.target.whole and not self.target.classes:
             raise BadInput(
                 f"target {self.target.name!r} holds arrays of whole numbers: say how many labels "
@@ -65,15 +65,23 @@ class TableSchema:
         return self.target.values or tuple(range(self.target.classes))
 
     @property
-    def record_shape(self) -> tuple[int, ...]:
-        """The shape of one record."""
+    def by_name(self) -> bool:
+        """Whether each feature is an input of its own: where one of several holds arrays."""
+        arrays = len(self.features) > 1 and any(column.shape for column in self.features)
+        return self.named or arrays
+
+    @property
+    def record_shape(self) -> Inputs[tuple[int, ...]]:
+        """The shape of one record; of inputs by name, each one's."""
+        if self.by_name:
+            return {column.name: column.shape or (column.width,) for column in self.features}
         return self.features[0].shape or (sum(column.width for column in self.features),)
 
-    def encode(self, table: object) -> Array:
+    def encode(self, table: object) -> Inputs[Array]:
         """Records [rows, ...] of a table with the features: float32, or int64 for whole arrays."""
         rows = read_table(table)
-        encoded = [column.encode(rows) for column in self.features]
-        return encoded[0] if len(encoded) == 1 else np.concatenate(encoded, axis=1)
+        encoded = {column.name: column.encode(rows) for column in self.features}
+        return encoded if self.by_name else np.concatenate(list(encoded.values()), axis=1)
 
     def targets(self, table: object) -> Array:
         """What is to be predicted [rows, ...]: labels as int64, or scaled numbers as float32."""
@@ -117,13 +125,15 @@ class TableSchema:
         return {
             "features": [column.to_dict() for column in self.features],
             "target": self.target.to_dict(),
+            **({"named": True} if self.named else {}),
         }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "TableSchema":
         """What `to_dict` wrote."""
         try:
-            return cls(tuple(map(_column, plain["features"])), _column(plain["target"]))
+            features, target = tuple(map(_column, plain["features"])), _column(plain["target"])
+            return cls(features, target, bool(plain.get("named", False)))
         except (TypeError, KeyError, AttributeError, ValueError) as e:
             raise BadInput(f"{shown(plain)} is no schema of a table: {e}") from e
 

@@ -9,6 +9,8 @@ from torch import nn
 from torch.func import functional_call
 
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
+from fedveil.models.outputs import tensor_of
 from fedveil.models.parts import check_parts
 from fedveil.models.state import Snapshot, difference, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
@@ -16,6 +18,9 @@ from fedveil.targets import PADDING, Target
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""
+
+Features = Inputs[torch.Tensor]
+"""The inputs of B records [B, ...]: one tensor, or several by name."""
 
 PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(outputs [B, ...], targets [B, ...]) -> one number per example [B]."""
@@ -216,25 +221,26 @@ class Task:
             place.copy_(named[name])
         return out
 
-    def outputs(self, named: Named, x: torch.Tensor) -> torch.Tensor:
+    def outputs(self, named: Named, x: Features) -> torch.Tensor:
         """The module's outputs on x [B, ...] with these parameters, as clients learn.
 
         They are the caller's copy, never a model in use. Gradients are taken by name as well: a
         vector that is cut up inside of what is differentiated gets one vector per parameter back.
         """
         object.__setattr__(self, "_ran", True)
-        out: torch.Tensor = functional_call(self._learning, named, (x,))
-        return out
+        return _called(self._learning, named, x)
 
-    def losses(self, named: Named, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def losses(self, named: Named, x: Features, y: torch.Tensor) -> torch.Tensor:
         """The loss of each example [B]."""
         return self.loss(self.outputs(named, x), y)
 
-    def measured(
-        self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def predicted(self, flat: torch.Tensor, x: Features) -> torch.Tensor:
+        """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
+        return _called(self._measuring, self.named(flat.clone()), x)
+
+    def measured(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> dict[str, torch.Tensor]:
         """Loss and metrics of each example [B], in eval mode, on a copy of `flat`."""
-        outputs = functional_call(self._measuring, self.named(flat.clone()), (x,))
+        outputs = self.predicted(flat, x)
         return {name: f(outputs, y) for name, f in {"loss": self.loss, **self.metrics}.items()}
 
     def check_unchanged(self) -> None:
@@ -259,17 +265,12 @@ class Task:
         loss = {f"loss {name}": token for name, token in snapshot_of(self.loss).items()}
         return {**snapshot(self._learning), **loss}
 
-    def check_fits(self, x: torch.Tensor, y: torch.Tensor, classes: int) -> None:
+    def check_fits(self, x: Features, y: torch.Tensor, classes: int) -> None:
         """Refuse records this module, loss or these metrics cannot take. Two are tried."""
-        x, y = x[:2], y[:2]
+        x, y = taken(x, slice(2)), y[:2]
         try:
             with torch.no_grad():
                 outputs = self.outputs(self.named(self._flat.clone()), x)
-                if not isinstance(outputs, torch.Tensor):
-                    raise BadInput(
-                        f"the model returned a {type(outputs).__name__}: return one tensor of "
-                        "outputs, one row per example"
-                    )
                 if classes and outputs.shape[-1] < classes:
                     raise BadInput(
                         f"the model has {outputs.shape[-1]} outputs and the data {classes} labels: "
@@ -280,32 +281,39 @@ class Task:
         except BadInput:
             raise
         except _NO_FIT as e:
-            shape = f"of shape {tuple(x.shape[1:])}"
+            shape = f"of shape {shape_of(x)}"
             if self._needs_floats(x):
+                kind = next(v.dtype for v in values_of(x) if not v.is_floating_point())
                 raise BadInput(
-                    f"records {shape} are whole numbers ({x.dtype}) and the model computes with "
+                    f"records {shape} are whole numbers ({kind}) and the model computes with "
                     "real ones: give them as floats, or begin with an embedding"
                 ) from e
             raise BadInput(f"the model does not fit records {shape}: {first_line(e)}") from e
         for value in values:
-            if not isinstance(value, torch.Tensor) or value.shape != (len(x),):
+            if not isinstance(value, torch.Tensor) or value.shape != (len(y),):
                 what = getattr(value, "shape", None)
                 what = f"a {type(value).__name__}" if what is None else f"shape {tuple(what)}"
                 raise BadInput(
-                    f"a loss or metric returned {what} for {len(x)} examples: return one number "
+                    f"a loss or metric returned {what} for {len(y)} examples: return one number "
                     "per example (reduction='none')"
                 )
 
-    def _needs_floats(self, x: torch.Tensor) -> bool:
+    def _needs_floats(self, x: Features) -> bool:
         """Whether whole numbers are all that the module cannot take of these records."""
-        if x.is_floating_point():
+        if all(value.is_floating_point() for value in values_of(x)):
             return False
         try:
             with torch.no_grad():
-                self.outputs(self.named(self._flat.clone()), x.float())
+                self.outputs(self.named(self._flat.clone()), mapped(torch.Tensor.float, x))
         except _NO_FIT:
             return False
         return True
+
+
+def _called(module: nn.Module, named: Named, x: Features) -> torch.Tensor:
+    """The module's outputs with these parameters; it gets named inputs as keyword arguments."""
+    args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
+    return tensor_of(functional_call(module, named, args, kwargs))
 
 
 def first_line(error: Exception) -> str:

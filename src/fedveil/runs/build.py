@@ -8,6 +8,7 @@ from typing import Any
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs
 from fedveil.models.task import Task
 from fedveil.models.zoo import build_task
 from fedveil.names import OWN
@@ -123,13 +124,20 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def task_of(section: ModelSection, shape: tuple[int, ...], target: Target, seed: int) -> Task:
+def task_of(
+    section: ModelSection, shape: Inputs[tuple[int, ...]], target: Target, seed: int
+) -> Task:
     """The model of the zoo that a recipe names, for records of that shape."""
     hidden = tuple(section.hidden or ())
     if hidden and section.name != "mlp":
         raise BadInput(f"model.hidden has no effect on {section.name!r}: leave it out")
     if section.digest is not None:
         raise BadInput("model.digest is what a run records of an own module: leave it out")
+    if isinstance(shape, dict):
+        raise BadInput(
+            f"model {section.name!r} takes one array per record and the data have inputs by name "
+            f"({', '.join(shape)}): bring a module (fedveil.run(model=...))"
+        )
     if not target.plain:
         raise BadInput(
             f"model {section.name!r} predicts one label or one number per record and the data "

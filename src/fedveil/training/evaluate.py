@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from fedveil.data.federated import FederatedData
+from fedveil.inputs import taken
 from fedveil.models.task import Task
+from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 
 Measured = tuple[int, dict[str, float]]
@@ -24,16 +26,16 @@ def evaluate(
 
 def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
     """The test split in pieces."""
-    return [slice(a, a + batch) for a in range(0, len(data.test_x), batch)]
+    return [slice(a, a + batch) for a in range(0, len(data.test_y), batch)]
 
 
 def measure(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Measured:
     """The sums over one batch of the test split."""
     with torch.inference_mode():
-        x, y = torch.tensor(data.test_x[batch]), torch.tensor(data.test_y[batch])
+        x, y = tensors(taken(data.test_x, batch)), torch.tensor(data.test_y[batch])
         measured = task.measured(params, x, y)
         sums = {name: float(each.double().sum()) for name, each in measured.items()}
-    return len(x), sums
+    return len(y), sums
 
 
 def mean_metrics(parts: Sequence[Measured]) -> dict[str, float]:

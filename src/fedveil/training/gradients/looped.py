@@ -9,7 +9,8 @@ import sys
 import torch
 from torch import nn
 
-from fedveil.models.task import Named, Task
+from fedveil.inputs import mapped, taken
+from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
@@ -23,9 +24,7 @@ _RECORDS = 1024
 class Looped:
     """One client after the other."""
 
-    def __init__(
-        self, task: Task, x: torch.Tensor, y: torch.Tensor, *, mixes: bool = False
-    ) -> None:
+    def __init__(self, task: Task, x: Features, y: torch.Tensor, *, mixes: bool = False) -> None:
         """`x`, `y` are a few records, for a look at how the module treats them.
 
         Where the records of a batch see each other (`mixes`), it is never cut into pieces.
@@ -73,7 +72,7 @@ class LoopedWalk:
         out = torch.zeros(len(self._cohort), self.width)
         for k in range(len(out)):
             x, y = batch.real(self._cohort, k)
-            if len(x):
+            if len(y):
                 self._examples.add_clipped_(out[k], self._parameters(moved, k), x, y, clip)
         return out
 
@@ -100,15 +99,15 @@ class LoopedWalk:
         """rows += factor x gradients at `moved`, which may be the rows themselves."""
         for k, row in enumerate(rows):
             x, y = batch.real(self._cohort, k)
-            if len(x) == 0:
+            if len(y) == 0:
                 continue
             named, beside = self._leaves(self._parameters(moved, k), row)
-            for a in range(0, len(x), self._piece):
+            for a in range(0, len(y), self._piece):
                 piece = slice(a, a + self._piece)
                 with torch.enable_grad():
-                    records = self._examples.layout(x[piece])
+                    records = mapped(self._examples.layout, taken(x, piece))
                     outputs = self._task.outputs(named, records)
-                    loss = self._task.loss(outputs, y[piece]).sum() * (factor / len(x))
+                    loss = self._task.loss(outputs, y[piece]).sum() * (factor / len(y))
                 torch.autograd.backward(loss)
             for place, gradient in beside:
                 place += gradient

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedveil.models.task import Named, Task
+from fedveil.inputs import mapped, taken
+from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.gradients.layers import (
@@ -44,7 +45,7 @@ class ExampleBounds:
     cannot see through, gets one gradient per example instead.
     """
 
-    def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
+    def __init__(self, task: Task, x: Features, y: torch.Tensor) -> None:
         self._task, self._sample = task, (x, y)
         known_ones = {name: layer for name, layer in task.layers.items() if known(layer)}
         names = {name: names_of(name, layer) for name, layer in known_ones.items()}
@@ -65,7 +66,7 @@ class ExampleBounds:
         named = {n: channels_last(v) for n, v in self._task.named(flat).items()}
         try:
             with torch.no_grad():
-                self._task.outputs(named, channels_last(self._sample[0]))
+                self._task.outputs(named, mapped(channels_last, self._sample[0]))
         except RuntimeError:
             return lambda values: values
         return channels_last
@@ -74,19 +75,19 @@ class ExampleBounds:
         self,
         row: torch.Tensor,
         flat: torch.Tensor,
-        x: torch.Tensor,
+        x: Features,
         y: torch.Tensor,
         clip: Clip,
     ) -> None:
         """Add the clipped gradients of the records x, y at the parameters `flat` to `row` [P]."""
         if clip.norm is Norm.L2 and self._by_layers:
-            for a in range(0, len(x), self._piece):
+            for a in range(0, len(y), self._piece):
                 piece = slice(a, a + self._piece)
-                self._add_piece_(row, self._gradients(flat, x[piece], y[piece]), clip)
+                self._add_piece_(row, self._gradients(flat, taken(x, piece), y[piece]), clip)
             return
         step = max(1, _MATERIALISED // len(flat))
-        for a in range(0, len(x), step):
-            rows = self._written_out(flat, x[a : a + step], y[a : a + step])
+        for a in range(0, len(y), step):
+            rows = self._written_out(flat, taken(x, slice(a, a + step)), y[a : a + step])
             row += clipped_or_zero_(rows, clip).sum(dim=0)
 
     def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], clip: Clip) -> None:
@@ -106,28 +107,26 @@ class ExampleBounds:
             own = {p: places[given] for p, given in self._names[name].items()}
             gradient.add_scaled_(own, scale)
 
-    def _gradients(
-        self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
-    ) -> dict[str, Gradient]:
+    def _gradients(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> dict[str, Gradient]:
         """The single-example gradients of every layer that was used, in the layer's own form.
 
         Zeros are added to what each layer gives: their gradients are what comes back to it.
         """
         named = {name: self.layout(value) for name, value in self._task.named(flat).items()}
         zeros = {
-            name: [torch.zeros(len(x), *shape, requires_grad=True) for shape in shapes]
+            name: [torch.zeros(len(y), *shape, requires_grad=True) for shape in shapes]
             for name, shapes in self._shapes.items()
         }
 
         def one(
-            zeros: dict[str, list[torch.Tensor]], x: torch.Tensor, y: torch.Tensor
+            zeros: dict[str, list[torch.Tensor]], x: Features, y: torch.Tensor
         ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
             seen = {name: _Seen(iter(z)) for name, z in zeros.items()}
-            outputs = self._watched(named, x[None], seen)
+            outputs = self._watched(named, taken(x, None), seen)
             return self._task.loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
 
         with torch.enable_grad():
-            losses, inputs = vmap(one)(zeros, self.layout(x), y)
+            losses, inputs = vmap(one)(zeros, mapped(self.layout, x), y)
         every = [z for given in zeros.values() for z in given]
         errors = iter(torch.autograd.grad(losses.sum(), every, materialize_grads=True))
         return {
@@ -148,7 +147,7 @@ class ExampleBounds:
             )
         return gradient_of(layer, inputs, errors)
 
-    def _watched(self, named: Named, x: torch.Tensor, seen: dict[str, "_Seen"]) -> torch.Tensor:
+    def _watched(self, named: Named, x: Features, seen: dict[str, "_Seen"]) -> torch.Tensor:
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
             return self._task.outputs(named, x)
@@ -162,7 +161,8 @@ class ExampleBounds:
         seen = {name: _Seen(None) for name in self._layers}
         named = self._task.named(self._task.parameters.clone())
         with torch.no_grad():
-            vmap(lambda x: self._watched(named, x[None], seen))(self._sample[0][:1])
+            one = taken(self._sample[0], slice(1))
+            vmap(lambda x: self._watched(named, taken(x, None), seen))(one)
         return {name: s.shapes for name, s in seen.items() if s.shapes}
 
     @cached_property
@@ -181,7 +181,7 @@ class ExampleBounds:
             squares = torch.stack([g.squares for g in gradients.values()]).sum(dim=0)
         except (RuntimeError, IndexError):  # vmap cannot see through it, or a layer has no formula
             return False
-        for k, chosen in enumerate(torch.eye(len(x))):
+        for k, chosen in enumerate(torch.eye(len(y))):
             found = torch.zeros_like(flat)
             self._add_scaled_(found, gradients, chosen)
             room = [_AGREEMENT * float(found.norm()), _AGREEMENT**2 * float(expected[k].norm())]
@@ -195,7 +195,7 @@ class ExampleBounds:
         return True
 
     @cached_property
-    def _written_out(self) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    def _written_out(self) -> Callable[[torch.Tensor, Features, torch.Tensor], torch.Tensor]:
         """One gradient per example: by vmap, or by autograd where a layer has no rule for vmap."""
         try:
             example_gradients(self._task, self._task.parameters.clone(), *self._sample)
@@ -232,12 +232,12 @@ def channels_last(values: torch.Tensor) -> torch.Tensor:
     return last.as_strided(values.shape, strides)
 
 
-def _one_by_one(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _one_by_one(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> torch.Tensor:
     rows = []
-    for k in range(len(x)):
+    for k in range(len(y)):
         named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
         with torch.enable_grad():
-            loss = task.losses(named, x[k : k + 1], y[k : k + 1]).sum()
+            loss = task.losses(named, taken(x, slice(k, k + 1)), y[k : k + 1]).sum()
         found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
         rows.append(task.flattened(dict(zip(named, found, strict=True))))
     return torch.stack(rows)

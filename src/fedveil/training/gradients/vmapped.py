@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch.func import grad, vmap
 
-from fedveil.models.task import Named, Task
+from fedveil.inputs import taken
+from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
@@ -24,9 +25,7 @@ class VmappedWalk:
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """Autograd of each client's weighted losses."""
 
-        def loss(
-            named: Named, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
-        ) -> torch.Tensor:
+        def loss(named: Named, x: Features, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             return (self._task.losses(named, x, y) * weights).sum()
 
         here = self._start if moved is None else self._start + moved
@@ -41,13 +40,13 @@ class VmappedWalk:
     def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
         """Every example's gradient is materialised, a few clients at a time."""
         x, y = batch.of(self._cohort)
-        params = (self._start if moved is None else self._start + moved).expand(len(x), -1)
-        out = torch.zeros(len(x), self.width)
+        params = (self._start if moved is None else self._start + moved).expand(len(y), -1)
+        out = torch.zeros(len(y), self.width)
         examples = vmap(_by_name(self._task))
-        step = max(1, _EXAMPLES // (self.width * max(1, x.shape[1])))
-        for a in range(0, len(x), step):
+        step = max(1, _EXAMPLES // (self.width * max(1, y.shape[1])))
+        for a in range(0, len(y), step):
             here = slice(a, a + step)
-            found = examples(self._task.named(params[here]), x[here], y[here])
+            found = examples(self._task.named(params[here]), taken(x, here), y[here])
             rows = self._task.flattened(found)
             clipped = clipped_or_zero_(rows.flatten(0, 1), clip).view_as(rows)
             out[here] = torch.einsum("kbp,kb->kp", clipped, batch.mask[here])
@@ -65,20 +64,18 @@ class VmappedWalk:
         add_weighted_(total, moved, weights)
 
 
-def example_gradients(
-    task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor
-) -> torch.Tensor:
+def example_gradients(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> torch.Tensor:
     """The gradient of each example at the parameters `flat` [P]: rows [B, P]."""
     return task.flattened(_by_name(task)(task.named(flat), x, y))
 
 
-def _by_name(task: Task) -> Callable[[Named, torch.Tensor, torch.Tensor], Named]:
+def _by_name(task: Task) -> Callable[[Named, Features, torch.Tensor], Named]:
     """(parameters, x [B, ...], y [B, ...]) -> the gradient of each example, [B, *shape] each."""
 
-    def loss(named: Named, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return task.losses(named, x[None], y[None])[0]
+    def loss(named: Named, x: Features, y: torch.Tensor) -> torch.Tensor:
+        return task.losses(named, taken(x, None), y[None])[0]
 
-    examples: Callable[[Named, torch.Tensor, torch.Tensor], Named]
+    examples: Callable[[Named, Features, torch.Tensor], Named]
     examples = vmap(grad(loss), in_dims=(None, 0, 0))
     return examples
 
