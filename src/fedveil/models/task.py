@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
+from fedveil.models.attention import attend_, plain_attention
 from fedveil.models.outputs import tensor_of
 from fedveil.models.parts import check_parts
 from fedveil.models.state import Snapshot, difference, snapshot, snapshot_of
@@ -143,7 +144,7 @@ class Task:
             start = stop
         object.__setattr__(self, "_flat", flat)
         object.__setattr__(self, "_slots", tuple(slots))
-        learning = unroll_(_without_parameters(self.module))
+        learning = attend_(unroll_(_without_parameters(self.module)))
         object.__setattr__(self, "_learning", learning)
         object.__setattr__(self, "_measuring", _without_parameters(self.module).eval())
         object.__setattr__(self, "_before", self._snapshot())
@@ -228,7 +229,8 @@ class Task:
         vector that is cut up inside of what is differentiated gets one vector per parameter back.
         """
         object.__setattr__(self, "_ran", True)
-        return _called(self._learning, named, x)
+        with plain_attention():
+            return _called(self._learning, named, x)
 
     def losses(self, named: Named, x: Features, y: torch.Tensor) -> torch.Tensor:
         """The loss of each example [B]."""
@@ -334,7 +336,10 @@ def _without_parameters(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module, empty)
     except (RuntimeError, TypeError, AttributeError) as e:
-        raise BadInput(f"the model cannot be copied, and is run as a copy: {first_line(e)}") from e
+        raise BadInput(
+            f"the model cannot be copied, and is run as a copy: {first_line(e)}; compute what is "
+            "no parameter in forward, or by torch.nn.utils.parametrizations"
+        ) from e
 
 
 def _check_module(module: nn.Module) -> None:

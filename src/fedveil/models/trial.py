@@ -53,8 +53,8 @@ def _mixes(task: Task, x: Features, y: torch.Tensor) -> bool:
     away = torch.randn(task.size, generator=torch.Generator().manual_seed(0))
     real = any(value.is_floating_point() for value in values_of(x))
     stretched = [mapped(_stretched, x)] if real else []
-    padded = not y.is_floating_point() and bool((y == PADDING).any())
-    targets = (y, torch.where(y == PADDING, 0, y)) if padded else (y,)
+    full = with_labels(y)
+    targets = (y,) if torch.equal(y, full) else (y, full)
     mixes = False
     with _same_randomness_afterwards():
         for flat in (task.parameters.clone(), task.parameters + _AWAY * away):
@@ -173,6 +173,11 @@ def _shaken(values: torch.Tensor) -> torch.Tensor:
         return values.clone()
     noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(1))
     return values + (0.1 * noise).to(values.dtype)
+
+
+def with_labels(y: torch.Tensor) -> torch.Tensor:
+    """Targets with a label where they have none: a record without labels has no gradient."""
+    return y if y.is_floating_point() else torch.where(y == PADDING, 0, y)
 
 
 def _stretched(values: torch.Tensor) -> torch.Tensor:

@@ -11,29 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedveil.models.products import Product, under_vmap
+
 State = tuple[torch.Tensor, ...]
 """What a layer carries from step to step, [B, hidden] each; the first is its output."""
 
 Step = Callable[[torch.Tensor, torch.Tensor, State], State]
 """(what the inputs drive, what the state drives, the state before) -> the state after."""
-
-
-class Product(nn.Module):
-    """x -> x W' + b with a weight and a bias of the layer that this one is a part of.
-
-    It has no parameters: `names` says what the layer calls them, and they are passed in. So what
-    goes into each product, and what comes back to it, can be watched from outside.
-    """
-
-    def __init__(self, weight: nn.Parameter, names: dict[str, str]) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.names = names
-
-    def forward(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        return nn.functional.linear(x, weight, bias)
 
 
 def unroll_(module: nn.Module) -> nn.Module:
@@ -58,7 +42,8 @@ def unroll_(module: nn.Module) -> nn.Module:
                 names = {"weight": f"weight_{kind}_{end}"}
                 if layer.bias:
                     names["bias"] = f"bias_{kind}_{end}"
-                product = Product(getattr(layer, names["weight"]), names)
+                outputs, inputs = getattr(layer, names["weight"]).shape
+                product = Product(inputs, outputs, names)
                 layer.add_module(f"product_{kind}_{end}", product)
     return module
 
@@ -99,7 +84,7 @@ _PLAIN: dict[type, type[nn.RNNBase]] = {nn.LSTM: _Lstm, nn.GRU: _Gru, nn.RNN: _R
 
 def _opaque(input: object) -> bool:
     """Whether torch's own operation is used: outside of vmap, and for packed sequences."""
-    return not (isinstance(input, torch.Tensor) and torch._C._are_functorch_transforms_active())
+    return not (isinstance(input, torch.Tensor) and under_vmap())
 
 
 def _unrolled(
@@ -138,9 +123,7 @@ def _one_way(
 
     def product(kind: str, values: torch.Tensor) -> torch.Tensor:
         part: Product = getattr(layer, f"product_{kind}_{end}")
-        own = {name: getattr(layer, given) for name, given in part.names.items()}
-        out: torch.Tensor = part(values, own["weight"], own.get("bias"))
-        return out
+        return part.of(layer, values)
 
     driven = product("ih", x).unbind(0)
     backwards = end.endswith("_reverse")

@@ -340,15 +340,17 @@ LAYERED = {
     "gru": (lambda: Recurrent(nn.GRU, bidirectional=True), 4),
     "rnn": (lambda: Recurrent(nn.RNN, num_layers=2, bias=False), 4),
     "recurrent-twice": (StepsFirst, 4),
+    "grouped": (grouped, (2, 4, 4)),
 }
-WRITTEN_OUT = {
+MIXED = {
     "tied": (Tied, "words"),
     "layer-norm": (Normed, (6,)),
     "free": (Free, (6,)),
+}
+WRITTEN_OUT = {
     "named": (Named, (6,)),
     "forked": (Forked, (6,)),
     "experts": (Experts, (6,)),
-    "grouped": (grouped, (2, 4, 4)),
     "refused-by-vmap": (Refused, 4),
 }
 SLOW_UNDER_VMAP = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
@@ -405,7 +407,7 @@ def case(request):
         torch.manual_seed(3)
         task = build_task(name, ZOO[name], 3, seed=2, hidden=(5, 4))
         return Case(task, torch.randn(RECORDS, *ZOO[name]), torch.randint(3, (RECORDS,)))
-    return make(*(LAYERED | WRITTEN_OUT)[name])
+    return make(*(LAYERED | MIXED | WRITTEN_OUT)[name])
 
 
 def relative(actual, expected):
@@ -415,6 +417,16 @@ def relative(actual, expected):
 @pytest.mark.parametrize("case", [*ZOO, *LAYERED], indirect=True)
 def test_known_layers_use_their_formulas_and_are_right(case):
     assert case.clips._by_layers
+    assert not case.clips._free
+    clip = Clip(case.middle())
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
+
+
+@pytest.mark.parametrize("case", MIXED, indirect=True)
+def test_only_parameters_of_no_layer_have_their_gradients_written_out(case):
+    assert case.clips._by_layers
+    assert case.clips._free
+    assert case.clips._shapes
     clip = Clip(case.middle())
     assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
@@ -489,7 +501,7 @@ def test_the_parameters_given_count_and_not_the_tasks_own(case):
 
 @SLOW_UNDER_VMAP
 @pytest.mark.parametrize("value", [1e-3, 1.0])
-@pytest.mark.parametrize("case", [*ZOO, *LAYERED, *WRITTEN_OUT], indirect=True)
+@pytest.mark.parametrize("case", [*ZOO, *LAYERED, *MIXED, *WRITTEN_OUT], indirect=True)
 def test_one_record_moves_the_sum_by_at_most_the_bound(case, value):
     clip = Clip(value)
     whole = case.sum(clip).double()
@@ -574,7 +586,7 @@ def test_a_gradient_of_zero_stays_zero():
 def test_a_parameter_that_does_not_show_at_the_start_is_not_forgotten():
     case = make(Free, (6,))
     case.task.parameters.zero_()
-    assert not case.clips._by_layers
+    assert case.clips._free == ["scale"]
     clip = Clip(case.middle())
     assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
@@ -697,17 +709,22 @@ class LateTied(nn.Module):
 def test_a_layer_that_begins_with_zeros_hides_nothing():
     case = make(LateTied, (6,))
     case.flat += torch.randn(case.task.size)
-    assert not case.clips._by_layers
+    assert list(case.clips._layers) == ["out"]
     clip = Clip(case.middle())
     assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
-def test_a_large_record_in_the_sample_hides_nothing():
+@pytest.mark.parametrize("large", [0, 1, 3])
+def test_large_records_in_the_sample_hide_nothing(large):
+    """A weight that is used outside its layer is found on no record in particular."""
     torch.manual_seed(1)
     case = Case(Task(Quoted(), squared_error), torch.randn(5, 6), torch.randn(5))
     x = case.x[:3].clone()
-    x[0] *= 1e4
-    assert not ExampleBounds(case.task, x, case.y[:3])._by_layers
+    x[:large] *= 1e4
+    case.clips = ExampleBounds(case.task, x, case.y[:3])
+    assert not case.clips._layers
+    clip = Clip(case.middle())
+    assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5
 
 
 class Quoted(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.inputs import taken
 from fedveil.models.task import Task
+from fedveil.models.trial import with_labels
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batch
@@ -90,5 +91,5 @@ def gradients_of(
     if mode is Mode.VECTORISED:
         return Vectorised(task, data, whole=whole)
     few = np.arange(_FEW) % len(data.test_y)
-    x, y = tensors(taken(data.test_x, few)), torch.from_numpy(data.test_y[few])
+    x, y = tensors(taken(data.test_x, few)), with_labels(torch.from_numpy(data.test_y[few]))
     return Looped(task, x, y, mixes=mixes)

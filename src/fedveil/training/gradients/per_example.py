@@ -16,22 +16,18 @@ from torch import nn
 from torch.func import vmap
 
 from fedveil.inputs import mapped, taken
+from fedveil.models.products import Product
 from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import ROUNDING, Clip
-from fedveil.privacy.rows import Norm
-from fedveil.training.gradients.layers import (
-    Gradient,
-    gradient_of,
-    known,
-    names_of,
-    without_subnormals,
-)
+from fedveil.privacy.rows import Norm, row_norms
+from fedveil.training.gradients.forms import Full, Gradient, without_subnormals
+from fedveil.training.gradients.layers import constant_inside, gradient_of, known, names_of
 from fedveil.training.gradients.vmapped import clipped_or_zero_, example_gradients
 
 _PIECE = 256
 _IMAGES = 16
-_MATERIALISED = 1 << 25
-_AGREEMENT = 1e-3
+_MATERIALISED = 1 << 26
+_AGREEMENT, _ROUGHLY = 1e-3, 0.05
 _AWAY = 0.03
 
 
@@ -39,25 +35,15 @@ class ExampleBounds:
     """Clipped sums of single-example gradients of `task`, one client at a time.
 
     Guarantee: a record adds at most the clip to the sum; one whose gradient is not finite adds
-    zero. Before the layers' formulas are used they are compared, on the sample records x, y, with
-    autograd on single examples: at the task's parameters and away from them, where a layer that
-    begins with zeros hides nothing. A module that uses a weight outside its layer, or that vmap
-    cannot see through, gets one gradient per example instead.
+    zero. A parameter that is no known layer's alone gets one gradient per example. Before the
+    layers' formulas are used they are compared, on the sample records x, y, with autograd on
+    single examples: at the task's parameters and away from them, where a layer that begins with
+    zeros hides nothing. In a module that they do not fit, or that vmap cannot see through, all
+    parameters get one gradient per example.
     """
 
     def __init__(self, task: Task, x: Features, y: torch.Tensor) -> None:
         self._task, self._sample = task, (x, y)
-        known_ones = {name: layer for name, layer in task.layers.items() if known(layer)}
-        names = {name: names_of(name, layer) for name, layer in known_ones.items()}
-        self._names = {  # without layers that are frozen
-            name: own for name, own in names.items() if task.places.keys() & own.values()
-        }
-        self._layers = {name: known_ones[name] for name in self._names}
-        owned = {given for own in self._names.values() for given in own.values()}
-        self._complete = owned == set(task.places)
-        images = any(isinstance(layer, nn.Conv2d) for layer in self._layers.values())
-        largest = max(task.layer_sizes)
-        self._piece = max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // largest))
 
     @cached_property
     def layout(self) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -81,9 +67,10 @@ class ExampleBounds:
     ) -> None:
         """Add the clipped gradients of the records x, y at the parameters `flat` to `row` [P]."""
         if clip.norm is Norm.L2 and self._by_layers:
+            named = self._laid(flat)
             for a in range(0, len(y), self._piece):
                 piece = slice(a, a + self._piece)
-                self._add_piece_(row, self._gradients(flat, taken(x, piece), y[piece]), clip)
+                self._add_piece_(row, self._gradients(named, taken(x, piece), y[piece]), clip)
             return
         step = max(1, _MATERIALISED // len(flat))
         for a in range(0, len(y), step):
@@ -104,56 +91,116 @@ class ExampleBounds:
     ) -> None:
         places = self._task.named(row)
         for name, gradient in gradients.items():
-            own = {p: places[given] for p, given in self._names[name].items()}
+            known_one = name in self._layers
+            own = self._own(name, places) if known_one else {"weight": places[name]}
             gradient.add_scaled_(own, scale)
 
-    def _gradients(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> dict[str, Gradient]:
-        """The single-example gradients of every layer that was used, in the layer's own form.
+    def _own(self, name: str, values: Named) -> Named:
+        """What belongs to the parameters of a known layer, under the layer's own names for them."""
+        layer = self._layers[name]
+        found = {p: values[given] for p, given in names_of(name, layer).items()}
+        if isinstance(layer, Product):
+            return {p: layer.part(p, value) for p, value in found.items()}
+        return found
 
-        Zeros are added to what each layer gives: their gradients are what comes back to it.
+    def _laid(self, flat: torch.Tensor) -> Named:
+        """The parameters as the module's layers like them best."""
+        return {name: self.layout(value) for name, value in self._task.named(flat).items()}
+
+    def _gradients(self, named: Named, x: Features, y: torch.Tensor) -> dict[str, Gradient]:
+        """The single-example gradients of every layer that was used, in the layer's own form."""
+        passed = self._pass(named, x, y)
+        return self._forms(passed)
+
+    def _pass(self, named: Named, x: Features, y: torch.Tensor) -> "_Pass":
+        """Every example alone through the module, with what each layer sees written down.
+
+        Zeros are added to what each layer gives: their gradients are what comes back to it. Every
+        example has a copy of the parameters that belong to no layer, which takes no memory.
         """
-        named = {name: self.layout(value) for name, value in self._task.named(flat).items()}
+        shared = {n: v for n, v in named.items() if n not in self._free}
+        copies = {
+            n: named[n].detach().expand(len(y), *named[n].shape).requires_grad_()
+            for n in self._free
+        }
         zeros = {
-            name: [torch.zeros(len(y), *shape, requires_grad=True) for shape in shapes]
+            name: [torch.zeros(()).expand(len(y), *s).requires_grad_() for s in shapes]
             for name, shapes in self._shapes.items()
         }
 
         def one(
-            zeros: dict[str, list[torch.Tensor]], x: Features, y: torch.Tensor
+            zeros: dict[str, list[torch.Tensor]], copies: Named, x: Features, y: torch.Tensor
         ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
             seen = {name: _Seen(iter(z)) for name, z in zeros.items()}
-            outputs = self._watched(named, taken(x, None), seen)
+            outputs = self._watched(shared | copies, taken(x, None), seen)
             return self._task.loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
 
         with torch.enable_grad():
-            losses, inputs = vmap(one)(zeros, mapped(self.layout, x), y)
-        every = [z for given in zeros.values() for z in given]
-        errors = iter(torch.autograd.grad(losses.sum(), every, materialize_grads=True))
-        return {
-            name: self._gradient(name, seen, [next(errors) for _ in seen])
-            for name, seen in inputs.items()
-        }
+            losses, inputs = vmap(one)(zeros, copies, mapped(self.layout, x), y)
+        return _Pass(losses, copies, zeros, inputs)
 
-    def _gradient(
-        self, name: str, inputs: list[torch.Tensor], errors: list[torch.Tensor]
-    ) -> Gradient:
-        """Several images that belong to one example are several uses of their layer."""
-        layer = self._layers[name]
-        inputs = [a.detach() for a in inputs]
-        if isinstance(layer, nn.Conv2d):
-            inputs, errors = (
-                [image for v in values for image in v.reshape(len(v), -1, *v.shape[-3:]).unbind(1)]
-                for values in (inputs, errors)
+    def _forms(self, passed: "_Pass", *, keep: bool = False) -> dict[str, Gradient]:
+        """What comes back to each layer, in its own form; `keep` the graph for more."""
+        every = [*(z for given in passed.zeros.values() for z in given), *passed.copies.values()]
+        loss = passed.losses.sum()
+        errors = iter(torch.autograd.grad(loss, every, retain_graph=keep, materialize_grads=True))
+        found: dict[str, Gradient] = {
+            name: gradient_of(
+                self._layers[name], [a.detach() for a in seen], [next(errors) for _ in seen]
             )
-        return gradient_of(layer, inputs, errors)
+            for name, seen in passed.inputs.items()
+        }
+        return found | {name: Full(next(errors), None) for name in passed.copies}
 
-    def _watched(self, named: Named, x: Features, seen: dict[str, "_Seen"]) -> torch.Tensor:
+    def _watched(self, named: Named, x: Features, seen: "dict[str, _Seen]") -> torch.Tensor:
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
             return self._task.outputs(named, x)
         finally:
             for handle in handles:
                 handle.remove()
+
+    @cached_property
+    def _candidates(self) -> dict[str, nn.Module]:
+        """Known layers all of whose parameters learn, under a name that is theirs alone."""
+        layers, learning = self._task.layers, self._task.places.keys()
+        known_ones = {name: layer for name, layer in layers.items() if known(layer)}
+        names = {name: set(names_of(name, layer).values()) for name, layer in known_ones.items()}
+        return {name: known_ones[name] for name, own in names.items() if own and own <= learning}
+
+    @cached_property
+    def _layers(self) -> dict[str, nn.Module]:
+        """Those whose parameters are used nowhere else.
+
+        Inside of its layer a parameter is a constant here: a loss that depends on it all the same
+        got to it on another way. Whether there is one does not depend on the records: what
+        branches on them is no matter of vmap.
+        """
+        leaves = self._task.named(self._task.parameters.clone())
+        leaves = {name: value.requires_grad_() for name, value in leaves.items()}
+
+        def one(x: Features, y: torch.Tensor) -> torch.Tensor:
+            return self._task.losses(leaves, taken(x, None), y[None])[0]
+
+        x, y = self._sample
+        with torch.enable_grad(), constant_inside(self._candidates):
+            loss = vmap(one)(taken(x, slice(1)), y[:1]).sum()
+        elsewhere: set[str] = set()
+        if loss.requires_grad:
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+            elsewhere = {name for name, g in zip(leaves, found, strict=True) if g is not None}
+        return {
+            name: layer
+            for name, layer in self._candidates.items()
+            if elsewhere.isdisjoint(names_of(name, layer).values())
+        }
+
+    @cached_property
+    def _free(self) -> list[str]:
+        """The parameters that belong to no such layer."""
+        names = [names_of(name, layer).values() for name, layer in self._layers.items()]
+        owned = {given for own in names for given in own}
+        return [name for name in self._task.places if name not in owned]
 
     @cached_property
     def _shapes(self) -> dict[str, list[torch.Size]]:
@@ -166,33 +213,60 @@ class ExampleBounds:
         return {name: s.shapes for name, s in seen.items() if s.shapes}
 
     @cached_property
+    def _piece(self) -> int:
+        """How many examples at a time: images that stay in the cache, and what memory holds."""
+        x, y = taken(self._sample[0], slice(1)), self._sample[1][:1]
+        gradients = self._gradients(self._laid(self._task.parameters.clone()), x, y)
+        held = sum(g.held for g in gradients.values())
+        images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self._layers.values())
+        return max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // max(1, held)))
+
+    @cached_property
     def _by_layers(self) -> bool:
         """Whether the layers' formulas give the gradients that autograd gives, on the sample."""
         flat = self._task.parameters.clone()
         away = torch.randn(len(flat), generator=torch.Generator().manual_seed(0))
-        return self._complete and all(map(self._agrees, (flat, flat + _AWAY * away)))
+        return all(map(self._agrees, (flat, flat + _AWAY * away)))
 
     def _agrees(self, flat: torch.Tensor) -> bool:
-        """Example by example and parameter by parameter, so that no large one hides a small one."""
+        """Example by example and parameter by parameter, so that no large one hides a small one.
+
+        Formulas are held to what autograd says of the same pass, and the pass roughly to autograd
+        on single examples: deep modules make more of rounding.
+        """
         x, y = self._sample
-        expected = _one_by_one(self._task, flat, x, y)
+        named = {n: v.detach().requires_grad_() for n, v in self._laid(flat).items()}
         try:
-            gradients = self._gradients(flat, x, y)
+            passed = self._pass(named, x, y)
+            gradients = self._forms(passed, keep=True)
             squares = torch.stack([g.squares for g in gradients.values()]).sum(dim=0)
-        except (RuntimeError, IndexError):  # vmap cannot see through it, or a layer has no formula
-            return False
+        except (RuntimeError, IndexError, StopIteration):
+            return False  # vmap cannot see through it, or a layer is used otherwise elsewhere
+        alone = _one_by_one(self._task, flat, x, y)
         for k, chosen in enumerate(torch.eye(len(y))):
             found = torch.zeros_like(flat)
             self._add_scaled_(found, gradients, chosen)
-            room = [_AGREEMENT * float(found.norm()), _AGREEMENT**2 * float(expected[k].norm())]
-            if not abs(float(squares[k].sqrt()) - float(found.norm())) <= sum(room):
+            if not _length(found - alone[k]) <= _ROUGHLY * _length(alone[k]):
                 return False
-            right = self._task.named(expected[k])
+            right = self._by_autograd(passed, named, k)
+            near = _AGREEMENT**2 * _length(self._task.flattened(right))
+            length = _length(found)
+            if not abs(float(squares[k].sqrt()) - length) <= _AGREEMENT * length + near:
+                return False
             for name, value in self._task.named(found).items():
-                near = _AGREEMENT * float(right[name].norm()) + room[1]
-                if not float((value - right[name]).norm()) <= near:
+                if not _length(value - right[name]) <= _AGREEMENT * _length(right[name]) + near:
                     return False
         return True
+
+    def _by_autograd(self, passed: "_Pass", named: Named, k: int) -> Named:
+        """The gradient of example k, from the pass that the formulas were fed with."""
+        shared = [name for name in named if name not in passed.copies]
+        leaves = [named[name] for name in shared] + list(passed.copies.values())
+        found = torch.autograd.grad(
+            passed.losses[k], leaves, retain_graph=True, materialize_grads=True
+        )
+        right = dict(zip([*shared, *passed.copies], found, strict=True))
+        return {name: right[name][k] if name in passed.copies else right[name] for name in named}
 
     @cached_property
     def _written_out(self) -> Callable[[torch.Tensor, Features, torch.Tensor], torch.Tensor]:
@@ -202,6 +276,16 @@ class ExampleBounds:
         except RuntimeError:
             return partial(_one_by_one, self._task)
         return partial(example_gradients, self._task)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What is left of B examples' way through a module: losses [B], and what leads back to it."""
+
+    losses: torch.Tensor
+    copies: Named
+    zeros: dict[str, list[torch.Tensor]]
+    inputs: dict[str, list[torch.Tensor]]
 
 
 @dataclass
@@ -241,3 +325,7 @@ def _one_by_one(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) ->
         found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
         rows.append(task.flattened(dict(zip(named, found, strict=True))))
     return torch.stack(rows)
+
+
+def _length(values: torch.Tensor) -> float:
+    return float(row_norms(values.reshape(1, -1)))

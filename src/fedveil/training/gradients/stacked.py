@@ -16,7 +16,7 @@ from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.layers import without_subnormals
+from fedveil.training.gradients.forms import without_subnormals
 from fedveil.training.gradients.linear_chain import Layer
 from fedveil.training.gradients.vmapped import VmappedWalk
 
