@@ -6,7 +6,7 @@ Imports nothing but torch, so that it runs in every environment.
 import torch
 from torch import nn
 
-WORDS, STEPS = 2_000, 64
+WORDS, STEPS = 2_000, 32
 """How many words there are, and how many of them a record has."""
 
 
@@ -43,18 +43,19 @@ def resnet18(classes: int) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Words and their places, four encoder layers, the mean of all steps: 1.06 million."""
+    """Words and their places, four encoder layers, the mean of all steps: 1.05 million."""
 
     def __init__(self, classes: int, width: int = 128) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, width)
-        self.places = nn.Parameter(0.02 * torch.randn(STEPS, width))
+        self.places = nn.Embedding(STEPS, width)
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
         self.out = nn.Linear(width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(self.encoder(self.words(x) + self.places).mean(dim=1))
+        places = self.places(torch.arange(x.shape[1]).repeat(len(x), 1))
+        return self.out(self.encoder(self.words(x) + places).mean(dim=1))
 
 
 class Lstm(nn.Module):

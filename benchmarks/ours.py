@@ -1,7 +1,8 @@
 """Seconds per whole round of fedveil on one work item: sampler, durable charge, noise included.
 
 (a) is Fu's DP-FedAvg with Laplace noise at the clients, (b) and (c) central DP, (d) DP-SGD inside
-the clients, (e) the server's part of central DP on 10 million parameters. The model is measured on
+the clients, (e) the server's part of central DP on 10 million parameters, (f) to (h) larger modules
+by local SGD and by DP-SGD, (i) central DP with secure noise. The model is measured on
 no test split, as with the peers. Workers are one per core, one thread each.
 """
 
@@ -22,11 +23,13 @@ import torch
 from work import WORK, Work
 
 import fedveil as fv
+from fedveil.models import zoo
 from fedveil.models.task import PerExample
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.rows import Norm
+from fedveil.privacy.secure import planned_for, secured
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
@@ -143,6 +146,29 @@ def server_rounds(rounds: int) -> list[float]:
     return seconds[1:]
 
 
+def million(rounds: int, *, secure: bool) -> fv.Training:
+    """A regression of 11 parameters, 10 records a client, 1,000 of 10^6 clients in a round."""
+    clients = 10**6
+    random = np.random.default_rng(3)
+    x = random.standard_normal((10 * clients, 10), dtype=np.float32)
+    y = x[:, 0].copy()
+    data = fv.FederatedData(x, y, np.arange(0, len(x) + 1, 10), x[:10].copy(), y[:10].copy(), 0)
+    task = fv.Task(zoo.linear(10), fv.squared_error)
+    budget = fv.Budget(8.0, 1e-7)
+    plan = fv.central(
+        fv.RoundRobin(1_000),
+        clients,
+        fv.Fixed(1.0),
+        rounds=rounds,
+        budget=planned_for(budget) if secure else budget,
+    )
+    if secure:
+        plan = secured(plan, task.size, diagnostics=False)
+    return fv.Training(
+        task, data, plan, fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1), every=MOST_ROUNDS
+    )
+
+
 def profile(work: Work, rounds: int) -> list[str]:
     """Where one process alone spends its time: the functions with most time of their own."""
     rounds = min(rounds, 3) if work.model == "fu-cnn" else rounds
@@ -161,7 +187,8 @@ def profile(work: Work, rounds: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("item", choices=[*WORK, "e"])
+    parser.add_argument("item", choices=[*WORK, "e", "i"])
+    parser.add_argument("--seeded", action="store_true", help="item i with seeded noise")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
@@ -173,17 +200,25 @@ def main() -> None:
         torch.set_num_threads(1)
         seconds = server_rounds(arguments.rounds)
         answer["configuration"] = "one process, one thread"
+    elif arguments.item == "i":
+        training = million(arguments.rounds + 1, secure=not arguments.seeded)
+        seconds = whole_rounds(training, 1)
+        noise = "seeded" if arguments.seeded else "secure"
+        answer["configuration"] = f"{noise} noise, {training.engine.mode}"
     else:
         work = WORK[arguments.item]
-        training = training_of(work, arguments.rounds + 3)
-        seconds = whole_rounds(training)
+        warm_up = 1 if work.name[0] in "fgh" else 3
+        training = training_of(work, arguments.rounds + warm_up)
+        seconds = whole_rounds(training, warm_up)
         engine = training.engine
         assert isinstance(engine, Serial)
         several = isinstance(engine, Processes) and engine.chunk < work.cohort
         workers = f"{engine.workers} workers" if several else "one process"
         answer["configuration"] = f"{engine.mode}, chunks of {engine.chunk}, {workers}"
         if work.batch:
-            answer["examples"] = examples_of(training, range(4, arguments.rounds + 4))
+            answer["examples"] = examples_of(
+                training, range(warm_up + 1, arguments.rounds + warm_up + 1)
+            )
     answer["seconds"] = seconds
     print(json.dumps(answer))
 

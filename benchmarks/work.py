@@ -5,11 +5,15 @@ Imports nothing but numpy, torch and fedveil's model zoo, so that it runs in eve
 
 from dataclasses import dataclass
 
+import models
 import numpy as np
 import torch
 from torch import nn
 
 from fedveil.models import zoo
+
+_OWN = {"resnet": models.resnet18, "transformer": models.Transformer, "lstm": models.Lstm}
+_OF_WORDS = ("transformer", "lstm")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,9 @@ class Work:
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Records [clients, records, ...] and targets [clients, records], always the same."""
         random = np.random.default_rng(7)
+        if self.model in _OF_WORDS:
+            x = random.integers(models.WORDS, size=(self.clients, self.records, *self.shape))
+            return x, random.integers(self.classes, size=(self.clients, self.records))
         x = random.standard_normal((self.clients, self.records, *self.shape), dtype=np.float32)
         if self.classes:
             return x, random.integers(self.classes, size=(self.clients, self.records))
@@ -44,6 +51,8 @@ class Work:
     def module(self) -> nn.Module:
         """The model, initialised the same everywhere."""
         torch.manual_seed(7)
+        if self.model in _OWN:
+            return _OWN[self.model](self.classes)
         if self.model == "linear":
             return zoo.linear(self.shape[0])
         if self.model == "mlp":
@@ -65,6 +74,16 @@ def _regression(steps: int) -> Work:
 def _mlp(steps: int) -> Work:
     title = f"MLP 784-200-10, 100 of 1,000 clients, 20 records, E = {steps}"
     return Work(f"c-{steps}", title, "mlp", (784,), 10, 1_000, 100, 20, steps, 0.1)
+
+
+def _module(letter: str, model: str, title: str, shape: tuple[int, ...], size: int) -> list[Work]:
+    """A module as users write them: local SGD of 4 clients, and DP-SGD inside of 4 clients."""
+    plain = f"{title}, 4 clients of {size} records, 2 steps"
+    private = f"DP-SGD on {title}, 4 clients of {4 * size} records, 2 Poisson batches of {size}"
+    return [
+        Work(f"{letter}-loop", plain, model, shape, 10, 4, 4, size, 2, 0.01),
+        Work(f"{letter}-dp", private, model, shape, 10, 4, 4, 4 * size, 2, 0.01, batch=size),
+    ]
 
 
 WORK = {
@@ -99,5 +118,8 @@ WORK = {
             0.05,
             batch=64,
         ),
+        *_module("f", "resnet", "ResNet-18 with group norm, 32 x 32 images", (3, 32, 32), 16),
+        *_module("g", "transformer", "a transformer of 4 layers, 32 words", (models.STEPS,), 64),
+        *_module("h", "lstm", "words and an LSTM, 32 words", (models.STEPS,), 128),
     )
 }

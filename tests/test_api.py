@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,10 @@ import fedveil as fv
 from fedveil.errors import BadInput
 from fedveil.privacy.ledger.statement import statements
 from fedveil.runs import run as runs
+from fedveil.runs.own import FIRST_WEIGHTS
 
 SET = {"rounds": 4, "sample.rate": 0.5, "client.epochs": 1, "engine.workers": 1}
+SET["engine.mode"] = "looped"  # which is faster is measured, and differs from run to run
 FAST = {**SET, "noise.multiplier": 2.0, "budget.epsilon": float("inf"), "budget.delta": 1e-4}
 
 
@@ -249,6 +253,39 @@ def test_another_module_or_data_is_refused_on_resume(tmp_path, changes, told):
         fv.resume(tmp_path / "run", quiet=True, **{**parts, **changes})
 
 
+def test_records_that_were_changed_in_place_are_refused_on_resume(tmp_path):
+    x, given = make_data().x.copy(), make_data()
+    data, net = replace(given, x=x), make_net()
+    next(fv.rounds("central", out=tmp_path / "run", set=FAST, model=net, data=data))
+    x[3] += 1
+    with pytest.raises(BadInput, match="data is"):
+        fv.resume(tmp_path / "run", quiet=True, model=net, data=data)
+    x[3] = given.x[3]
+    fv.resume(tmp_path / "run", quiet=True, model=net, data=data)
+
+
+def test_records_that_were_changed_during_a_run_are_noted(start):
+    data = make_data()
+
+    def change(line):
+        data.x[:] += 1
+
+    (note,) = [n for n in start(data=data, on_round=change).result["notes"] if "records" in n]
+    assert note.startswith("the records were changed in place during the run")
+
+
+def test_a_callback_that_changes_the_module_changes_nothing(start, tmp_path):
+    net = make_net()
+
+    def forget(line):
+        with torch.no_grad():
+            net[0].weight.zero_()
+
+    start("whole")
+    start("forgetful", model=net, on_round=forget)
+    assert same(tmp_path / "whole", tmp_path / "forgetful")
+
+
 # --- what may be published ---
 
 
@@ -260,8 +297,46 @@ def test_secure_noise_shows_no_diagnostics(start):
         assert [line[key] for key in ("clients", "clipped", "snr", "seconds")] == [None] * 4
 
 
+def test_claims_for_an_own_module_assume_that_its_first_weights_are_public(start, tmp_path):
+    assert all(FIRST_WEIGHTS in claim.assumptions for claim in start().claims)
+    settings = {**FAST, "data.clients": 20}
+    zoo = fv.run("central", out=tmp_path / "zoo", set=settings, quiet=True)
+    assert not any(FIRST_WEIGHTS in claim.assumptions for claim in zoo.claims)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"ledger_epsilon": 3}, "ledger_epsilon is the budget of a shared ledger"),
+        ({"ledger": "all.db", "ledger_epsilon": -1}, "ledger_epsilon is -1: a positive number"),
+        ({"ledger": "all.db", "ledger_epsilon": "8"}, "ledger_epsilon is '8': a number is needed"),
+    ],
+)
+def test_a_common_budget_that_is_none_is_refused(start, tmp_path, changes, told):
+    with pytest.raises(BadInput, match=told):
+        start(**changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_of_a_run_pays_for_itself_on_a_shared_ledger(tmp_path):
+    """The copy does rounds again with other noise: what both released is charged."""
+    settings = {**SET, "noise.source": "secure", "noise.multiplier": 2.0}
+    settings |= {"budget.epsilon": 8, "budget.delta": 1e-4}
+    shared = {"ledger": tmp_path / "all.db", "ledger_epsilon": 20}
+    parts = {"model": make_net(), "data": make_data()}
+    for line in fv.rounds("central", out=tmp_path / "run", set=settings, **shared, **parts):
+        if line["round"] == 2:
+            break
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    first = fv.resume(tmp_path / "run", quiet=True, **parts).claims[0].epsilon
+    second = fv.resume(tmp_path / "copy", quiet=True, **parts)
+    (told,) = statements(tmp_path / "all.db")
+    assert len(told.charges) == 4 + 2
+    assert second.claims[0].epsilon > first
+
+
 def test_runs_share_a_ledger(start, tmp_path):
-    shared = {"ledger": tmp_path / "all.db", "ledger_epsilon": 3.0}
+    shared = {"ledger": tmp_path / "all.db", "ledger_epsilon": 3}
     settings = {**SET, "noise.multiplier": 2.0, "budget.epsilon": 3.0, "budget.delta": 1e-4}
     start("one", settings, **shared)
     second = start("two", {**settings, "seed": 2, "rounds": 400}, **shared)
@@ -288,6 +363,32 @@ def test_a_model_of_the_zoo_is_opened_by_its_name(tmp_path):
     fv.run("central", out=tmp_path / "zoo", set=settings, quiet=True)
     module = fv.open_run(tmp_path / "zoo").module
     assert sum(p.numel() for p in module.parameters()) == 64 * 5 + 5 + 5 * 10 + 10
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [("model.safetensors", lambda run: run.module), ("result.json", lambda run: run.claims)],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_that_was_changed_since_is_refused(start, tmp_path, name, use, shared):
+    common = {"ledger": tmp_path / "all.db", "ledger_epsilon": 3} if shared else {}
+    settings = {**FAST, "budget.epsilon": 3.0}
+    run = start(settings=settings, **common)
+    path = run.folder / name
+    path.write_bytes(path.read_bytes().replace(b'"epsilon', b'"Epsilon', 1))
+    changed = fv.open_run(run.folder, model=make_net())
+    with pytest.raises(BadInput, match=f"{name} is not the one that the run left: it was changed"):
+        use(changed)
+    if name == "result.json":
+        assert "it was changed" in repr(changed)
+        assert "it was changed" in changed._repr_html_()
+
+
+def test_a_run_that_was_given_away_without_its_ledger_is_opened(start):
+    run = start()
+    (run.folder / "ledger.db").unlink()
+    opened = fv.open_run(run.folder, model=make_net())
+    assert torch.equal(opened.module[0].weight, run.module[0].weight)
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Item d with Opacus: DP-SGD of four clients on Fu's CNN.
+"""DP-SGD of four clients with Opacus: Fu's CNN (item d) and the modules of the other items.
 
 Opacus's own per-example gradients, clipping, noise and Poisson sampler, without its data loader
 (batches are indexed from one tensor instead of collated record by record) and without its
@@ -7,8 +7,9 @@ only the weights go back to the round's model.
 
 Modes: `hooks` (Opacus's default), `functorch`, `ew` (torch's expanded weights) and `ghost` (fast
 gradient clipping: two backward passes, and the linear layer's per-example gradients are never
-made). Left out: `ghost_fsdp` and `ghost_tp`, which need torch.distributed, and `no_op`, which
-leaves the gradients to the caller.
+made). Attention and LSTM are replaced by Opacus's own, as its validator does, except where
+functorch takes any module. Left out: `ghost_fsdp` and `ghost_tp`, which need torch.distributed,
+and `no_op`, which leaves the gradients to the caller.
 
 `--channels-last` speeds up torch's CPU convolutions. With hooks and ghost, Opacus 1.6 then unfolds
 a layer's input with the strides of a contiguous one and gets wrong gradients without saying so, so
@@ -19,7 +20,7 @@ step takes long.
 One process has two torch threads and takes the clients in turn; two processes have one thread each
 and take two clients each.
 
-python benchmarks/peers/opacus_dp_sgd.py --mode ghost --processes 2 --rounds 10
+python benchmarks/peers/opacus_dp_sgd.py d --mode ghost --processes 2 --rounds 10
 """
 
 import argparse
@@ -33,12 +34,12 @@ from opacus.grad_sample.utils import prepare_module, register_grad_sampler
 from opacus.optimizers import DPOptimizer, get_optimizer_class
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
-from peers.bare_loop import PROCESSES, Round, keep_memory, timed, two_processes
+from opacus.validators import ModuleValidator
+from peers.bare_loop import CLIP, PROCESSES, Round, keep_memory, timed, two_processes
 from torch import nn
-from work import WORK
+from work import WORK, Work
 
-WORK_D = WORK["d"]
-CLIP, MULTIPLIER = 1.0, 1.0
+MULTIPLIER = 1.0
 MODES = ("hooks", "functorch", "ew", "ghost")
 NO_EMPTY_BATCH = ("functorch", "ew")
 
@@ -46,8 +47,10 @@ NO_EMPTY_BATCH = ("functorch", "ew")
 class Trainer:
     """One wrapped model with its optimizer, loss and sampler, for one client after the other."""
 
-    def __init__(self, mode: str, channels_last: bool) -> None:
-        module = WORK_D.module()
+    def __init__(self, work: Work, mode: str, channels_last: bool) -> None:
+        module = work.module()
+        if mode != "functorch":
+            module = ModuleValidator.fix(module)
         if channels_last:
             module = module.to(memory_format=torch.channels_last)
             register_grad_sampler(nn.Conv2d)(_contiguous_grad_sample)
@@ -55,13 +58,13 @@ class Trainer:
         self.parameters = list(module.parameters())
         self.start = [parameter.detach().clone() for parameter in self.parameters]
         self.model = _wrap(module, mode)
-        self.optimizer = _optimizer(self.parameters, mode)
+        self.optimizer = _optimizer(work, self.parameters, mode)
         self.loss = nn.CrossEntropyLoss()
         if mode == "ghost":
             self.loss = DPLossFastGradientClipping(self.model, self.optimizer, self.loss)
-        rate = WORK_D.batch / WORK_D.records
+        rate = work.batch / work.records
         self.sampler = UniformWithReplacementSampler(
-            num_samples=WORK_D.records, sample_rate=rate, steps=WORK_D.steps
+            num_samples=work.records, sample_rate=rate, steps=work.steps
         )
 
     def client(self, x: torch.Tensor, y: torch.Tensor) -> int:
@@ -98,21 +101,22 @@ def _wrap(module: nn.Module, mode: str) -> nn.Module:
     return model
 
 
-def _optimizer(parameters: list[nn.Parameter], mode: str) -> DPOptimizer:
+def _optimizer(work: Work, parameters: list[nn.Parameter], mode: str) -> DPOptimizer:
     private = get_optimizer_class(clipping="flat", distributed=False, grad_sample_mode=mode)
     return private(
-        torch.optim.SGD(parameters, lr=WORK_D.lr),
+        torch.optim.SGD(parameters, lr=work.lr),
         noise_multiplier=MULTIPLIER,
         max_grad_norm=CLIP,
-        expected_batch_size=WORK_D.batch,
+        expected_batch_size=work.batch,
     )
 
 
-def clients(mode: str, channels_last: bool, processes: int, share: int) -> Round:
+def clients(item: str, mode: str, channels_last: bool, processes: int, share: int) -> Round:
     """DP-SGD of every `processes`-th client, from client `share` on."""
-    trainer = Trainer(mode, channels_last)
+    work = WORK[item]
+    trainer = Trainer(work, mode, channels_last)
     torch.manual_seed(share)
-    x, y = (torch.from_numpy(array[share::processes]) for array in WORK_D.arrays())
+    x, y = (torch.from_numpy(array[share::processes]) for array in work.arrays())
     return lambda: sum(trainer.client(*client) for client in zip(x, y, strict=True))
 
 
@@ -123,7 +127,7 @@ def main() -> None:
         seconds, examples = timed(work, options.rounds)
     line = {
         "peer": f"opacus {opacus.__version__}",
-        "item": WORK_D.name,
+        "item": options.item,
         "configuration": _configuration(options),
         "seconds": seconds,
         "examples": examples,
@@ -132,7 +136,7 @@ def main() -> None:
 
 
 def _workers(options: argparse.Namespace) -> AbstractContextManager[Round]:
-    settings = (options.mode, options.channels_last, options.processes)
+    settings = (options.item, options.mode, options.channels_last, options.processes)
     if options.processes == PROCESSES:
         return two_processes(options.keep_memory, clients, *settings)
     if options.keep_memory:
@@ -153,6 +157,7 @@ def _configuration(options: argparse.Namespace) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("item", choices=[name for name, work in WORK.items() if work.batch])
     parser.add_argument("--mode", choices=MODES, required=True)
     parser.add_argument("--processes", type=int, choices=(1, PROCESSES), required=True)
     parser.add_argument("--channels-last", action="store_true")

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fedveil.checks import check_ledger_epsilon
 from fedveil.console import Progress
 from fedveil.data.federated import FederatedData
 from fedveil.notebook import NotebookProgress, in_notebook
@@ -120,6 +121,7 @@ def _started(
     model: Model | None,
     data: FederatedData | None,
 ) -> Run:
+    check_ledger_epsilon("ledger_epsilon", epsilon, ledger)
     own = [name for name, part in (("model", model), ("data", data)) if part is not None]
     path = _path(ledger)
     return Run.start(

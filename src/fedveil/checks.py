@@ -85,6 +85,15 @@ def allowed(name: str) -> str:
     return VALUES[name].words if name in VALUES else ""
 
 
+def check_ledger_epsilon(name: str, epsilon: object, ledger: object) -> None:
+    """Refuse a common budget that is none, or that no ledger would keep."""
+    if epsilon is None:
+        return
+    if ledger is None:
+        raise BadInput(f"{name} is the budget of a shared ledger: name its file as well")
+    VALUES["budget.epsilon"].check(name, epsilon)
+
+
 def one_of(name: str, value: object, kind: type[Enum]) -> None:
     """Refuse what is no member of the enumeration: a string equal to one is none.
 

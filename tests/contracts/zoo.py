@@ -192,6 +192,22 @@ MODULES = {
     "next words": (NextWords, "next words"),
     "trimmed to the batch": (Trimmed, "named"),
     "transformer": (lambda: Reader(encoder(), lambda layer, e: layer(e).mean(1), 4), True),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(FEATURES, 4), nn.Dropout(0.5), nn.Linear(4, CLASSES)),
+        False,
+    ),
+    "lstm dropout": (
+        lambda: Reader(nn.LSTM(4, 6, 2, dropout=0.5, batch_first=True), last, 6),
+        True,
+    ),
+    "attention dropout": (
+        lambda: Reader(nn.MultiheadAttention(4, 2, 0.5, batch_first=True), attended, 4),
+        True,
+    ),
+    "transformer dropout": (
+        lambda: Reader(encoder(0.3), lambda layer, e: layer(e).mean(1), 4),
+        True,
+    ),
 }
 """(how it is made, what its records are, True for tokens): these train, some one by one."""
 
@@ -208,30 +224,15 @@ REFUSED = {
         False,
         "one record at a time",
     ),
-    "dropout": (
-        lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.Dropout(0.5)),
-        False,
-        "Dropout",
-    ),
     "functional dropout": (
         lambda: Changed(lambda m, h: functional.dropout(h, 0.5)),
         False,
-        "Changed",
+        "training=self.training",
     ),
-    "lstm dropout": (
-        lambda: Reader(nn.LSTM(4, 6, 2, dropout=0.5, batch_first=True), last, 6),
-        True,
-        "LSTM",
-    ),
-    "attention dropout": (
-        lambda: Reader(nn.MultiheadAttention(4, 2, 0.5, batch_first=True), attended, 4),
-        True,
-        "MultiheadAttention",
-    ),
-    "transformer dropout": (
-        lambda: Reader(encoder(0.1), lambda layer, e: layer(e).mean(1), 4),
-        True,
-        "draws random numbers",
+    "dropout beside the batch's mean": (
+        lambda: nn.Sequential(Changed(lambda m, h: h - h.mean(0)), nn.Dropout(0.5)),
+        False,
+        "leave one of the two out",
     ),
     "stochastic depth": (
         lambda: Changed(lambda m, h: h if random.random() < 0.5 else 2 * h),

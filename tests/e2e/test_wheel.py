@@ -102,3 +102,9 @@ def test_the_demo(run, tmp_path):
     result = json.loads(run("fedveil", "run", "--quiet", "--json", *chosen))
     assert (result["recipe"], result["rounds"], result["stopped"]) == ("central", 3, "rounds")
     assert (tmp_path / result["run_dir"] / "model.safetensors").is_file()
+
+
+def test_the_csv_example(run):
+    """A table, an own module, a run that is killed and resumed, predictions."""
+    first, *_, last = run("python", ROOT / "examples" / "hospitals.py").splitlines()
+    assert (first, last) == ("ended by signal 9, resumed to round 12", "['yes' 'no']")

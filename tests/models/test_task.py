@@ -242,7 +242,10 @@ def test_measured_in_eval_mode_and_learnt_in_the_module_s_own():
     params = torch.randn(task.size)
     first, second = (task.measured(params, X, Y)["loss"] for _ in range(2))
     assert torch.equal(first, second)
-    assert not torch.equal(task.outputs(task.named(params), X), task.outputs(task.named(params), X))
+    task.look(X, Y)
+    keyed = [task.losses(task.named(params), X, Y, torch.arange(len(X)) + k) for k in range(2)]
+    assert not torch.equal(*keyed)
+    assert torch.equal(task.losses(task.named(params), X, Y), first)
     assert task.module.training
     still = classifier(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)).eval())
     assert torch.equal(still.outputs(still.named(params), X), still.outputs(still.named(params), X))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from fedveil.errors import BadInput
 from fedveil.models.recurrent import Lstm
@@ -113,17 +112,8 @@ def test_a_loss_that_lets_records_see_each_other_is_found():
 
 
 RANDOM = {
-    "layer '1' is a Dropout": (lambda: nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)), X),
     "layer '1' is a RReLU": (lambda: nn.Sequential(nn.Linear(5, 3), nn.RReLU()), X),
-    "layer 'reader' is a LSTM": (
-        lambda: read_by(nn.LSTM(4, 6, 2, dropout=0.3, batch_first=True)),
-        TOKENS,
-    ),
-    "layer 'reader' is a MultiheadAttention": (
-        lambda: read_by(nn.MultiheadAttention(4, 2, 0.3, batch_first=True), attended, 4),
-        TOKENS,
-    ),
-    "layer 'model' is a Changed": (lambda: Changed(lambda m, h: functional.dropout(h, 0.5)), X),
+    "layer 'model' is a Changed": (lambda: Changed(lambda m, h: h * torch.rand(())), X),
 }
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, replace
 
 import pytest
+import torch
+from torch import nn
 
 from fedveil.privacy.identity import LATER, identity, seed_of
 from fedveil.privacy.steps import NoisySteps
@@ -59,3 +61,73 @@ def test_every_choice_draws_for_itself():
     works = [ClientSgd(Batches(0, epochs=1), 0.5, **change) for change in changes]
     works += [ClientDpSgd(NoisySteps(0.5, 1, 2.0), 0.5, **change) for change in changes]
     assert len({seed_of(work) for work in works}) == len(works)
+
+
+OWN = """
+from torch import nn
+
+SCALE = {scale}
+
+def helper(x):
+    return x * {helped}
+
+def recursive(x, depth=3):
+    return x if depth == 0 else helper(recursive(x, depth - 1))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def features(self, x):
+        return x + {shift}
+
+    def forward(self, x):
+        return self.layer(self.features(x))
+
+class Reading(Net):
+    def forward(self, x):
+        return self.layer(x * SCALE)
+
+class Helped(Net):
+    def forward(self, x):
+        return [self.layer(helper(y)) for y in x]
+
+class Recursive(Net):
+    def forward(self, x):
+        return self.layer(recursive(x))
+"""
+
+
+def written(kind, name="mine", **changes):
+    """A module of a class in a file of one's own, as it is or written again."""
+    file = {"__name__": name}
+    exec(OWN.format(**{"scale": 2, "helped": 3, "shift": 4, **changes}), file)
+    return file[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("Net", {"shift": 5}),
+        ("Reading", {"scale": 5}),
+        ("Helped", {"helped": 5}),
+        ("Recursive", {"helped": 5}),
+    ],
+)
+def test_what_a_module_reads_and_calls_is_part_of_it(kind, changes):
+    assert identity(written(kind)) == identity(written(kind))
+    assert identity(written(kind)) != identity(written(kind, **changes))
+    assert identity(nn.Sequential(written(kind))) != identity(
+        nn.Sequential(written(kind, **changes))
+    )
+
+
+def test_what_it_does_not_read_is_no_part_of_it():
+    assert identity(written("Net")) == identity(written("Net", scale=5, helped=5))
+
+
+def test_a_function_of_no_file_has_an_identity():
+    file = {}
+    exec("def loss(outputs, targets): return outputs", file)
+    assert identity(file["loss"]) != identity(torch.nn.functional.relu)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.checks import VALUES
+from fedveil.checks import check_ledger_epsilon
 from fedveil.cli.loading import loading
 from fedveil.cli.options import Data, Json, Quiet, Set, check_data, check_out, check_path
 from fedveil.errors import BadInput
@@ -40,10 +40,7 @@ def run(
         raise BadInput(
             "--resume takes the recipe from the run: leave out recipe, --set, --out and --ledger"
         )
-    if ledger_epsilon is not None and ledger is None:
-        raise BadInput("--ledger-epsilon is the budget of a shared ledger: name it with --ledger")
-    if ledger_epsilon is not None:
-        VALUES["budget.epsilon"].check("--ledger-epsilon", ledger_epsilon)
+    check_ledger_epsilon("--ledger-epsilon", ledger_epsilon, ledger)
     check_out(out)
     check_path("--ledger", ledger)
     check_path("--resume", resume)

@@ -53,6 +53,18 @@ def snapshot_of(part: object) -> Snapshot:
     return {type(part).__name__: _token(part, 0, frozenset())}
 
 
+def common_generators() -> Snapshot:
+    """The states of torch's and NumPy's generators that code uses without saying so.
+
+    Python's is left out here: threads of other libraries draw from it at any time.
+    """
+    kept = np.random.get_state(legacy=False)["state"]
+    return {
+        "torch's generator": _digest(torch.get_rng_state().numpy().tobytes()),
+        "NumPy's generator": (_digest(kept["key"].tobytes()), kept["pos"]),
+    }
+
+
 def difference(before: Snapshot, after: Snapshot) -> str | None:
     """The name of the first attribute that is not as it was; None if all are."""
     for name in {**before, **after}:

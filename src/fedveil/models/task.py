@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
 from fedveil.models.attention import attend_, plain_attention
+from fedveil.models.dropout import Dropout
 from fedveil.models.outputs import tensor_of
 from fedveil.models.parts import check_parts
-from fedveil.models.state import Snapshot, difference, snapshot, snapshot_of
+from fedveil.models.state import Snapshot, common_generators, difference, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
 from fedveil.targets import PADDING, Target
 
@@ -113,7 +114,7 @@ class Task:
     which have no learning parameters of their own and get those they are to run with. One keeps
     the module's mode (train, unless it was set otherwise), the other is in eval mode, for
     measuring. What a module does is tried by `models.trial`: one that changes its constants is
-    refused.
+    refused. What dropout drops of a record is said by the record's key (`models.dropout`).
 
     >>> task = Task(nn.Linear(10, 1), squared_error)
     >>> task.size
@@ -129,6 +130,8 @@ class Task:
     _measuring: nn.Module = field(init=False, repr=False)
     _before: Snapshot = field(init=False, repr=False)
     _ran: bool = field(init=False, repr=False, default=False)
+    _drops: bool | None = field(init=False, repr=False, default=None)
+    _one_by_one: bool = field(init=False, repr=False, default=False)
     _tried: dict[object, bool] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -222,19 +225,58 @@ class Task:
             place.copy_(named[name])
         return out
 
-    def outputs(self, named: Named, x: Features) -> torch.Tensor:
+    @property
+    def drops(self) -> bool:
+        """Whether dropout is at work as clients learn, as `look` has seen it."""
+        return bool(self._drops)
+
+    def look(self, x: Features, y: torch.Tensor) -> None:
+        """See on a few records whether the module drops, and whether vmap can see through that.
+
+        A module that does is run on one record at a time, by vmap or one after the other.
+        """
+        named, given = self.named(self._flat.clone()), Dropout(None)
+        with torch.no_grad(), given:
+            self._run(named, x)
+        object.__setattr__(self, "_drops", self.drops or given.calls > 0)
+        if self._drops and not self._one_by_one:
+            try:
+                with torch.no_grad():
+                    self.losses(named, x, y, torch.arange(len(y)))
+            except RuntimeError:
+                object.__setattr__(self, "_one_by_one", True)
+
+    def outputs(self, named: Named, x: Features, key: torch.Tensor | None = None) -> torch.Tensor:
         """The module's outputs on x [B, ...] with these parameters, as clients learn.
 
         They are the caller's copy, never a model in use. Gradients are taken by name as well: a
         vector that is cut up inside of what is differentiated gets one vector per parameter back.
+        `key` says what is dropped of the one record in x; without it nothing is.
         """
+        if self._drops is False:
+            return self._run(named, x)
+        with Dropout(key):
+            return self._run(named, x)
+
+    def _run(self, named: Named, x: Features) -> torch.Tensor:
         object.__setattr__(self, "_ran", True)
         with plain_attention():
             return _called(self._learning, named, x)
 
-    def losses(self, named: Named, x: Features, y: torch.Tensor) -> torch.Tensor:
-        """The loss of each example [B]."""
-        return self.loss(self.outputs(named, x), y)
+    def losses(
+        self, named: Named, x: Features, y: torch.Tensor, keys: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The loss of each example [B]; with `keys` [B] each is computed alone, with its own."""
+        if keys is None:
+            return self.loss(self.outputs(named, x), y)
+
+        def one(x: Features, y: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return self.loss(self.outputs(named, taken(x, None), key), y[None])[0]
+
+        if self._one_by_one:
+            return torch.stack([one(taken(x, k), y[k], keys[k]) for k in range(len(y))])
+        found: torch.Tensor = vmap(one)(x, y, keys)
+        return found
 
     def predicted(self, flat: torch.Tensor, x: Features) -> torch.Tensor:
         """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
@@ -245,15 +287,22 @@ class Task:
         outputs = self.predicted(flat, x)
         return {name: f(outputs, y) for name, f in {"loss": self.loss, **self.metrics}.items()}
 
-    def check_unchanged(self) -> None:
+    def check_unchanged(self, generators: Snapshot | None = None) -> None:
         """Refuse a module that has kept something of what it computed: it would tell the next one.
 
-        What is released after this was computed by a module that had no memory of anybody. One
-        that has not run since is not looked at.
+        What is released after this was computed by a module that had no memory of anybody; and, if
+        `generators` are the common ones before, that drew nothing from them. One that has not run
+        since is not looked at.
         """
         if not self._ran:
             return
         object.__setattr__(self, "_ran", False)
+        drew = None if generators is None else difference(generators, common_generators())
+        if drew is not None:
+            raise BadInput(
+                f"the model {type(self.module).__name__} draws random numbers from {drew} for some "
+                "records, so no round could be repeated: use dropout, which is keyed, or remove it"
+            )
         name = difference(self._before, self._snapshot())
         if name is not None:
             raise BadInput(
@@ -272,6 +321,7 @@ class Task:
         x, y = taken(x, slice(2)), y[:2]
         try:
             with torch.no_grad():
+                self.look(x, y)
                 outputs = self.outputs(self.named(self._flat.clone()), x)
                 if classes and outputs.shape[-1] < classes:
                     raise BadInput(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveil.errors import BadInput
 from fedveil.inputs import labelled, mapped, taken, values_of
@@ -35,6 +36,9 @@ def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:
     | what the module or loss does | what happens |
     |---|---|
     | draws random numbers, from torch, NumPy or Python | BadInput that names the layer |
+    | drops at random, by torch's functions | fine: from the records' keys (`models.dropout`) |
+    | drops at random also when it is measured | BadInput |
+    | drops at random, and lets records see each other | BadInput |
     | writes to a parameter, a buffer or an attribute | BadInput that names it |
     | gives a record another gradient after a pass over other records | BadInput |
     | gives two gradients for the same record | BadInput |
@@ -67,40 +71,71 @@ def _mixes(task: Task, x: Features, y: torch.Tensor) -> bool:
 def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool:
     first, second = ((taken(x, slice(k, k + 1)), y[k : k + 1]) for k in range(2))
     try:
+        task.look(x, y)
         alone = [_gradient(task, flat, *record, 0) for record in (first, second)]
         _check_own(task, flat, x, y)
         _check_draws(task, flat, x, y)
         again = _gradient(task, flat, *first, 0)
         beside = [_gradient(task, flat, x, y, k) for k in range(2)]
         after = _gradient(task, flat, *first, 0)
+        keyed = _keyed(task, flat, x, y) if task.drops else [alone[0]]
     except (AttributeError, RuntimeError, ValueError, IndexError, TypeError) as e:
         if isinstance(e, BadInput):
             raise
+        if "meta" in str(e):  # parameters of a copy have values in its forward pass only
+            raise BadInput(
+                f"the model {type(task.module).__name__} uses its parameters outside of its "
+                f"forward pass: switch its checkpointing off, or its cache ({first_line(e)})"
+            ) from e
         raise BadInput(f"the model does not take one record at a time: {first_line(e)}") from e
     task.check_unchanged()
-    finite = [g for g in (*alone, again, *beside, after) if bool(torch.isfinite(g).all())]
-    if len(finite) < 6:
+    every = (*alone, again, *beside, after, *keyed)
+    finite = [g for g in every if bool(torch.isfinite(g).all())]
+    if len(finite) < len(every):
         return False  # nothing can be told from a gradient that overflows: it counts as zero
     room = _AGREEMENT * max(float(g.norm()) for g in finite)
-    if not _near(alone[0], again, room) or not _near(alone[0], after, room):
+    same = [(alone[0], again), (alone[0], after), *((keyed[0], other) for other in keyed)]
+    if not all(_near(a, b, room) for a, b in same):
         raise BadInput(
             f"the model {type(task.module).__name__} gives one record two gradients: it draws "
             "random numbers, or remembers other records, which would reach others outside the "
             "clip; make its outputs a function of parameters and record alone"
         )
-    return not all(_near(a, b, room) for a, b in zip(alone, beside, strict=True))
+    mixes = not all(_near(a, b, room) for a, b in zip(alone, beside, strict=True))
+    if mixes and task.drops:
+        raise BadInput(
+            f"the model {type(task.module).__name__} has dropout, whose masks belong to single "
+            "records, and lets the records of a batch see each other: leave one of the two out"
+        )
+    return mixes
+
+
+def _keyed(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> list[torch.Tensor]:
+    """The gradient of one record with its own key: alone, beside others, and once more."""
+    keys, first = torch.arange(len(y)), (taken(x, slice(1)), y[:1])
+    alone = [_gradient(task, flat, *first, 0, keys[:1]) for _ in range(2)]
+    return [*alone, _gradient(task, flat, x, y, 0, keys)]
 
 
 def _gradient(
-    task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, record: int
+    task: Task,
+    flat: torch.Tensor,
+    x: Features,
+    y: torch.Tensor,
+    record: int,
+    keys: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The gradient of one record's loss in a batch, on a copy of the parameters."""
     given = task.named(flat)
     leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
     before = {name: leaf._version for name, leaf in leaves.items()}
     with torch.enable_grad():
-        loss = task.losses(leaves, x, y)[record]
-    found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        if keys is not None and len(y) == 1:  # as it is, without vmap
+            loss = task.loss(task.outputs(leaves, x, keys[0]), y)[record]
+        else:
+            loss = task.losses(leaves, x, y, keys)[record]
+    with _NothingDrawn():  # type: ignore[no-untyped-call]
+        found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     for name, leaf in leaves.items():
         if leaf._version != before[name] or not torch.equal(leaf.detach(), given[name]):
             raise BadInput(
@@ -108,6 +143,20 @@ def _gradient(
                 "records leave there is outside clip and noise; leave it out"
             )
     return task.flattened(dict(zip(leaves, found, strict=True)))
+
+
+class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """For the backward pass, in which a module that computes its layers anew would draw anew."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise BadInput(
+                "the model computes layers that draw again in its backward pass, where they would "
+                "draw otherwise: switch its checkpointing off"
+            )
+        return func(*args, **(kwargs or {}))
 
 
 def _check_own(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> None:
@@ -131,11 +180,17 @@ def _check_draws(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -
         name, kind = _drawing_layer(task, flat, x)
         raise BadInput(
             f"layer {name!r} is a {kind} that draws random numbers outside the keyed streams, so "
-            "no round could be repeated: remove it, set its p = 0, or put it into eval mode"
+            "no round could be repeated: use dropout, which is keyed, or put it into eval mode"
         )
     task.loss(outputs, y)
     if _differ(before, _states()):
         raise BadInput("the loss draws random numbers, so no round could be repeated: remove them")
+    task.measured(flat, x, y)
+    if _differ(before, _states()):
+        raise BadInput(
+            f"the model {type(task.module).__name__} draws random numbers when it is measured, in "
+            "eval mode: give functional.dropout training=self.training"
+        )
 
 
 def _drawing_layer(task: Task, flat: torch.Tensor, x: Features) -> tuple[str, str]:

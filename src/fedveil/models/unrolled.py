@@ -2,7 +2,8 @@
 
 `nn.LSTM`, `nn.GRU` and `nn.RNN` are one opaque operation each, without a rule for vmap or with a
 slow one. A copy that a task runs computes the same, step by step, inside of vmap; outside, and
-where it is configured otherwise than here, torch's own operation is used.
+where it is configured otherwise than here, torch's own operation is used; but that draws inside,
+so a layer with dropout between its layers is written out wherever it drops.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ Step = Callable[[torch.Tensor, torch.Tensor, State], State]
 def unroll_(module: nn.Module) -> nn.Module:
     """Give the recurrent layers of a module, which is a copy, their plain form; and return it.
 
-    Subclasses, projections and dropout between layers stay as they are.
+    Subclasses and projections stay as they are.
 
     >>> layer = unroll_(nn.GRU(3, 5))
     >>> x = torch.randn(4, 7, 2, 3)
@@ -34,7 +35,7 @@ def unroll_(module: nn.Module) -> nn.Module:
         plain = _PLAIN.get(type(layer))
         if plain is None or not isinstance(layer, nn.RNNBase):
             continue
-        if layer.proj_size or layer.dropout:
+        if layer.proj_size:
             continue
         layer.__class__ = plain
         for end in _ends(layer):
@@ -56,7 +57,7 @@ def _ends(layer: nn.RNNBase) -> list[str]:
 
 class _Lstm(nn.LSTM):
     def forward(self, input: Any, hx: Any = None) -> Any:
-        if _opaque(input):
+        if _opaque(self, input):
             return super().forward(input, hx)
         out, (h, c) = _unrolled(self, _lstm_step, input, hx or (None, None))
         return out, (h, c)
@@ -64,7 +65,7 @@ class _Lstm(nn.LSTM):
 
 class _Gru(nn.GRU):
     def forward(self, input: Any, hx: Any = None) -> Any:
-        if _opaque(input):
+        if _opaque(self, input):
             return super().forward(input, hx)
         out, (h,) = _unrolled(self, _gru_step, input, (hx,))
         return out, h
@@ -72,7 +73,7 @@ class _Gru(nn.GRU):
 
 class _Rnn(nn.RNN):
     def forward(self, input: Any, hx: Any = None) -> Any:
-        if _opaque(input):
+        if _opaque(self, input):
             return super().forward(input, hx)
         step = _relu_step if self.nonlinearity == "relu" else _tanh_step
         out, (h,) = _unrolled(self, step, input, (hx,))
@@ -82,9 +83,12 @@ class _Rnn(nn.RNN):
 _PLAIN: dict[type, type[nn.RNNBase]] = {nn.LSTM: _Lstm, nn.GRU: _Gru, nn.RNN: _Rnn}
 
 
-def _opaque(input: object) -> bool:
+def _opaque(layer: nn.RNNBase, input: object) -> bool:
     """Whether torch's own operation is used: outside of vmap, and for packed sequences."""
-    return not (isinstance(input, torch.Tensor) and under_vmap())
+    if not isinstance(input, torch.Tensor):
+        return True
+    drops = layer.training and layer.dropout > 0
+    return not (drops or under_vmap())
 
 
 def _unrolled(
@@ -110,6 +114,8 @@ def _unrolled(
             ways.append(out)
             last.append(state)
         x = torch.cat(ways, dim=-1) if layer.bidirectional else ways[0]
+        if number + 1 < len(ends):
+            x = nn.functional.dropout(x, layer.dropout, layer.training)
     carried = tuple(torch.stack(part) for part in zip(*last, strict=True))
     if single:
         return x[:, 0], tuple(part[:, 0] for part in carried)

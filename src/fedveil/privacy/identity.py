@@ -1,8 +1,9 @@
 """What makes two trainings the same: their parts in a form that can be compared and hashed."""
 
 import hashlib
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import Field, fields, is_dataclass
 from enum import Enum
 from fractions import Fraction
@@ -34,9 +35,10 @@ _DEEPEST = 12
 def identity(value: Any, depth: int = 0, seen: frozenset[int] = frozenset()) -> str:
     """The same text for equal parts, in every process.
 
-    Functions are known by what they do: their code, what they close over and their defaults.
-    Objects are known by their class and what they hold; modules by their layers, not by their
-    parameters' values.
+    Functions are known by what they do: their code, what they close over, their defaults, and the
+    constants and functions of one's own that they read by name. Objects are known by their class
+    and what they hold; modules by their layers and the methods of these, not by their parameters'
+    values.
 
     >>> from fedveil.privacy.sampling import Poisson
     >>> identity((Poisson(0.5), 3))
@@ -44,7 +46,7 @@ def identity(value: Any, depth: int = 0, seen: frozenset[int] = frozenset()) -> 
     """
     if depth > _DEEPEST or id(value) in seen:
         return _name(type(value))
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module | types.FunctionType):
         seen = seen | {id(value)}
     inner = partial(identity, depth=depth + 1, seen=seen)
     match value:
@@ -72,7 +74,8 @@ def identity(value: Any, depth: int = 0, seen: frozenset[int] = frozenset()) -> 
         case types.CodeType():
             return f"{value.co_code.hex()}{value.co_names}{inner(value.co_consts)}"
         case nn.Module():
-            return inner(_layers(value))
+            classes = sorted({_own(type(layer), inner) for layer in value.modules()})
+            return f"{inner(_layers(value))}{''.join(classes)}"
     if is_dataclass(value):
         told = [
             f"{field.name}={inner(getattr(value, field.name))}"
@@ -120,11 +123,33 @@ def _name(kind: type) -> str:
 
 def _function(function: types.FunctionType, inner: Callable[[Any], str]) -> str:
     name = f"{function.__module__}.{function.__qualname__}"
-    if function.__module__.split(".")[0] in _KEPT and function.__closure__ is None:
+    if _package(function) in _KEPT and function.__closure__ is None:
         return name
     cells = [_content(cell) for cell in function.__closure__ or ()]
     parts = (function.__code__, cells, function.__defaults__, function.__kwdefaults__)
-    return f"{name}{inner((*parts, function.__dict__))}"
+    read = {each: function.__globals__.get(each) for each in sorted(set(_names(function.__code__)))}
+    told = [f"{each}={inner(value)}" for each, value in read.items() if _is_own(value)]
+    return f"{name}{inner((*parts, function.__dict__))}{','.join(told)}"
+
+
+def _package(function: types.FunctionType) -> str:
+    return str(function.__module__).split(".")[0]
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names that a function, and those inside it, look up; those of attributes among them."""
+    yield from (name for name in code.co_names if name[:2] != "__")
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _names(const)
+
+
+def _is_own(value: Any) -> bool:
+    """Whether it is a constant, or a function that no package has brought."""
+    if isinstance(value, types.FunctionType):
+        known = _package(value) in (*_KEPT, *sys.stdlib_module_names)
+        return not known and "site-packages" not in value.__code__.co_filename
+    return isinstance(value, bool | int | float | str | tuple)
 
 
 def _content(cell: types.CellType) -> Any:

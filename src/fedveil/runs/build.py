@@ -15,7 +15,7 @@ from fedveil.names import OWN
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.data import data_of
-from fedveil.runs.own import Model, check_same, digest_of, own_task
+from fedveil.runs.own import FIRST_WEIGHTS, Model, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
 from fedveil.runs.sections.clients import (
@@ -88,6 +88,8 @@ def build(
         check_same(task, recipe.model.digest)
     if plan is None:
         plan = plan_of(recipe, sampler, data.clients, work, task)
+    if model is not None:
+        plan = plan.assuming(FIRST_WEIGHTS)
     return Training(
         task=task,
         data=data,

@@ -53,6 +53,13 @@ def differences(folder: Path, file: Path, told: Statement) -> list[str]:
     return found + _of_claims(folder, told, ended=bool(closed))
 
 
+def check_as_left(path: Path, file: Path, run: str) -> None:
+    """Refuse a file of a run that has ended, if the ledger in `file` says that it was changed."""
+    noted = read_closing(file, run).get(path.name)
+    for difference in [] if noted is None else _of_file(path, noted):
+        raise BadInput(difference)
+
+
 def _of_recipe(folder: Path, about: dict[str, str]) -> list[str]:
     path = folder / "recipe.toml"
     if not path.exists():

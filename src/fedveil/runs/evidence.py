@@ -14,7 +14,7 @@ from fedveil.privacy.ledger.shared import common_of, spent_in
 from fedveil.privacy.ledger.statement import Statement, statements
 from fedveil.privacy.ledger.verification import check_head, read_hashes, read_links, verify
 from fedveil.runs import checkpoint
-from fedveil.runs.closing import differences, is_open
+from fedveil.runs.closing import check_as_left, differences, is_open
 from fedveil.runs.disk import write_atomic, write_new
 
 OPEN = (
@@ -135,6 +135,20 @@ def name_of(folder: Path) -> str:
         return str(json.loads(pointer.read_text())["run"])
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise BadInput(f"{pointer} cannot be read: {e}") from e
+
+
+def left(path: Path) -> Path:
+    """A file that a run left; refused if the run's ledger is there and says that it was changed.
+
+    A model may be given away without the ledger, which is private: there is nothing to compare
+    then, and `fedveil ledger --verify` is for those who have both.
+    """
+    folder, file = path.parent, file_of(path.parent)
+    if file.is_file():
+        shared = (folder / "ledger.json").is_file()
+        run = name_of(folder) if shared else next(iter(read_runs(file)), "")
+        check_as_left(path, file, run)
+    return path
 
 
 def keep_head(folder: Path, head: Head) -> None:

@@ -20,6 +20,7 @@ from fedveil.names import OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs import metrics
 from fedveil.runs.build import task_of
+from fedveil.runs.evidence import left
 from fedveil.runs.own import Model, own_task
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.stored_model import StoredModel
@@ -30,7 +31,8 @@ from fedveil.training.evaluate import BATCH, evaluate
 
 @dataclass(frozen=True, eq=False)
 class OpenedRun:
-    """What a run left. Its files are read when they are asked for.
+    """What a run left. Its files are read when they are asked for; one that was changed since is
+    refused, as far as the run's ledger is there to tell.
 
     `model` is needed for runs of an own module, which no file holds: a module of the same layers,
     with whatever weights.
@@ -55,6 +57,7 @@ class OpenedRun:
                 f"{path} is missing: the run has not ended; fedveil.resume, or fedveil run "
                 f"--resume {self.folder}, ends it"
             )
+        path = left(path)
         try:
             found: dict[str, Any] = json.loads(path.read_text())
             return found
@@ -74,7 +77,7 @@ class OpenedRun:
     @cached_property
     def stored(self) -> StoredModel:
         """The weights and what belongs to them."""
-        return StoredModel.read(self.folder / "model.safetensors")
+        return StoredModel.read(left(self.folder / "model.safetensors"))
 
     @cached_property
     def task(self) -> Task:
@@ -137,6 +140,10 @@ class OpenedRun:
         path = self.folder / "result.json"
         if not path.is_file():
             return f"OpenedRun({str(self.folder)!r}, not ended)"
+        try:
+            _ = self.result
+        except BadInput as e:
+            return f"OpenedRun({str(self.folder)!r}, {e})"
         told = self.claims[0].short if self.claims else "nothing is claimed"
         return f"OpenedRun({str(self.folder)!r}, {self._measured}, {told})"
 
@@ -147,9 +154,10 @@ class OpenedRun:
 
     def _repr_html_(self) -> str:
         """For notebooks: what was learnt, and the claims in full."""
-        if not (self.folder / "result.json").is_file():
+        try:
+            result = self.result
+        except BadInput:
             return html.escape(repr(self))
-        result = self.result
         told = f"<b>{html.escape(result['recipe'])}</b>: {result['rounds']} rounds, "
         told += f"{html.escape(self._measured)}; stopped by {html.escape(result['stopped'])}; "
         told += f"<code>{html.escape(str(self.folder))}</code>"

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+from dataclasses import replace
 
 from torch import nn
 
@@ -17,6 +18,10 @@ from fedveil.targets import Target
 Model = nn.Module | Task
 """A module, which then gets the usual loss for its targets, or a task with one of its own."""
 
+FIRST_WEIGHTS = "the module's first weights are public: they were not learnt from these clients"
+"""What claims for an own module assume. What it learnt elsewhere costs nothing here, and whatever
+it learnt from the same clients was released as it is, or by another run, which adds to this one."""
+
 
 def own_task(model: Model, target: Target) -> Task:
     """A task on a copy of `model`: the caller's module keeps the weights it has.
@@ -31,8 +36,13 @@ def own_task(model: Model, target: Target) -> Task:
     return Task(_copied(model), *usual(target))
 
 
-def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | None) -> None:
-    """Refuse a recipe of a run from Python without its parts, and parts that it has no use for."""
+def brought(
+    recipe: Recipe, model: Model | None, data: FederatedData | None
+) -> FederatedData | None:
+    """The records that a run from Python brings, if any, as they are now.
+
+    Refuses a recipe of such a run without its parts, and parts that it has no use for.
+    """
     for key, named, given in (
         ("model", recipe.model.name, model),
         ("data", recipe.data.name, data),
@@ -48,6 +58,16 @@ def check_brought(recipe: Recipe, model: Model | None, data: FederatedData | Non
             )
     if data is not None and not isinstance(data, FederatedData):
         raise BadInput(f"data is {shown(data)}: make it with FederatedData.from_table or another")
+    if data is None or recipe.data.name != OWN:
+        return data
+    return replace(data)  # whose fingerprint is taken anew
+
+
+def changed_since(data: FederatedData, recipe: Recipe) -> list[str]:
+    """A sentence if records that came from Python are no longer what they were at the start."""
+    if recipe.data.name != OWN or replace(data).fingerprint == data.fingerprint:
+        return []
+    return ["the records were changed in place during the run: it cannot be repeated or resumed"]
 
 
 def digest_of(task: Task) -> str:

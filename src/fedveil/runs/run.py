@@ -28,7 +28,7 @@ from fedveil.runs.folder import check_free, check_name, claim
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics import json_text, last_round
-from fedveil.runs.own import Model, check_brought
+from fedveil.runs.own import Model, brought, changed_since
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.stored_model import StoredModel
@@ -76,7 +76,7 @@ class Run:
             check_free(out)
         else:
             check_name(recipe.name)
-        check_brought(recipe, model, data)
+        data = brought(recipe, model, data)
         training = build(recipe, data_root, data=data, model=model)
         if shared is not None:
             shared.check(training)
@@ -94,7 +94,7 @@ class Run:
     ) -> "Run":
         """Open an interrupted run with the recipe, and the own parts, it was started with."""
         recipe = recipe_in(folder)
-        check_brought(recipe, model, data)
+        data = brought(recipe, model, data)
         training = build(recipe, data_root, data=data, model=model)
         return cls(folder, recipe, training, fresh=False)
 
@@ -206,6 +206,7 @@ class Run:
         """
         task, plan, state, rounds = self.training.task, self.training.plan, done.state, done.settled
         history = done.before + [round.line for round in rounds]
+        self.remarks += changed_since(self.training.data, self.recipe)
         self._write_metrics(history)
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         measured = evaluate(task, state.params, self.training.data)

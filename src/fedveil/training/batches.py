@@ -1,5 +1,6 @@
 """Which records each client of a cohort sees in each local step."""
 
+import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,8 +12,27 @@ from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.inputs import mapped, taken
 from fedveil.models.task import Features
-from fedveil.privacy.noise.streams import KeySource, bits
+from fedveil.privacy.noise.streams import KeySource, bits, bits_at
 from fedveil.training.cohort import CohortData
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Where the records of one local step of a cohort get their keys from, for dropout."""
+
+    streams: KeySource
+    round: int
+    ids: npt.NDArray[np.int64]
+    step: int
+
+    def keys(self, index: npt.NDArray[np.int64]) -> torch.Tensor:
+        """One key per record, int64 [K, B], for the records `index` [K, B] of each client.
+
+        A key is a pure function of (streams, round, client, step, the record's index in its
+        client): who else is in the batch or the cohort has no part in it.
+        """
+        keys = self.streams.keys("dropout", self.round, self.ids, self.step)
+        return torch.from_numpy(bits_at(keys, index).view(np.int64))
 
 
 @dataclass(frozen=True)
@@ -24,6 +44,7 @@ class Batch:
 
     index: torch.Tensor | None
     mask: torch.Tensor
+    draws: Draws | None = None
 
     def of(self, cohort: CohortData) -> tuple[Features, torch.Tensor]:
         """The records [K, B, ...] and targets [K, B, ...] of this step."""
@@ -54,6 +75,25 @@ class Batch:
         return taken(x, real), y[real]
 
     @cached_property
+    def keys(self) -> torch.Tensor:
+        """The records' keys for dropout, int64 [K, B]."""
+        if self.draws is None:
+            raise AssertionError("the model drops, and nothing says what in this batch")
+        index = np.broadcast_to(np.arange(self.mask.shape[1]), self.mask.shape)
+        return self.draws.keys(index if self.index is None else self.index.numpy())
+
+    def real_keys(self, k: int) -> torch.Tensor:
+        """The keys of the real records of client k alone."""
+        return self.keys[k][self.mask[k] > 0]
+
+    def drawing(self, draws: Draws) -> "Batch":
+        """The same records, with other keys."""
+        other = copy.copy(self)
+        vars(other).pop("keys", None)
+        object.__setattr__(other, "draws", draws)
+        return other
+
+    @cached_property
     def weights(self) -> torch.Tensor:
         """What each record counts in its client's mean: [K, B], zeros for idle clients."""
         return self.mask / self.mask.sum(dim=1, keepdim=True).clamp_min(1)
@@ -81,6 +121,7 @@ class Whole(Batch):
 
     def __init__(self, sizes: npt.NDArray[np.int64], longest: int) -> None:
         object.__setattr__(self, "index", None)
+        object.__setattr__(self, "draws", None)
         object.__setattr__(self, "_sizes", torch.from_numpy(sizes))
         object.__setattr__(self, "_longest", longest)
 
@@ -143,6 +184,7 @@ class BatchPlan:
         passes = batches.epochs
         self._last = np.full(len(ids), batches.steps) if passes is None else passes * self._per_pass
         self._orders: dict[int, npt.NDArray[np.int64]] = {}
+        self._all: Batch | None = None
 
     @property
     def steps(self) -> int:
@@ -151,22 +193,23 @@ class BatchPlan:
 
     def at(self, step: int) -> Batch:
         """The records of local step `step` for every client."""
+        draws = Draws(self._streams, self._round, self._ids, step)
         if self._width == self._longest:
-            return self._all if (step < self._last).all() else self._whole(step)
+            return self._whole(step, draws)
         passes, position = np.divmod(step, self._per_pass)
         index = position[:, None] * self._width + np.arange(self._width)[None, :]
         real = (index < self._sizes[:, None]) & (step < self._last)[:, None]
         index = np.minimum(index, self._longest - 1)
         index = np.take_along_axis(self._order(passes), index, axis=1)
-        return Batch(torch.from_numpy(index), torch.from_numpy(real.astype(np.float32)))
+        return Batch(torch.from_numpy(index), torch.from_numpy(real.astype(np.float32)), draws)
 
-    @cached_property
-    def _all(self) -> Batch:
-        return self._whole(0)
-
-    def _whole(self, step: int) -> Batch:
-        """Full batches of the clients that are not done yet."""
-        return Whole(np.where(step < self._last, self._sizes, 0), self._longest)
+    def _whole(self, step: int, draws: Draws) -> Batch:
+        """Full batches of the clients that are not done yet; made once while all of them work."""
+        working = step < self._last
+        if not working.all():
+            return Whole(np.where(working, self._sizes, 0), self._longest).drawing(draws)
+        self._all = (self._all or Whole(self._sizes, self._longest)).drawing(draws)
+        return self._all
 
     def _order(self, passes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """[K, n] record orders, row k being that of pass passes[k]; padding comes last."""

@@ -14,7 +14,7 @@ from fedveil.privacy.identity import LATER
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import KeySource, bits
 from fedveil.privacy.steps import NoisySteps
-from fedveil.training.batches import Batch
+from fedveil.training.batches import Batch, Draws
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam, Directions, check_directions
 from fedveil.training.rates import RateSchedule, check_schedule, scheduled
@@ -104,4 +104,5 @@ class ClientDpSgd:
         width = max(1, int(joined.sum(axis=1).max(initial=0)))
         index = np.argsort(~joined, axis=1, kind="stable")[:, :width]
         mask = np.take_along_axis(joined, index, axis=1)
-        return Batch(torch.from_numpy(index), torch.from_numpy(mask.astype(np.float32)))
+        draws = Draws(streams, round, cohort.ids, step)
+        return Batch(torch.from_numpy(index), torch.from_numpy(mask.astype(np.float32)), draws)

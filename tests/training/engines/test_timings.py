@@ -1,5 +1,7 @@
 """The choice of the mode: right where modes differ, soon over, and about nobody's records."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -122,3 +124,19 @@ def test_both_modes_are_timed(make_data):
     found = timings(task, make_data(), work, MEMORY)
     assert set(found) == set(Mode)
     assert all(seconds > 0 for seconds in found.values())
+
+
+def test_what_the_first_step_loads_does_not_decide(make_data):
+    """In a new process vmap imports for seconds, once; it was out of the race for that."""
+    loaded = []
+
+    def load(x):
+        if not loaded and torch._C._functorch.maybe_current_level() is not None:
+            loaded.append(time.sleep(0.5))
+
+    module = Sees(load)
+    module.layer = nn.Linear(6, 3)
+    work = ClientSgd(Batches(0, steps=1), lr=0.1)
+    found = timings(Task(module, cross_entropy), make_data(), work, MEMORY)
+    assert loaded
+    assert found[VECTORISED] < 0.2

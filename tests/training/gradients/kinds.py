@@ -2,7 +2,7 @@
 
 `way` is how its single-example gradients come about: "formula" (every parameter belongs to a layer
 with one), "mixed" (some get a copy per example), "copies" (all do), "looped" (vmap cannot see
-through it). `benchmarks/layers.py` makes the table of docs/layers.md of the same list.
+through it). `benchmarks/layers.py` makes the table of docs/layers.md of this list.
 """
 
 from collections.abc import Callable

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fedveil.models.task import Task, cross_entropy, squared_error
+from fedveil.privacy.clip import Clip
 from fedveil.training.batches import Batches
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.choice import Mode, gradients_of
@@ -36,3 +37,16 @@ def test_means_of_many_records_are_means(make_data, case):
         (expected,) = torch.autograd.grad(task.losses(task.named(at), x, y).mean(), at)
         assert torch.allclose(found[k], expected, atol=1e-5)
         assert torch.allclose(moved[k], -0.5 * expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_frozen_weights_cost_no_memory_per_client(make_data, mode):
+    module = nn.Sequential(nn.Linear(6, 500), nn.ReLU(), nn.Linear(500, 1))
+    frozen = module[0].requires_grad_(False)
+    data, task = make_data((5, 3, 4), (6,), 0), Task(module, squared_error)
+    cohort = CohortData(data, torch.arange(3).numpy())
+    walk = gradients_of(task, mode, data).walk(task.parameters, cohort, spanned=False)
+    batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, 1, None).at(0)
+    assert walk.mean(None, batch).shape == (3, 501)
+    assert walk.clipped_sum(None, batch, Clip(1.0)).shape == (3, 501)
+    assert task.layers["0"].weight.data_ptr() == frozen.weight.data_ptr()

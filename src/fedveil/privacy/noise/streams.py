@@ -19,6 +19,7 @@ import torch
 from scipy.special import ndtr, ndtri
 
 from fedveil.privacy.noise.secure_random import SecureRandom
+from fedveil.splitmix import GOLDEN, mix, words_at
 
 
 class SecureKeys:
@@ -41,7 +42,6 @@ class SecureKeys:
 SeededKeys = npt.NDArray[np.uint64]
 Keys = SeededKeys | SecureKeys
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SMALL = 256  # below this many coordinates a row, one vectorised draw beats a generator per row
 _FAR_NORMAL = 4.8
 _FAR_LAPLACE = 12 * math.log(2)
@@ -84,7 +84,7 @@ class Streams:
         base = self.key(purpose, round, *parts)
         low, high = np.uint64(base & (2**64 - 1)), np.uint64(base >> 64)
         ids = np.asarray(clients, dtype=np.uint64)
-        return _mix(_mix(ids * _GOLDEN + low) ^ high)
+        return mix(mix(ids * GOLDEN + low) ^ high)
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,17 @@ def bits(keys: Keys, count: int) -> npt.NDArray[np.uint64]:
     """[K, count] uniform 64-bit words: row k is the SplitMix64 sequence that starts at keys[k]."""
     if isinstance(keys, SecureKeys):
         return SecureRandom().words(len(keys) * count).reshape(len(keys), count)
-    with np.errstate(over="ignore"):
-        steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-        return _mix(keys[:, None] + steps[None, :])
+    return words_at(keys[:, None], np.arange(count)[None, :])
+
+
+def bits_at(keys: Keys, places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Those words of `bits` that stand at `places` [K, B], row by row.
+
+    Secure words belong to the call and not to a place: no two of them are the same.
+    """
+    if isinstance(keys, SecureKeys):
+        return SecureRandom().words(places.size).reshape(places.shape)
+    return words_at(keys[:, None], places)
 
 
 def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
@@ -189,7 +197,7 @@ def _renew(
     rows, columns = np.divmod(np.flatnonzero(far.numpy()), max(1, far.shape[1]))
     if len(rows):
         with np.errstate(over="ignore"):
-            words = _mix(_mix(keys[rows] ^ _TAILS) + columns.astype(np.uint64) * _GOLDEN)
+            words = mix(mix(keys[rows] ^ _TAILS) + columns.astype(np.uint64) * GOLDEN)
         uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         sizes = torch.from_numpy(tail(uniform)).to(out.dtype)
         out[rows, columns] = torch.copysign(sizes, out[rows, columns])
@@ -229,11 +237,3 @@ def _fill_rows(
 def _uniforms(keys: SeededKeys, count: int) -> npt.NDArray[np.float64]:
     """[K, count] uniforms on [0, 1) with 53 bits."""
     return (bits(keys, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of SplitMix64: a bijection in which every input bit reaches every output."""
-    with np.errstate(over="ignore"):
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.models.state import Snapshot, difference, snapshot_of
+from fedveil.models.state import Snapshot, common_generators, difference, snapshot_of
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import JointStreams, KeySource
 from fedveil.privacy.rows import add_weighted_
@@ -81,8 +81,9 @@ class Serial:
         turn = self._turn(
             round, np.concatenate(cohorts), starts, moving, clip, streams, summed=False
         )
+        generators = common_generators()
         self._add_block_(list(zip(totals, parts, strict=True)), turn)
-        self._check_unchanged()
+        self._check_unchanged(generators)
         return totals
 
     def _largest_first(self, ids: Ids) -> Ids:
@@ -107,7 +108,10 @@ class Serial:
     def _gradients(self) -> Gradients:
         job = self.job
         whole = job.work.whole(int(job.data.sizes.max()))
-        return gradients_of(job.task, self.mode, job.data, whole=whole, mixes=job.mixes)
+        private = job.plan.steps is not None
+        return gradients_of(
+            job.task, self.mode, job.data, whole=whole, mixes=job.mixes, private=private
+        )
 
     @property
     def _summed(self) -> bool:
@@ -125,7 +129,7 @@ class Serial:
         clip: Clip | None,
     ) -> None:
         """Add the chunk `ids`: at once when vectorised, client by client when looped."""
-        before = snapshot_of(self.job.plan.schedule)
+        before, generators = snapshot_of(self.job.plan.schedule), common_generators()
         _ = self._before
         step = 1 if self.mode is Mode.LOOPED else len(ids)
         for a in range(0, len(ids), step):
@@ -134,16 +138,16 @@ class Serial:
                 round, here, params, moving, clip, self.job.streams, summed=self._summed
             )
             self._add_block_([(total, slice(None))], turn)
-        self._check_unchanged()
+        self._check_unchanged(generators)
         _check_same("clip schedule", before, self.job.plan.schedule)
 
     @cached_property
     def _before(self) -> Snapshot:
         return snapshot_of(self.job.work)
 
-    def _check_unchanged(self) -> None:
+    def _check_unchanged(self, generators: Snapshot) -> None:
         """Refuse a module, a loss or a work that keeps something of a client for the next."""
-        self.job.task.check_unchanged()
+        self.job.task.check_unchanged(generators)
         _check_same("work", self._before, self.job.work)
 
     def _turn(

@@ -10,7 +10,8 @@ from fedveil.data.federated import Array, FederatedData
 from fedveil.inputs import mapped, taken
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
-from fedveil.training.batches import Batch, Whole
+from fedveil.privacy.noise.streams import Streams
+from fedveil.training.batches import Batch, Draws, Whole
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.chunks import fitting_chunk
@@ -82,16 +83,23 @@ def raced(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode,
 
 def _trial(task: Task, made_up: FederatedData, work: ClientWork, mode: Mode) -> Trial:
     longest = int(made_up.sizes[0])
-    gradients = gradients_of(task, mode, made_up, whole=work.whole(longest))
     private = isinstance(work, ClientDpSgd)
+    whole = work.whole(longest)
+    gradients = gradients_of(task, mode, made_up, whole=whole, private=private)
+    loaded = False
 
     def seconds(clients: int, records: int) -> float:
+        nonlocal loaded
+        if not loaded:  # the first step of a process loads what it needs, which may take seconds
+            loaded = True
+            seconds(clients, records)
         cohort = CohortData(made_up, np.arange(clients))
         walk = gradients.walk(task.parameters, cohort, spanned=not private)
         moved, best, began = torch.zeros(clients, walk.width), float("inf"), time.perf_counter()
         batch = Batch(torch.arange(records).expand(clients, -1), torch.ones(clients, records))
         if records == longest:
             batch = Whole(cohort.sizes, longest)
+        batch = batch.drawing(Draws(Streams(0), 0, cohort.ids, 0))
         for _ in range(3):
             before = time.perf_counter()
             if private:

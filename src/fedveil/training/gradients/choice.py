@@ -17,7 +17,7 @@ from fedveil.training.cohort import CohortData, tensors
 from fedveil.training.gradients.looped import Looped
 from fedveil.training.gradients.vectorised import Vectorised
 
-_FEW = 3
+_FEW = 2
 
 
 class Mode(StrEnum):
@@ -82,14 +82,21 @@ class Gradients(Protocol):
 
 
 def gradients_of(
-    task: Task, mode: Mode, data: FederatedData, *, whole: bool = False, mixes: bool = False
+    task: Task,
+    mode: Mode,
+    data: FederatedData,
+    *,
+    whole: bool = False,
+    mixes: bool = False,
+    private: bool = False,
 ) -> Gradients:
     """The gradients of `task` over `data` in the given mode.
 
-    `whole`: of full batches only; `mixes`: the records of a batch see each other.
+    `whole`: of full batches only; `mixes`: the records of a batch see each other; `private`: they
+    are clipped one by one, and how that is done is found out here, not in the first round.
     """
     if mode is Mode.VECTORISED:
         return Vectorised(task, data, whole=whole)
     few = np.arange(_FEW) % len(data.test_y)
     x, y = tensors(taken(data.test_x, few)), with_labels(torch.from_numpy(data.test_y[few]))
-    return Looped(task, x, y, mixes=mixes)
+    return Looped(task, x, y, mixes=mixes, private=private)

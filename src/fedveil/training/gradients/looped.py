@@ -24,13 +24,25 @@ _RECORDS = 1024
 class Looped:
     """One client after the other."""
 
-    def __init__(self, task: Task, x: Features, y: torch.Tensor, *, mixes: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        x: Features,
+        y: torch.Tensor,
+        *,
+        mixes: bool = False,
+        private: bool = False,
+    ) -> None:
         """`x`, `y` are a few records, for a look at how the module treats them.
 
-        Where the records of a batch see each other (`mixes`), it is never cut into pieces.
+        Where the records of a batch see each other (`mixes`), it is never cut into pieces. Where
+        they are clipped one by one (`private`), the look is taken now.
         """
         self._task = task
+        task.look(x, y)
         self._examples = ExampleBounds(task, x, y)
+        if private:
+            self._examples.look()
         images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.layers.values())
         self._piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
 
@@ -73,7 +85,8 @@ class LoopedWalk:
         for k in range(len(out)):
             x, y = batch.real(self._cohort, k)
             if len(y):
-                self._examples.add_clipped_(out[k], self._parameters(moved, k), x, y, clip)
+                keys = self._keys(batch, k)
+                self._examples.add_clipped_(out[k], self._parameters(moved, k), x, y, clip, keys)
         return out
 
     def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -86,6 +99,10 @@ class LoopedWalk:
         self, total: torch.Tensor, moved: torch.Tensor, weights: torch.Tensor
     ) -> None:
         add_weighted_(total, moved, weights)
+
+    def _keys(self, batch: Batch, k: int) -> torch.Tensor | None:
+        """The keys of client k's records, where the module drops."""
+        return batch.real_keys(k) if self._task.drops else None
 
     def _parameters(self, moved: torch.Tensor | None, k: int) -> torch.Tensor:
         """Client k's parameters: always a copy, which a module may spoil for that client alone."""
@@ -101,13 +118,15 @@ class LoopedWalk:
             x, y = batch.real(self._cohort, k)
             if len(y) == 0:
                 continue
+            keys = self._keys(batch, k)
             named, beside = self._leaves(self._parameters(moved, k), row)
             for a in range(0, len(y), self._piece):
                 piece = slice(a, a + self._piece)
                 with torch.enable_grad():
                     records = mapped(self._examples.layout, taken(x, piece))
-                    outputs = self._task.outputs(named, records)
-                    loss = self._task.loss(outputs, y[piece]).sum() * (factor / len(y))
+                    own = None if keys is None else keys[piece]
+                    losses = self._task.losses(named, records, y[piece], own)
+                    loss = losses.sum() * (factor / len(y))
                 torch.autograd.backward(loss)
             for place, gradient in beside:
                 place += gradient

@@ -22,7 +22,7 @@ from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.gradients.forms import Full, Gradient, without_subnormals
 from fedveil.training.gradients.layers import constant_inside, gradient_of, known, names_of
-from fedveil.training.gradients.vmapped import clipped_or_zero_, example_gradients
+from fedveil.training.gradients.vmapped import Keys, clipped_or_zero_, example_gradients
 
 _PIECE = 256
 _IMAGES = 16
@@ -43,7 +43,12 @@ class ExampleBounds:
     """
 
     def __init__(self, task: Task, x: Features, y: torch.Tensor) -> None:
-        self._task, self._sample = task, (x, y)
+        self._task = task
+        self._sample = (x, y, torch.arange(len(y))) if task.drops else (x, y)
+
+    def look(self) -> None:
+        """Find out now how the module's gradients come about, not when they are first asked for."""
+        _ = self._piece if self._by_layers else self._written_out
 
     @cached_property
     def layout(self) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -64,17 +69,22 @@ class ExampleBounds:
         x: Features,
         y: torch.Tensor,
         clip: Clip,
+        keys: torch.Tensor | None = None,
     ) -> None:
-        """Add the clipped gradients of the records x, y at the parameters `flat` to `row` [P]."""
+        """Add the clipped gradients of the records x, y at the parameters `flat` to `row` [P].
+
+        `keys` [B] say what is dropped of each record, where the module drops.
+        """
+        given = (x, y) if keys is None else (x, y, keys)
         if clip.norm is Norm.L2 and self._by_layers:
             named = self._laid(flat)
             for a in range(0, len(y), self._piece):
-                piece = slice(a, a + self._piece)
-                self._add_piece_(row, self._gradients(named, taken(x, piece), y[piece]), clip)
+                piece = (taken(part, slice(a, a + self._piece)) for part in given)
+                self._add_piece_(row, self._gradients(named, *piece), clip)
             return
         step = max(1, _MATERIALISED // len(flat))
         for a in range(0, len(y), step):
-            rows = self._written_out(flat, taken(x, slice(a, a + step)), y[a : a + step])
+            rows = self._written_out(flat, *(taken(part, slice(a, a + step)) for part in given))
             row += clipped_or_zero_(rows, clip).sum(dim=0)
 
     def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], clip: Clip) -> None:
@@ -107,12 +117,11 @@ class ExampleBounds:
         """The parameters as the module's layers like them best."""
         return {name: self.layout(value) for name, value in self._task.named(flat).items()}
 
-    def _gradients(self, named: Named, x: Features, y: torch.Tensor) -> dict[str, Gradient]:
+    def _gradients(self, named: Named, *given: Any) -> dict[str, Gradient]:
         """The single-example gradients of every layer that was used, in the layer's own form."""
-        passed = self._pass(named, x, y)
-        return self._forms(passed)
+        return self._forms(self._pass(named, *given))
 
-    def _pass(self, named: Named, x: Features, y: torch.Tensor) -> "_Pass":
+    def _pass(self, named: Named, x: Features, y: torch.Tensor, *keys: Keys) -> "_Pass":
         """Every example alone through the module, with what each layer sees written down.
 
         Zeros are added to what each layer gives: their gradients are what comes back to it. Every
@@ -129,14 +138,18 @@ class ExampleBounds:
         }
 
         def one(
-            zeros: dict[str, list[torch.Tensor]], copies: Named, x: Features, y: torch.Tensor
+            zeros: dict[str, list[torch.Tensor]],
+            copies: Named,
+            x: Features,
+            y: torch.Tensor,
+            *key: torch.Tensor,
         ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
             seen = {name: _Seen(iter(z)) for name, z in zeros.items()}
-            outputs = self._watched(shared | copies, taken(x, None), seen)
+            outputs = self._watched(shared | copies, taken(x, None), seen, *key)
             return self._task.loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
 
         with torch.enable_grad():
-            losses, inputs = vmap(one)(zeros, copies, mapped(self.layout, x), y)
+            losses, inputs = vmap(one)(zeros, copies, mapped(self.layout, x), y, *keys)
         return _Pass(losses, copies, zeros, inputs)
 
     def _forms(self, passed: "_Pass", *, keep: bool = False) -> dict[str, Gradient]:
@@ -152,10 +165,12 @@ class ExampleBounds:
         }
         return found | {name: Full(next(errors), None) for name in passed.copies}
 
-    def _watched(self, named: Named, x: Features, seen: "dict[str, _Seen]") -> torch.Tensor:
+    def _watched(
+        self, named: Named, x: Features, seen: "dict[str, _Seen]", *key: torch.Tensor
+    ) -> torch.Tensor:
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
-            return self._task.outputs(named, x)
+            return self._task.outputs(named, x, *key)
         finally:
             for handle in handles:
                 handle.remove()
@@ -182,7 +197,7 @@ class ExampleBounds:
         def one(x: Features, y: torch.Tensor) -> torch.Tensor:
             return self._task.losses(leaves, taken(x, None), y[None])[0]
 
-        x, y = self._sample
+        x, y = self._sample[:2]
         with torch.enable_grad(), constant_inside(self._candidates):
             loss = vmap(one)(taken(x, slice(1)), y[:1]).sum()
         elsewhere: set[str] = set()
@@ -215,8 +230,8 @@ class ExampleBounds:
     @cached_property
     def _piece(self) -> int:
         """How many examples at a time: images that stay in the cache, and what memory holds."""
-        x, y = taken(self._sample[0], slice(1)), self._sample[1][:1]
-        gradients = self._gradients(self._laid(self._task.parameters.clone()), x, y)
+        first = (taken(values, slice(1)) for values in self._sample)
+        gradients = self._gradients(self._laid(self._task.parameters.clone()), *first)
         held = sum(g.held for g in gradients.values())
         images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self._layers.values())
         return max(1, min(_IMAGES if images else _PIECE, _MATERIALISED // max(1, held)))
@@ -234,16 +249,15 @@ class ExampleBounds:
         Formulas are held to what autograd says of the same pass, and the pass roughly to autograd
         on single examples: deep modules make more of rounding.
         """
-        x, y = self._sample
         named = {n: v.detach().requires_grad_() for n, v in self._laid(flat).items()}
         try:
-            passed = self._pass(named, x, y)
+            passed = self._pass(named, *self._sample)
             gradients = self._forms(passed, keep=True)
             squares = torch.stack([g.squares for g in gradients.values()]).sum(dim=0)
         except (RuntimeError, IndexError, StopIteration):
             return False  # vmap cannot see through it, or a layer is used otherwise elsewhere
-        alone = _one_by_one(self._task, flat, x, y)
-        for k, chosen in enumerate(torch.eye(len(y))):
+        alone = _one_by_one(self._task, flat, *self._sample)
+        for k, chosen in enumerate(torch.eye(len(alone))):
             found = torch.zeros_like(flat)
             self._add_scaled_(found, gradients, chosen)
             if not _length(found - alone[k]) <= _ROUGHLY * _length(alone[k]):
@@ -269,7 +283,7 @@ class ExampleBounds:
         return {name: right[name][k] if name in passed.copies else right[name] for name in named}
 
     @cached_property
-    def _written_out(self) -> Callable[[torch.Tensor, Features, torch.Tensor], torch.Tensor]:
+    def _written_out(self) -> Callable[..., torch.Tensor]:
         """One gradient per example: by vmap, or by autograd where a layer has no rule for vmap."""
         try:
             example_gradients(self._task, self._task.parameters.clone(), *self._sample)
@@ -316,12 +330,15 @@ def channels_last(values: torch.Tensor) -> torch.Tensor:
     return last.as_strided(values.shape, strides)
 
 
-def _one_by_one(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> torch.Tensor:
+def _one_by_one(
+    task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, *keys: Keys
+) -> torch.Tensor:
     rows = []
     for k in range(len(y)):
         named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
         with torch.enable_grad():
-            loss = task.losses(named, taken(x, slice(k, k + 1)), y[k : k + 1]).sum()
+            outputs = task.outputs(named, taken(x, slice(k, k + 1)), *(every[k] for every in keys))
+            loss = task.loss(outputs, y[k : k + 1]).sum()
         found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
         rows.append(task.flattened(dict(zip(named, found, strict=True))))
     return torch.stack(rows)

@@ -3,8 +3,9 @@
 import torch
 
 from fedveil.data.federated import FederatedData
+from fedveil.inputs import taken
 from fedveil.models.task import Task, squared_error
-from fedveil.training.cohort import CohortData
+from fedveil.training.cohort import CohortData, tensors
 from fedveil.training.gradients.linear_chain import chain_of
 from fedveil.training.gradients.quadratic import Quadratics, QuadraticWalk
 from fedveil.training.gradients.stacked import DualWalk, StackedWalk
@@ -19,6 +20,8 @@ class Vectorised:
         self._task, self._data = task, data
         self._flatten, self._layers = chain_of(task)
         self._quadratics = Quadratics.of(data) if whole and quadratic(task, data) else None
+        if not self._layers:
+            task.look(tensors(taken(data.test_x, slice(1))), torch.from_numpy(data.test_y[:1]))
 
     def walk(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool

@@ -12,6 +12,9 @@ from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 
+Keys = torch.Tensor
+"""One key per record, [B], where the module drops; none otherwise."""
+
 _EXAMPLES = 1 << 26
 
 
@@ -25,12 +28,17 @@ class VmappedWalk:
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """Autograd of each client's weighted losses."""
 
-        def loss(named: Named, x: Features, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            return (self._task.losses(named, x, y) * weights).sum()
+        def loss(
+            named: Named, x: Features, y: torch.Tensor, weights: torch.Tensor, *keys: Keys
+        ) -> torch.Tensor:
+            return (self._task.losses(named, x, y, *keys) * weights).sum()
 
         here = self._start if moved is None else self._start + moved
-        each = vmap(grad(loss), in_dims=(None if here.ndim == 1 else 0, 0, 0, 0))
-        found = each(self._task.named(here), *batch.of(self._cohort), batch.weights)
+        given = *batch.of(self._cohort), batch.weights, *self._keys(batch)
+        each: Callable[..., Named] = vmap(
+            grad(loss), in_dims=(None if here.ndim == 1 else 0, *(0 for _ in given))
+        )
+        found = each(self._task.named(here), *given)
         return batch.without_idle_(self._task.flattened(found))
 
     def descend_(self, moved: torch.Tensor | None, batch: Batch, rate: float) -> torch.Tensor:
@@ -40,17 +48,22 @@ class VmappedWalk:
     def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
         """Every example's gradient is materialised, a few clients at a time."""
         x, y = batch.of(self._cohort)
+        given = x, y, *self._keys(batch)
         params = (self._start if moved is None else self._start + moved).expand(len(y), -1)
         out = torch.zeros(len(y), self.width)
         examples = vmap(_by_name(self._task))
         step = max(1, _EXAMPLES // (self.width * max(1, y.shape[1])))
         for a in range(0, len(y), step):
             here = slice(a, a + step)
-            found = examples(self._task.named(params[here]), taken(x, here), y[here])
+            found = examples(self._task.named(params[here]), *(taken(part, here) for part in given))
             rows = self._task.flattened(found)
             clipped = clipped_or_zero_(rows.flatten(0, 1), clip).view_as(rows)
             out[here] = torch.einsum("kbp,kb->kp", clipped, batch.mask[here])
         return out
+
+    def _keys(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        """The records' keys, where the module drops."""
+        return (batch.keys,) if self._task.drops else ()
 
     def norms(self, moved: torch.Tensor, norm: Norm) -> torch.Tensor:
         return row_norms(moved, norm)
@@ -64,19 +77,23 @@ class VmappedWalk:
         add_weighted_(total, moved, weights)
 
 
-def example_gradients(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> torch.Tensor:
+def example_gradients(
+    task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, *keys: Keys
+) -> torch.Tensor:
     """The gradient of each example at the parameters `flat` [P]: rows [B, P]."""
-    return task.flattened(_by_name(task)(task.named(flat), x, y))
+    return task.flattened(_by_name(task)(task.named(flat), x, y, *keys))
 
 
-def _by_name(task: Task) -> Callable[[Named, Features, torch.Tensor], Named]:
-    """(parameters, x [B, ...], y [B, ...]) -> the gradient of each example, [B, *shape] each."""
+def _by_name(task: Task) -> Callable[..., Named]:
+    """(parameters, x, y, keys of B examples) -> the gradient of each, [B, *shape] by name."""
 
-    def loss(named: Named, x: Features, y: torch.Tensor) -> torch.Tensor:
-        return task.losses(named, taken(x, None), y[None])[0]
+    def loss(named: Named, x: Features, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
+        return task.loss(task.outputs(named, taken(x, None), *key), y[None])[0]
 
-    examples: Callable[[Named, Features, torch.Tensor], Named]
-    examples = vmap(grad(loss), in_dims=(None, 0, 0))
+    def examples(named: Named, *given: Features) -> Named:
+        every: Callable[..., Named] = vmap(grad(loss), in_dims=(None, *(0 for _ in given)))
+        return every(named, *given)
+
     return examples
 
 
