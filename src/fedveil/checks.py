@@ -243,6 +243,7 @@ VALUES = {
     "warmup": _WARMUP,
     "lr_floor": _SHARE,
     "evaluate.every": _whole(1),
+    "evaluate.clients_every": _whole(1),
     "engine.chunk": _whole(0),
     "engine.memory": _whole(1),
     "engine.checkpoint": _whole(1),

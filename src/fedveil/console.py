@@ -23,16 +23,17 @@ class Follower:
     def __init__(self, run: "Run") -> None:
         plan = run.training.plan
         self.rounds = plan.rounds
-        self._metric = next(iter(run.training.task.metrics), "loss")
+        self._measured: dict[str, float] = {}
+        self._names = tuple(run.training.task.measures) or ("loss",)
         self._limit, self._promise = plan.limit, plan.promise
-        self._measured: float | None = None
 
     def text(self, line: dict[str, Any]) -> str:
         """One line for one round."""
-        self._measured = line.get(self._metric, self._measured)
+        self._measured |= {name: line[name] for name in self._names if name in line}
         parts = [f"round {line['round']:>{len(str(self.rounds))}}/{self.rounds}"]
-        if self._measured is not None:
-            parts.append(f"{self._metric} {self._measured:.4g}")
+        if self._measured:
+            told = [f"{name} {value:.4g}" for name, value in self._measured.items()]
+            parts.append(", ".join(told))
         if line["epsilon"] is not None and self._promise is not None:
             spent = replace(self._promise, epsilon=line["epsilon"])
             left = "" if self._limit is None else f", {spent.remainder(self._limit)} left"
@@ -117,7 +118,9 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     table.add_column("what")
     table.add_column("value", overflow="fold")
     for name, value in result["metrics"].items():
-        table.add_row(f"test {name}", f"{value:.4f}")
+        table.add_row(f"test {name}", _number(value))
+    for name, parts in _by_metric(result.get("over_clients", {})).items():
+        table.add_row(f"{name} across clients", ", ".join(parts))
     table.add_row("stopped by", result["stopped"])
     claims, budget = [PrivacyClaim.from_dict(raw) for raw in result["claims"]], result["budget"]
     for claim in claims:
@@ -143,6 +146,20 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
             console.print(f"  - {assumption}", highlight=False)
     for note in result["notes"]:
         console.print(f"note: {note}", style="yellow", highlight=False)
+
+
+def _number(value: float | None) -> str:
+    """A measured number; JSON has null for one that is not finite."""
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _by_metric(over_clients: dict[str, float | None]) -> dict[str, list[str]]:
+    """What is told of each metric across clients."""
+    found: dict[str, list[str]] = {}
+    for name, value in over_clients.items():
+        metric, _, what = name.partition("/")[2].rpartition("/")
+        found.setdefault(metric, []).append(f"{what.replace('_', ' ')} {_number(value)}")
+    return found
 
 
 def print_rows(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 Only the standard library is imported: a slip is told before anything heavy is.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -27,6 +28,13 @@ TABLE = "table"
 OWN = "own"
 """A model or data that come from Python, where a recipe would name one."""
 
+OF_LABELS = ("accuracy", "top-K", "f1", "f1-macro", "auroc", "perplexity")
+OF_NUMBERS = ("mae", "rmse", "r2")
+"""Metrics, by the targets that they are of."""
+
+TOP = r"top-([1-9]\d{0,6})"
+"""What stands for top-K: a number in the place of the K."""
+
 NAMES = {"data.name": (*DATA_SETS, "saved", TABLE), "model.name": MODELS}
 """By the recipe's key."""
 
@@ -41,6 +49,26 @@ def check_name(key: str, value: str) -> None:
     if value not in NAMES[key]:
         known = ", ".join(NAMES[key])
         raise BadInput(f"{key} is {shown(value)}: choose one of {known}{hint(value, NAMES[key])}")
+
+
+def check_metric(key: str, name: str) -> None:
+    """Refuse a name that no metric has.
+
+    >>> check_metric("evaluate.metrics", "top-5")
+    """
+    known = [name for name in (*OF_LABELS, *OF_NUMBERS) if name != "top-K"]
+    if name in known or re.fullmatch(TOP, name):
+        return
+    told, like = ", ".join((*known, "top-K (such as top-5)")), hint(name, (*known, "top-5"))
+    raise BadInput(f"{key} has {shown(name)}: choose from {told}{like}")
+
+
+def check_metrics(key: str, names: Sequence[str]) -> None:
+    """Refuse names that no metric has, and one that is there twice."""
+    for at, name in enumerate(names):
+        check_metric(key, name)
+        if name in names[:at]:
+            raise BadInput(f"{key} has {name!r} twice: name it once")
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -240,7 +240,7 @@ def test_no_check_or_measurement_reaches_the_parameters():
 def test_measured_in_eval_mode_and_learnt_in_the_module_s_own():
     task = classifier(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)))
     params = torch.randn(task.size)
-    first, second = (task.measured(params, X, Y)["loss"] for _ in range(2))
+    first, second = (task.measured(params, X, Y).each["loss"] for _ in range(2))
     assert torch.equal(first, second)
     task.look(X, Y)
     keyed = [task.losses(task.named(params), X, Y, torch.arange(len(X)) + k) for k in range(2)]

@@ -44,7 +44,7 @@ REFUSED = {
     "a function": (lambda: Task(torch.relu, cross_entropy), "module is"),
     "no loss": (lambda: Task(nn.Linear(2, 3), None), "loss is None"),
     "a loss by name": (lambda: Task(nn.Linear(2, 3), "cross_entropy"), "loss is 'cross_entropy'"),
-    "a list of metrics": (lambda: Task(nn.Linear(2, 3), cross_entropy, [correct]), "metrics is ["),
+    "a text of metrics": (lambda: Task(nn.Linear(2, 3), cross_entropy, "f1"), "metrics is 'f1'"),
     "a metric without a name": (lambda: Task(nn.Linear(2, 3), cross_entropy, {1: correct}), "1"),
     "a metric that is none": (
         lambda: Task(nn.Linear(2, 3), cross_entropy, {"accuracy": None}),

@@ -27,6 +27,7 @@ def arguments(make_data):
         "memory": 512,
         "workers": 0,
         "every": 1,
+        "clients_every": None,
     }
 
 
@@ -39,6 +40,7 @@ def test_arguments_that_are_what_they_are_called(arguments):
 
 
 REFUSED = {
+    "clients never measured": ({"clients_every": 0}, "evaluate.clients_every is 0"),
     "mode fast": ({"mode": "fast"}, "engine.mode is 'fast': use one of Mode.VECTORISED"),
     "mode as text": ({"mode": "looped"}, "engine.mode is 'looped'"),
     "weights as text": ({"weights": "examples"}, "server.weights is 'examples'"),

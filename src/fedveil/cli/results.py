@@ -1,6 +1,5 @@
 """`fedveil evaluate`, `fedveil predict` and `fedveil compare`: what finished runs are good for."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +23,13 @@ def evaluate(
 ) -> None:
     """Measure a run's model on a table of your own, or on its test split again."""
     check_path("--data", data)
+    from fedveil.runs.metrics import json_text
     from fedveil.runs.opened import OpenedRun
     from fedveil.runs.results import measured
 
     found = measured(OpenedRun.at(run), data)
     if json_:
-        print(json.dumps(found, indent=2))
+        print(json_text(found, indent=2), end="")
         return
     for name, value in found.items():
         print(f"{name} {value:.6g}")
@@ -63,15 +63,25 @@ def compare(
 ) -> None:
     """Put runs side by side: metrics, claims, and where their recipes differ."""
     check_out(out)
-    from fedveil.runs.compare import differences, not_comparable, opened, picture, rows_of
+    from fedveil.runs.compare import (
+        across_clients,
+        differences,
+        not_comparable,
+        opened,
+        picture,
+        rows_of,
+    )
     from fedveil.runs.disk import write_new
+    from fedveil.runs.metrics import json_text
 
     runs = opened(folders)
     rows, keys, remark = rows_of(runs), differences(runs), not_comparable(runs)
+    across = across_clients(runs)
     if out is not None:
         write_new(out, picture(runs))
     if json_:
-        print(json.dumps({"runs": rows, "differences": keys, "remark": remark}, indent=2))
+        found = {"runs": rows, "across_clients": across, "differences": keys, "remark": remark}
+        print(json_text(found, indent=2), end="")
         return
     from rich.console import Console
 
@@ -79,6 +89,8 @@ def compare(
 
     console = Console(markup=False, emoji=False)
     print_rows(console, "runs", rows)
+    if across:
+        print_rows(console, "across clients, on their own records", across)
     if keys:
         print_rows(console, "where their recipes differ", keys)
     if remark is not None:

@@ -1,9 +1,12 @@
 """The parts of a task, checked for what they are before anything is done with them."""
 
+from collections.abc import Callable
+
 from torch import nn
 
 from fedveil.checks import shown
 from fedveil.errors import BadInput
+from fedveil.models.metrics import Measure, Metric
 
 TAKEN = frozenset(
     (
@@ -21,23 +24,53 @@ TAKEN = frozenset(
 )
 """What a run's metrics already call something else: a metric of that name would overwrite it."""
 
+OVER_CLIENTS = "clients/"
+"""How the numbers begin that tell how a model does across clients."""
 
-def check_parts(module: object, loss: object, metrics: object) -> None:
-    """Refuse what is no module, no loss or no metric, by name.
+
+def check_parts(module: object, loss: object) -> None:
+    """Refuse what is no module or no loss.
 
     | edge | behaviour |
     |---|---|
     | a class instead of a module | BadInput |
-    | a metric called like a number of the run (epsilon, round, loss, ...) | BadInput |
     """
     if not isinstance(module, nn.Module):
         raise BadInput(f"module is {shown(module)}: an instance of torch.nn.Module is needed")
     if not callable(loss):
         raise BadInput(f"loss is {shown(loss)}: a function of (outputs, targets) is needed")
-    if not isinstance(metrics, dict):
-        raise BadInput(f"metrics is {shown(metrics)}: use {{'name': function}}")
-    for name, metric in metrics.items():
-        if not isinstance(name, str) or name in TAKEN:
+
+
+def measures_of(metrics: object, known: Callable[[str], Measure]) -> dict[str, Measure]:
+    """Metrics by name; `known` gives those that are only named.
+
+    | edge | behaviour |
+    |---|---|
+    | a name that no metric has | BadInput with the nearest |
+    | a metric called like a number of the run (epsilon, round, loss, ...) | BadInput |
+    | two of one name, or a function without one | BadInput |
+    """
+    if isinstance(metrics, dict):
+        pairs = list(metrics.items())
+    elif isinstance(metrics, list | tuple):
+        pairs = [(_name_of(metric), metric) for metric in metrics]
+    else:
+        raise BadInput(f"metrics is {shown(metrics)}: use {{'name': function}}, or a list of names")
+    found: dict[str, Measure] = {}
+    for name, metric in pairs:
+        if not isinstance(name, str) or name in TAKEN or name.startswith(OVER_CLIENTS):
             raise BadInput(f"metric {shown(name)} has a name that is taken: call it otherwise")
-        if not callable(metric):
-            raise BadInput(f"metric {name!r} is {shown(metric)}: a function is needed")
+        if name in found:
+            raise BadInput(f"metric {name!r} is there twice: name it once")
+        measure = known(metric) if isinstance(metric, str) else metric
+        if isinstance(measure, type) or not (callable(measure) or isinstance(measure, Metric)):
+            raise BadInput(f"metric {name!r} is {shown(metric)}: a name or a function is needed")
+        found[name] = measure
+    return found
+
+
+def _name_of(metric: object) -> str:
+    name = metric if isinstance(metric, str) else getattr(metric, "__name__", "")
+    if not name or "<" in name:
+        raise BadInput(f"metric {shown(metric)} has no name: use {{'name': metric}}")
+    return str(name)

@@ -1,7 +1,7 @@
 """`Task`: a module with its loss and metric, seen through one flat parameter vector."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,10 +12,22 @@ from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
 from fedveil.models.attention import attend_, plain_attention
 from fedveil.models.dropout import Dropout
+from fedveil.models.metrics import (
+    Array,
+    Measure,
+    Metric,
+    PerExample,
+    is_of_labels,
+    is_of_numbers,
+    named,
+    over_places,
+    where_numbers,
+)
 from fedveil.models.outputs import tensor_of
-from fedveil.models.parts import check_parts
+from fedveil.models.parts import check_parts, measures_of
 from fedveil.models.state import Snapshot, common_generators, difference, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
+from fedveil.names import OF_LABELS, OF_NUMBERS
 from fedveil.targets import PADDING, Target
 
 Named = dict[str, torch.Tensor]
@@ -24,8 +36,8 @@ Named = dict[str, torch.Tensor]
 Features = Inputs[torch.Tensor]
 """The inputs of B records [B, ...]: one tensor, or several by name."""
 
-PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(outputs [B, ...], targets [B, ...]) -> one number per example [B]."""
+Metrics = Mapping[str, Measure | str] | Sequence[Measure | str]
+"""Metrics as people give them: by name, or as functions and objects of their own."""
 
 _KEEPS_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 _NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyError)
@@ -47,14 +59,14 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     losses = nn.functional.cross_entropy(
         outputs.flatten(0, -2), targets.flatten(), ignore_index=PADDING, reduction="none"
     )
-    return _over_places(losses.view(targets.shape), targets != PADDING)
+    return over_places(losses.view(targets.shape), targets != PADDING)
 
 
 def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Of logits [B, labels] against how true each label is, 0 to 1: the mean per example."""
     logits = _as_targets(outputs, targets)
     losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
-    return _over_places(losses)
+    return over_places(losses)
 
 
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -62,28 +74,26 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
     An example with several numbers counts as their mean.
     """
-    return _over_places((_as_targets(outputs, targets) - targets) ** 2)
+    return over_places((_as_targets(outputs, targets) - targets) ** 2)
 
 
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """1 where the largest logit is the label, per example; its mean is the accuracy.
 
     Of an example with labels in several places, or with several at once, the share that is right.
+    Where an output is not a number, neither is the share.
     """
     if targets.is_floating_point():
-        right = (_as_targets(outputs, targets) > 0) == (targets > 0.5)
-        return _over_places(right.to(torch.float32))
-    right = outputs.argmax(-1) == targets
-    return _over_places(right.to(torch.float32), targets != PADDING)
+        logits = _as_targets(outputs, targets)
+        right = (logits > 0) == (targets > 0.5)
+        return over_places(where_numbers(logits.unsqueeze(-1), right))
+    real = targets != PADDING
+    return over_places(where_numbers(outputs, (outputs.argmax(-1) == targets) & real), real)
 
 
-def _over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-    """The mean of an example's values [B, ...] over its `real` places; the others hold zeros."""
-    if values.ndim == 1:
-        return values
-    if real is None:
-        return values.flatten(1).mean(dim=1)
-    return values.flatten(1).sum(dim=1) / real.flatten(1).sum(dim=1).clamp_min(1)
+def metric_of(name: str) -> Measure:
+    """The metric that a recipe calls so."""
+    return correct if name == "accuracy" else named(name)
 
 
 def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -105,7 +115,10 @@ def usual(target: Target) -> tuple[PerExample, dict[str, PerExample]]:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learnt: a module, its per-example loss, and metrics that are means over examples.
+    """What is learnt: a module, its per-example loss, and what is measured beside the loss.
+
+    A metric is a function of (outputs, targets) whose mean over examples it is, a `Metric`, which
+    sees all of them, or the name of one: `metrics=["accuracy", "f1"]`, `{"mine": function}`.
 
     The parameters that learn become views into one contiguous vector, in the order of
     `named_parameters`; nothing is copied afterwards in either direction. Frozen ones
@@ -123,7 +136,8 @@ class Task:
 
     module: nn.Module
     loss: PerExample
-    metrics: dict[str, PerExample] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
+    measures: dict[str, Measure] = field(init=False, repr=False)
     _flat: torch.Tensor = field(init=False, repr=False)
     _slots: tuple[tuple[str, int, int, torch.Size], ...] = field(init=False, repr=False)
     _learning: nn.Module = field(init=False, repr=False)
@@ -135,7 +149,8 @@ class Task:
     _tried: dict[object, bool] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_parts(self.module, self.loss, self.metrics)
+        check_parts(self.module, self.loss)
+        self.measuring(self.metrics)
         _check_module(self.module)
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         flat = torch.cat([p.detach().reshape(-1) for _, p in named]).to(torch.float32)
@@ -201,6 +216,12 @@ class Task:
     def known_as(self, tried: dict[object, bool]) -> "Task":
         """The same task, sharing what trials found with others of the same module and loss."""
         object.__setattr__(self, "_tried", tried)
+        return self
+
+    def measuring(self, metrics: Metrics) -> "Task":
+        """The same task, measured by these metrics."""
+        object.__setattr__(self, "metrics", metrics)
+        object.__setattr__(self, "measures", measures_of(metrics, metric_of))
         return self
 
     @property
@@ -282,10 +303,23 @@ class Task:
         """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
         return _called(self._measuring, self.named(flat.clone()), x)
 
-    def measured(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Loss and metrics of each example [B], in eval mode, on a copy of `flat`."""
+    def measured(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measured":
+        """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
         outputs = self.predicted(flat, x)
-        return {name: f(outputs, y) for name, f in {"loss": self.loss, **self.metrics}.items()}
+        found = Measured({"loss": self.loss(outputs, y)}, {})
+        for name, measure in self.measures.items():
+            if isinstance(measure, Metric):
+                found.kept[name] = measure.kept(outputs, y)
+            else:
+                found.each[name] = measure(outputs, y)
+        return found
+
+    def value_of(self, name: str, kept: Sequence[Array]) -> float:
+        """The metric of what was kept of all pieces."""
+        metric = self.measures[name]
+        if not isinstance(metric, Metric):
+            raise AssertionError(f"{name} is a mean over examples")
+        return float(metric.value(*kept))
 
     def check_unchanged(self, generators: Snapshot | None = None) -> None:
         """Refuse a module that has kept something of what it computed: it would tell the next one.
@@ -329,7 +363,8 @@ class Task:
                         "give it one output per label"
                     )
                 values = [self.losses(self.named(self._flat.clone()), x, y)]
-                values += self.measured(self._flat, x, y).values()
+                self._check_metrics(classes)
+                values += self.measured(self._flat, x, y).each.values()
         except BadInput:
             raise
         except _NO_FIT as e:
@@ -350,6 +385,20 @@ class Task:
                     "per example (reduction='none')"
                 )
 
+    def _check_metrics(self, classes: int) -> None:
+        """Refuse a metric of ours that is not of such targets."""
+        for name, measure in self.measures.items():
+            if classes and is_of_numbers(measure):
+                raise BadInput(
+                    f"metric {name!r} is of numbers and the data have {classes} labels: use "
+                    f"{', '.join(OF_LABELS)}"
+                )
+            if not classes and (is_of_labels(measure) or measure is correct):
+                raise BadInput(
+                    f"metric {name!r} is of labels and the data have numbers: use "
+                    f"{', '.join(OF_NUMBERS)}"
+                )
+
     def _needs_floats(self, x: Features) -> bool:
         """Whether whole numbers are all that the module cannot take of these records."""
         if all(value.is_floating_point() for value in values_of(x)):
@@ -366,6 +415,14 @@ def _called(module: nn.Module, named: Named, x: Features) -> torch.Tensor:
     """The module's outputs with these parameters; it gets named inputs as keyword arguments."""
     args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
     return tensor_of(functional_call(module, named, args, kwargs))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The loss and metrics of each example [B], and what other metrics keep of all of them."""
+
+    each: dict[str, torch.Tensor]
+    kept: dict[str, tuple[Array, ...]]
 
 
 def first_line(error: Exception) -> str:

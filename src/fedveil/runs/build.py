@@ -15,7 +15,7 @@ from fedveil.names import OWN
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.data import data_of
-from fedveil.runs.own import FIRST_WEIGHTS, Model, check_same, digest_of, own_task
+from fedveil.runs.own import FIRST_WEIGHTS, Model, asked_of, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
 from fedveil.runs.sections.clients import (
@@ -31,7 +31,7 @@ from fedveil.runs.sections.clients import (
 )
 from fedveil.runs.sections.data import ModelSection
 from fedveil.runs.sections.section import Section
-from fedveil.runs.sections.server import ServerSection
+from fedveil.runs.sections.server import EvaluateSection, ServerSection
 from fedveil.targets import Target
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
@@ -85,6 +85,8 @@ def build(
         task = task_of(recipe.model, data.record_shape, data.target, recipe.seed)
     else:
         task = own_task(model, data.target)
+    asked_of(task, recipe.evaluate.metrics, model)
+    if model is not None:
         check_same(task, recipe.model.digest)
     if plan is None:
         plan = plan_of(recipe, sampler, data.clients, work, task)
@@ -103,7 +105,21 @@ def build(
         memory=recipe.engine.memory,
         workers=recipe.engine.workers,
         every=recipe.evaluate.every,
+        clients_every=_clients_every(recipe.evaluate, rounds),
     )
+
+
+def _clients_every(section: EvaluateSection, rounds: int) -> int | None:
+    """How often the model is measured across clients; None for never."""
+    if not section.clients:
+        if section.clients_every is not None:
+            raise BadInput("evaluate.clients_every has no effect without evaluate.clients = true")
+        return None
+    if section.diagnostics is False:
+        raise BadInput(
+            "evaluate.clients is a diagnostic and evaluate.diagnostics is false: leave one out"
+        )
+    return section.clients_every or rounds
 
 
 def resolved(recipe: Recipe, training: Training) -> Recipe:

@@ -1,6 +1,7 @@
 """Several runs side by side: what they measured and claim, and where their recipes differ."""
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ _OF_THE_MACHINE = ("engine",)
 
 def rows_of(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
     """One row per run: its directory, rounds, metrics and the claim that counts."""
-    names = list(dict.fromkeys(name for run in runs for name in run.result["metrics"]))
+    found = [_numbers(run.result["metrics"]) for run in runs]
+    names = list(dict.fromkeys(name for measured in found for name in measured))
     rows = []
-    for run in runs:
-        measured = run.result["metrics"]
+    for run, measured in zip(runs, found, strict=True):
         claim = _counting(run)
         rows.append(
             {
@@ -30,6 +31,16 @@ def rows_of(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def across_clients(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
+    """One row per number across clients, one column per run; none if nobody asked for any."""
+    found = {str(run.folder): _numbers(run.result.get("over_clients", {})) for run in runs}
+    names = dict.fromkeys(name for numbers in found.values() for name in numbers)
+    return [
+        {"number": name, **{run: numbers.get(name, "-") for run, numbers in found.items()}}
+        for name in names
+    ]
 
 
 def differences(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
@@ -101,6 +112,11 @@ def _metric(runs: Sequence[OpenedRun]) -> str:
     """The first that all runs have, other than the loss if there is one."""
     common = [name for name in runs[0].result["metrics"] if all(_has(run, name) for run in runs)]
     return next((name for name in common if name != "loss"), "loss")
+
+
+def _numbers(found: dict[str, float | None]) -> dict[str, float]:
+    """What was measured; null is not finite."""
+    return {name: math.nan if value is None else value for name, value in found.items()}
 
 
 def _has(run: OpenedRun, name: str) -> bool:

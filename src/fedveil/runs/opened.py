@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +22,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs import metrics
 from fedveil.runs.build import task_of
 from fedveil.runs.evidence import left
-from fedveil.runs.own import Model, own_task
+from fedveil.runs.own import Model, asked_of, own_task
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.cohort import tensors
@@ -92,6 +93,7 @@ class OpenedRun:
             )
         else:
             task = own_task(self.model, stored.target)
+        asked_of(task, self.recipe.evaluate.metrics, self.model)
         stored.check_layers(task, self.folder)
         for name, value in task.named(task.parameters).items():
             value.copy_(stored.tensors[name])
@@ -149,8 +151,9 @@ class OpenedRun:
 
     @property
     def _measured(self) -> str:
-        measured: Mapping[str, float] = self.result["metrics"]
-        return ", ".join(f"{name} {value:.4g}" for name, value in measured.items())
+        measured: Mapping[str, float | None] = self.result["metrics"]
+        numbers = {name: math.nan if v is None else v for name, v in measured.items()}
+        return ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
 
     def _repr_html_(self) -> str:
         """For notebooks: what was learnt, and the claims in full."""

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -9,7 +10,7 @@ from torch import nn
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
-from fedveil.models.task import Task, usual
+from fedveil.models.task import Task, metric_of, usual
 from fedveil.names import OWN, TABLE
 from fedveil.privacy.identity import identity
 from fedveil.runs.recipe import Recipe
@@ -34,6 +35,24 @@ def own_task(model: Model, target: Target) -> Task:
     if isinstance(model, Task):
         return Task(_copied(model.module), model.loss, model.metrics)
     return Task(_copied(model), *usual(target))
+
+
+def asked_of(task: Task, names: Sequence[str] | None, model: Model | None) -> Task:
+    """The task with the metrics that a recipe names, beside those of a `Task` that was given.
+
+    Without any, it is measured as it was made.
+    """
+    if names is None:
+        return task
+    found = dict(model.measures) if isinstance(model, Task) else {}
+    for name in names:
+        metric = metric_of(name)
+        if found.setdefault(name, metric) != metric:
+            raise BadInput(
+                f"evaluate.metrics has {name!r}, and the Task another metric of that name: call "
+                "one of them otherwise"
+            )
+    return task.measuring(found)
 
 
 def brought(
@@ -72,7 +91,7 @@ def changed_since(data: FederatedData, recipe: Recipe) -> list[str]:
 
 def digest_of(task: Task) -> str:
     """What a module is known by: its layers, their code, loss, metrics and first weights."""
-    parts = (task.module, task.loss, task.metrics, task.parameters, task.frozen)
+    parts = (task.module, task.loss, task.measures, task.parameters, task.frozen)
     return hashlib.sha256(identity(parts).encode()).hexdigest()
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from fedveil.checks import VALUES, check, check_workers
 from fedveil.errors import BadInput
-from fedveil.names import NAMES, OWN, check_name, hint
+from fedveil.names import NAMES, OWN, check_metrics, check_name, hint
 from fedveil.runs.overrides import Overrides, Settings, settings_of
 from fedveil.runs.sections.clients import ClientSection, SampleSection
 from fedveil.runs.sections.clip import ClipSection
@@ -173,6 +173,8 @@ def check_values(recipe: Recipe) -> None:
             path = key if name is None else f"{key}.{name}"
             if path in NAMES and value != OWN:
                 check_name(path, value)
+            if path == "evaluate.metrics":
+                check_metrics(path, value or ())
             if path in VALUES:
                 if value == []:
                     raise BadInput(f"{path} is empty: give at least one number, or leave it out")

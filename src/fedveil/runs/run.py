@@ -12,6 +12,7 @@ from typing import Any
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.models.parts import OVER_CLIENTS
 from fedveil.names import OWN
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
@@ -34,6 +35,7 @@ from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import evaluate
+from fedveil.training.server import ServerState
 from fedveil.training.session import Training
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -223,6 +225,7 @@ class Run:
             "stopped": ending.stopped,
             "why": str(ending),
             "metrics": measured,
+            **self._over_clients(history, state),
             "claims": told,
             "ledger": ledger.head().to_dict(),
             "budget": _budget(self.training, told),
@@ -236,12 +239,20 @@ class Run:
         }
         stored = StoredModel.of(self.recipe.model, self.training, state.params, claims)
         write_atomic(self.folder / "model.safetensors", stored.to_bytes())
-        metric = next(iter(task.metrics), "loss")
+        metric = next(iter(task.measures), "loss")
         drawn = progress_png(history, metric, plan.limit, plan.promise)
         write_atomic(self.folder / "progress.png", drawn)
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
         keep_head(self.folder, ledger.end(digests(self.folder)))
         return result
+
+    def _over_clients(self, history: list[dict[str, Any]], state: ServerState) -> dict[str, Any]:
+        """How the model does across clients, if that was asked for: as the last line has it."""
+        if self.training.clients_every is None:
+            return {}
+        last = history[-1] if history else {}
+        found = {name: value for name, value in last.items() if name.startswith(OVER_CLIENTS)}
+        return {"over_clients": found or self.training.across_clients(state.params)}
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
         """Bring the file to `history`, if it is not."""

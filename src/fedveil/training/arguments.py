@@ -26,6 +26,7 @@ def check_arguments(
     memory: object,
     workers: object,
     every: object,
+    clients_every: object,
 ) -> None:
     """Refuse arguments of `Training` that are not what they are called.
 
@@ -52,6 +53,8 @@ def check_arguments(
     check("engine.memory", memory)
     check_workers("engine.workers", workers)
     check("evaluate.every", every)
+    if clients_every is not None:
+        check("evaluate.clients_every", clients_every)
 
 
 def _check_method(name: str, value: object, method: str, such: str) -> None:

@@ -1,27 +1,44 @@
 """The global model on the central test split, in batches, without autograd."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
 from fedveil.inputs import taken
-from fedveil.models.task import Task
+from fedveil.models.metrics import Array, Metric, no_value
+from fedveil.models.task import Measured, Task
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 
-Measured = tuple[int, dict[str, float]]
-"""A number of records, and the sum of each metric over them."""
-
 BATCH = 1000
+
+MOST_KEPT = 1 << 30
+"""Bytes of outputs and targets that metrics may keep of a test split."""
+
+_FEW = 32
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A number of records, the sum of each mean over them, and what other metrics keep of them."""
+
+    records: int
+    sums: dict[str, float]
+    kept: dict[str, tuple[Array, ...]]
 
 
 def evaluate(
     task: Task, params: torch.Tensor, data: FederatedData, batch: int = BATCH
 ) -> dict[str, float]:
-    """Mean loss and metrics over the test split, summed in float64."""
+    """Loss and metrics over the test split, means summed in float64."""
+    check_kept(task, data)
     with one_thread():
-        return mean_metrics([measure(task, params, data, part) for part in batches_of(data, batch)])
+        pieces = [measure(task, params, data, part) for part in batches_of(data, batch)]
+        return joined(task, pieces)
 
 
 def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
@@ -29,16 +46,56 @@ def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
     return [slice(a, a + batch) for a in range(0, len(data.test_y), batch)]
 
 
-def measure(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Measured:
-    """The sums over one batch of the test split."""
+def measure(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Piece:
+    """One batch of the test split."""
+    measured = _measured(task, params, data, batch)
+    sums = {name: float(each.double().sum()) for name, each in measured.each.items()}
+    return Piece(len(data.test_y[batch]), sums, measured.kept)
+
+
+def joined(task: Task, pieces: Sequence[Piece]) -> dict[str, float]:
+    """The metrics of all records, in the task's order, the pieces in theirs."""
+    records = sum(piece.records for piece in pieces)
+    found = {}
+    for name in ("loss", *task.measures):
+        if name in pieces[0].sums:
+            found[name] = sum(piece.sums[name] for piece in pieces) / records
+        else:
+            kept = zip(*(piece.kept[name] for piece in pieces), strict=True)
+            found[name] = task.value_of(name, [np.concatenate(arrays) for arrays in kept])
+    return found
+
+
+def check_measurable(task: Task, data: FederatedData) -> None:
+    """Refuse metrics that tell no models apart on this test split, or keep too much of it."""
+    for name, metric in task.measures.items():
+        reason = no_value(metric, data.classes, data.test_y)
+        if reason:
+            raise BadInput(f"metric {name!r} {reason}: leave it out")
+    check_kept(task, data)
+
+
+def check_kept(task: Task, data: FederatedData) -> None:
+    """Refuse metrics that would keep more of a test split than memory is meant for.
+
+    How much they keep of a record is found from a few: sums are as long for one as for many.
+    """
+    few = min(_FEW, len(data.test_y))
+    if few < 2 or not any(isinstance(metric, Metric) for metric in task.measures.values()):
+        return
+    one, many = (_measured(task, task.parameters, data, slice(n)).kept for n in (1, few))
+    for name in one:
+        more = sum(a.nbytes for a in many[name]) - sum(a.nbytes for a in one[name])
+        whole = more // (few - 1) * len(data.test_y)
+        if whole > MOST_KEPT:
+            raise BadInput(
+                f"metric {name!r} would keep {whole / 2**30:.3g} GiB of the test split's "
+                f"{len(data.test_y):,} records, and may keep {MOST_KEPT / 2**30:.3g} GiB: hold "
+                "fewer back, or leave it out"
+            )
+
+
+def _measured(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Measured:
     with torch.inference_mode():
         x, y = tensors(taken(data.test_x, batch)), torch.tensor(data.test_y[batch])
-        measured = task.measured(params, x, y)
-        sums = {name: float(each.double().sum()) for name, each in measured.items()}
-    return len(y), sums
-
-
-def mean_metrics(parts: Sequence[Measured]) -> dict[str, float]:
-    """Means over all records, added in the order of the batches."""
-    records = sum(count for count, _ in parts)
-    return {name: sum(sums[name] for _, sums in parts) / records for name in parts[0][1]}
+        return task.measured(params, x, y)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ class Ask:
 class RoundResult:
     """One finished round. `clipped` and `snr` come from private data: diagnostics, not releases.
 
+    `over_clients`, where it was asked for, comes from private data as well.
     `snr` is the length of the sum over the expected length of its noise, None without noise;
     `clip` the clip on updates or local gradients, None without one; `metrics` is empty in
     rounds that were not measured.
@@ -51,6 +52,7 @@ class RoundResult:
     metrics: dict[str, float]
     seconds: float
     spent: Callable[[], PrivacyClaim | None]
+    over_clients: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Without the state, and without anything that comes from private data."""
@@ -85,9 +87,13 @@ class RoundResult:
             "epsilon": claim and claim.epsilon,
             "claim": claim and claim.told,
             **self.metrics,
+            **(self.over_clients if diagnostics else {}),
             "seconds": self.seconds,
         }
 
+
+Measuring = Callable[[ServerState], dict[str, float]]
+"""Numbers by name of the model after a round; none in rounds that are not measured."""
 
 Rounds = Generator[Ask | RoundResult, CohortSum | None, None]
 """Hands out an `Ask`, is sent the sum, hands out the result; and so on to the end."""
@@ -97,9 +103,10 @@ def rounds(
     plan: PrivacyPlan,
     server: ServerOptimizer,
     streams: Streams,
-    measure: Callable[[ServerState], dict[str, float]],
+    measure: Measuring,
     ledger: Ledger,
     state: ServerState,
+    measure_clients: Measuring = lambda state: {},
 ) -> Rounds:
     """Train to the end of the plan or of the budget, from `state`.
 
@@ -148,6 +155,7 @@ def rounds(
             snr=signal / noise if noise else None,
             refused=cohort.refused,
             metrics=measure(state),
+            over_clients=measure_clients(state),
             seconds=time.perf_counter() - began,
             spent=partial(plan.told, number, most if counted else None, ledger.again),
         )

@@ -27,7 +27,9 @@ from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.timings import timings
 from fedveil.training.engines.workers import available
+from fedveil.training.evaluate import check_measurable
 from fedveil.training.gradients.choice import Mode
+from fedveil.training.over_clients import over_clients
 from fedveil.training.rates import check_rounds
 from fedveil.training.round import RoundResult, Rounds, driven, rounds
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
@@ -36,7 +38,7 @@ from fedveil.training.work import ClientWork
 _TRIED, _LOOKED_AT = 4, 256
 _CHECKED = (
     *("task", "data", "plan", "work", "server", "weights", "seed", "mode"),
-    *("chunk", "memory", "workers", "every"),
+    *("chunk", "memory", "workers", "every", "clients_every"),
 )
 
 
@@ -49,10 +51,11 @@ class Training:
     else is computed (docs/proofs/secure.md). `chunk` 0 is as many
     clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one process
     per core; their number changes nothing. `every` is the number of rounds between measurements on
-    the test split. `seed` tells repetitions of the same training apart. `make_engine`, if given,
-    makes another engine than this machine's, which then decides about chunk, memory and workers.
-    What the data say of themselves is in the claims of this training's `plan`, not in those of the
-    plan it was given.
+    the test split; `clients_every`, unless None, that between measurements across clients, on
+    their own records in the clear, which secure noise refuses. `seed` tells repetitions of the same
+    training apart. `make_engine`, if given, makes another engine than this machine's, which then
+    decides about chunk, memory and workers. What the data say of themselves is in the claims of
+    this training's `plan`, not in those of the plan it was given.
     """
 
     task: Task
@@ -67,6 +70,7 @@ class Training:
     memory: int = MEMORY
     workers: int = 0
     every: int = 1
+    clients_every: int | None = None
     adversary: Adversary | None = None
     make_engine: EngineMaker | None = None
     _initial: torch.Tensor = field(init=False, repr=False)
@@ -82,9 +86,15 @@ class Training:
         check_rounds(self.plan.rounds, work=self.work, server=self.server)
         if self.plan.secure:
             self.data.check_secure()
+            if self.clients_every is not None:
+                raise BadInput(
+                    "noise.source is 'secure' and evaluate.clients would measure the model on "
+                    "clients' own records in the clear: leave it out, or simulate ('seeded')"
+                )
         self.data.check()
         x, y = tensors(taken(self.data.x, slice(2))), torch.tensor(self.data.y[:2])
         self.task.check_fits(x, y, self.data.classes)
+        check_measurable(self.task, self.data)
         self._settle_mode()
         object.__setattr__(self, "_initial", self.task.parameters.clone())
 
@@ -120,7 +130,10 @@ class Training:
                 "a training starts from its own model, which its noise is drawn for: give the "
                 "module these parameters and make a training of it"
             )
-        return rounds(self.plan, self.server, self.streams, self._measure, ledger, state)
+        return rounds(
+            *(self.plan, self.server, self.streams, self._measure, ledger, state),
+            measure_clients=self._measure_clients,
+        )
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
@@ -183,9 +196,21 @@ class Training:
         return Processes(job, mode, chunk, workers)
 
     def _measure(self, state: ServerState) -> dict[str, float]:
-        if state.round % self.every and state.round != self.plan.permitted:
+        return self.engine.evaluate(state.params) if self._due(state, self.every) else {}
+
+    def _measure_clients(self, state: ServerState) -> dict[str, float]:
+        if self.clients_every is None or not self._due(state, self.clients_every):
             return {}
-        return self.engine.evaluate(state.params)
+        return self.across_clients(state.params)
+
+    def _due(self, state: ServerState, every: int) -> bool:
+        return state.round % every == 0 or state.round == self.plan.permitted
+
+    def across_clients(self, params: torch.Tensor) -> dict[str, float]:
+        """Loss and metrics over clients' own records, in the clear: see `over_clients`."""
+        if isinstance(self.engine, Serial):
+            return self.engine.evaluate_clients(params)
+        return over_clients(self.task, params, self.data)
 
 
 def train(training: Training) -> Iterator[RoundResult]:

@@ -120,7 +120,8 @@ class Laboratory:
         recipe = seeded(prepared.cell.recipe, repetition)
         engine = recipe.engine.model_copy(update={"workers": 1, "mode": str(prepared.mode)})
         every = recipe.evaluate.every if self.curves else _NEVER
-        evaluate = recipe.evaluate.model_copy(update={"every": every})
+        changes = {"every": every, "clients": None, "clients_every": None}
+        evaluate = recipe.evaluate.model_copy(update=changes)
         recipe = recipe.model_copy(update={"engine": engine, "evaluate": evaluate})
         plan = None if _dealt(recipe) else prepared.plan
         return build(recipe, data=self.data(recipe), plan=plan)

@@ -270,10 +270,14 @@ def test_an_adversary_keeps_everything_in_one_process(ragged):
     assert len(set(seen)) > 15
 
 
-def test_the_test_split_is_measured_the_same_by_workers(make_data, open_ledger):
-    data = make_data(sizes=[3] * CLIENTS)
+def test_records_are_measured_the_same_by_workers(make_data, open_ledger):
+    data = make_data(sizes=[3, 200] * (CLIENTS // 2))
     many = replace(data, test_x=np.tile(data.test_x, (150, 1)), test_y=np.tile(data.test_y, 150))
-    measured = [
-        [r.metrics for r in train(training_of(many, workers=workers))] for workers in (1, 2)
-    ]
+    measured = []
+    for workers in (1, 2):
+        training = replace(training_of(many, workers), work=OneGradient(), clients_every=2)
+        training.task.measuring(["accuracy", "top-2", "f1", "auroc", "perplexity"])
+        measured.append([(r.metrics, r.over_clients) for r in train(training)])
     assert measured[0] == measured[1]
+    assert [bool(over_clients) for _, over_clients in measured[0]] == [False, True, True]
+    assert len(measured[0][0][0]) == 6

@@ -56,6 +56,26 @@ class EvaluateSection(Section):
         description="Rounds from one measurement on the test split to the next; the last round is "
         "always measured.",
     )
+    metrics: list[str] | None = Field(
+        default=None,
+        description="Measured on the test split beside the loss, the first also drawn. Labels: "
+        "'accuracy', 'top-K' (such as 'top-5'), 'f1' and 'auroc' (of label 1 if there are two, "
+        "else the mean over labels, for 'auroc' one-vs-rest), 'f1-macro', 'perplexity' (per "
+        "token). Numbers: 'mae', 'rmse', 'r2'. A Task's own come first. Left out: 'accuracy' for "
+        "labels, only the loss for numbers.",
+    )
+    clients: bool | None = Field(
+        default=None,
+        description="Whether the model is measured across clients at the end: loss, accuracy and "
+        "other means over examples on each client's own records, and of these the mean over "
+        "clients and that of the lowest and highest tenth. It comes from private data, is "
+        "outside every claim, and is refused with secure noise. Left out: false.",
+    )
+    clients_every: int | None = Field(
+        default=None,
+        description="Rounds from one such measurement to the next. For clients true. Left out: "
+        "only at the end.",
+    )
     diagnostics: bool | None = Field(
         default=None,
         description="Whether shares clipped, signal/noise, cohort sizes and refused reports are "

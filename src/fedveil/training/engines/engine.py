@@ -34,7 +34,7 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
-        """Mean loss and metrics over the test split."""
+        """Loss and metrics over the test split."""
         ...
 
     def close(self) -> None:

@@ -9,7 +9,8 @@ import torch
 from fedveil.training.engines.engine import Ids
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import Workers
-from fedveil.training.evaluate import batches_of, mean_metrics, measure
+from fedveil.training.evaluate import batches_of, joined, measure
+from fedveil.training.over_clients import measure_clients, pieces_of, spread
 from fedveil.training.server import ServerState
 from fedveil.training.sums import CohortSum
 
@@ -31,11 +32,19 @@ class Processes(Serial):
         return super()._sums(round, chunks, state)
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
-        """Mean loss and metrics over the test split, on the workers once there are any."""
+        """Loss and metrics over the test split, on the workers once there are any."""
         batches = batches_of(self.job.data)
         if len(batches) < 2 or not self._started:
             return super().evaluate(params)
-        return mean_metrics(list(self._pool.measures(batches, params)))
+        return joined(self.job.task, list(self._pool.measures(batches, params)))
+
+    def evaluate_clients(self, params: torch.Tensor) -> dict[str, float]:
+        """Loss and metrics across clients, on the workers once there are any."""
+        data = self.job.data
+        pieces = pieces_of(data)
+        if len(pieces) < 2 or not self._started:
+            return super().evaluate_clients(params)
+        return spread(data, self._pool.client_measures(pieces, params))
 
     def close(self) -> None:
         """End the workers."""
@@ -55,6 +64,9 @@ class Processes(Serial):
             self.workers,
             add_chunk_=self.add_chunk_,
             measure=lambda params, batch: measure(job.task, params, job.data, batch),
+            measure_clients=lambda params, piece: measure_clients(
+                job.task, params, job.data, piece
+            ),
             size=job.task.size,
             moving=len(job.plan.start(job.task.parameters)),
             width=job.plan.width,

@@ -16,9 +16,10 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.engine import Ids, Job
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.evaluate import batches_of, mean_metrics, measure
+from fedveil.training.evaluate import batches_of, joined, measure
 from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
+from fedveil.training.over_clients import over_clients
 from fedveil.training.reports import Rows
 from fedveil.training.round import Ask
 from fedveil.training.server import ServerState, Weights
@@ -92,10 +93,15 @@ class Serial:
         return cut(ids, sizes, len(ids))[0] if len(ids) else ids
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
-        """Mean loss and metrics over the test split."""
+        """Loss and metrics over the test split."""
         task, data = self.job.task, self.job.data
         with one_thread():
-            return mean_metrics([measure(task, params, data, batch) for batch in batches_of(data)])
+            pieces = [measure(task, params, data, batch) for batch in batches_of(data)]
+            return joined(task, pieces)
+
+    def evaluate_clients(self, params: torch.Tensor) -> dict[str, float]:
+        """Loss and metrics across clients, on their own records."""
+        return over_clients(self.job.task, params, self.job.data)
 
     def close(self) -> None:
         """Nothing is held."""

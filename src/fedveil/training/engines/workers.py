@@ -29,7 +29,8 @@ import torch
 from fedveil.errors import FedveilError
 from fedveil.privacy.clip import Clip
 from fedveil.training.engines.housekeeping import LARGE_MODEL, die_with_parent, keep_memory
-from fedveil.training.evaluate import Measured
+from fedveil.training.evaluate import Piece
+from fedveil.training.over_clients import ClientSums
 from fedveil.training.sums import CohortSum
 
 _TRIES = 3
@@ -37,7 +38,8 @@ _SPARE_BYTES = 1 << 25
 
 Ids = npt.NDArray[np.int64]
 AddChunk = Callable[[CohortSum, int, Ids, torch.Tensor, torch.Tensor, Clip | None], None]
-Measure = Callable[[torch.Tensor, slice], Measured]
+Measure = Callable[[torch.Tensor, slice], Piece]
+MeasureClients = Callable[[torch.Tensor, slice], ClientSums]
 
 
 class WorkerLost(FedveilError):
@@ -66,7 +68,17 @@ class _Batch:
         return "a batch of the test split"
 
 
-_Job = _Chunk | _Batch
+@dataclass(frozen=True)
+class _Records:
+    """A piece of the clients' records to measure."""
+
+    piece: slice
+
+    def __str__(self) -> str:
+        return "a piece of the clients' records"
+
+
+_Job = _Chunk | _Batch | _Records
 
 
 @dataclass
@@ -81,7 +93,7 @@ def available() -> int:
 
 
 class Workers:
-    """A pool of forked processes that compute chunk sums and measure test batches."""
+    """A pool of forked processes that compute chunk sums and measure records."""
 
     def __init__(
         self,
@@ -89,12 +101,14 @@ class Workers:
         *,
         add_chunk_: AddChunk,
         measure: Measure,
+        measure_clients: MeasureClients,
         size: int,
         moving: int,
         width: int,
         noisy: bool,
     ) -> None:
         self._add_chunk_, self._measure = add_chunk_, measure
+        self._measure_clients = measure_clients
         self._size, self._noisy = size, noisy
         self._params = _shared(size, torch.float32)
         self._moving = _shared(moving, torch.float64)
@@ -127,10 +141,18 @@ class Workers:
             )
             yield done
 
-    def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Measured]:
+    def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Piece]:
         """What each batch of the test split comes to, in order."""
         self._params.copy_(params)
         for _, measured in self._ordered([_Batch(batch) for batch in batches]):
+            yield measured
+
+    def client_measures(
+        self, pieces: Sequence[slice], params: torch.Tensor
+    ) -> Iterator[ClientSums]:
+        """What each piece of the clients' records comes to, in order."""
+        self._params.copy_(params)
+        for _, measured in self._ordered([_Records(piece) for piece in pieces]):
             yield measured
 
     def close(self) -> None:
@@ -233,6 +255,8 @@ class Workers:
         try:
             if isinstance(job, _Batch):
                 return pickle.dumps((True, self._measure(self._params, job.batch)))
+            if isinstance(job, _Records):
+                return pickle.dumps((True, self._measure_clients(self._params, job.piece)))
             total = CohortSum.over(self._slots[slot].zero_(), self._size, self._noisy)
             self._add_chunk_(total, job.round, job.ids, self._params, self._moving, job.clip)
             return pickle.dumps((True, (total.weight, total.clients, total.clipped, total.refused)))

@@ -1,0 +1,275 @@
+"""Metrics: means over examples, and numbers that only a whole test split has.
+
+A test split is measured in pieces. A metric that is no mean over examples says what it keeps of a
+piece, and what number the pieces come to: sums where that is enough, scores and targets otherwise.
+Where an output is not a number, neither is the metric: a model that diverged has no accuracy.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.checks import shown
+from fedveil.errors import BadInput
+from fedveil.names import TOP, check_metric
+from fedveil.targets import PADDING
+
+Array = npt.NDArray[Any]
+
+PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""(outputs [B, ...], targets [B, ...]) -> one number per example [B]."""
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """A number of a whole test split."""
+
+    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        """What the number needs of a piece: arrays, which are joined along their first axis."""
+        ...
+
+    def value(self, *kept: Array) -> float:
+        """The number, of what was kept of all pieces in their order; NaN where there is none."""
+        ...
+
+
+Measure = PerExample | Metric
+"""A metric: a function whose mean over examples it is, or an object that sees all of them."""
+
+
+@dataclass(frozen=True)
+class TopK:
+    """1 where the label is among the `k` largest outputs, per example; of ties the first count.
+
+    Of an example with labels in several places, the share of them.
+    """
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.k, int) or self.k < 1:
+            raise BadInput(f"k is {shown(self.k)}: a whole number from 1 on is needed")
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        _check_one_label("top-K", targets)
+        label, real = targets.clamp(min=0).unsqueeze(-1), targets != PADDING
+        own = outputs.gather(-1, label)
+        before = torch.arange(outputs.shape[-1]) < label
+        rank = ((outputs > own) | ((outputs == own) & before)).sum(-1)
+        return over_places(where_numbers(outputs, (rank < self.k) & real), real)
+
+
+@dataclass(frozen=True)
+class F1:
+    """F1 of label 1 where there are two, and otherwise, or if `macro`, the mean over labels.
+
+    Labels that the split lacks and the model does not name are not in the mean. Of several labels
+    at once, each is there whose output is positive.
+    """
+
+    macro: bool = False
+
+    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        if targets.is_floating_point():
+            labels = (outputs > 0).long().masked_fill(outputs.isnan(), PADDING)
+            return labels.numpy(), (targets > 0.5).long().numpy(), np.array([0])
+        outputs, targets = labelled(outputs, targets)
+        found = outputs.argmax(-1).masked_fill(outputs.isnan().any(-1), PADDING)
+        return found.numpy(), targets.numpy(), np.array([outputs.shape[-1]])
+
+    def value(self, *kept: Array) -> float:
+        from sklearn.metrics import f1_score
+
+        found, targets, outputs = kept
+        if (found == PADDING).any():
+            return math.nan
+        average = "macro" if self.macro or targets.ndim == 2 or outputs[0] > 2 else "binary"
+        return float(f1_score(targets, found, average=average, zero_division=np.nan))
+
+
+@dataclass(frozen=True)
+class Auroc:
+    """Area under the ROC curve: of label 1 where there are two, else one-vs-rest, the mean.
+
+    A label that the split lacks is not in the mean; a split with one label only has no area. Of
+    several labels at once, each has its own.
+    """
+
+    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        if targets.is_floating_point():
+            return outputs.to(torch.float32).numpy(), (targets > 0.5).numpy()
+        outputs, targets = labelled(outputs, targets)
+        scores = _log_odds(outputs.double())[:, 1 if outputs.shape[-1] == 2 else 0 :]
+        return scores.to(torch.float32).numpy(), targets.numpy()
+
+    def value(self, *kept: Array) -> float:
+        from sklearn.metrics import roc_auc_score
+
+        scores, targets = kept
+        if np.isnan(scores).any():
+            return math.nan
+        scores = np.nan_to_num(scores)  # infinite ones keep their place
+        if targets.ndim == 1 and scores.shape[-1] == 1:
+            targets = targets[:, None] == 1
+        elif targets.ndim == 1:
+            targets = targets[:, None] == np.arange(scores.shape[-1])
+        areas = [
+            roc_auc_score(is_label, score)
+            for is_label, score in zip(targets.T, scores.T, strict=True)
+            if not _alike(is_label)
+        ]
+        return float(np.mean(areas)) if areas else math.nan
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """exp of the mean cross-entropy over all labels, each place of a sequence being one."""
+
+    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        _check_one_label("perplexity", targets)
+        outputs, targets = labelled(outputs, targets)
+        losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return np.array([float(losses.double().sum())]), np.array([len(targets)])
+
+    def value(self, *kept: Array) -> float:
+        with np.errstate(over="ignore"):
+            return float(np.exp(_mean(*kept)))
+
+
+@dataclass(frozen=True)
+class Rmse:
+    """The root of the mean squared error."""
+
+    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        squares = (predicted(outputs, targets).double() - targets.double()) ** 2
+        return np.array([float(squares.sum())]), np.array([squares.numel()])
+
+    def value(self, *kept: Array) -> float:
+        return math.sqrt(_mean(*kept))
+
+
+@dataclass(frozen=True)
+class R2:
+    """The share of the targets' variance that is predicted; none of targets that are the same.
+
+    Of several numbers, the mean over those that differ.
+    """
+
+    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        rows = predicted(outputs, targets).reshape(len(targets), -1)
+        return rows.numpy(), targets.reshape(len(targets), -1).numpy()
+
+    def value(self, *kept: Array) -> float:
+        from sklearn.metrics import r2_score
+
+        predictions, targets = (array.astype(np.float64) for array in kept)
+        differ = (targets != targets[:1]).any(0)
+        if not differ.any() or not np.isfinite(predictions).all():
+            return math.nan
+        with np.errstate(over="ignore"):
+            return float(r2_score(targets[:, differ], predictions[:, differ]))
+
+
+def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Absolute error of predictions [B, 1] or [B, ...] against targets [B, ...], per example.
+
+    An example with several numbers counts as their mean.
+    """
+    return over_places((predicted(outputs, targets) - targets).abs())
+
+
+def named(name: str) -> Measure:
+    """The metric of that name, but for the accuracy; one that is unknown is refused."""
+    check_metric("metric", name)
+    top = re.fullmatch(TOP, name)
+    if top is not None:
+        return TopK(int(top[1]))
+    return _NAMED[name]
+
+
+def is_of_labels(metric: Measure) -> bool:
+    """Whether it is one of ours that needs labels; the accuracy is not among these."""
+    return isinstance(metric, TopK | F1 | Auroc | Perplexity)
+
+
+def is_of_numbers(metric: Measure) -> bool:
+    """Whether it is one of ours that needs numbers."""
+    return isinstance(metric, Rmse | R2) or metric is absolute_error
+
+
+def no_value(metric: Measure, classes: int, targets: Array) -> str:
+    """Why it tells no model from another on these targets; "" if it may."""
+    if isinstance(metric, TopK) and metric.k >= classes:
+        return f"is 1 for every model of {classes} labels"
+    if isinstance(metric, Auroc) and (
+        _alike(targets > 0.5) if targets.dtype.kind == "f" else _alike(targets[targets != PADDING])
+    ):
+        return "needs two labels, and the test split has one only"
+    if isinstance(metric, R2) and _alike(targets):
+        return "needs targets that differ, and those of the test split are all the same"
+    return ""
+
+
+def labelled(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Labels [M] that count, and the outputs [M, classes] for each; M is all places of all rows."""
+    outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
+    real = targets != PADDING
+    return outputs[real], targets[real]
+
+
+def over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of an example's values [B, ...] over its `real` places; the others hold zeros."""
+    if values.ndim == 1:
+        return values
+    if real is None:
+        return values.flatten(1).mean(dim=1)
+    return values.flatten(1).sum(dim=1) / real.flatten(1).sum(dim=1).clamp_min(1)
+
+
+def predicted(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Predictions in the shape of the targets."""
+    return outputs.reshape(targets.shape)
+
+
+def where_numbers(outputs: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
+    """`found`, and NaN where an output of the same example is."""
+    return found.to(torch.float32).masked_fill(outputs.isnan().any(-1), math.nan)
+
+
+def _log_odds(outputs: torch.Tensor) -> torch.Tensor:
+    """log p / (1 - p) of each label: in the order of its probability, without the ties at 1."""
+    logs, largest = outputs.log_softmax(-1), outputs.argmax(-1, keepdim=True)
+    rest = outputs.scatter(-1, largest, -math.inf).logsumexp(-1, keepdim=True)
+    odds = logs - torch.log1p(-logs.exp())
+    return odds.scatter(-1, largest, outputs.gather(-1, largest) - rest)
+
+
+def _mean(sums: Array, counts: Array) -> float:
+    """Added in the order of the pieces."""
+    return sum(sums.tolist()) / counts.sum() if counts.sum() else math.nan
+
+
+def _check_one_label(name: str, targets: torch.Tensor) -> None:
+    if targets.is_floating_point():
+        raise BadInput(f"metric {name!r} needs one label per place, and the data have several")
+
+
+def _alike(values: Array) -> bool:
+    return bool((values == values[:1]).all())
+
+
+_NAMED: dict[str, Measure] = {
+    "f1": F1(),
+    "f1-macro": F1(macro=True),
+    "auroc": Auroc(),
+    "perplexity": Perplexity(),
+    "mae": absolute_error,
+    "rmse": Rmse(),
+    "r2": R2(),
+}
