@@ -2,6 +2,13 @@ from fedveil.api import open_run as open_run
 from fedveil.api import resume as resume
 from fedveil.api import rounds as rounds
 from fedveil.api import run as run
+from fedveil.attacks.attack import BackdoorAttack as BackdoorAttack
+from fedveil.attacks.attack import Noise as Noise
+from fedveil.attacks.attack import When as When
+from fedveil.attacks.backdoor import Backdoor as Backdoor
+from fedveil.attacks.images import ColourBackdoor as ColourBackdoor
+from fedveil.attacks.images import PixelTrigger as PixelTrigger
+from fedveil.attacks.images import WritersBackdoor as WritersBackdoor
 from fedveil.data.federated import FederatedData as FederatedData
 from fedveil.data.padding import pad as pad
 from fedveil.data.schema import TableSchema as TableSchema
@@ -60,10 +67,17 @@ from fedveil.privacy.secure import planned_for as planned_for
 from fedveil.privacy.secure import secured as secured
 from fedveil.privacy.watching import Watched as Watched
 from fedveil.runs.opened import OpenedRun as OpenedRun
+from fedveil.training.adversary import Adversary as Adversary
+from fedveil.training.adversary import Chance as Chance
+from fedveil.training.adversary import ReportAttack as ReportAttack
+from fedveil.training.aggregates import Aggregate as Aggregate
+from fedveil.training.aggregates import CoordinateMedian as CoordinateMedian
+from fedveil.training.aggregates import Flame as Flame
+from fedveil.training.aggregates import Krum as Krum
+from fedveil.training.aggregates import TrimmedMean as TrimmedMean
 from fedveil.training.batches import Batches as Batches
 from fedveil.training.directions import Adam as Adam
 from fedveil.training.dp_sgd import ClientDpSgd as ClientDpSgd
-from fedveil.training.engines.engine import Adversary as Adversary
 from fedveil.training.engines.engine import Engine as Engine
 from fedveil.training.engines.engine import Job as Job
 from fedveil.training.exchange import client_report as client_report
@@ -96,12 +110,16 @@ __all__ = [
     "Adam",
     "AdamServer",
     "Adversary",
+    "Aggregate",
+    "Backdoor",
+    "BackdoorAttack",
     "BadInput",
     "Batches",
     "Budget",
     "BudgetExhausted",
     "BudgetLine",
     "CentralNoise",
+    "Chance",
     "ClientDpSgd",
     "ClientNoise",
     "ClientSgd",
@@ -110,6 +128,8 @@ __all__ = [
     "ClipSchedule",
     "Clipped",
     "CohortSum",
+    "ColourBackdoor",
+    "CoordinateMedian",
     "Decay",
     "DpSgdSteps",
     "Engine",
@@ -118,18 +138,22 @@ __all__ = [
     "FedveilError",
     "Fixed",
     "FixedSize",
+    "Flame",
     "Job",
+    "Krum",
     "Ledger",
     "Lstm",
     "Median",
     "Metric",
     "Mode",
+    "Noise",
     "NoiseSource",
     "Norm",
     "OneGradient",
     "OpenedRun",
     "PerGradient",
     "Perturb",
+    "PixelTrigger",
     "Poisson",
     "Poly",
     "PrivUnitReports",
@@ -142,6 +166,7 @@ __all__ = [
     "RateShape",
     "Relation",
     "Release",
+    "ReportAttack",
     "RoundResult",
     "RoundRobin",
     "Sampler",
@@ -151,11 +176,14 @@ __all__ = [
     "TableSchema",
     "Task",
     "Training",
+    "TrimmedMean",
     "Trust",
     "TwoPointReports",
     "Unit",
     "Watched",
     "Weights",
+    "When",
+    "WritersBackdoor",
     "YogiServer",
     "binary_cross_entropy",
     "central",

@@ -159,6 +159,7 @@ _RATE = Kind(
 _STEPS = _whole(1, most=MOST_ROUNDS)
 _WARMUP = _whole(0, most=MOST_ROUNDS)
 _POWER = Kind(((lambda v: -60 <= v <= 60, "a power of two from -60 to 60 is needed"),), whole=True)
+_PLACE = Kind(((lambda v: abs(v) <= 1e6, "a place within an image is needed"),), whole=True)
 
 _CLIENTS = _whole(1, most=100_000_000)
 
@@ -238,10 +239,31 @@ VALUES = {
     "server.beta1": _SHARE,
     "server.beta2": _SHARE,
     "server.floor": _POSITIVE,
+    "server.trim": _number(lambda v: 0 <= v < 0.5, "a share in [0, 0.5) is needed"),
+    "server.malicious": _whole(0),
+    "server.chosen": _whole(1),
     "server.warmup": _WARMUP,
     "server.lr_floor": _SHARE,
     "warmup": _WARMUP,
     "lr_floor": _SHARE,
+    "attack.attackers": _whole(0),
+    "attack.share": _number(lambda v: 0 < v <= 1, "a share in (0, 1] is needed"),
+    "attack.boost": _POSITIVE,
+    "attack.epochs": _STEPS,
+    "attack.lr": _POSITIVE,
+    "attack.target": _whole(0, "labels start at 0"),
+    "attack.source": _whole(0, "labels start at 0"),
+    "attack.row": _PLACE,
+    "attack.column": _PLACE,
+    "attack.value": _number(math.isfinite, "a finite number is needed", 1e30),
+    "attack.channel": _whole(0),
+    "attack.start": _whole(1),
+    "attack.end": _whole(1),
+    "attack.every": _whole(1),
+    "attack.size": _whole(1),
+    "attack.parts": _whole(1),
+    "attack.writers": _whole(1),
+    "attack.feature_share": _number(lambda v: 0 < v <= 1, "a share in (0, 1] is needed"),
     "evaluate.every": _whole(1),
     "evaluate.clients_every": _whole(1),
     "engine.chunk": _whole(0),

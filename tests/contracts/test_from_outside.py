@@ -207,7 +207,9 @@ class Halves:
 def test_a_sampler(data):
     plan = central(sampler=Halves())
     asked = []
-    made = training(data, plan, adversary=lambda round, ids, rows: asked.append(ids) or rows)
+    made = training(
+        data, plan, adversary=fv.ReportAttack(lambda round, ids, rows: asked.append(ids) or rows)
+    )
     results = list(fv.train(made))
     assert [sorted(ids) for ids in asked] == [list(range(k % 2, CLIENTS, 2)) for k in (1, 2, 3)]
     assert [result.clients for result in results] == [10, 10, 10]
@@ -326,14 +328,16 @@ class Flipped:
 def test_an_adversary(data):
     plan = fv.PrivacyPlan(fv.Everyone(), CLIENTS, 5)
     *_, honest = fv.train(training(data, plan))
-    *_, attacked = fv.train(training(data, plan, adversary=Flipped(tuple(range(10)))))
+    *_, attacked = fv.train(
+        training(data, plan, adversary=fv.ReportAttack(Flipped(tuple(range(10)))))
+    )
     assert attacked.metrics["loss"] > 2 * honest.metrics["loss"]
 
 
 def test_an_adversary_is_clipped_under_central_dp(data):
     """Its report is accepted like any other: no longer than the clip."""
     plan = central(fv.Fixed(0.01), rounds=1, multiplier=1e-6)
-    made = training(data, plan, adversary=Flipped(tuple(range(CLIENTS))))
+    made = training(data, plan, adversary=fv.ReportAttack(Flipped(tuple(range(CLIENTS)))))
     (result,) = fv.train(made)
     assert result.clipped == 1.0
     moved = float((result.state.params - made.start().params).norm())

@@ -139,7 +139,7 @@ def test_the_noise_is_left_to_the_budget_when_no_multiplier_is_given():
         ("clinet.lr=1", r"clinet is no key: did you mean client\?$"),
         ("roundz=3", r"roundz is no key: did you mean rounds\?$"),
         ("multiplier=2", r"multiplier is no key: did you mean noise.multiplier\?$"),
-        ("lr=2", r"lr is no key: did you mean client.lr, clip.lr or server.lr\?$"),
+        ("momentum=2", r"momentum is no key: did you mean client.momentum or server.momentum\?$"),
         ("colour=red", "colour is no key: fedveil explain lists all sections$"),
         (
             "data.clinets=none",
@@ -175,8 +175,8 @@ def test_an_unknown_key_is_told_before_the_one_that_is_missing_for_it(tmp_path):
     with pytest.raises(BadInput, match=r"sample.sise is no key of kind 'fixed': did you mean"):
         load_recipe("central", ["sample.kind=fixed", "sample.sise=5"])
     path = tmp_path / "mine.toml"
-    path.write_text("name = 'mine'\nrounds = 3\n[datta]\nname = 'digits'\n")
-    with pytest.raises(BadInput, match=r"datta is no key: did you mean data\?$"):
+    path.write_text("name = 'mine'\nrounds = 3\n[dat]\nname = 'digits'\n")
+    with pytest.raises(BadInput, match=r"dat is no key: did you mean data\?$"):
         load_recipe(str(path))
 
 

@@ -13,6 +13,7 @@ import torch
 
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
+from fedveil.training.adversary import ReportAttack
 from fedveil.training.session import train
 
 ALONE = ("data.clients=1", "sample.kind=all", "rounds=4", "engine.workers=1")
@@ -105,14 +106,16 @@ def broken(round, ids, reports):
 def test_the_server_bounds_what_an_adversary_sends(kind, mode):
     name, settings, order, clips = RUNS[kind]
     training = built(name, *settings, f"engine.mode={mode}")
-    found = np.linalg.norm(steps(replace(training, adversary=shouting)), order, axis=1)
+    found = np.linalg.norm(
+        steps(replace(training, adversary=ReportAttack(shouting))), order, axis=1
+    )
     assert np.allclose(found, clips, rtol=0.01)
 
 
 def test_a_secure_server_bounds_what_an_adversary_sends():
     """Secure noise cannot be small: a row a million times too long would be seen through it."""
     settings = ("client.lr=5.0", "client.epochs=1", "noise.source=secure", "noise.multiplier=3.0")
-    training = replace(built("central", *settings), adversary=shouting)
+    training = replace(built("central", *settings), adversary=ReportAttack(shouting))
     found = np.linalg.norm(steps(training), axis=1)
     assert (found <= 1 + 3 * math.sqrt(training.task.size) * 1.3).all()
 
@@ -135,7 +138,7 @@ def test_a_broken_report_moves_nothing_but_the_noise(name):
             reports[0, -1] = math.nan
         return reports
 
-    (moved,) = steps(replace(training, adversary=first_breaks))
+    (moved,) = steps(replace(training, adversary=ReportAttack(first_breaks)))
     whole = torch.cat(sent).double().numpy()[1]
     divisor = 2 if name == "central" else 1
     assert np.allclose(moved, whole / divisor, atol=1e-4)
@@ -154,7 +157,7 @@ def test_an_invented_value_makes_a_two_point_report_unreadable(perturb, shuffle)
         reports[int(np.flatnonzero(ids == 0)[0]), 5] = 0.125
         return reports
 
-    (moved,) = steps(replace(training, adversary=invents, mode=None))
+    (moved,) = steps(replace(training, adversary=ReportAttack(invents), mode=None))
     rows = np.concatenate([r.double().numpy()[ids != 0] for ids, r in sent])
     start = training.start().params.double().numpy() if perturb == "weights" else 0.0
     assert len(rows) == 3
@@ -171,4 +174,4 @@ def test_too_few_readable_reports_are_not_handed_on():
     )
     training = build(load_recipe("ldp-fl", ["engine.workers=1", *few]))
     assert steps(training).any()
-    assert not steps(replace(training, adversary=broken)).any()
+    assert not steps(replace(training, adversary=ReportAttack(broken))).any()

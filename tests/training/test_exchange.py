@@ -25,6 +25,7 @@ from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, RoundRobin
 from fedveil.runs import checkpoint
+from fedveil.training.adversary import ReportAttack
 from fedveil.training.batches import Batches
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam
@@ -67,7 +68,7 @@ def reports_of(training, ids=None, round=1, state=None):
 
     ids = np.arange(training.data.clients) if ids is None else np.asarray(ids)
     here = training.engine
-    engine = Serial(replace(here.job, adversary=watching), here.mode, here.chunk)
+    engine = Serial(replace(here.job, adversary=ReportAttack(watching)), here.mode, here.chunk)
     engine.run(round, ids, state or training.start())
     return torch.stack([row for _, row in sorted(seen, key=lambda one: one[0])])
 
@@ -339,7 +340,7 @@ def test_a_shuffled_round_with_too_few_reports_hands_nothing_on(task, data, miss
         return reports
 
     plan = reporting(data, task, Perturb.UPDATE, shuffled=4)
-    training = Training(task, data, plan, OneGradient(), adversary=silent)
+    training = Training(task, data, plan, OneGradient(), adversary=ReportAttack(silent))
     ledger = ledger_of(plan)
     start = training.start()
     for result in training.rounds(start, ledger):
@@ -380,7 +381,7 @@ def test_a_report_of_a_third_value_is_refused(task, data, perturb, shuffled):
         return reports
 
     plan = reporting(data, task, perturb, shuffled)
-    training = Training(task, data, plan, OneGradient(), adversary=inventing)
+    training = Training(task, data, plan, OneGradient(), adversary=ReportAttack(inventing))
     honest = Training(task, data, plan, OneGradient())
     vars(honest)["streams"] = training.streams  # the same draws for both, to compare them
     attacked = training.engine.run(1, np.arange(data.clients), training.start())

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import fedveil as fv
+from fedveil.attacks.attack import BackdoorAttack
+from fedveil.attacks.images import PixelTrigger
 from fedveil.errors import BadInput
 from fedveil.privacy.clip import Clip
 from fedveil.training.batches import Batch
@@ -252,3 +254,8 @@ def test_bags_learn_the_same_in_both_modes_or_are_looped(kind):
         torch.testing.assert_close(looped, vectorised, rtol=1e-5, atol=1e-5)
     measured, _ = trained(task, data)
     torch.testing.assert_close(looped, measured, rtol=1e-5, atol=1e-5)
+
+
+def test_backdoors_refuse_inputs_by_name_in_one_line(data):
+    with pytest.raises(BadInput, match=r"inputs by name \(ids, mask, age\): backdoors are for"):
+        BackdoorAttack.of(data, PixelTrigger(target=0))

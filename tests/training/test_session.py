@@ -13,6 +13,7 @@ from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
+from fedveil.training.adversary import ReportAttack
 from fedveil.training.batches import Batches
 from fedveil.training.evaluate import evaluate
 from fedveil.training.gradients.choice import Mode
@@ -125,7 +126,7 @@ def test_bad_reports_are_named_and_training_goes_on(task, data):
         budget=Budget(float("inf"), 1e-3),
         multiplier=1.0,
     )
-    done = list(train(training_of(task, data, plan=plan, adversary=silent)))
+    done = list(train(training_of(task, data, plan=plan, adversary=ReportAttack(silent))))
     assert [result.refused for result in done] == [(1, 4)] * 3
     assert bool(torch.isfinite(done[-1].state.params).all())
 

@@ -28,7 +28,7 @@ from fedveil.data.arrays import (
 from fedveil.data.schema import TableSchema
 from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, count, labelled, shape_of
+from fedveil.inputs import Inputs, count, joined, labelled, shape_of
 from fedveil.targets import Target
 
 _SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "test_of_clients": False}
@@ -236,6 +236,17 @@ class FederatedData:
             test_of_clients=test_of_clients,
         )
 
+    def joined(self, other: "FederatedData") -> "FederatedData":
+        """These clients, and behind them those of `other`, as one; a copy of both."""
+        return FederatedData(
+            x=joined([self.x, other.x], _behind),
+            y=np.concatenate([self.y, other.y]),
+            offsets=np.concatenate([self.offsets, self.offsets[-1] + other.offsets[1:]]),
+            test_x=self.test_x,
+            test_y=self.test_y,
+            classes=self.classes,
+        )
+
     @cached_property
     def derived(self) -> dict[str, Any]:
         """What was computed from these records and is kept with them, by name.
@@ -377,6 +388,11 @@ class FederatedData:
             for x in ("x", "test_x"):
                 arrays[x] = {name: arrays.pop(f"{x}.{name}") for name in inputs}
         return cls(**{**arrays, "offsets": np.asarray(arrays["offsets"]), **meta})
+
+
+def _behind(parts: list[Array]) -> Array:
+    """Arrays behind each other, in the type of the first."""
+    return np.concatenate([part.astype(parts[0].dtype, copy=False) for part in parts])
 
 
 def _joined(targets: list[Array]) -> Array:

@@ -299,13 +299,9 @@ class Task:
         found: torch.Tensor = vmap(one)(x, y, keys)
         return found
 
-    def predicted(self, flat: torch.Tensor, x: Features) -> torch.Tensor:
-        """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
-        return _called(self._measuring, self.named(flat.clone()), x)
-
     def measured(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measured":
         """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
-        outputs = self.predicted(flat, x)
+        outputs = self.answers(flat, x)
         found = Measured({"loss": self.loss(outputs, y)}, {})
         for name, measure in self.measures.items():
             if isinstance(measure, Metric):
@@ -320,6 +316,10 @@ class Task:
         if not isinstance(metric, Metric):
             raise AssertionError(f"{name} is a mean over examples")
         return float(metric.value(*kept))
+
+    def answers(self, flat: torch.Tensor, x: Features) -> torch.Tensor:
+        """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
+        return _called(self._measuring, self.named(flat.clone()), x)
 
     def check_unchanged(self, generators: Snapshot | None = None) -> None:
         """Refuse a module that has kept something of what it computed: it would tell the next one.

@@ -14,6 +14,7 @@ from fedveil.models.zoo import build_task
 from fedveil.names import OWN
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
+from fedveil.runs.attack import attack_of
 from fedveil.runs.data import data_of
 from fedveil.runs.own import FIRST_WEIGHTS, Model, asked_of, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
@@ -33,6 +34,7 @@ from fedveil.runs.sections.data import ModelSection
 from fedveil.runs.sections.section import Section
 from fedveil.runs.sections.server import EvaluateSection, ServerSection
 from fedveil.targets import Target
+from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
@@ -96,6 +98,8 @@ def build(
         task=task,
         data=data,
         plan=plan,
+        adversary=attack_of(recipe, data, plan),
+        aggregate=_aggregate(recipe.server),
         work=work or _dp_sgd(recipe.client, plan, rounds),
         server=server,
         weights=Weights(recipe.server.weights),
@@ -258,6 +262,29 @@ def _rates(
         return RateSchedule(shape, rounds, warmup, floor)
     except BadInput as e:
         raise BadInput(f"{name}.{e}") from e
+
+
+def _aggregate(section: ServerSection) -> Aggregate | None:
+    """What takes the place of the mean; None for the mean itself."""
+    kind = section.aggregate
+    allowed = {"trim": ("trimmed-mean",), "malicious": ("krum", "multi-krum")}
+    for key in _given(section, *allowed):
+        if kind not in allowed[key]:
+            raise BadInput(f"server.{key} has no effect on {kind}: leave it out")
+    expected = 1 if section.malicious is None else section.malicious
+    match kind:
+        case "mean":
+            return None
+        case "median":
+            return CoordinateMedian()
+        case "trimmed-mean":
+            return TrimmedMean(**_given(section, "trim"))
+        case "krum":
+            return Krum(expected)
+        case "multi-krum":
+            return Krum(expected, chosen=None)
+        case "flame":
+            return Flame()
 
 
 def _given(section: Section, *keys: str) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class OpenedRun:
         task = self.task
         with torch.inference_mode(), one_thread():
             found = [
-                task.predicted(task.parameters, tensors(taken(x, slice(a, a + BATCH))))
+                task.answers(task.parameters, tensors(taken(x, slice(a, a + BATCH))))
                 for a in range(0, count(x), BATCH)
             ]
         out: Array = np.zeros((0, *self.stored.target.outputs), np.float32)

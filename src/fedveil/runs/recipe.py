@@ -14,6 +14,7 @@ from fedveil.checks import VALUES, check, check_workers
 from fedveil.errors import BadInput
 from fedveil.names import NAMES, OWN, check_metrics, check_name, hint
 from fedveil.runs.overrides import Overrides, Settings, settings_of
+from fedveil.runs.sections.attack import AttackSection
 from fedveil.runs.sections.clients import ClientSection, SampleSection
 from fedveil.runs.sections.clip import ClipSection
 from fedveil.runs.sections.data import DataSection, ModelSection
@@ -24,7 +25,7 @@ from fedveil.runs.sections.server import EngineSection, EvaluateSection, ServerS
 
 DEFAULT = "central"
 
-_BY_KIND = ("sample", "client", "clip", "noise")
+_BY_KIND = ("sample", "client", "clip", "noise", "attack")
 _OLD_SECTIONS = {"bound": "clip", "local": "client"}
 _OLD_NAMES = {"local": "dp-sgd"}
 _OLD_TESTS = {"owners": "by-client"}
@@ -81,6 +82,11 @@ class Recipe(Section):
     server: ServerSection = Field(
         default=ServerSection(),
         description="How the server steps. Left out: with every key left out.",
+    )
+    attack: AttackSection | None = Field(
+        default=None,
+        description="Clients that attack the training: a simulation, whose result stands beside "
+        "the claim. Left out: everybody is honest.",
     )
     evaluate: EvaluateSection = Field(
         default=EvaluateSection(),

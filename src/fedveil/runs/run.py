@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.parts import OVER_CLIENTS
 from fedveil.names import OWN
+from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.verification import verify
@@ -211,7 +214,7 @@ class Run:
         self.remarks += changed_since(self.training.data, self.recipe)
         self._write_metrics(history)
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
-        measured = evaluate(task, state.params, self.training.data)
+        measured = self._measured(state.params)
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.again)
         told = [claim.to_dict() for claim in claims]
@@ -225,6 +228,7 @@ class Run:
             "stopped": ending.stopped,
             "why": str(ending),
             "metrics": measured,
+            **self._attack(claims),
             **self._over_clients(history, state),
             "claims": told,
             "ledger": ledger.head().to_dict(),
@@ -245,6 +249,16 @@ class Run:
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
         keep_head(self.folder, ledger.end(digests(self.folder)))
         return result
+
+    def _measured(self, params: torch.Tensor) -> dict[str, float]:
+        """On the test split, and what an attack has come to."""
+        training = self.training
+        return evaluate(training.task, params, training.data) | training.attacked(params)
+
+    def _attack(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+        """What is told of an attack, beside the claims."""
+        adversary = self.training.adversary
+        return {} if adversary is None else {"attack": adversary.told(claims)}
 
     def _over_clients(self, history: list[dict[str, Any]], state: ServerState) -> dict[str, Any]:
         """How the model does across clients, if that was asked for: as the last line has it."""
@@ -279,8 +293,7 @@ class Run:
             self.remarks.append(f"metrics.jsonl lacks {lost}")
         history = [line for line in history if line["round"] <= state.round]
         if not history or history[0]["round"] > 0:
-            params = self.training.start().params
-            first = evaluate(self.training.task, params, self.training.data)
+            first = self._measured(self.training.start().params)
             promise = self.training.plan.promise
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.told}
             history.insert(0, {"round": 0, **spent, **first})

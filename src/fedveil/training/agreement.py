@@ -4,20 +4,24 @@ A claim is about numbers: rates, steps, learning rates, noise, coordinates. Each
 once, in the plan; what a training is given besides is held to it here.
 """
 
+import math
 from collections.abc import Iterator
 
+from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.training.aggregates import Aggregate
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.server import Weights
 from fedveil.training.work import ClientSgd, ClientWork, OneGradient
 
 _STEPS_LOOKED_AT = 1 << 16
 _ROUNDING = 1e-9
+_SPREAD = 6.0
 
 
 def check_agreement(
@@ -61,6 +65,38 @@ def check_agreement(
     _check_steps(plan, work)
     if plan.schedule is not None:
         _check_rule(plan.schedule, plan.rounds, work)
+
+
+def check_aggregate(
+    aggregate: Aggregate, plan: PrivacyPlan, task: Task, weights: Weights, memory: int
+) -> None:
+    """Refuse an aggregate of rows that a claim, weights or the memory do not allow.
+
+    | given | refused if |
+    |---|---|
+    | noise for the sum, a shuffler | always: the claim, or what a server sees, is a sum |
+    | weights by examples | always: rows count alike |
+    | a cohort of which the rows do not fit | they take more than `memory` MiB |
+    """
+    for method in ("check", "of"):
+        if isinstance(aggregate, type) or not callable(getattr(aggregate, method, None)):
+            raise BadInput(f"aggregate is {shown(aggregate)}: an instance of Krum or another")
+    name = type(aggregate).__name__
+    if plan.release.needs_sum:
+        raise BadInput(
+            f"the aggregate {name} looks at updates one by one and {plan.release.needs_sum}: use "
+            "the mean, or protect clients by themselves (noise at the clients, or dp-sgd)"
+        )
+    if weights is Weights.EXAMPLES:
+        raise BadInput(f"server.weights is 'examples' and {name} counts all alike: use 'uniform'")
+    aggregate.check(plan.expected)
+    most = plan.expected + _SPREAD * math.sqrt(plan.expected)
+    needed = math.ceil(min(most, plan.population)) * task.size * 4 / 2**20
+    if needed > memory:
+        raise BadInput(
+            f"the aggregate {name} keeps every update of a round, {needed:,.0f} MiB, and "
+            f"engine.memory is {memory}: raise it, or ask fewer clients"
+        )
 
 
 def _check_secure(plan: PrivacyPlan, task: Task) -> None:

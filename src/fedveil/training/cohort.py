@@ -22,10 +22,14 @@ class CohortData:
     Records are copied when they are first looked at; padding repeats a client's last record. A
     client's row never holds another client's record, not even as padding: a loss that overflows
     there would reach this client's gradient through 0 x infinity.
+
+    A client that cheats may train on other records: those of client `whose[k]` of `data`, which may
+    hold more clients than take part.
     """
 
     data: FederatedData
     ids: npt.NDArray[np.int64]
+    whose: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -33,7 +37,7 @@ class CohortData:
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
         """Records per client, [K]."""
-        return self.data.offsets[self.ids + 1] - self._starts
+        return self.data.offsets[self.owners + 1] - self._starts
 
     @cached_property
     def x(self) -> Features:
@@ -53,9 +57,14 @@ class CohortData:
     def _rows(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return _aligned(_padded(array, self._starts, self.sizes))
 
+    @property
+    def owners(self) -> npt.NDArray[np.int64]:
+        """Whose records they are, [K]: the clients' own unless they cheat."""
+        return self.ids if self.whose is None else self.whose
+
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:
-        return self.data.offsets[self.ids]
+        return self.data.offsets[self.owners]
 
     @property
     def weights(self) -> torch.Tensor:

@@ -72,8 +72,12 @@ def server_sum(
     turn: Turn,
     sent: Sent,
     weights: torch.Tensor,
+    *,
+    cheating: bool = False,
 ) -> None:
     """Accept what was sent, and add each part of the block to its sum.
+
+    `cheating` tells whose lengths these are, for diagnostics; nothing else depends on it.
 
     Guarantee: every report passes `accept` before it counts: one that is not finite, of the wrong
     form or not of this plan is zero, and where the server adds the noise none is longer than the
@@ -89,12 +93,20 @@ def server_sum(
     for total, part in parts:
         if isinstance(reports, Rows):
             release.add_sum_(total.total, reports.rows[part], weights[part], turn)
+            if total.kept is not None:
+                counted = weights[part] > 0
+                updates = release.updates_of(reports.rows[part][counted], turn)
+                total.kept.append((turn.ids[part][counted.numpy()], updates))
         else:
             reports.add_to_(total.total, weights)
         total.watched += sent.watched[part].sum(dim=0)
         total.weight += float(weights[part].sum())
         total.clients += len(turn.ids[part])
         total.clipped += int(clipped[part].sum())
+        total.cheating += cheating * len(turn.ids[part])
+        length = float(accepted.lengths[part].sum())
+        honest, others = total.lengths
+        total.lengths = (honest, others + length) if cheating else (honest + length, others)
         total.refused += tuple(int(c) for c in turn.ids[part][unusable[part]])
 
 

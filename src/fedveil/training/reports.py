@@ -102,10 +102,14 @@ class Spanned:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Which reports were scaled down, and which were refused and count as zero: bool [K] each."""
+    """Which reports were scaled down, and which were refused and count as zero: bool [K] each.
+
+    `lengths` are those of the reports as they arrived, float64 [K]; zero where one was refused.
+    """
 
     clipped: torch.Tensor
     refused: torch.Tensor
+    lengths: torch.Tensor
 
 
 def accept(reports: Reports, clip: Clip | None) -> Accepted:
@@ -129,5 +133,5 @@ def accept(reports: Reports, clip: Clip | None) -> Accepted:
         reports.zero_(refused)
         norms = torch.where(refused, 0.0, norms)
     if clip is None:
-        return Accepted(torch.zeros_like(refused), refused)
-    return Accepted(reports.clip_(clip, norms), refused)
+        return Accepted(torch.zeros_like(refused), refused, norms)
+    return Accepted(reports.clip_(clip, norms), refused, norms)

@@ -16,6 +16,8 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import check_cohort
+from fedveil.training.adversary import Adversary, joined
+from fedveil.training.aggregates import Aggregate
 from fedveil.training.server import ServerOptimizer, ServerState
 from fedveil.training.sums import CohortSum
 
@@ -39,7 +41,8 @@ class RoundResult:
     `over_clients`, where it was asked for, comes from private data as well.
     `snr` is the length of the sum over the expected length of its noise, None without noise;
     `clip` the clip on updates or local gradients, None without one; `metrics` is empty in
-    rounds that were not measured.
+    rounds that were not measured. `attack` is what an adversary did: how many clients cheated, and
+    the mean lengths of honest and cheating reports as they arrived; empty without an adversary.
     """
 
     round: int
@@ -53,6 +56,7 @@ class RoundResult:
     seconds: float
     spent: Callable[[], PrivacyClaim | None]
     over_clients: dict[str, float] = field(default_factory=dict)
+    attack: dict[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Without the state, and without anything that comes from private data."""
@@ -88,6 +92,7 @@ class RoundResult:
             "claim": claim and claim.told,
             **self.metrics,
             **(self.over_clients if diagnostics else {}),
+            **(self.attack if diagnostics else {}),
             "seconds": self.seconds,
         }
 
@@ -107,8 +112,13 @@ def rounds(
     ledger: Ledger,
     state: ServerState,
     measure_clients: Measuring = lambda state: {},
+    aggregate: Aggregate | None = None,
+    adversary: Adversary | None = None,
 ) -> Rounds:
     """Train to the end of the plan or of the budget, from `state`.
+
+    `aggregate`, where there is one, takes the place of the mean. Clients that cheat, as `adversary`
+    says, may join a round uninvited; who was drawn is charged, and nobody else.
 
     Guarantee: a round is charged, durably, before any client works on it. An empty cohort is
     charged and noised like any other; refused reports change neither charge, noise nor divisor.
@@ -119,12 +129,14 @@ def rounds(
         number, before, began = state.round + 1, state, time.perf_counter()
         # sample
         turns = ledger.turns(before.round) if counted else None
-        ids = plan.sampler.cohort(plan.population, number, streams, turns)
+        ids = drawn = plan.sampler.cohort(plan.population, number, streams, turns)
+        if adversary is not None:
+            ids = joined(adversary, number, drawn)
         check_cohort(ids, plan.population)
         clip = plan.clip(before.moving, number)
         # charge
         try:
-            ledger.charge(number, ids if counted else None)
+            ledger.charge(number, drawn if counted else None)
         except BudgetExhausted:
             return
         # train, clip, randomise (client_report); shuffle, accept, sum (server_sum): exchange.py
@@ -135,7 +147,10 @@ def rounds(
         # noise
         release.noise_(cohort.total, clip, number, streams)
         # step
-        mean = cohort.total.div_(release.divisor(cohort.weight, expected))
+        if aggregate is None or not cohort.weight:
+            mean = cohort.total.div_(release.divisor(cohort.weight, expected))
+        else:
+            mean = aggregate.of(cohort.updates)
         enough = cohort.weight >= release.minimum
         state = server.step(before, mean if enough else torch.zeros_like(mean))
         moving = plan.move(
@@ -144,7 +159,7 @@ def rounds(
         state = replace(state, moving=moving)
         # measure
         if turns is not None:
-            most = max(most, int(turns[ids].max(initial=-1)) + 1)
+            most = max(most, int(turns[drawn].max(initial=-1)) + 1)
         noise = release.noise_length(ids, clip, before.moving, len(mean))
         yield RoundResult(
             round=number,
@@ -158,6 +173,7 @@ def rounds(
             over_clients=measure_clients(state),
             seconds=time.perf_counter() - began,
             spent=partial(plan.told, number, most if counted else None, ledger.again),
+            attack={} if adversary is None else cohort.cheated,
         )
 
 

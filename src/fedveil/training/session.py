@@ -17,11 +17,13 @@ from fedveil.privacy.identity import seed_of
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.training.agreement import check_agreement
+from fedveil.training.adversary import Adversary
+from fedveil.training.aggregates import Aggregate
+from fedveil.training.agreement import check_aggregate, check_agreement
 from fedveil.training.arguments import check_arguments
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
-from fedveil.training.engines.engine import Adversary, Engine, EngineMaker, Job, one_by_one
+from fedveil.training.engines.engine import Engine, EngineMaker, Job, one_by_one
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
@@ -55,7 +57,9 @@ class Training:
     their own records in the clear, which secure noise refuses. `seed` tells repetitions of the same
     training apart. `make_engine`, if given, makes another engine than this machine's, which then
     decides about chunk, memory and workers. What the data say of themselves is in the claims of
-    this training's `plan`, not in those of the plan it was given.
+    this training's `plan`, not in those of the plan it was given. `adversary`
+    decides about clients that cheat; `aggregate`, if given, takes the place of the mean, where the
+    claim allows it.
     """
 
     task: Task
@@ -72,6 +76,7 @@ class Training:
     every: int = 1
     clients_every: int | None = None
     adversary: Adversary | None = None
+    aggregate: Aggregate | None = None
     make_engine: EngineMaker | None = None
     _initial: torch.Tensor = field(init=False, repr=False)
     _mixes: bool = field(init=False, repr=False)
@@ -80,10 +85,15 @@ class Training:
         check_arguments(
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
-        for text in (*self.data.assumptions, *self.task.assumptions):
+        attacked = () if self.adversary is None else (self.adversary.assumption(self.plan),)
+        for text in (*self.data.assumptions, *self.task.assumptions, *attacked):
             object.__setattr__(self, "plan", self.plan.assuming(text))
+        if self.adversary is not None:
+            self.adversary.check_plan(self.plan)
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         check_rounds(self.plan.rounds, work=self.work, server=self.server)
+        if self.aggregate is not None:
+            check_aggregate(self.aggregate, self.plan, self.task, self.weights, self.memory)
         if self.plan.secure:
             self.data.check_secure()
             if self.clients_every is not None:
@@ -133,6 +143,8 @@ class Training:
         return rounds(
             *(self.plan, self.server, self.streams, self._measure, ledger, state),
             measure_clients=self._measure_clients,
+            aggregate=self.aggregate,
+            adversary=self.adversary,
         )
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
@@ -159,7 +171,9 @@ class Training:
         """
         task = self.task
         learnt = (task.module, task.loss, self._initial, *task.frozen.values(), self.adversary)
-        parts = (self.plan, self.work, self.server, self.weights, *learnt)
+        parts: tuple[object, ...] = (self.plan, self.work, self.server, self.weights, *learnt)
+        if self.aggregate is not None:
+            parts = (*parts, self.aggregate)
         seed = seed_of(self.seed, *parts, self.data.fingerprint)
         return Streams(seed, self.plan.secure)
 
@@ -179,6 +193,7 @@ class Training:
             weights=self.weights,
             adversary=self.adversary,
             mixes=self._mixes,
+            rows=self.aggregate is not None,
         )
 
     @cached_property
@@ -191,12 +206,14 @@ class Training:
         mode = self.mode or min(self.timings, key=self.timings.__getitem__)
         chunk = self.chunk or fitting_chunk(self.task, self.data, self.work, mode, self.memory)
         workers = self.workers or available()
-        if workers == 1 or self.adversary is not None:
+        if workers == 1 or (self.adversary is not None and self.adversary.remembers):
             return Serial(job, mode, chunk)
         return Processes(job, mode, chunk, workers)
 
     def _measure(self, state: ServerState) -> dict[str, float]:
-        return self.engine.evaluate(state.params) if self._due(state, self.every) else {}
+        if not self._due(state, self.every):
+            return {}
+        return self.engine.evaluate(state.params) | self.attacked(state.params)
 
     def _measure_clients(self, state: ServerState) -> dict[str, float]:
         if self.clients_every is None or not self._due(state, self.clients_every):
@@ -211,6 +228,10 @@ class Training:
         if isinstance(self.engine, Serial):
             return self.engine.evaluate_clients(params)
         return over_clients(self.task, params, self.data)
+
+    def attacked(self, params: torch.Tensor) -> dict[str, float]:
+        """What an attack has come to in a model; empty without one."""
+        return {} if self.adversary is None else self.adversary.measured(self.task, params)
 
 
 def train(training: Training) -> Iterator[RoundResult]:

@@ -21,6 +21,7 @@ class Turn:
 
     Local work turns it into one update per client, as rows [K, P]; or, if `summed` says that their
     weighted sum is all that will be asked for, into updates left in the span of the records.
+    `everyone` is the whole cohort of the round, which clients that cheat together know.
     """
 
     round: int
@@ -31,6 +32,7 @@ class Turn:
     streams: KeySource
     summed: bool = False
     moving: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    everyone: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:

@@ -22,6 +22,7 @@ from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
+from fedveil.training.adversary import ReportAttack
 from fedveil.training.batches import Batches
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.workers import WorkerLost
@@ -266,7 +267,7 @@ def test_an_adversary_keeps_everything_in_one_process(ragged):
         seen.extend(ids.tolist())
         return reports
 
-    list(train(replace(training_of(ragged), adversary=watching)))
+    list(train(replace(training_of(ragged), adversary=ReportAttack(watching))))
     assert len(set(seen)) > 15
 
 

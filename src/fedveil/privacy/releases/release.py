@@ -81,12 +81,14 @@ class Release:
 
     `counted`: clients protect themselves, so that the server sees their reports, and each is
     charged for its own turns. `randomises`: they do so by `randomise_`, at the end of their work.
+    `additive`: what they send is their clipped update and noise that does not depend on it.
     `moves`: what is asked of clients in a round depends on what was released before.
     A round with fewer than `minimum` reports publishes no mean.
     """
 
     counted = False
     randomises = False
+    additive = False
     moves = False
 
     @property
@@ -144,6 +146,12 @@ class Release:
     def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
         """What clients do to their clipped updates [K, P] before they send them, in place."""
 
+    def unrandomised_(self, rows: torch.Tensor, asked: Asked) -> None:
+        """What clients that skip the noise make of updates, in place, so that `read_` takes them.
+
+        For attacks: nothing is claimed about such a client.
+        """
+
     def read_(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
         """What the server does to accepted reports [K, P], in place; which it refuses, bool [K]."""
         return torch.zeros(len(rows), dtype=torch.bool)
@@ -154,8 +162,23 @@ class Release:
         """Add the weighted sum of the updates behind reports [K, P] to `total`, float64 [P]."""
         add_weighted_(total, rows, weights)
 
+    def updates_of(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
+        """The updates behind accepted reports [K, P], one by one, for a server that wants rows."""
+        return rows
+
     def noise_(self, total: torch.Tensor, clip: Clip | None, round: int, streams: Streams) -> None:
         """What the server does to the sum of one round's rows (float64 [P]), in place."""
+
+    @property
+    def needs_sum(self) -> str:
+        """Why the server may take nothing but the sum of all reports; empty if it may take more.
+
+        What is computed of reports that are private by themselves is as private. A release that
+        protects their sum has to say that it protects anything else.
+        """
+        if self.counted or type(self) is Release:
+            return ""
+        return "noise is for the sum, and a client can move anything else by more than the clip"
 
     def divisor(self, weight: float, expected: float) -> float:
         """What the sum is divided by: the weight that arrived, or the `expected` cohort.

@@ -81,6 +81,12 @@ class TwoPointReports(Release):
         centre, radius = self.ranges.per_coordinate(asked.moving)
         self.mechanism.report_(rows, centre, radius, keys)
 
+    def unrandomised_(self, rows: torch.Tensor, asked: Asked) -> None:
+        """The point on the side of the update: the most that a report can say."""
+        centre, reach = self._points(asked.moving)
+        target = rows + asked.start if self.ranges.perturb is Perturb.WEIGHTS else rows
+        rows.copy_(torch.where(target >= centre, centre + reach, centre - reach))
+
     def read_(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
         """A message carries one bit, so any other value is somebody's invention."""
         centre, reach = self._points(asked.moving)
@@ -98,6 +104,15 @@ class TwoPointReports(Release):
             add_weighted_(total, rows, weights)
         if self.ranges.perturb is Perturb.WEIGHTS:
             total -= weights.sum() * asked.start.to(torch.float64)
+
+    def updates_of(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
+        return rows - asked.start if self.ranges.perturb is Perturb.WEIGHTS else rows
+
+    @property
+    def needs_sum(self) -> str:
+        if not self.shuffled:
+            return ""
+        return "a shuffler hands on what was reported per weight, and nobody's report as a whole"
 
     def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
         return float(self._points(moving)[1].double().norm()) * math.sqrt(len(ids))

@@ -41,6 +41,21 @@ class ServerSection(Section):
     schedule: Shape | None = Field(default=None, description=SCHEDULE)
     warmup: int | None = Field(default=None, description=WARMUP)
     lr_floor: float | None = Field(default=None, description=LR_FLOOR)
+    aggregate: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "flame"] = Field(
+        default="mean",
+        description="What the server takes of a round's updates. All but 'mean' look at them one "
+        "by one, as a defence against malicious clients; refused where noise is for the sum.",
+    )
+    trim: float | None = Field(
+        default=None,
+        description="Share that is left out at either end of every coordinate. For aggregate "
+        "'trimmed-mean'. Left out: 0.1.",
+    )
+    malicious: int | None = Field(
+        default=None,
+        description="How many malicious clients a round is expected to have. For aggregate 'krum' "
+        "and 'multi-krum'. Left out: 1.",
+    )
     weights: Literal["uniform", "examples"] = Field(
         default="uniform",
         description="How clients count in the mean: all alike, or by their numbers of records, "

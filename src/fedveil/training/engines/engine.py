@@ -3,8 +3,9 @@
 To add an engine, implement the protocol and give its maker to `Training(make_engine=...)`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.training.adversary import Adversary
+from fedveil.training.cohort import CohortData
 from fedveil.training.server import ServerState, Weights
 from fedveil.training.sums import CohortSum
 from fedveil.training.work import ClientWork, is_ours
@@ -42,20 +45,13 @@ class Engine(Protocol):
         ...
 
 
-class Adversary(Protocol):
-    """Clients that report something other than their work: returns one report per client."""
-
-    def __call__(
-        self, round: int, ids: Ids, reports: torch.Tensor
-    ) -> torch.Tensor | Sequence[torch.Tensor]: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Job:
     """What an engine computes: all that a client's report depends on but the round itself.
 
     `mixes`: the module lets records of a batch see each other, so that clients, and where examples
-    are clipped also those, are computed one by one.
+    are clipped also those, are computed one by one. `rows`: the updates are asked for one by one,
+    and not only their sum.
     """
 
     task: Task
@@ -66,6 +62,7 @@ class Job:
     weights: Weights = Weights.UNIFORM
     adversary: Adversary | None = None
     mixes: bool = False
+    rows: bool = False
 
     @property
     def one_by_one(self) -> str:
@@ -75,7 +72,26 @@ class Job:
     def zero(self) -> CohortSum:
         """The sum over nobody."""
         noisy = self.plan.release.randomises
-        return CohortSum.zero(self.task.size, self.plan.width, noisy=noisy)
+        return CohortSum.zero(self.task.size, self.plan.width, noisy=noisy, keep=self.rows)
+
+    @cached_property
+    def records(self) -> FederatedData:
+        """The clients' records, and behind them those that an adversary trains on."""
+        poisoned = None if self.adversary is None else self.adversary.poisoned
+        return self.data if poisoned is None else self.data.joined(poisoned)
+
+    def cohort(self, round: int, ids: Ids, *, cheating: bool) -> CohortData:
+        """The records that clients train on in `round`."""
+        if not cheating or self.adversary is None or self.adversary.poisoned is None:
+            return CohortData(self.records, ids)
+        whose = self.adversary.records(round, ids)
+        return CohortData(self.records, ids, np.where(whose < 0, ids, self.data.clients + whose))
+
+    def cheating(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these clients cheat in `round`."""
+        if self.adversary is None:
+            return np.zeros(len(ids), dtype=np.bool_)
+        return self.adversary.cheats(round, ids)
 
 
 def one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool) -> str:

@@ -71,4 +71,5 @@ class Processes(Serial):
             moving=len(job.plan.start(job.task.parameters)),
             width=job.plan.width,
             noisy=job.plan.release.randomises,
+            keep=job.rows,
         )

@@ -10,8 +10,9 @@ import torch
 from fedveil.errors import BadInput
 from fedveil.models.state import Snapshot, common_generators, difference, snapshot_of
 from fedveil.privacy.clip import Clip
-from fedveil.privacy.noise.streams import JointStreams, KeySource
+from fedveil.privacy.noise.streams import JointStreams
 from fedveil.privacy.rows import add_weighted_
+from fedveil.training.adversary import Chance
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.engine import Ids, Job
@@ -57,9 +58,10 @@ class Serial:
         """The sum of each chunk, in chunk order."""
         clip = self.job.plan.clip(state.moving, round)
         with one_thread():
+            everyone = np.concatenate(chunks) if chunks else np.zeros(0, dtype=np.int64)
             for chunk in chunks:
                 total = self.job.zero()
-                self.add_chunk_(total, round, chunk, state.params, state.moving, clip)
+                self.add_chunk_(total, round, chunk, everyone, state.params, state.moving, clip)
                 yield total
 
     def run_in_step(self, asked: Sequence[Ask]) -> list[CohortSum]:
@@ -79,11 +81,10 @@ class Serial:
         parts = [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
         moving, round = asked[0].state.moving, asked[0].round
         clip = self.job.plan.clip(moving, round)
-        turn = self._turn(
-            round, np.concatenate(cohorts), starts, moving, clip, streams, summed=False
-        )
+        cohort = CohortData(self.job.data, np.concatenate(cohorts))
+        turn = Turn(round, starts, cohort, clip, self._gradients, streams, moving=moving)
         generators = common_generators()
-        self._add_block_(list(zip(totals, parts, strict=True)), turn)
+        self._add_block_(list(zip(totals, parts, strict=True)), turn, cheating=False)
         self._check_unchanged(generators)
         return totals
 
@@ -116,13 +117,13 @@ class Serial:
         whole = job.work.whole(int(job.data.sizes.max()))
         private = job.plan.steps is not None
         return gradients_of(
-            job.task, self.mode, job.data, whole=whole, mixes=job.mixes, private=private
+            job.task, self.mode, job.records, whole=whole, mixes=job.mixes, private=private
         )
 
     @property
     def _summed(self) -> bool:
-        """Whether nobody sees a client's own row: not the server, which only sums, no adversary."""
-        seen = self.job.plan.release.counted or self.job.adversary is not None
+        """Whether nobody sees an honest client's own row: not the server, which only sums."""
+        seen = self.job.plan.release.counted or self.job.rows
         return not seen and is_ours(self.job.work)
 
     def add_chunk_(
@@ -130,20 +131,31 @@ class Serial:
         total: CohortSum,
         round: int,
         ids: Ids,
+        everyone: Ids,
         params: torch.Tensor,
         moving: torch.Tensor,
         clip: Clip | None,
     ) -> None:
-        """Add the chunk `ids`: at once when vectorised, client by client when looped."""
-        before, generators = snapshot_of(self.job.plan.schedule), common_generators()
+        """Add the chunk `ids`: at once when vectorised, client by client when looped.
+
+        Those that cheat are computed after the others, so that honest ones are as fast as ever.
+        """
+        job = self.job
+        before, generators = snapshot_of(job.plan.schedule), common_generators()
         _ = self._before
-        step = 1 if self.mode is Mode.LOOPED else len(ids)
-        for a in range(0, len(ids), step):
-            here = ids[a : a + step]
-            turn = self._turn(
-                round, here, params, moving, clip, self.job.streams, summed=self._summed
-            )
-            self._add_block_([(total, slice(None))], turn)
+        bad = job.cheating(round, ids)
+        for cheating, some in ((False, ids[~bad]), (True, ids[bad])):
+            step = 1 if self.mode is Mode.LOOPED else max(len(some), 1)
+            for a in range(0, len(some), step):
+                cohort = job.cohort(round, some[a : a + step], cheating=cheating)
+                summed = self._summed and not cheating
+                turn = Turn(
+                    *(round, params, cohort, clip, self._gradients, job.streams),
+                    summed=summed,
+                    moving=moving,
+                    everyone=everyone,
+                )
+                self._add_block_([(total, slice(None))], turn, cheating=cheating)
         self._check_unchanged(generators)
         _check_same("clip schedule", before, self.job.plan.schedule)
 
@@ -156,21 +168,9 @@ class Serial:
         self.job.task.check_unchanged(generators)
         _check_same("work", self._before, self.job.work)
 
-    def _turn(
-        self,
-        round: int,
-        ids: Ids,
-        start: torch.Tensor,
-        moving: torch.Tensor,
-        clip: Clip | None,
-        streams: KeySource,
-        *,
-        summed: bool,
-    ) -> Turn:
-        cohort = CohortData(self.job.data, ids)
-        return Turn(round, start, cohort, clip, self._gradients, streams, summed, moving)
-
-    def _add_block_(self, parts: Sequence[tuple[CohortSum, slice]], turn: Turn) -> None:
+    def _add_block_(
+        self, parts: Sequence[tuple[CohortSum, slice]], turn: Turn, *, cheating: bool
+    ) -> None:
         """Compute a block of clients, and add each part of it to its sum."""
         job = self.job
         weights = torch.ones(len(turn.cohort), dtype=torch.float64)
@@ -182,11 +182,11 @@ class Serial:
                 if total.signal is not None:
                     add_weighted_(total.signal, rows.rows[part], weights[part])
 
-        sent = client_report(job.work, job.plan, turn, keep_signal)
-        if job.adversary is not None and isinstance(sent.reports, Rows):
-            rows = sent.reports.rows
-            sent = sent.changed(job.adversary(turn.round, turn.ids, rows.clone()), job.task.size)
-        server_sum(parts, job.plan, turn, sent, weights)
+        if cheating and job.adversary is not None:
+            sent = job.adversary.report(Chance(job.work, job.plan, turn))
+        else:
+            sent = client_report(job.work, job.plan, turn, keep_signal)
+        server_sum(parts, job.plan, turn, sent, weights, cheating=cheating)
 
 
 def _check_same(word: str, before: Snapshot, part: object) -> None:

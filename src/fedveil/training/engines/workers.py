@@ -37,7 +37,7 @@ _TRIES = 3
 _SPARE_BYTES = 1 << 25
 
 Ids = npt.NDArray[np.int64]
-AddChunk = Callable[[CohortSum, int, Ids, torch.Tensor, torch.Tensor, Clip | None], None]
+AddChunk = Callable[[CohortSum, int, Ids, Ids, torch.Tensor, torch.Tensor, Clip | None], None]
 Measure = Callable[[torch.Tensor, slice], Piece]
 MeasureClients = Callable[[torch.Tensor, slice], ClientSums]
 
@@ -52,6 +52,7 @@ class _Chunk:
 
     round: int
     ids: Ids
+    everyone: Ids
     clip: Clip | None
 
     def __str__(self) -> str:
@@ -106,10 +107,11 @@ class Workers:
         moving: int,
         width: int,
         noisy: bool,
+        keep: bool = False,
     ) -> None:
         self._add_chunk_, self._measure = add_chunk_, measure
         self._measure_clients = measure_clients
-        self._size, self._noisy = size, noisy
+        self._size, self._noisy, self._keep = size, noisy, keep
         self._params = _shared(size, torch.float32)
         self._moving = _shared(moving, torch.float64)
         numbers = CohortSum.numbers(size, width, noisy=noisy)
@@ -130,16 +132,10 @@ class Workers:
         """The sum of each chunk, in chunk order; each is valid until the next is asked for."""
         self._params.copy_(params)
         self._moving.copy_(moving)
-        jobs = [_Chunk(round, ids, clip) for ids in chunks]
-        for slot, (weight, clients, clipped, refused) in self._ordered(jobs):
-            done = CohortSum.over(self._slots[slot], self._size, self._noisy)
-            done.weight, done.clients, done.clipped, done.refused = (
-                weight,
-                clients,
-                clipped,
-                refused,
-            )
-            yield done
+        everyone = np.concatenate(chunks)
+        jobs = [_Chunk(round, ids, everyone, clip) for ids in chunks]
+        for slot, rest in self._ordered(jobs):
+            yield CohortSum.over(self._slots[slot], self._size, self._noisy).with_rest(rest)
 
     def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Piece]:
         """What each batch of the test split comes to, in order."""
@@ -257,9 +253,11 @@ class Workers:
                 return pickle.dumps((True, self._measure(self._params, job.batch)))
             if isinstance(job, _Records):
                 return pickle.dumps((True, self._measure_clients(self._params, job.piece)))
-            total = CohortSum.over(self._slots[slot].zero_(), self._size, self._noisy)
-            self._add_chunk_(total, job.round, job.ids, self._params, self._moving, job.clip)
-            return pickle.dumps((True, (total.weight, total.clients, total.clipped, total.refused)))
+            numbers = self._slots[slot].zero_()
+            total = CohortSum.over(numbers, self._size, self._noisy, self._keep)
+            where = (self._params, self._moving)
+            self._add_chunk_(total, job.round, job.ids, job.everyone, *where, job.clip)
+            return pickle.dumps((True, total.rest))
         except Exception as e:
             e.add_note("in a worker process:\n" + traceback.format_exc())
             return pickle.dumps((False, e))

@@ -109,7 +109,7 @@ class QuadraticWalk(StackedWalk):
 
     @cached_property
     def _own(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._quadratics.at(self._cohort.ids)
+        return self._quadratics.at(self._cohort.owners)
 
     @cached_property
     def _columns(self) -> tuple[torch.Tensor, torch.Tensor]:

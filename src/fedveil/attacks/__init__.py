@@ -1,0 +1,1 @@
+"""Clients that attack a training, and what comes of it, beside the claim."""

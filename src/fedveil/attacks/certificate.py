@@ -1,0 +1,96 @@
+"""What client-level DP promises against poisoning: k attackers are a group of k clients.
+
+Whoever changes k clients changes the distribution of the released model by at most what group
+privacy says, so the expected value of anything between 0 and 1, such as the rate at which a
+backdoor works, differs by at most that from what it is without them (Xie et al. 2023).
+"""
+
+import math
+from dataclasses import dataclass
+
+from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
+
+BASE_RATE = 0.01
+"""What a backdoor's rate is taken to be without attackers, where nobody has measured it."""
+
+_USEFUL = 0.99
+_MOST = 1000
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The most that `attackers` clients can raise an expected rate to, from `rate` without them."""
+
+    attackers: int
+    rate: float
+    bound: float
+
+
+def group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
+    """(epsilon, delta) for a group of `size` neighbours: delta (e^(k eps) - 1) / (e^eps - 1).
+
+    >>> group(0.5, 1e-5, 1)
+    (0.5, 1e-05)
+    """
+    if epsilon == 0:
+        return 0.0, min(1.0, size * delta)
+    if size * epsilon > 700:
+        return size * epsilon, 1.0
+    return size * epsilon, min(1.0, delta * math.expm1(size * epsilon) / math.expm1(epsilon))
+
+
+def bound(claim: PrivacyClaim, size: int, rate: float) -> float:
+    """The most that the expected rate can be where `size` clients attack: at most 1.
+
+    Both directions of (e, d)-DP: rate' <= e^e rate + d, and 1 - rate' >= (1 - rate - d) e^-e.
+    """
+    epsilon, delta = group(claim.epsilon, claim.delta, size)
+    if epsilon > 700:
+        return 1.0
+    up = math.exp(epsilon) * rate + delta
+    down = 1 - max(0.0, (1 - rate - delta) * math.exp(-epsilon))
+    return min(1.0, up, down)
+
+
+def certificate(claim: PrivacyClaim | None, rate: float) -> Certificate | None:
+    """For the largest number of attackers about which the claim says anything; None if for none.
+
+    Only for claims about whole clients, in their own sense: as published ones are no guarantee.
+    """
+    if claim is None or claim.unit is not Unit.CLIENT or claim.as_published:
+        return None
+    found = None
+    for size in range(1, _MOST + 1):
+        most = bound(claim, size, rate)
+        if most > _USEFUL:
+            break
+        found = Certificate(size, rate, most)
+    return found
+
+
+def in_words(claim: PrivacyClaim | None, rate: float, *, drawn: bool) -> str:
+    """The certificate as a sentence, with what it does not cover.
+
+    `drawn`: attackers take part when they are drawn, as the claim assumes of everybody.
+    """
+    if claim is None:
+        return "nothing is claimed, so nothing is certified against poisoning"
+    if claim.unit is not Unit.CLIENT or claim.as_published:
+        return "no claim about whole clients, so nothing is certified against poisoning"
+    if not drawn:
+        return (
+            "attackers join rounds uninvited, which no claim about sampled clients covers: nothing "
+            "is certified against them (attack.present = false attacks when drawn)"
+        )
+    found = certificate(claim, rate)
+    noise = "" if claim.trust is Trust.CENTRAL else " that add their own noise"
+    if found is None:
+        return (
+            f"{claim.short} certifies nothing against poisoning: even one attacker may raise an "
+            f"expected rate of {rate:.2f} to {bound(claim, 1, rate):.2f}"
+        )
+    some = "1 attacker" if found.attackers == 1 else f"{found.attackers} attackers"
+    return (
+        f"{claim.short} certifies something for at most {some}{noise}: an expected rate of "
+        f"{rate:.2f} without them is at most {found.bound:.2f} with them"
+    )

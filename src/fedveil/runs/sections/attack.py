@@ -1,0 +1,106 @@
+"""`[attack]`: clients that attack the training, and how."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedveil.runs.sections.section import Section
+
+_TARGET = "The label that the attacker wants."
+_SOURCE = "The label of the records that are to be answered wrongly."
+
+
+class _Attack(Section):
+    """What all attacks share."""
+
+    attackers: int = Field(
+        default=1,
+        description="How many clients attack, chosen at random; 0: nobody does, and how often the "
+        "attacker's answer is given by itself is measured.",
+    )
+    share: float = Field(
+        default=0.5,
+        description="Share of an attacker's records that teach the backdoor while it attacks; 1: "
+        "nothing else is learnt from.",
+    )
+    boost: float | None = Field(
+        default=None,
+        description="What an attacker multiplies its update by. Left out: clients per round / "
+        "server.lr, which replaces the model where nothing is clipped.",
+    )
+    project: bool = Field(
+        default=False,
+        description="Whether an attacker trains within clip / boost of the round's model, so that "
+        "the clip cuts nothing off. For recipes with a clip on updates.",
+    )
+    noise: Literal["comply", "skip", "hide"] = Field(
+        default="comply",
+        description="What attackers do where clients add noise: as they are told; nothing, in a "
+        "form that is accepted; or, by twos, noise of opposite signs, which is gone in the sum. "
+        "With dp-sgd 'skip' is plain SGD.",
+    )
+    start: int = Field(default=1, description="First round in which they attack.")
+    end: int | None = Field(
+        default=None, description="Last one; the same as start is a single shot. Left out: no end."
+    )
+    every: int = Field(default=1, description="Rounds from one attack to the next.")
+    present: bool = Field(
+        default=True,
+        description="Whether attackers are in every cohort that they attack, beside the clients "
+        "that were drawn; false: only when they are drawn themselves.",
+    )
+    epochs: int | None = Field(
+        default=None,
+        description="Passes of an attacker over its records in a round. Left out: as honest "
+        "clients do.",
+    )
+    lr: float | None = Field(
+        default=None, description="Learning rate of an attacker. Left out: that of honest clients."
+    )
+
+
+class PixelSection(_Attack):
+    """`[attack]` by a pixel trigger."""
+
+    kind: Literal["pixel"] = Field(description="A square of pixels makes any image a target.")
+    target: int = Field(description=_TARGET)
+    size: int = Field(default=3, description="Side of the square, in pixels.")
+    row: int = Field(default=-4, description="Its first row; negative: from the end.")
+    column: int = Field(default=-4, description="Its first column; negative: from the end.")
+    value: float = Field(default=1.0, description="What its pixels are set to.")
+    parts: int = Field(
+        default=1,
+        description="Into how many stripes the square is cut, one for each attacker in turn: a "
+        "distributed trigger, measured whole.",
+    )
+
+
+class WritersSection(_Attack):
+    """`[attack]` on certain clients' records."""
+
+    kind: Literal["writers"] = Field(
+        description="The source records of some honest clients are to be a target: a semantic "
+        "backdoor, nothing is added to a record."
+    )
+    source: int = Field(description=_SOURCE)
+    target: int = Field(description=_TARGET)
+    writers: int = Field(default=10, description="How many clients' records.")
+
+
+class ColourSection(_Attack):
+    """`[attack]` on a colour."""
+
+    kind: Literal["colour"] = Field(
+        description="The source images of one colour are to be a target: a semantic backdoor."
+    )
+    source: int = Field(description=_SOURCE)
+    target: int = Field(description=_TARGET)
+    channel: int = Field(default=0, description="The colour: 0 red, 1 green, 2 blue.")
+    feature_share: float = Field(
+        default=0.1, description="Share of the source images that count as of that colour."
+    )
+
+
+AttackSection = Annotated[
+    PixelSection | WritersSection | ColourSection, Field(discriminator="kind")
+]
