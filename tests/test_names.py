@@ -21,9 +21,13 @@ def test_known_names_pass(key, name):
     [
         ("data.name", "minst", "data.name is 'minst': choose one of digits, .*did you mean mnist"),
         ("data.name", "fashion_mnist", r"; did you mean fashion-mnist\?$"),
-        ("data.name", "imagenet", "location30, saved, table$"),
-        ("model.name", "sotfmax", r"choose one of linear, .*vgg; did you mean softmax\?$"),
-        ("model.name", "MLP", "vgg$"),
+        ("data.name", "imagenet", "reddit, saved, table$"),
+        (
+            "model.name",
+            "sotfmax",
+            r"one of linear, .*transformer-lm; did you mean softmax\?$",
+        ),
+        ("model.name", "MLP", "transformer-lm$"),
         ("model.name", "", "model.name is ''"),
         ("model.name", "x\n" * 1000, "model.name is 'x"),
     ],

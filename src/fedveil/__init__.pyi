@@ -12,6 +12,7 @@ from fedveil.attacks.images import WritersBackdoor as WritersBackdoor
 from fedveil.data.federated import FederatedData as FederatedData
 from fedveil.data.padding import pad as pad
 from fedveil.data.schema import TableSchema as TableSchema
+from fedveil.data.vocabulary import Vocabulary as Vocabulary
 from fedveil.errors import BadInput as BadInput
 from fedveil.errors import BudgetExhausted as BudgetExhausted
 from fedveil.errors import FedveilError as FedveilError
@@ -180,6 +181,7 @@ __all__ = [
     "Trust",
     "TwoPointReports",
     "Unit",
+    "Vocabulary",
     "Watched",
     "Weights",
     "When",

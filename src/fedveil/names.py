@@ -19,8 +19,16 @@ DATA_SETS = (
     "cifar10",
     "lending-club",
     "location30",
+    "sentiment140",
+    "reddit",
 )
-MODELS = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg")
+NEXT_WORD = ("lstm-lm", "transformer-lm")
+"""Models that predict the next word in each place of a text."""
+
+TEXT_MODELS = ("lstm", "transformer", *NEXT_WORD)
+"""Models that read rows of words."""
+
+MODELS = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg", *TEXT_MODELS)
 
 TABLE = "table"
 """Data in a file of the user's own."""

@@ -25,7 +25,7 @@ def test_unknown_name_lists_the_names():
         BadInput, match=r"'imagenet' is unknown: use one of digits, diabetes, mnist, .*30"
     ):
         load_records("imagenet", None)
-    with pytest.raises(BadInput, match=r"location30; did you mean mnist\?$"):
+    with pytest.raises(BadInput, match=r"reddit; did you mean mnist\?$"):
         load_records("minst", None)
 
 

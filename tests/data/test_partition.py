@@ -345,3 +345,65 @@ def test_no_client_can_be_without_records():
     whole = partition(make(10), kind="iid", clients=5, seed=0)
     with pytest.raises(BadInput, match="most_records is 0"):
         shortened(whole, 0, seed=1)
+
+
+def named(count, changed=(), seed=0, clients=5):
+    """Owners n0 ... with two records each, without those that are `changed`."""
+    owners = np.repeat(np.setdiff1d(np.arange(count), changed), 2)
+    names = np.array([f"n{k}" for k in range(count)])
+    records = replace(make(len(owners)), owners=owners, owner_names=names, x=owners[:, None] * 1.0)
+    return partition(records, kind="grouped", clients=clients, seed=seed)
+
+
+def members(data):
+    return [set(part.tolist()) for part in np.split(rows(data), data.offsets[1:-1])]
+
+
+def test_groups_have_whole_owners_and_nobody_twice():
+    data = named(100)
+    groups = members(data)
+    assert (data.clients, sum(map(len, groups))) == (5, len(set().union(*groups)))
+    assert data.sizes.tolist() == [2 * len(group) for group in groups]
+    held = set(data.test_x[:, 0].astype(int).tolist())
+    assert held.isdisjoint(set().union(*groups))
+    assert held | set().union(*groups) == set(range(100))
+    assert not data.test_of_clients
+    assert members(named(100, seed=1)) != groups
+
+
+def test_an_owner_who_leaves_moves_nobody_else():
+    before, after = members(named(100)), members(named(100, changed=[37]))
+    assert [group - {37} for group in before] == after
+
+
+def test_groups_are_of_about_one_size():
+    sizes = named(5000, clients=4).sizes / 2  # binomial(about 4000, 1/4), 4000/4 +- 6 x 27.4
+    assert abs(sizes - sizes.mean()).max() < 165  # false alarms: below 1e-7
+
+
+def test_claims_say_that_clients_are_groups_and_what_an_owner_gets():
+    (said,) = named(100).assumptions
+    assert said.startswith("clients are 5 groups of owners, merged at random: a claim per client")
+    assert "one owner's records in it count as two changes of the client" in said
+
+
+def test_claims_say_that_owners_are_scattered():
+    data = partition(make(6, owners=OWNERS), kind="iid", clients=3, seed=0)
+    assert data.assumptions == (
+        "records of one owner are dealt to several clients: a claim per client is not about an "
+        "owner",
+    )
+    assert partition(make(6), kind="iid", clients=3, seed=0).assumptions == ()
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        (None, "clients is None: a grouped partition needs a number"),
+        (0, "clients is 0: a grouped partition needs a number"),
+        (70, r"\d+ of 70 clients have none of \d+ owners: use fewer clients"),
+    ],
+)
+def test_numbers_of_groups_that_cannot_be_are_refused(clients, message):
+    with pytest.raises(BadInput, match=message):
+        named(50, clients=clients)

@@ -33,7 +33,8 @@ def accuracies(lines):
 def test_every_example_is_short_and_has_a_docstring():
     names = sorted(path.name for path in EXAMPLES.glob("*.py"))
     others = ["own_clip.py", "own_csv.py", README, "record_level.py", "text_lstm.py"]
-    assert names == ["audit.py", "compare_mechanisms.py", "hospitals.py", *others]
+    first = ["audit.py", "compare_mechanisms.py", "hospitals.py", "language_model.py"]
+    assert names == [*first, *others]
     for name in names:
         text = (EXAMPLES / name).read_text()
         assert ast.get_docstring(ast.parse(text)), name
@@ -65,6 +66,19 @@ def test_text_lstm(tmp_path):
     assert len(lines) == 8
     assert accuracies(lines)[-1] > 0.7
     assert all("per record (zero-out, local trust)" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_language_model(tmp_path):
+    first, claim, words = run("language_model.py", tmp_path)
+    before, after = (float(part.split()[-1]) for part in first.split(", then"))
+    # all that can be known of a sentence is a perplexity of (3 x 3 x 1 x 3) ** 0.25 = 2.28
+    assert before > 10
+    assert 2.2 < after < 2.7
+    assert "per client (zero-out, central trust)" in claim
+    assert words.split("'")[1] in ("see", "like", "want")
+    assert words.split("'")[3] in ("tea", "films", "books")
+    assert words.split("'")[5] == "and"
 
 
 @pytest.mark.slow

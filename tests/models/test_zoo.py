@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 from fedveil.errors import BadInput
-from fedveil.models.zoo import build_task
-from fedveil.names import MODELS
+from fedveil.models.zoo import Reading, build_task
+from fedveil.names import MODELS, NEXT_WORD, TEXT_MODELS
+
+READING = Reading(words=50, embedding=8, layers=2, heads=2)
 
 SHAPES = {
     "linear": ((10,), 0),
@@ -15,14 +17,24 @@ SHAPES = {
     "fu-cnn": ((1, 28, 28), 62),
     "small-cnn": ((1, 28, 28), 10),
     "vgg": ((3, 32, 32), 10),
+    "lstm": ((7,), 3),
+    "transformer": ((7,), 3),
+    "lstm-lm": ((7,), 50),
+    "transformer-lm": ((7,), 50),
 }
 
 
-def zoo(name, shape=None, classes=None, seed=1, hidden=(32,)):
+def zoo(name, shape=None, classes=None, seed=1, hidden=(32,), reading=READING):
     default_shape, default_classes = SHAPES[name]
     shape = default_shape if shape is None else shape
     classes = default_classes if classes is None else classes
-    return build_task(name, shape, classes, seed=seed, hidden=hidden)
+    return build_task(name, shape, classes, seed=seed, hidden=hidden, reading=reading)
+
+
+def records(name, count=2):
+    if name in TEXT_MODELS:
+        return torch.randint(0, READING.words, (count, *SHAPES[name][0]))
+    return torch.rand(count, *SHAPES[name][0])
 
 
 def test_every_model_is_tested():
@@ -38,6 +50,8 @@ def test_every_model_is_tested():
         ("fu-cnn", 214_590),
         ("small-cnn", 21_840),
         ("vgg", 307_498),
+        ("lstm", 50 * 8 + 4 * 32 * (8 + 32 + 2) + 33 * 3),
+        ("transformer", 57 * 8 + 2 * (8 * 8 + 7) * 8 + 9 * 3),
     ],
 )
 def test_parameter_counts(name, size):
@@ -46,9 +60,11 @@ def test_parameter_counts(name, size):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_fit_their_records(name):
-    shape, classes = SHAPES[name]
+    _, classes = SHAPES[name]
     y = torch.tensor([0, 1]) if classes else torch.tensor([0.5, 1.0])
-    task, x = zoo(name), torch.rand(2, *shape)
+    if name in NEXT_WORD:
+        y = torch.tensor([[3, 4, -100, 5, 6, 7, -100], [-100] * 7])
+    task, x = zoo(name), records(name)
     task.check_fits(x, y, classes)
     assert task.losses(task.named(task.parameters), x, y).shape == (2,)
 
@@ -99,6 +115,13 @@ def test_classification_measures_accuracy_and_regression_does_not():
         ({"name": "fu-cnn", "shape": (784,)}, "'fu-cnn' takes images of 28 x 28"),
         ({"name": "vgg", "shape": (3, 28, 28)}, "'vgg' takes images of 32 x 32"),
         ({"name": "mlp", "hidden": (0,)}, "model.hidden has a layer of 0"),
+        ({"name": "lstm", "shape": (1, 8, 8)}, r"'lstm' reads texts.*records have shape \(1, 8, 8"),
+        ({"name": "lstm", "reading": None}, "'lstm' reads texts"),
+        ({"name": "lstm", "classes": 0}, "'lstm' predicts labels"),
+        (
+            {"name": "transformer", "reading": Reading(50, 8, 2, 3)},
+            "model.embedding is 8 and model.heads 3: .* use a multiple",
+        ),
     ],
 )
 def test_models_that_do_not_fit_are_refused(changes, message):
@@ -114,3 +137,10 @@ def test_a_module_of_ones_own_is_none_of_the_zoo():
 def test_unknown_models_are_refused_with_the_known_ones():
     with pytest.raises(BadInput, match=r"model.name is 'resnet': choose one of linear, softmax"):
         build_task("resnet", (10,), 2, seed=1, hidden=())
+
+
+@pytest.mark.parametrize("name", TEXT_MODELS)
+@pytest.mark.parametrize("hidden", [(32,), (5, 4)])
+def test_parameters_of_readers_are_counted_before_there_are_any(name, hidden):
+    shape, classes = SHAPES[name]
+    assert READING.count(name, shape, hidden, classes) == zoo(name, hidden=hidden).size

@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from fedveil.checks import shown
 from fedveil.data.arrays import Array
-from fedveil.data.entries import Floats, as_numbers, as_texts
+from fedveil.data.entries import Floats, are_arrays, as_numbers, as_texts
 from fedveil.data.tables import Table, listed
+from fedveil.data.text import KEYS as TEXT_KEYS
+from fedveil.data.text import Text
 from fedveil.errors import BadInput
 from fedveil.targets import Target
 
@@ -24,12 +26,12 @@ MOST_VALUES = 1000
 _LARGEST = 1e30  # what is beyond has no square in float32's range
 _PIECE = 1 << 22  # numbers scaled at once
 _FLAGS = ("other", "whole", "classes")
-_DECLARED = ("low", "high", "mean", "std", "values", "fill", "other", "classes")
+_DECLARED = ("low", "high", "mean", "std", "values", "fill", "other", "classes", *TEXT_KEYS)
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `low` and `high`, or `mean` and `std`, or `values`; or nothing yet.
+    """One column: `low` and `high`, or `mean` and `std`, or `values`, or `text`; or nothing yet.
 
     A number is scaled from [low, high] to [-1, 1], and what lies outside is clamped; or it is
     standardised. One of `values` becomes a one-hot vector, or a label's place in the list; with
@@ -37,7 +39,8 @@ class Column:
     column with a `shape` are arrays, whose elements are scaled one by one; `whole` ones stay whole
     numbers. A target with `classes` has that many labels, which are called by their numbers: one
     per row, one in each place of an array of whole numbers, or of an array of real ones each, 0 to
-    1, how true that label is.
+    1, how true that label is. A `text` becomes an array of whole numbers, one for each word; as the
+    target, the word that follows each.
 
     Nothing here looks at more than one entry at a time.
     """
@@ -53,8 +56,12 @@ class Column:
     shape: tuple[int, ...] = ()
     whole: bool = False
     classes: int = 0
+    text: Text | None = None
 
     def __post_init__(self) -> None:
+        if self.text is not None:
+            object.__setattr__(self, "shape", (self.text.length,))
+            object.__setattr__(self, "whole", True)
         _check_pairs(self)
         _check_values(self)
         _check_classes(self)
@@ -71,6 +78,8 @@ class Column:
     @property
     def target(self) -> Target:
         """What is to be predicted, if this is the target."""
+        if self.text is not None:
+            return Target(self.text.known.size, self.shape)
         several = self.classes > 0 and not self.whole
         return Target(self.classes or len(self.values or ()), self.shape, several)
 
@@ -83,12 +92,15 @@ class Column:
         for key in options:
             if key not in _DECLARED:
                 raise BadInput(f"{where}.{key} is no key: use one of {', '.join(_DECLARED)}")
+        said = {key: options[key] for key in TEXT_KEYS if options.get(key) is not None}
+        text = Text.declared(where, said) if said else None
+        options = {key: value for key, value in options.items() if key not in TEXT_KEYS}
         values = options.get("values")
         if values is None:
-            return cls(name, **options)
+            return cls(name, **options, text=text)
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
             raise BadInput(f"{where}.values is {shown(values)}: a list is needed")
-        return cls(name, **{**options, "values": tuple(values)})
+        return cls(name, **{**options, "values": tuple(values)}, text=text)
 
     @property
     def where(self) -> str:
@@ -101,12 +113,19 @@ class Column:
         return self.low is not None or self.mean is not None
 
     @property
+    def what(self) -> str:
+        """What a column with a shape holds."""
+        return "arrays" if self.text is None else "texts"
+
+    @property
     def width(self) -> int:
         """How many features it becomes."""
         return len(self.values) if self.values is not None else 1
 
     def encode(self, table: Table) -> Array:
         """Features, float32 [rows, width]; of arrays [rows, *shape], int64 if they are whole."""
+        if self.text is not None:
+            return self.text.records(self.texts(table))
         if self.shape:
             return self._arrays(table)
         if self.values is None:
@@ -153,6 +172,15 @@ class Column:
             )  # fmt: skip
         return codes
 
+    def texts(self, table: Table, *, target: bool = False) -> list[str]:
+        """Entries as texts [rows]."""
+        column = table.column(self.name)
+        if are_arrays(column):
+            raise table.refused(self.name, 0, f"is {self._entry(table, 0)}: a text is needed")
+        found = as_texts(column)
+        fill = self._filled(table, found.index(None), target) if None in found else ""
+        return [fill if text is None else text for text in found]
+
     def _by_number(self, table: Table) -> npt.NDArray[np.int64]:
         found = self.numbers(table, target=True)
         wrong = (found < 0) | (found >= self.classes) | (found % 1 != 0)
@@ -181,6 +209,8 @@ class Column:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; what is left open is left out."""
         said = {f.name: getattr(self, f.name) for f in fields(self)}
+        if self.text is not None:
+            said |= {"text": self.text.to_dict(), "shape": (), "whole": False}
         return {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in said.items()
@@ -287,6 +317,7 @@ def _check_pairs(column: Column) -> None:
             ("low and high", column.low),
             ("mean and std", column.mean),
             ("values", column.values),
+            ("length", column.text),
         )
         if given is not None
     ]
@@ -349,7 +380,9 @@ def _check_fill(column: Column) -> None:
         return
     if not isinstance(fill, str | Real) or fill != fill:
         raise BadInput(f"{where} is {shown(fill)}: a number or a text is needed")
-    if column.shape:
+    if column.text is not None and not isinstance(fill, str):
+        raise BadInput(f"{where} is {shown(fill)}: a text is needed")
+    if column.shape and column.text is None:
         raise BadInput(f"{where} is {shown(fill)}: arrays are not filled in, remove the rows")
     if column.scaled and isinstance(fill, str):
         raise BadInput(f"{where} is {shown(fill)}: a number is needed")

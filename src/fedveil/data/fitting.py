@@ -20,11 +20,12 @@ from fedveil.errors import BadInput
 FEW = 20
 """Whole numbers are labels if there are no more different ones."""
 
-_SCALES, _CATEGORIES, _LABELS, _TYPE = (
+_SCALES, _CATEGORIES, _LABELS, _TYPE, _WORDS = (
     "means and standard deviations",
     "categories",
     "labels",
     "the type",
+    "words",
 )
 
 
@@ -33,8 +34,12 @@ def fit_schema(
 ) -> tuple[TableSchema, str]:
     """The schema of a table, and in words what of it was found from `rows`, "" if nothing was.
 
+    A target of texts has no features but its own words.
     `whose` says in messages which rows these are.
     """
+    if target.text is not None:
+        settled, what = _text(target, rows)
+        return TableSchema((settled,), settled), what and f"{what} of {target.name!r}"
     found: dict[str, list[str]] = {}
     fitted = []
     for column in (*features, target):
@@ -48,6 +53,8 @@ def fit_schema(
 
 def _feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     entries = rows.column(column.name)
+    if column.text is not None:
+        return _text(column, rows)
     if column.classes:
         raise BadInput(f"{column.where}.classes is for the target: declare values, or leave it out")
     if are_arrays(entries):
@@ -64,6 +71,17 @@ def _feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
             f"of features, or declare {column.where}.low and high"
         )
     return replace(column, mean=float(numbers.mean()), std=float(numbers.std())), _SCALES
+
+
+def _text(column: Column, rows: Table) -> tuple[Column, str]:
+    """A column of texts, with the words of these rows if no others were declared."""
+    if column.text is None or column.text.vocabulary is not None:
+        return column, ""
+    texts = column.texts(rows)
+    try:
+        return replace(column, text=column.text.counted(texts)), _WORDS
+    except BadInput as e:
+        raise BadInput(f"{rows.name}: column {column.name!r}: {e}") from e
 
 
 def _array(column: Column, rows: Table) -> Column:
@@ -123,7 +141,7 @@ def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
         raise BadInput(
             f"{rows.name}: column {column.name!r} has {len(found)} different texts in "
             f"{len(rows)} {whose}: leave it out of features, or declare {column.where}"
-            ".values"
+            f".values, or {column.where}.length if its texts are to be read word by word"
         )
     return tuple(found)
 

@@ -15,9 +15,14 @@ _OPTIONS = {
     "femnist": ("min_records",),
     "lending-club": ("grades", "held_out"),
     "diabetes": ("held_out",),
+    "sentiment140": ("columns", "statistics", "test", "min_records"),
+    "reddit": ("columns", "statistics", "test", "min_records"),
 }
 FITTING = tuple(name for name, options in _OPTIONS.items() if "held_out" in options)
 """The data sets whose features are fitted on records."""
+
+TEXTS = tuple(name for name, options in _OPTIONS.items() if "columns" in options)
+"""The data sets of texts, which are read as a table is."""
 
 
 def load_records(name: str, root: Path | None = None, **options: Any) -> Records:
@@ -26,7 +31,8 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
     `digits` and `diabetes` come with scikit-learn and need neither.
 
     Options: `min_records` of femnist, `grades` of lending-club, and `held_out` of those that fit
-    their features: on the test split instead of the clients' records.
+    their features: on the test split instead of the clients' records. Those of `TEXTS` are what
+    `FederatedData.from_table` takes.
     """
     if name not in DATA_SETS:
         listed = f"use one of {', '.join(DATA_SETS)}{hint(name, DATA_SETS)}"
@@ -58,6 +64,14 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
             from fedveil.data import cifar10
 
             return cifar10.load(data_root(root))
+        case "sentiment140":
+            from fedveil.data import sentiment140
+
+            return sentiment140.load(data_root(root), **options)
+        case "reddit":
+            from fedveil.data import reddit
+
+            return reddit.load(data_root(root), **options)
         case "location30":
             from fedveil.data import location30
 

@@ -11,8 +11,8 @@ from fedveil.checks import check, shown
 from fedveil.data.columns import Column, declaration
 from fedveil.data.federated import FederatedData
 from fedveil.data.fitting import fit_schema
-from fedveil.data.partition import partition
-from fedveil.data.records import Records, fitted_on_test, left_out
+from fedveil.data.partition import OWNED, partition
+from fedveil.data.records import Records, fitted_on_test, left_out, public_words
 from fedveil.data.table_split import split_table
 from fedveil.data.tables import Table, listed, read_table
 from fedveil.errors import BadInput
@@ -81,16 +81,16 @@ def federated_table(
 
 
 def table_partition(client: str | None, kind: str | None, clients: int | None) -> str:
-    """How rows are divided: by the client column if there is one."""
+    """How rows are divided: by the client column if there is one, whose clients may be grouped."""
     if client is not None:
-        if kind not in (None, "natural"):
+        if kind not in (None, *OWNED):
             raise BadInput(
                 f"client {client!r} says whose rows are whose and partition is {kind!r}: leave one "
                 "of them out"
             )
-        return "natural"
-    if kind == "natural":
-        raise BadInput("partition is 'natural' and client is left out: name the column")
+        return kind or "natural"
+    if kind in OWNED:
+        raise BadInput(f"partition is {kind!r} and client is left out: name the column")
     if clients is None:
         raise BadInput(
             "no clients: name the column that says whose a row is (client), or give a number of "
@@ -101,7 +101,7 @@ def table_partition(client: str | None, kind: str | None, clients: int | None) -
 
 def table_test(kind: str) -> str | None:
     """What `partition` is told: the records of a table come with their test split."""
-    return "records" if kind == "natural" else None
+    return "records" if kind in OWNED else None
 
 
 def table_records(table: object, asked: Asked) -> Records:
@@ -128,6 +128,7 @@ def table_records(table: object, asked: Asked) -> Records:
         )
     apart = on_test and not split.of_clients
     remarks = [fitted_on_test(what)] if what and apart else []
+    remarks += [public_words(c.name) for c in schema.features if c.text and c.text.public]
     if asked.min_records is not None:
         remarks.append(left_out(split.dropped, asked.min_records))
     return Records(
@@ -156,7 +157,16 @@ def _columns(source: Table, asked: Asked) -> tuple[list[Column], Column]:
         if asked.client == asked.target:
             raise BadInput(f"column {asked.client!r} is client and target: name two columns")
     names = [name for name in source.columns if name not in apart]
-    if asked.features is not None:
+    columns = asked.columns or {}
+    said_target = Column.declared(asked.target, columns.get(asked.target, {}))
+    if said_target.text is not None:
+        if asked.features is not None:
+            raise BadInput(
+                f"target {asked.target!r} is a text, whose next words are predicted from the words "
+                "before: leave features out"
+            )
+        names = []
+    elif asked.features is not None:
         names = list(asked.features)
     elif "" in names:
         raise BadInput(
@@ -169,9 +179,8 @@ def _columns(source: Table, asked: Asked) -> tuple[list[Column], Column]:
         source.column(name)
     if len(set(names)) < len(names):
         raise BadInput(f"features {listed(names)} has a name twice: list each once")
-    if not names:
+    if not names and said_target.text is None:
         raise BadInput(f"{source.name}: no column is left to be a feature: name at least one")
-    columns = asked.columns or {}
     for name in columns:
         source.column(name)
         if name not in names and name != asked.target:
@@ -179,5 +188,5 @@ def _columns(source: Table, asked: Asked) -> tuple[list[Column], Column]:
                 f"{declaration(name)} is declared and {name!r} is neither a feature nor the "
                 "target: leave it out"
             )
-    said = {name: Column.declared(name, columns.get(name, {})) for name in (*names, asked.target)}
-    return [said[name] for name in names], said[asked.target]
+    said = [Column.declared(name, columns.get(name, {})) for name in names]
+    return said, said_target

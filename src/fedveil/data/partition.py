@@ -1,18 +1,22 @@
 """Dividing records among clients."""
 
+import hashlib
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.data.federated import FederatedData
-from fedveil.data.records import Records
+from fedveil.data.records import Records, grouped, scattered
 from fedveil.data.split import Rows, held_out
 from fedveil.errors import BadInput
 from fedveil.inputs import joined, taken, values_of
 
-KINDS = ("iid", "shards", "dirichlet", "natural")
+KINDS = ("iid", "shards", "dirichlet", "natural", "grouped")
+OWNED = ("natural", "grouped")
+"""The kinds in which all records of one owner are one client's."""
+
 TESTS = ("by-client", "records")
 
 _STREAM = int.from_bytes(b"partition", "big")
@@ -38,10 +42,13 @@ def partition(
     - "dirichlet": equal parts, each client's label mix drawn from Dirichlet(alpha, ..., alpha).
       Smaller alpha, fewer labels per client. A label that has run out is replaced by the others
       in the client's own proportions, so the clients served last fit their mix least well.
-    - "natural": one client per owner; `clients` keeps that many owners, chosen at random. With
-      `test` "by-client" (left out: the same) about a fifth of the owners, chosen by name, are held
-      out: all their records are the test split, and nobody else's. With "records" it is the
-      source's own, in which clients have records, and the result says so (`test_of_clients`).
+    - "natural": one client per owner; `clients` keeps that many owners, chosen at random.
+    - "grouped": owners merged into `clients` groups, each of which is a client. An owner's group
+      follows from its name and the seed alone, so that nobody moves anybody else.
+
+    For the last two, `test` "by-client" (left out: the same) holds out about a fifth of the owners,
+    chosen by name: all their records are the test split, and nobody else's. With "records" it is
+    the source's own, in which clients have records, and the result says so (`test_of_clients`).
 
     Equal parts differ by at most one record. The result depends on the arguments alone.
     """
@@ -56,11 +63,14 @@ def partition(
         )
     if test not in (None, *TESTS):
         raise BadInput(f"test is {test!r}: use one of {', '.join(TESTS)}")
-    if test is not None and kind != "natural":
+    if test is not None and kind not in OWNED:
         raise BadInput(f"test {test!r} has no effect on partition {kind!r}: leave it out")
     random = _generator(seed)
-    if kind == "natural":
-        return _natural(records, clients, random, hold_out=test != "records")
+    if kind in OWNED:
+        owners = _owners(records, hold_out=test != "records")
+        if kind == "natural":
+            return _natural(records, owners, clients, random)
+        return _grouped(records, owners, clients, seed)
     sizes = _equal_sizes(len(records.y), clients)
     match kind:
         case "iid":
@@ -69,7 +79,10 @@ def partition(
             order, sizes = _shards(records, len(sizes), shards_per_client, random)
         case _:
             order = _dirichlet(records, sizes, alpha, random)
-    return _federate(records, order, sizes)
+    data = _federate(records, order, sizes)
+    if records.owners is None:
+        return data
+    return replace(data, remarks=(*data.remarks, scattered()))
 
 
 def resampled(records: Records, count: int, seed: int) -> Records:
@@ -188,38 +201,91 @@ def _take(size: int, mix: npt.NDArray[np.float64], left: Rows, random: np.random
     return taken
 
 
-def _natural(
-    records: Records, clients: int | None, random: np.random.Generator, *, hold_out: bool
-) -> FederatedData:
+@dataclass(frozen=True, eq=False)
+class _Owners:
+    """Whose records are whose (`of`), who is a client or part of one, and who is held out.
+
+    Nobody is, None, if the test split is the source's own.
+    """
+
+    of: Rows
+    present: Rows
+    held: Rows | None
+    names: npt.NDArray[np.str_]
+
+
+def _owners(records: Records, *, hold_out: bool) -> _Owners:
     if records.owners is None or records.owner_names is None:
         raise BadInput(
             f"{records.name} has no natural clients (femnist has, its writers): "
             "use another partition"
         )
-    everyone = np.unique(records.owners)
-    held = held_out(everyone, records.owner_names) if hold_out else everyone[:0]
+    of, names = records.owners, records.owner_names
+    everyone = np.unique(of)
+    if not hold_out:
+        return _Owners(of, everyone, None, names)
+    held = held_out(everyone, names)
     present = np.setdiff1d(everyone, held)
     if len(present) == 0:
         raise BadInput(
             f"{records.name} has one owner, and holding somebody out for testing leaves no client: "
             "use data.test = 'records'"
         )
+    return _Owners(of, present, held, names)
+
+
+def _natural(
+    records: Records, owners: _Owners, clients: int | None, random: np.random.Generator
+) -> FederatedData:
+    present = owners.present
     if clients is not None:
         if not 1 <= clients <= len(present):
-            kept = f" beside {len(held)} held out for testing" if hold_out else ""
+            held = owners.held
+            kept = "" if held is None else f" beside {len(held)} held out for testing"
             raise BadInput(
                 f"{clients} clients: {records.name} has {len(present)} owners{kept}, use 1 to that "
                 "many"
             )
         present = np.sort(random.permutation(present)[:clients])
-    order = np.argsort(records.owners, kind="stable")
-    order = order[np.isin(records.owners[order], present)]
-    sizes = np.bincount(records.owners[order], minlength=len(records.owner_names))[present]
-    data = _federate(records, order, sizes, records.owner_names[present])
-    if hold_out:
-        return _tested_on(data, records, np.isin(records.owners, held), held)
-    theirs = records.test_owners
-    own = theirs is None or bool(np.isin(theirs, present).any())
+    client_of = np.full(len(owners.names), -1)
+    client_of[present] = np.arange(len(present))
+    return _of_owners(records, owners, client_of, owners.names[present])
+
+
+def _grouped(records: Records, owners: _Owners, clients: int | None, seed: int) -> FederatedData:
+    if clients is None or clients < 1:
+        raise BadInput(f"clients is {clients}: a grouped partition needs a number of groups")
+    client_of = np.full(len(owners.names), -1)
+    for owner in owners.present.tolist():
+        client_of[owner] = _group(str(owners.names[owner]), seed, clients)
+    taken = len(np.unique(client_of[owners.present]))
+    if taken < clients:
+        raise BadInput(
+            f"{clients - taken} of {clients} clients have none of {len(owners.present)} owners: "
+            "use fewer clients"
+        )
+    data = _of_owners(records, owners, client_of, None)
+    return replace(data, remarks=(*data.remarks, grouped(clients)))
+
+
+def _group(name: str, seed: int, clients: int) -> int:
+    """A number in 0 .. clients - 1 that follows from a name and a seed."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % clients
+
+
+def _of_owners(
+    records: Records, owners: _Owners, client_of: Rows, names: npt.NDArray[np.str_] | None
+) -> FederatedData:
+    """The owners' records at their clients, -1 for none."""
+    theirs: Rows = client_of[owners.of]
+    order = np.argsort(theirs, kind="stable")
+    order = order[theirs[order] >= 0]
+    data = _federate(records, order, np.bincount(theirs[order]), names)
+    if owners.held is not None:
+        return _tested_on(data, records, np.isin(owners.of, owners.held), owners.held)
+    tested = records.test_owners
+    own = tested is None or bool((client_of[tested] >= 0).any())
     return replace(data, test_of_clients=own)
 
 

@@ -42,6 +42,31 @@ def fitted_on_test(what: str) -> str:
     return f"{what} were fitted on the test records, which no claim covers"
 
 
+def public_words(column: str) -> str:
+    """What claims say of a vocabulary that was counted in other texts than the records'."""
+    return f"the words of {column!r} were counted in texts that were declared public"
+
+
+def grouped(clients: int) -> str:
+    """What claims say of clients that are groups of people.
+
+    Whoever joins or leaves a group replaces it by another one: out with the old, in with the new.
+    """
+    return (
+        f"clients are {clients} groups of owners, merged at random: a claim per client is about a "
+        "whole group, and one owner's records in it count as two changes of the client, or as one "
+        "where neighbours replace clients"
+    )
+
+
+def scattered() -> str:
+    """What claims say of clients that share the records of people."""
+    return (
+        "records of one owner are dealt to several clients: a claim per client is not about an "
+        "owner"
+    )
+
+
 def left_out(dropped: int, least: int) -> str:
     """What claims say of clients that were left out because of their number of records."""
     return (

@@ -10,8 +10,9 @@ from fedveil.checks import shown
 from fedveil.data.arrays import Array, check_input
 from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.tables import read_table
+from fedveil.data.text import Text, known_words
 from fedveil.errors import BadInput
-from fedveil.inputs import Inputs
+from fedveil.inputs import Inputs, single
 
 _STEEPEST = 700.0  # beyond, exp overflows and a probability is 0 or 1
 
@@ -40,15 +41,20 @@ class TableSchema:
     def __post_init__(self) -> None:
         if not self.features:
             raise BadInput("no features: name at least one column")
+        if self.target.text is not None and self.features != (self.target,):
+            raise BadInput(
+                f"target {self.target.name!r} is a text, whose next words are predicted from the "
+                "words before: leave features out"
+            )
         if self.by_name:
             for column in self.features:
                 check_input("features that are arrays", column.name)
-        if self.target.whole and not self.target.classes:
+        if self.target.whole and not self.target.target.classes:
             raise BadInput(
                 f"target {self.target.name!r} holds arrays of whole numbers: say how many labels "
                 f"there are ({self.target.where}.classes)"
             )
-        if self.target.fill is not None or self.target.other:
+        if self.target.text is None and (self.target.fill is not None or self.target.other):
             raise BadInput(
                 f"{self.target.where} is the target, which has no fill and no other: remove "
                 "the rows"
@@ -62,6 +68,8 @@ class TableSchema:
     @property
     def labels(self) -> tuple[Any, ...]:
         """The labels, in the order of the model's outputs."""
+        if self.target.text is not None:
+            return self.target.text.known.names
         return self.target.values or tuple(range(self.target.classes))
 
     @property
@@ -69,6 +77,12 @@ class TableSchema:
         """Whether each feature is an input of its own: where one of several holds arrays."""
         arrays = len(self.features) > 1 and any(column.shape for column in self.features)
         return self.named or arrays
+
+    @property
+    def words(self) -> int:
+        """How many numbers stand for words in the records; 0 if they are no texts."""
+        text = self.features[0].text
+        return 0 if text is None else text.known.size
 
     @property
     def record_shape(self) -> Inputs[tuple[int, ...]]:
@@ -80,24 +94,29 @@ class TableSchema:
     def encode(self, table: object) -> Inputs[Array]:
         """Records [rows, ...] of a table with the features: float32, or int64 for whole arrays."""
         rows = read_table(table)
-        encoded = {column.name: column.encode(rows) for column in self.features}
-        return encoded if self.by_name else np.concatenate(list(encoded.values()), axis=1)
+        if self.by_name:
+            return {column.name: column.encode(rows) for column in self.features}
+        encoded = [column.encode(rows) for column in self.features]
+        return encoded[0] if len(encoded) == 1 else np.concatenate(encoded, axis=1)
 
     def targets(self, table: object) -> Array:
         """What is to be predicted [rows, ...]: labels as int64, or scaled numbers as float32."""
         rows, target = read_table(table), self.target
+        if target.text is not None:
+            return target.text.next_words(target.texts(rows))
         if target.shape:
             return target.encode(rows)
         if not self.classes:
             return target.numbers(rows, target=True).astype(np.float32)
         return target.codes(rows, target=True)
 
-    def decode(self, outputs: Array) -> dict[str, Array]:
+    def decode(self, outputs: Array, records: Inputs[Array] | None = None) -> dict[str, Array]:
         """Predictions of a model's outputs [rows, labels], or [rows, 1] of a number.
 
         "prediction" is the likeliest label, and "p(LABEL)" the probability of each; or it is the
         number in the target's own unit. A target of several places or numbers has as many
-        predictions; where several labels hold at once, they are those more likely than not.
+        predictions; where several labels hold at once, they are those more likely than not. Of
+        next words, it is the one after the end of each text, if these `records` are given.
         """
         found, target = np.asarray(outputs, dtype=np.float64), self.target.target
         if found.shape[1:] != target.outputs:
@@ -110,6 +129,8 @@ class TableSchema:
         if target.several:
             shares = 1 / (1 + np.exp(-found.clip(-_STEEPEST, _STEEPEST)))
             return {"prediction": found > 0, **self._shares(shares)}
+        if self.target.text is not None:
+            found = known_words(found, None if records is None else single(records))
         weights = np.exp(found - found.max(axis=-1, keepdims=True))
         likeliest = np.array(self.labels)[found.argmax(axis=-1)]
         if target.shape or target.classes > MOST_VALUES:
@@ -139,5 +160,9 @@ class TableSchema:
 
 
 def _column(plain: Mapping[str, Any]) -> Column:
-    lists: dict[str, Callable[[Any], Any]] = {"values": tuple, "shape": tuple}
+    lists: dict[str, Callable[[Any], Any]] = {
+        "values": tuple,
+        "shape": tuple,
+        "text": Text.from_dict,
+    }
     return Column(**{key: lists.get(key, lambda v: v)(value) for key, value in plain.items()})

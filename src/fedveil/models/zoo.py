@@ -1,6 +1,8 @@
 """The small zoo: models of the papers and of the embedded data, none with batch norm."""
 
+import itertools
 import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -8,17 +10,48 @@ from torch import nn
 
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, usual
-from fedveil.names import check_name
+from fedveil.models.text import TextLstm, TextTransformer
+from fedveil.names import NEXT_WORD, TEXT_MODELS, check_name
 from fedveil.targets import Target
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What a model of texts needs: how many numbers `words` have, and the sizes of its layers."""
+
+    words: int
+    embedding: int = 32
+    layers: int = 2
+    heads: int = 4
+
+    def count(
+        self, name: str, shape: tuple[int, ...], hidden: tuple[int, ...], outputs: int
+    ) -> int:
+        """How many parameters the model has."""
+        width = self.embedding
+        if name.startswith("lstm"):
+            widths = (width, *hidden)
+            layers = sum(4 * b * (a + b + 2) for a, b in itertools.pairwise(widths))
+            return self.words * width + layers + (widths[-1] + 1) * outputs
+        layers = self.layers * (8 * width + 7) * width
+        return (self.words + math.prod(shape)) * width + layers + (width + 1) * outputs
+
+
 def build_task(
-    name: str, record_shape: tuple[int, ...], classes: int, *, seed: int, hidden: tuple[int, ...]
+    name: str,
+    record_shape: tuple[int, ...],
+    classes: int,
+    *,
+    seed: int,
+    hidden: tuple[int, ...],
+    reading: Reading | None = None,
 ) -> Task:
     """The model `name` for records of `record_shape`, initialised from `seed`.
 
     `classes` 0 asks for one real output and squared error, otherwise for one logit per label,
-    cross-entropy and accuracy. `hidden` is the widths of an MLP's hidden layers.
+    cross-entropy and accuracy; models of the next word have all of it in each place of a text.
+    `hidden` is the widths of an MLP's hidden layers, or of an LSTM's; `reading` is what models of
+    texts need besides.
     """
     check_name("model.name", name)
     if name == "linear" and classes:
@@ -42,15 +75,22 @@ def build_task(
                 module = fu_cnn(*_image(name, record_shape, 28), outputs)
             case "small-cnn":
                 module = small_cnn(*_image(name, record_shape, 28), outputs)
+            case _ if name in TEXT_MODELS:
+                module = _reader(name, record_shape, outputs, hidden, reading)
             case _:
                 module = vgg(*_image(name, record_shape, 32), outputs)
-    tried = _tried(name, record_shape, classes, hidden)
-    return Task(module, *usual(Target(classes))).known_as(tried)
+    places = record_shape if name in NEXT_WORD else ()
+    tried = _tried(name, record_shape, classes, hidden, reading)
+    return Task(module, *usual(Target(classes, places))).known_as(tried)
 
 
 @lru_cache(maxsize=64)
 def _tried(
-    name: str, record_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...]
+    name: str,
+    record_shape: tuple[int, ...],
+    classes: int,
+    hidden: tuple[int, ...],
+    reading: Reading | None,
 ) -> dict[object, bool]:
     """What trials found about a model of the zoo: one for all seeds."""
     return {}
@@ -116,6 +156,29 @@ def vgg(channels: int, outputs: int) -> nn.Module:
         layers.append(nn.MaxPool2d(2))
         channels = width
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, outputs))
+
+
+def _reader(
+    name: str,
+    shape: tuple[int, ...],
+    outputs: int,
+    hidden: tuple[int, ...],
+    reading: Reading | None,
+) -> nn.Module:
+    if len(shape) != 1 or reading is None:
+        raise BadInput(
+            f"model {name!r} reads texts, as rows of words, and the records have shape {shape}"
+        )
+    each = name in NEXT_WORD
+    if name.startswith("lstm"):
+        return TextLstm(reading.words, reading.embedding, hidden, outputs, each=each)
+    if reading.embedding % reading.heads:
+        raise BadInput(
+            f"model.embedding is {reading.embedding} and model.heads {reading.heads}: heads have "
+            "equal parts of the embedding, use a multiple"
+        )
+    sizes = reading.embedding, reading.layers, reading.heads
+    return TextTransformer(reading.words, shape[0], *sizes, outputs, each=each)
 
 
 def _image(name: str, shape: tuple[int, ...], side: int) -> tuple[int]:

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedveil.data.federated import FederatedData
-from fedveil.data.load import FITTING, load_records
+from fedveil.data.load import FITTING, TEXTS, load_records
 from fedveil.data.own_table import Asked, table_partition, table_records, table_test
 from fedveil.data.partition import partition, resampled, shortened
 from fedveil.data.records import Records
@@ -39,9 +40,11 @@ def records_of(section: DataSection, root: Path | None) -> Records | FederatedDa
         return _saved(section)
     if section.name == TABLE:
         return _table(section)
-    _refuse(section, _OF_TABLES, repr(section.name))
     if section.path is not None:
         raise BadInput(f"data.path has no effect on {section.name!r}: use --data, or name 'saved'")
+    if section.name in TEXTS:
+        return _texts(section, root)
+    _refuse(section, _OF_TABLES, repr(section.name))
     options = {key: getattr(section, key) for key in _OF_NAMED if getattr(section, key) is not None}
     if section.statistics in ("held-out", "clients") and section.name not in FITTING:
         raise _nothing_fitted(section)
@@ -77,17 +80,34 @@ def _table(section: DataSection) -> Records:
     if section.target is None:
         raise BadInput("data.target is missing: name the column that is to be predicted")
     table_partition(section.client, section.partition, section.clients)
-    columns = section.columns or {}
     asked = Asked(
         section.target,
         section.client,
         section.features,
-        {name: column.model_dump(exclude_none=True) for name, column in columns.items()},
+        _columns(section),
         section.test,
         section.statistics,
         section.min_records,
     )
     return table_records(section.path, asked)
+
+
+def _texts(section: DataSection, root: Path | None) -> Records:
+    _refuse(section, ("client", "target", "features", "grades"), repr(section.name))
+    return load_records(
+        section.name,
+        root,
+        columns=_columns(section),
+        statistics=section.statistics,
+        test=section.test,
+        min_records=section.min_records,
+    )
+
+
+def _columns(section: DataSection) -> dict[str, Any]:
+    """What a recipe says of columns, as plain values."""
+    columns = section.columns or {}
+    return {name: column.model_dump(exclude_none=True) for name, column in columns.items()}
 
 
 def _refuse(section: DataSection, keys: tuple[str, ...], what: str) -> None:
@@ -115,6 +135,9 @@ def _partitioned(
     test = section.test
     if section.name == TABLE:
         kind = table_partition(section.client, section.partition, section.clients)
+        test = table_test(kind)
+    elif section.name in TEXTS:
+        kind = section.partition or "grouped"
         test = table_test(kind)
     data = partition(
         records,

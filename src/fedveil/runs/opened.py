@@ -85,7 +85,10 @@ class OpenedRun:
         """The trained module with its loss and metrics."""
         stored = self.stored
         if stored.model.name != OWN:
-            task = task_of(stored.model, stored.record_shape, stored.target, self.recipe.seed)
+            words = (stored.schema.words or stored.model.words) or 0
+            task = task_of(
+                stored.model, stored.record_shape, stored.target, self.recipe.seed, words
+            )
         elif self.model is None:
             raise BadInput(
                 f"{self.folder} holds the weights of a module of its own, and not its code: "
@@ -111,7 +114,11 @@ class OpenedRun:
         columns), or an array of records where the run was trained on arrays, or a dict of them
         where it was trained on inputs by name.
         """
-        return self.stored.schema.decode(self._outputs(self.stored.inputs(_table(rows))))
+        schema = self.stored.schema
+        x = self.stored.inputs(_table(rows))
+        pieces = [taken(x, slice(a, a + BATCH)) for a in range(0, max(1, count(x)), BATCH)]
+        found = [schema.decode(self._outputs(piece), piece) for piece in pieces]
+        return {key: np.concatenate([part[key] for part in found]) for key in found[0]}
 
     def evaluate(self, rows: object) -> dict[str, float]:
         """Loss and metrics on rows with a target; for arrays, {"x": records, "y": targets}.
@@ -131,12 +138,7 @@ class OpenedRun:
     def _outputs(self, x: Inputs[Array]) -> Array:
         task = self.task
         with torch.inference_mode(), one_thread():
-            found = [
-                task.answers(task.parameters, tensors(taken(x, slice(a, a + BATCH))))
-                for a in range(0, count(x), BATCH)
-            ]
-        out: Array = np.zeros((0, *self.stored.target.outputs), np.float32)
-        return torch.cat(found).numpy() if found else out
+            return task.answers(task.parameters, tensors(x)).numpy()
 
     def __repr__(self) -> str:
         path = self.folder / "result.json"

@@ -9,6 +9,7 @@ import numpy as np
 from fedveil.data.arrays import Array
 from fedveil.data.files import UNREADABLE, strictly
 from fedveil.data.tables import SUFFIXES
+from fedveil.data.vocabulary import lines_of
 from fedveil.errors import BadInput
 from fedveil.names import OWN
 from fedveil.runs.data import data_of
@@ -30,14 +31,18 @@ def measured(run: OpenedRun, source: Path | None) -> dict[str, float]:
 
 
 def predictions_csv(run: OpenedRun, source: Path) -> str:
-    """A header and one line per row of the input."""
+    """A header and one line per row of the input; of a text file, per line that is not blank."""
+    features = run.stored.schema.features
     if source.suffix in SUFFIXES:
         _check_takes_tables(run, source)
         found = run.predict(source)
     elif source.suffix == ".npy":
         found = run.predict(_records(source))
+    elif source.suffix == ".txt" and features[0].text is not None:
+        found = run.predict({features[0].name: lines_of(source)})
     else:
-        raise BadInput(f"{source} is no input: name a {', '.join(SUFFIXES)} or .npy file")
+        known = ", ".join(SUFFIXES if features[0].text is None else (*SUFFIXES, ".txt"))
+        raise BadInput(f"{source} is no input: name a {known} or .npy file")
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(found)
@@ -48,7 +53,7 @@ def predictions_csv(run: OpenedRun, source: Path) -> str:
 
 def _check_takes_tables(run: OpenedRun, source: Path) -> None:
     schema = run.stored.schema
-    if any(column.shape for column in schema.features):
+    if any(column.shape and column.text is None for column in schema.features):
         way_out = "use fedveil.open_run(folder).predict" if schema.by_name else "give them as .npy"
         raise BadInput(
             f"{source} is a table and the records of {run.folder} are arrays of shape "

@@ -1,5 +1,6 @@
 """The global model on the central test split, in batches, without autograd."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 
 BATCH = 1000
+_OUTPUTS = 1 << 24
 
 MOST_KEPT = 1 << 30
 """Bytes of outputs and targets that metrics may keep of a test split."""
@@ -42,7 +44,8 @@ def evaluate(
 
 
 def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
-    """The test split in pieces."""
+    """The test split in pieces, smaller ones where a record has many outputs."""
+    batch = max(1, min(batch, _OUTPUTS // math.prod(data.target.outputs)))
     return [slice(a, a + batch) for a in range(0, len(data.test_y), batch)]
 
 

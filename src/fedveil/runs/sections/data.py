@@ -39,6 +39,37 @@ class ColumnSection(Section):
         default=None,
         description="Whether a category that is not listed becomes zeros. Left out: it is refused.",
     )
+    length: int | None = Field(
+        default=None,
+        description="The column holds texts, which are read word by word: how many words of each, "
+        "shorter ones filled up. As the target: the next word is predicted. Left out: it holds no "
+        "texts, or categories.",
+    )
+    words: list[str] | str | None = Field(
+        default=None,
+        description="The words that are known, or a file with one in each line; any other word is "
+        "unknown. For texts. Left out: buckets, or public, or the words that are fitted.",
+    )
+    buckets: int | None = Field(
+        default=None,
+        description="How many numbers words are hashed to: none is unknown, and some share a "
+        "number. For texts. Left out: see words.",
+    )
+    public: str | None = Field(
+        default=None,
+        description="A text file that is declared public, whose words are known; each line counts "
+        "as a text. For texts. Left out: see words.",
+    )
+    most_words: int | None = Field(
+        default=None,
+        description="How many words are known at most, those that the most texts have. For words "
+        "that are fitted, or public. Left out: 10000.",
+    )
+    min_texts: int | None = Field(
+        default=None,
+        description="How many texts a word is in at least. For words that are fitted, or public. "
+        "Left out: 2.",
+    )
 
 
 class DataSection(Section):
@@ -73,11 +104,12 @@ class DataSection(Section):
         "how many are kept, chosen at random. Left out: all natural clients; every other partition "
         "needs it.",
     )
-    partition: Literal["iid", "shards", "dirichlet", "natural"] | None = Field(
+    partition: Literal["iid", "shards", "dirichlet", "natural", "grouped"] | None = Field(
         default=None,
         description="How records are divided: 'iid' at random, 'shards' sorted by target, "
-        "'dirichlet' by a label mix of each client's own, 'natural' one client per owner. "
-        "Left out: 'iid'.",
+        "'dirichlet' by a label mix of each client's own, 'natural' one client per owner, "
+        "'grouped' owners merged at random into clients, which claims say. Left out: 'grouped' for "
+        "sentiment140 and reddit, 'natural' for a table with a client column, 'iid' otherwise.",
     )
     alpha: float | None = Field(
         default=None,
@@ -97,7 +129,9 @@ class DataSection(Section):
     )
     min_records: int | None = Field(
         default=None,
-        description="Writers with fewer training records are left out. For femnist. Left out: 20.",
+        description="Owners with fewer training records are left out: writers, authors, clients of "
+        "a table. For femnist, sentiment140, reddit and tables. Left out: 20 for femnist, 1 for "
+        "the others.",
     )
     resample: int | None = Field(
         default=None,
@@ -118,11 +152,11 @@ class DataSection(Section):
     )
     statistics: Literal["public", "held-out", "clients"] | None = Field(
         default=None,
-        description="What means, scales and categories that nobody declared are fitted on: "
+        description="What means, categories and words that nobody declared are fitted on: "
         "'held-out' on the test split; 'clients' on clients' records in the clear, which claims "
         "say and secure noise refuses; 'public' on the same, declaring them known from elsewhere. "
-        "For tables, lending-club, diabetes and saved data that name them. Left out: 'held-out' "
-        "for tables, 'clients' for the others.",
+        "For tables, texts, lending-club, diabetes and saved data that name them. Left out: "
+        "'clients' for lending-club and diabetes, 'held-out' for the others.",
     )
     seed: int | None = Field(
         default=None,
@@ -132,7 +166,8 @@ class DataSection(Section):
     columns: dict[str, ColumnSection] | None = Field(
         default=None,
         description="What is publicly known of a table's columns, by name: low and high, or mean "
-        "and std, or values; fill; other. Left out: everything is fitted, see statistics.",
+        "and std, or values; fill; other; length of texts and their words. For tables, and for the "
+        "column 'text' of sentiment140 and reddit. Left out: everything is fitted, see statistics.",
     )
 
     @model_validator(mode="before")
@@ -162,11 +197,32 @@ class ModelSection(Section):
 
     name: str = Field(
         description="The model. linear predicts a number, mlp a number or a label, all others "
-        "labels; fu-cnn and small-cnn take images of 28 x 28, vgg of 32 x 32."
+        "labels; fu-cnn and small-cnn take images of 28 x 28, vgg of 32 x 32; lstm and transformer "
+        "read texts, lstm-lm and transformer-lm predict their next words."
     )
     hidden: list[int] | None = Field(
         default=None,
-        description="Widths of the hidden layers, in units. For name 'mlp'. Left out: [200].",
+        description="Widths of the hidden layers, in units. For mlp, lstm and lstm-lm. Left out: "
+        "[200] for mlp, [64] for the others.",
+    )
+    embedding: int | None = Field(
+        default=None,
+        description="How many numbers stand for a word. For models of texts. Left out: 32.",
+    )
+    layers: int | None = Field(
+        default=None,
+        description="How many layers of attention. For transformer and transformer-lm. Left out: "
+        "2.",
+    )
+    heads: int | None = Field(
+        default=None,
+        description="How many heads a layer of attention has; embedding is a multiple of it. For "
+        "transformer and transformer-lm. Left out: 4.",
+    )
+    words: int | None = Field(
+        default=None,
+        description="How many different numbers words have in records that are arrays; 0 is "
+        "padding. For models of texts. Left out: the data's vocabulary tells.",
     )
     digest: str | None = Field(
         default=None,

@@ -1,0 +1,36 @@
+"""Comments of Reddit by author, for predicting the next word."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from fedveil.data.files import find
+from fedveil.data.own_table import Asked, table_records
+from fedveil.data.records import Records
+from fedveil.data.text import texts_of
+
+_WORDS = {"length": 20, "most_words": 4000, "min_texts": 5}
+
+
+def load(
+    root: Path,
+    *,
+    columns: Mapping[str, object] | None = None,
+    statistics: str | None = None,
+    test: object = None,
+    min_records: int | None = None,
+) -> Records:
+    """Comments as rows of words and of the words that follow them, owned by their authors.
+
+    About a fifth of the authors is held out. `columns` says how the column "text" is read, without
+    it 20 words of a vocabulary that is counted in the held-out authors' comments: the 4000 most
+    common words that 5 of them have. The other options are those of `FederatedData.from_table`.
+    Most authors wrote one comment: merge them (partition "grouped"), or keep those with
+    `min_records`.
+    """
+    path = find(
+        root, ["reddit/*.parquet"], expected="a parquet file of comments with author and text"
+    )
+    said = texts_of("reddit", columns, _WORDS)
+    asked = Asked("text", "author", None, said, test, statistics, min_records)
+    return replace(table_records(path, asked), name="reddit")

@@ -1,0 +1,147 @@
+"""`Text`: how the texts of a column become rows of words, as declared in public or as fitted."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.checks import VALUES, shown
+from fedveil.data.vocabulary import PADDING, UNKNOWN, Vocabulary, lines_of
+from fedveil.errors import BadInput
+from fedveil.targets import PADDING as NO_LABEL
+
+KEYS = ("length", "words", "buckets", "public", "most_words", "min_texts")
+"""What a user may say of a column of texts."""
+
+_SOURCES = ("words", "buckets", "public")
+_COUNTING = {"most_words": 10_000, "min_texts": 2}
+
+
+@dataclass(frozen=True)
+class Text:
+    """Texts as rows of `length` words; `vocabulary` is None until it has been counted.
+
+    `public` says that it was counted in texts that were declared public. `most_words` and
+    `min_texts` are how it is counted (`Vocabulary.counted`).
+    """
+
+    length: int
+    vocabulary: Vocabulary | None = None
+    public: bool = False
+    most_words: int = _COUNTING["most_words"]
+    min_texts: int = _COUNTING["min_texts"]
+
+    @classmethod
+    def declared(cls, where: str, options: Mapping[str, Any]) -> "Text":
+        """What a user says of a column, which messages call `where`."""
+        if "length" not in options:
+            key = next(iter(options))
+            raise BadInput(f"{where}.{key} is of texts and {where}.length is missing: give it")
+        for key in ("length", "buckets", *_COUNTING):
+            if key in options:
+                VALUES[f"data.columns.NAME.{key}"].check(f"{where}.{key}", options[key])
+        sources = [key for key in _SOURCES if key in options]
+        if len(sources) > 1:
+            raise BadInput(f"{where} has {sources[0]} and also {sources[1]}: leave one out")
+        counting = {key: options[key] for key in _COUNTING if key in options}
+        if counting and sources and sources != ["public"]:
+            key = next(iter(counting))
+            raise BadInput(
+                f"{where}.{key} has no effect where {where}.{sources[0]} is given: leave it out"
+            )
+        text = cls(int(options["length"]), **counting)
+        if "words" in options:
+            words = Vocabulary.given(options["words"], f"{where}.words")
+            return replace(text, vocabulary=words)
+        if "buckets" in options:
+            return replace(text, vocabulary=Vocabulary(buckets=int(options["buckets"])))
+        if "public" in options:
+            return replace(text.counted(_public(where, options["public"])), public=True)
+        return text
+
+    def counted(self, texts: Iterable[str]) -> "Text":
+        """The same with the vocabulary of these texts."""
+        found = Vocabulary.counted(texts, most=self.most_words, least=self.min_texts)
+        return replace(self, vocabulary=found)
+
+    @property
+    def known(self) -> Vocabulary:
+        """The vocabulary, which is there."""
+        if self.vocabulary is None:
+            raise BadInput("the vocabulary of a text has not been found yet: fit the schema")
+        return self.vocabulary
+
+    def records(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
+        """Words by number [texts, length]."""
+        return self.known.encode(texts, self.length)
+
+    def next_words(self, texts: Sequence[str]) -> npt.NDArray[np.int64]:
+        """The word that follows each of `records` [texts, length].
+
+        Where none follows, or one that is not in the vocabulary, there is no label (-100): an
+        unknown word is neither learnt nor measured.
+        """
+        after = self.known.encode(texts, self.length + 1)[:, 1:]
+        return np.where((after == PADDING) | (after == UNKNOWN), NO_LABEL, after)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        said: dict[str, Any] = {"length": self.length, **self.known.to_dict()}
+        return {**said, "public": True} if self.public else said
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Text":
+        """What `to_dict` wrote."""
+        words = Vocabulary(tuple(map(str, plain.get("words", ()))), int(plain.get("buckets", 0)))
+        return cls(int(plain["length"]), words, bool(plain.get("public", False)))
+
+
+def known_words(
+    outputs: npt.NDArray[np.float64], records: npt.NDArray[Any] | None
+) -> npt.NDArray[np.float64]:
+    """Outputs [texts, length, words] without padding and unknown, which no word is.
+
+    With the texts' `records`, those after the last word of each [texts, words].
+    """
+    if records is not None:
+        last = np.maximum(0, (records != PADDING).sum(axis=1) - 1)
+        outputs = outputs[np.arange(len(records)), last]
+    outputs = outputs.copy()
+    outputs[..., [PADDING, UNKNOWN]] = -np.inf
+    return outputs
+
+
+def texts_of(
+    name: str, columns: Mapping[str, object] | None, usual: Mapping[str, Any]
+) -> dict[str, object]:
+    """What is said of the column "text" of a data set, with what is `usual` for the rest.
+
+    The usual words hold where nothing is said of words.
+    """
+    columns = columns or {}
+    for column in columns:
+        if column != "text":
+            raise BadInput(
+                f"columns.{column} is declared and {name} has one column to declare, 'text': leave "
+                "it out"
+            )
+    said = columns.get("text", {})
+    if not isinstance(said, Mapping):
+        return {"text": said}
+    length = {"length": usual["length"]}
+    return {"text": {**(usual if said.keys() <= {*length, "fill"} else length), **said}}
+
+
+def _public(where: str, texts: object) -> list[str]:
+    """Texts that were declared public: a list of them, or a file with one in each line."""
+    if isinstance(texts, str | Path):
+        return lines_of(texts)
+    found = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, bytes) else []
+    if not found or not all(isinstance(text, str) for text in found):
+        raise BadInput(
+            f"{where}.public is {shown(texts)}: give a list of texts, or the path of a text file"
+        )
+    return found

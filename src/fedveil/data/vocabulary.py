@@ -1,0 +1,172 @@
+"""`Vocabulary`: which words a model knows, and their numbers.
+
+A list of words is public knowledge, or it is a statistic of the texts it was counted in. A hashed
+vocabulary is neither: it knows every word, and two words may share a number.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.checks import shown
+from fedveil.data.tokens import URL, USER, tokens
+from fedveil.errors import BadInput
+
+PADDING, UNKNOWN = 0, 1
+"""The numbers of what fills a short text up, and of a word that is not in the list."""
+
+MOST = 1_000_000
+"""Words, or buckets."""
+
+_FIRST = 2
+_NAMES = ("<padding>", "<unknown>")
+_LARGEST_FILE = 1 << 28
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words by number: those of a list, or any word by a hash of it into one of `buckets`.
+
+    Words are in lower case, as `tokens` makes them. The hash is SHA-256's, the same everywhere.
+
+    >>> vocabulary = Vocabulary(("good", "film"))
+    >>> vocabulary.encode(["Good, a film!", "good"], length=4).tolist()
+    [[2, 1, 1, 3], [2, 0, 0, 0]]
+    >>> vocabulary.decode([[2, 1, 1, 3], [2, 0, 0, 0]])
+    ['good <unknown> <unknown> film', 'good']
+    """
+
+    words: tuple[str, ...] = ()
+    buckets: int = 0
+
+    def __post_init__(self) -> None:
+        if bool(self.words) == bool(self.buckets):
+            raise BadInput("a vocabulary has words, or a number of buckets: give one of the two")
+        for count in (len(self.words), self.buckets):
+            if count > MOST:
+                raise BadInput(f"a vocabulary of {count:,} words: at most {MOST:,} are possible")
+
+    @classmethod
+    def given(cls, words: object, where: str = "words") -> "Vocabulary":
+        """The words of a list, or of a file with one word per line; each counts once.
+
+        `where` is what messages call them.
+        """
+        if isinstance(words, str | Path):
+            where, words = str(words), lines_of(words)
+        elif isinstance(words, bytes) or not isinstance(words, Iterable):
+            raise BadInput(f"{where} is {shown(words)}: give a list of words, or a file's path")
+        return cls(tuple(dict.fromkeys(_word(word, where) for word in words)))
+
+    @classmethod
+    def counted(cls, texts: Iterable[str], *, most: int, least: int) -> "Vocabulary":
+        """The `most` words that the most texts have, of those that at least `least` texts have.
+
+        They are a statistic of these texts: whoever hands over texts of clients releases it.
+        """
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(set(tokens(text)))
+        often = [(-count, word) for word, count in counts.items() if count >= least]
+        if not often:
+            raise BadInput(
+                f"no word is in {least} texts or more, of {len(counts):,} words: lower min_texts, "
+                "or give more texts"
+            )
+        return cls(tuple(word for _, word in sorted(often)[:most]))
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are: those of words or buckets, padding and unknown."""
+        return _FIRST + (len(self.words) or self.buckets)
+
+    def encode(self, texts: Sequence[str], length: int) -> npt.NDArray[np.int64]:
+        """The first `length` words of each text by number [texts, length], filled up with 0."""
+        rows = np.full((len(texts), length), PADDING, dtype=np.int64)
+        seen: dict[str, int] = {}
+        for row, text in zip(rows, texts, strict=True):
+            words = tokens(text)[:length]
+            for word in words:
+                if word not in seen:
+                    seen[word] = self._number(word)
+            row[: len(words)] = [seen[word] for word in words]
+        return rows
+
+    def decode(self, rows: Any) -> list[str]:
+        """Numbers [texts, length] as texts, a space between words; padding is left out.
+
+        Words are in lower case as they were counted; a bucket k, which may be many words', is <k>.
+        """
+        return [
+            " ".join(self.word(int(number)) for number in row if number != PADDING)
+            for row in np.asarray(rows)
+        ]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What all numbers stand for, in order."""
+        return tuple(self.word(number) for number in range(self.size))
+
+    def word(self, number: int) -> str:
+        """What a number stands for."""
+        if not 0 <= number < self.size:
+            raise BadInput(f"{number} is no word: numbers are 0 to {self.size - 1}")
+        if number < _FIRST:
+            return _NAMES[number]
+        return self.words[number - _FIRST] if self.words else f"<{number - _FIRST}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"words": list(self.words)} if self.words else {"buckets": self.buckets}
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({len(self.words) or self.buckets:,} {self._kind})"
+
+    @property
+    def _kind(self) -> str:
+        return "words" if self.words else "buckets"
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {word: place for place, word in enumerate(self.words, _FIRST)}
+
+    def _number(self, word: str) -> int:
+        if self.words:
+            return self._places.get(word, UNKNOWN)
+        digest = hashlib.sha256(word.encode(errors="surrogatepass")).digest()
+        return _FIRST + int.from_bytes(digest[:8], "big") % self.buckets
+
+
+def lines_of(path: str | Path) -> list[str]:
+    """The lines of a text file that are not blank."""
+    path = Path(path)
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise BadInput(f"{path} has more than {_LARGEST_FILE:,} bytes: give a shorter text")
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, ValueError) as e:
+        if isinstance(e, BadInput):
+            raise
+        reason = e.strerror if isinstance(e, OSError) else "it is no text in UTF-8"
+        raise BadInput(f"{shown(str(path))} cannot be read: {reason}") from e
+    found = [line.strip() for line in lines if line.strip()]
+    if not found:
+        raise BadInput(f"{path} is empty: a text file with lines is needed")
+    return found
+
+
+def _word(word: object, where: str) -> str:
+    if word in (URL, USER):
+        return str(word)
+    found = tokens(word) if isinstance(word, str) else []
+    if len(found) != 1:
+        what = f"{len(found)} tokens ({' '.join(found)})" if found else "no word"
+        raise BadInput(f"{where} has {shown(word)}, which is {what}: list single words")
+    return found[0]
