@@ -425,7 +425,7 @@ class Measured:
     kept: dict[str, tuple[Array, ...]]
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an exception of torch says, on one line."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 

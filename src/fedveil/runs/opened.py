@@ -20,8 +20,8 @@ from fedveil.models.task import Task
 from fedveil.names import OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs import metrics
-from fedveil.runs.build import task_of
 from fedveil.runs.evidence import left
+from fedveil.runs.models import task_of
 from fedveil.runs.own import Model, asked_of, own_task
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.stored_model import StoredModel
@@ -36,18 +36,21 @@ class OpenedRun:
     refused, as far as the run's ledger is there to tell.
 
     `model` is needed for runs of an own module, which no file holds: a module of the same layers,
-    with whatever weights.
+    with whatever weights. `allow_code` says that the code which the run's recipe names may be run.
     """
 
     folder: Path
     recipe: Recipe = field(repr=False)
     model: Model | None = field(default=None, repr=False)
+    allow_code: bool = field(default=False, repr=False)
 
     @classmethod
-    def at(cls, folder: Path | str, model: Model | None = None) -> "OpenedRun":
+    def at(
+        cls, folder: Path | str, model: Model | None = None, *, allow_code: bool = False
+    ) -> "OpenedRun":
         """The run in a directory."""
         folder = Path(folder)
-        return cls(folder, recipe_in(folder), model)
+        return cls(folder, recipe_in(folder), model, allow_code)
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -87,7 +90,8 @@ class OpenedRun:
         if stored.model.name != OWN:
             words = (stored.schema.words or stored.model.words) or 0
             task = task_of(
-                stored.model, stored.record_shape, stored.target, self.recipe.seed, words
+                *(stored.model, stored.record_shape, stored.target, self.recipe.seed, words),
+                allow_code=self.allow_code,
             )
         elif self.model is None:
             raise BadInput(
