@@ -25,9 +25,9 @@ def test_known_names_pass(key, name):
         (
             "model.name",
             "sotfmax",
-            r"one of linear, .*transformer-lm; did you mean softmax\?$",
+            r"one of linear, .*code; did you mean softmax\?$",
         ),
-        ("model.name", "MLP", "transformer-lm$"),
+        ("model.name", "MLP", "transformer-lm, code$"),
         ("model.name", "", "model.name is ''"),
         ("model.name", "x\n" * 1000, "model.name is 'x"),
     ],
@@ -41,7 +41,7 @@ def test_other_names_are_refused_with_the_nearest(key, name, message):
 
 def test_saved_data_are_a_recipes_and_no_data_set():
     assert set(NAMES["data.name"]) - set(DATA_SETS) == {"saved", "table"}
-    assert NAMES["model.name"] == MODELS
+    assert NAMES["model.name"] == (*MODELS, "code")
 
 
 def test_slips_of_one_letter_are_found():

@@ -12,6 +12,7 @@ from fedveil.attacks.images import WritersBackdoor as WritersBackdoor
 from fedveil.attacks.texts import PhraseBackdoor as PhraseBackdoor
 from fedveil.attacks.texts import SentenceBackdoor as SentenceBackdoor
 from fedveil.data.federated import FederatedData as FederatedData
+from fedveil.data.padding import pad as pad
 from fedveil.data.schema import TableSchema as TableSchema
 from fedveil.data.vocabulary import Vocabulary as Vocabulary
 from fedveil.errors import BadInput as BadInput
@@ -200,6 +201,7 @@ __all__ = [
     "line_of",
     "new_ledger",
     "open_run",
+    "pad",
     "planned_for",
     "priv_unit",
     "resume",

@@ -34,6 +34,7 @@ def run(
     data_root: Path | str | None = None,
     ledger: Path | str | None = None,
     ledger_epsilon: float | None = None,
+    allow_code: bool = False,
     log: str | Iterable[str] = (),
     on_round: Callable[[Line], None] | None = None,
     quiet: bool = False,
@@ -45,8 +46,9 @@ def run(
     with a loss and metrics of its own; a copy is trained, and the caller's keeps its weights. Left
     out, model and data are the recipe's. `out` is a new directory (left out: one under `runs`).
     `ledger` is a file in which runs on the same data share a budget, `ledger_epsilon` that budget
-    when it is new. `log` names experiment trackers ("tensorboard", "mlflow", "wandb"), which get
-    what metrics.jsonl gets; `on_round` is called with the same.
+    when it is new. `allow_code` says that the code which the recipe names (`model.path`) may be
+    run. `log` names experiment trackers ("tensorboard", "mlflow", "wandb"), which get what
+    metrics.jsonl gets; `on_round` is called with the same.
 
     Ctrl-C ends the run after its round and returns it: its result says "interrupted", and `resume`
     continues it. So does an error in `on_round`, which is raised then. A run that was killed is
@@ -54,10 +56,13 @@ def run(
     """
     kinds = _kinds(log)
     prepared = _started(
-        *(recipe, set, out, data_root, ledger, ledger_epsilon), model=model, data=data
+        *(recipe, set, out, data_root, ledger, ledger_epsilon),
+        model=model,
+        data=data,
+        allow_code=allow_code,
     )
     prepared.logs = kinds
-    return _executed(prepared, model, on_round, quiet=quiet)
+    return _executed(prepared, model, allow_code, on_round, quiet=quiet)
 
 
 def resume(
@@ -66,6 +71,7 @@ def resume(
     model: Model | None = None,
     data: FederatedData | None = None,
     data_root: Path | str | None = None,
+    allow_code: bool = False,
     log: str | Iterable[str] = (),
     on_round: Callable[[Line], None] | None = None,
     quiet: bool = False,
@@ -76,9 +82,11 @@ def resume(
     by its layers, loss, metrics and first weights, data by all their records.
     """
     kinds = _kinds(log)
-    prepared = Run.resume(Path(folder), _path(data_root), model=model, data=data)
+    prepared = Run.resume(
+        Path(folder), _path(data_root), model=model, data=data, allow_code=allow_code
+    )
     prepared.logs = kinds
-    return _executed(prepared, model, on_round, quiet=quiet)
+    return _executed(prepared, model, allow_code, on_round, quiet=quiet)
 
 
 def rounds(
@@ -91,6 +99,7 @@ def rounds(
     data_root: Path | str | None = None,
     ledger: Path | str | None = None,
     ledger_epsilon: float | None = None,
+    allow_code: bool = False,
     log: str | Iterable[str] = (),
 ) -> Generator[Line, None, None]:
     """The same run as a loop: `for line in rounds(...)`, each line as metrics.jsonl has it.
@@ -99,15 +108,23 @@ def rounds(
     """
     kinds = _kinds(log)
     prepared = _started(
-        *(recipe, set, out, data_root, ledger, ledger_epsilon), model=model, data=data
+        *(recipe, set, out, data_root, ledger, ledger_epsilon),
+        model=model,
+        data=data,
+        allow_code=allow_code,
     )
     prepared.logs = kinds
     return prepared.lines()
 
 
-def open_run(folder: Path | str, *, model: Model | None = None) -> OpenedRun:
-    """A run by its directory, wherever it was started; `model` if its module was its own."""
-    return OpenedRun.at(folder, model)
+def open_run(
+    folder: Path | str, *, model: Model | None = None, allow_code: bool = False
+) -> OpenedRun:
+    """A run by its directory, wherever it was started; `model` if its module was its own.
+
+    `allow_code` says that the code which its recipe names may be run.
+    """
+    return OpenedRun.at(folder, model, allow_code=allow_code)
 
 
 def _started(
@@ -120,6 +137,7 @@ def _started(
     *,
     model: Model | None,
     data: FederatedData | None,
+    allow_code: bool,
 ) -> Run:
     check_ledger_epsilon("ledger_epsilon", epsilon, ledger)
     own = [name for name, part in (("model", model), ("data", data)) if part is not None]
@@ -131,11 +149,17 @@ def _started(
         None if path is None else Shared(path, epsilon),
         model=model,
         data=data,
+        allow_code=allow_code,
     )
 
 
 def _executed(
-    prepared: Run, model: Model | None, on_round: Callable[[Line], None] | None, *, quiet: bool
+    prepared: Run,
+    model: Model | None,
+    allow_code: bool,
+    on_round: Callable[[Line], None] | None,
+    *,
+    quiet: bool,
 ) -> OpenedRun:
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     shown = not quiet and (in_notebook() or console.is_terminal)
@@ -148,7 +172,7 @@ def _executed(
                 on_round(line)
 
         prepared.execute(both)
-    return OpenedRun(prepared.folder, prepared.recipe, model)
+    return OpenedRun(prepared.folder, prepared.recipe, model, allow_code)
 
 
 def _path(given: Path | str | None) -> Path | None:

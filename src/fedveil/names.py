@@ -33,6 +33,9 @@ MODELS = ("linear", "softmax", "mlp", "fu-cnn", "small-cnn", "vgg", *TEXT_MODELS
 TABLE = "table"
 """Data in a file of the user's own."""
 
+CODE = "code"
+"""A model that a function in a file of the user's own makes."""
+
 OWN = "own"
 """A model or data that come from Python, where a recipe would name one."""
 
@@ -43,7 +46,7 @@ OF_NUMBERS = ("mae", "rmse", "r2")
 TOP = r"top-([1-9]\d{0,6})"
 """What stands for top-K: a number in the place of the K."""
 
-NAMES = {"data.name": (*DATA_SETS, "saved", TABLE), "model.name": MODELS}
+NAMES = {"data.name": (*DATA_SETS, "saved", TABLE), "model.name": (*MODELS, CODE)}
 """By the recipe's key."""
 
 _ALIKE = 0.7  # two letters of four exchanged are

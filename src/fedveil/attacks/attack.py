@@ -109,9 +109,15 @@ class BackdoorAttack(Adversary):
         | as many attackers as clients, or more | BadInput: no honest client is left |
         | share outside (0, 1] | BadInput |
         | boost <= 0 | BadInput |
+        | records of several inputs by name | BadInput |
         """
         check("attack.attackers", attackers)
         check("attack.share", share)
+        if isinstance(data.x, dict):
+            raise BadInput(
+                f"records have inputs by name ({', '.join(data.x)}): backdoors are for records of "
+                "one array"
+            )
         if attackers >= data.clients:
             raise BadInput(
                 f"attack.attackers is {attackers} of {data.clients} clients: at least one must be "

@@ -17,6 +17,9 @@ Data = Annotated[
     Path | None,
     typer.Option(help="Folder with published data sets (mnist, ...); default: FEDVEIL_DATA."),
 ]
+AllowCode = Annotated[
+    bool, typer.Option("--allow-code", help="Run the code that the recipe names (model.path).")
+]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.options import Json, check_out, check_path
+from fedveil.cli.options import AllowCode, Json, check_out, check_path
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run that has ended.")]
 
@@ -19,6 +19,7 @@ def evaluate(
             "split; default: the recipe's own test split."
         ),
     ] = None,
+    allow_code: AllowCode = False,
     json_: Json = False,
 ) -> None:
     """Measure a run's model on a table of your own, or on its test split again."""
@@ -27,7 +28,7 @@ def evaluate(
     from fedveil.runs.opened import OpenedRun
     from fedveil.runs.results import measured
 
-    found = measured(OpenedRun.at(run), data)
+    found = measured(OpenedRun.at(run, allow_code=allow_code), data)
     if json_:
         print(json_text(found, indent=2), end="")
         return
@@ -41,6 +42,7 @@ def predict(
         Path, typer.Argument(metavar="INPUT", help="A .csv or .parquet table, or .npy records.")
     ],
     out: Annotated[Path | None, typer.Option(help="A CSV file; default: the screen.")] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Predict rows with a run's model: one line of CSV for each, labels as the table has them."""
     check_out(out)
@@ -49,7 +51,7 @@ def predict(
     from fedveil.runs.opened import OpenedRun
     from fedveil.runs.results import predictions_csv
 
-    text = predictions_csv(OpenedRun.at(run), rows)
+    text = predictions_csv(OpenedRun.at(run, allow_code=allow_code), rows)
     if out is None:
         print(text, end="")
     else:

@@ -8,7 +8,16 @@ import typer
 
 from fedveil.checks import check_ledger_epsilon
 from fedveil.cli.loading import loading
-from fedveil.cli.options import Data, Json, Quiet, Set, check_data, check_out, check_path
+from fedveil.cli.options import (
+    AllowCode,
+    Data,
+    Json,
+    Quiet,
+    Set,
+    check_data,
+    check_out,
+    check_path,
+)
 from fedveil.errors import BadInput
 from fedveil.interrupts import listen
 
@@ -31,6 +40,7 @@ def run(
         list[str] | None,
         typer.Option(help="Log to tensorboard, mlflow or wandb as well; repeatable."),
     ] = None,
+    allow_code: AllowCode = False,
     quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
@@ -53,6 +63,7 @@ def run(
         chosen = own = None
         if resume is None:
             chosen = load_recipe(DEFAULT if recipe is None else recipe, set_ or ())
+            chosen.model.check_allowed(allow_code)
             check_data(data, [chosen.data.name])
             if chosen.data.name == TABLE:  # before torch is imported, which takes seconds
                 from fedveil.runs.data import data_of
@@ -68,9 +79,9 @@ def run(
         listen()
         shared = None if ledger is None else Shared(ledger, ledger_epsilon)
         if chosen:
-            prepared = Run.start(chosen, out, data, shared, data=own)
+            prepared = Run.start(chosen, out, data, shared, data=own, allow_code=allow_code)
         else:
-            prepared = Run.resume(resume or Path(), data)
+            prepared = Run.resume(resume or Path(), data, allow_code=allow_code)
             check_data(data, [prepared.recipe.data.name])
     prepared.logs = tuple(log or ())
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
@@ -86,8 +97,7 @@ def run(
         print((prepared.folder / "result.json").read_text(), end="")
     if result["stopped"] == "interrupted":
         print(
-            f"interrupted after round {result['rounds']}: resume with "
-            f"fedveil run --resume {result['run_dir']}",
+            f"interrupted after round {result['rounds']}: resume with {prepared.how_to_resume}",
             file=sys.stderr,
         )
         return 1

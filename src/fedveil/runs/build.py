@@ -1,20 +1,16 @@
 """From a recipe to objects: with `data` and `plans`, where a recipe's words are resolved."""
 
-import itertools
-import math
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
-from fedveil.models.task import Task
-from fedveil.models.zoo import Reading, build_task
-from fedveil.names import NEXT_WORD, OWN, TEXT_MODELS
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.attack import attack_of
 from fedveil.runs.data import data_of
+from fedveil.runs.models import task_of, words_of
 from fedveil.runs.own import FIRST_WEIGHTS, Model, asked_of, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
@@ -29,10 +25,8 @@ from fedveil.runs.sections.clients import (
     SampleSection,
     SgdSection,
 )
-from fedveil.runs.sections.data import ModelSection
 from fedveil.runs.sections.section import Section
 from fedveil.runs.sections.server import EvaluateSection, ServerSection
-from fedveil.targets import Target
 from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
@@ -61,19 +55,6 @@ _SERVERS: dict[str, type[SgdServer | AdamServer | YogiServer | AdagradServer]] =
     "adagrad": AdagradServer,
 }
 
-_MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
-
-_SIZES = {
-    "hidden": ("mlp", "lstm", "lstm-lm"),
-    "embedding": TEXT_MODELS,
-    "layers": ("transformer", "transformer-lm"),
-    "heads": ("transformer", "transformer-lm"),
-    "words": TEXT_MODELS,
-}
-"""Which models each key of sizes is for."""
-
-_HIDDEN = {"mlp": (200,), "lstm": (64,), "lstm-lm": (64,)}
-
 
 @one_thread()
 def build(
@@ -83,27 +64,32 @@ def build(
     data: FederatedData | None = None,
     plan: PrivacyPlan | None = None,
     model: Model | None = None,
+    allow_code: bool = False,
 ) -> Training:
     """Everything the recipe asks for, checked; what does not go together is refused.
 
     `data`, when given, are the caller's own, or what `data_of` has made of the recipe already,
     `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
+    `allow_code` says that the code which the recipe names may be run.
     """
     check_values(recipe)
+    recipe.model.check_allowed(allow_code)
     rounds, sampler = recipe.total_rounds, _sampler(recipe.sample)
     work, server = _work(recipe.client, rounds), _server(recipe.server, rounds)
     data = data_of(recipe, data_root) if data is None else data
     if model is None:
         words = words_of(recipe.model, data)
-        task = task_of(recipe.model, data.record_shape, data.target, recipe.seed, words)
+        task = task_of(
+            *(recipe.model, data.record_shape, data.target, recipe.seed, words),
+            allow_code=allow_code,
+        )
     else:
         task = own_task(model, data.target)
     asked_of(task, recipe.evaluate.metrics, model)
-    if model is not None:
-        check_same(task, recipe.model.digest)
+    check_same(task, recipe.model.digest)
     if plan is None:
         plan = plan_of(recipe, sampler, data.clients, work, task)
-    if model is not None:
+    if model is not None or recipe.model.recorded:
         plan = plan.assuming(FIRST_WEIGHTS)
     return Training(
         task=task,
@@ -152,92 +138,9 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     if training.mode is None:
         choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
     changes: dict[str, Any] = {"noise": noise, "engine": recipe.engine.model_copy(update=choice)}
-    if recipe.model.name == OWN:
+    if recipe.model.recorded:
         changes["model"] = recipe.model.model_copy(update={"digest": digest_of(training.task)})
     return recipe.model_copy(update=changes)
-
-
-def task_of(
-    section: ModelSection, shape: tuple[int, ...], target: Target, seed: int, words: int
-) -> Task:
-    """The model of the zoo that a recipe names, for records of that shape, of so many words."""
-    for key in _SIZES:
-        if getattr(section, key) is not None and section.name not in _SIZES[key]:
-            raise BadInput(f"model.{key} has no effect on {section.name!r}: leave it out")
-    if section.digest is not None:
-        raise BadInput("model.digest is what a run records of an own module: leave it out")
-    _check_target(section.name, shape, target)
-    hidden = tuple(section.hidden or ()) or _HIDDEN.get(section.name, ())
-    reading, outputs = None, target.classes or 1
-    if section.name in TEXT_MODELS:
-        reading = Reading(words, **_given(section, "embedding", "layers", "heads"))
-        _check_count(reading.count(section.name, shape, hidden, outputs))
-    else:
-        _check_widths(math.prod(shape), hidden, outputs)
-    return build_task(
-        section.name, shape, target.classes, seed=seed, hidden=hidden, reading=reading
-    )
-
-
-def _check_target(name: str, shape: tuple[int, ...], target: Target) -> None:
-    """Refuse a model of the zoo that predicts something else than the data have."""
-    if name in NEXT_WORD:
-        if not target.classes or target.shape != shape:
-            raise BadInput(
-                f"model {name!r} predicts the next word in each place of a text and the data have "
-                f"{target}: make a column of texts the target, or use another model"
-            )
-    elif not target.plain:
-        raise BadInput(
-            f"model {name!r} predicts one label or one number per record and the data have "
-            f"{target}: bring a module (fedveil.run(model=...))"
-        )
-
-
-def words_of(section: ModelSection, data: FederatedData) -> int:
-    """How many numbers stand for words in records that are texts; 0 for other models."""
-    if section.name not in TEXT_MODELS:
-        return 0
-    told = 0 if data.schema is None else data.schema.words
-    if told:
-        if section.words not in (None, told):
-            raise BadInput(
-                f"model.words is {section.words} and the data's vocabulary has {told}: leave it out"
-            )
-        return told
-    if section.words is None or data.x.dtype.kind not in "iu":
-        raise BadInput(
-            f"model {section.name!r} reads texts and the records have no vocabulary: declare a "
-            "column of texts (data.columns.NAME.length), or give model.words for records that are "
-            "rows of whole numbers"
-        )
-    for name, records in (("", data.x), ("test ", data.test_x)):
-        low, high = int(records.min()), int(records.max())
-        if low < 0 or high >= section.words:
-            raise BadInput(
-                f"model.words is {section.words} and {name}records have numbers from {low} to "
-                f"{high}: they are to be 0 to {section.words - 1}"
-            )
-    return section.words
-
-
-def _check_widths(features: int, hidden: tuple[int, ...], outputs: int) -> None:
-    """Refuse hidden layers that would fill the memory, before there are any."""
-    if len(hidden) > _MOST_LAYERS:
-        raise BadInput(
-            f"model.hidden has {len(hidden)} layers: at most {_MOST_LAYERS} are possible"
-        )
-    widths = (features, *hidden, outputs)
-    if min(widths) > 0:
-        _check_count(sum((a + 1) * b for a, b in itertools.pairwise(widths)))
-
-
-def _check_count(count: int) -> None:
-    if count > _MOST_PARAMETERS:
-        raise BadInput(
-            f"the model's sizes ask for {count:,} parameters: at most {_MOST_PARAMETERS:,} are "
-            "possible"
-        )
 
 
 def _sampler(section: SampleSection) -> Sampler:

@@ -167,7 +167,9 @@ def _type(annotation: Any, many: bool = False) -> str:
     if tabled(annotation) is not None:
         return "one table for each name"
     if origin is dict:
-        return f"table of {_type(inside[1], many=True)}, each for {_type(inside[0])}"
+        several = typing.get_origin(inside[1]) in (typing.Union, types.UnionType)
+        values = "values" if several else _type(inside[1], many=True)
+        return f"table of {values}, each for {_type(inside[0])}"
     if origin in (typing.Union, types.UnionType):
         words = [_type(part, many) for part in inside if part is not types.NoneType]
         return " or ".join(dict.fromkeys(words))

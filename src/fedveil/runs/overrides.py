@@ -11,7 +11,7 @@ Overrides = Iterable[str] | Mapping[str, Any]
 Settings = list[tuple[list[str], Any]]
 """Where each value goes."""
 
-_COLUMNS = ["data", "columns"]
+_COLUMNS, _OPTIONS = ["data", "columns"], ["model", "options"]
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = 100
 
@@ -42,9 +42,14 @@ def _place(key: str, told: str) -> list[str]:
     path = key.strip().split(".")
     if path[:2] == _COLUMNS and len(path) > 4:
         path = [*_COLUMNS, ".".join(path[2:-1]), path[-1]]
-    if not all(path) or (len(path) > 2 and path[:2] != _COLUMNS):
+    if not all(path) or (len(path) > 2 and not _in_table(path)):
         raise BadInput(f"{told}: write it as section.key=value")
     return path
+
+
+def _in_table(path: list[str]) -> bool:
+    """Whether it is inside of a table in a section."""
+    return path[:2] == _COLUMNS or (path[:2] == _OPTIONS and len(path) == 3)
 
 
 def _untuple(value: Any) -> Any:

@@ -29,7 +29,7 @@ _BY_KIND = ("sample", "client", "clip", "noise", "attack")
 _OLD_SECTIONS = {"bound": "clip", "local": "client"}
 _OLD_NAMES = {"local": "dp-sgd"}
 _OLD_TESTS = {"owners": "by-client"}
-_COLUMNS = ["data", "columns"]
+_PATHS = (["data", "path"], ["model", "path"])
 _LARGEST, _DEEPEST = 1 << 18, 100  # bytes of a file, parts of a key
 
 _SHOWN = reprlib.Repr()
@@ -141,10 +141,11 @@ def load_recipe(
     """Read a shipped recipe by name, a file by path, or a dict, and apply overrides.
 
     Overrides are `section.key=value` texts, or a dict of section.key to value. Setting a section's
-    `kind` clears that section first, so that no key of the old kind is left behind; so does
-    `data.path` where the recipe names no path. `data.columns.COLUMN.key` declares a column of a
-    table. `section=none` and `section.key=none` leave something out. `own` names the sections
-    (model, data) in whose place something comes from Python.
+    `kind` clears that section first, so that no key of the old kind is left behind; so do
+    `data.path` and `model.path` where the recipe names no path. `data.columns.COLUMN.key` declares
+    a column of a table, `model.options.NAME` is an argument of the function in `model.path`.
+    `section=none` and `section.key=none` leave something out. `own` names the sections (model,
+    data) in whose place something comes from Python.
     """
     raw = read(source) if isinstance(source, str) else copy.deepcopy(dict(source))
     settings = settings_of(overrides)
@@ -171,6 +172,7 @@ def load_recipe(
 def check_values(recipe: Recipe) -> None:
     """Refuse values that are wrong by themselves, before anything heavy is imported."""
     check_workers("engine.workers", recipe.engine.workers)
+    recipe.model.check()
     if recipe.engine.timings is not None and recipe.engine.mode is None:
         raise BadInput("engine.timings is what a run records beside engine.mode: leave it out")
     for key, section in recipe:
@@ -274,8 +276,8 @@ def _apply(raw: dict[str, Any], settings: Settings) -> None:
     for path, value in settings:
         if path[-1] == "kind" and raw.get(path[0]) != {"kind": value}:
             raw[path[0]] = {}
-        if path == ["data", "path"] and "path" not in _inner(raw, path):
-            raw["data"] = {}
+        if path in _PATHS and "path" not in _inner(raw, path):
+            raw[path[0]] = {}
     for path, value in settings:
         section = _inner(raw, path)
         if value == "none" and path[-1] != "kind" and is_key(FORMS, path):

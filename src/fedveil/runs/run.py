@@ -15,7 +15,7 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.parts import OVER_CLIENTS
-from fedveil.names import OWN
+from fedveil.names import CODE, OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
@@ -71,18 +71,20 @@ class Run:
         *,
         model: Model | None = None,
         data: FederatedData | None = None,
+        allow_code: bool = False,
     ) -> "Run":
         """Check everything, then claim the directory: a refused recipe leaves nothing behind.
 
         `model` and `data` are the caller's own, where the recipe says "own"; `data` may also be
-        what `data_of` has made of the recipe already.
+        what `data_of` has made of the recipe already. `allow_code` says that the code which the
+        recipe names may be run.
         """
         if out is not None:
             check_free(out)
         else:
             check_name(recipe.name)
         data = brought(recipe, model, data)
-        training = build(recipe, data_root, data=data, model=model)
+        training = build(recipe, data_root, data=data, model=model, allow_code=allow_code)
         if shared is not None:
             shared.check(training)
         folder = claim(out, recipe.name)
@@ -96,11 +98,12 @@ class Run:
         *,
         model: Model | None = None,
         data: FederatedData | None = None,
+        allow_code: bool = False,
     ) -> "Run":
         """Open an interrupted run with the recipe, and the own parts, it was started with."""
         recipe = recipe_in(folder)
         data = brought(recipe, model, data)
-        training = build(recipe, data_root, data=data, model=model)
+        training = build(recipe, data_root, data=data, model=model, allow_code=allow_code)
         return cls(folder, recipe, training, fresh=False)
 
     def describe(self) -> str:
@@ -108,8 +111,10 @@ class Run:
         training = self.training
         data, plan = training.data, training.plan
         name, where = self.recipe.model.name, self.recipe.data.told
+        if name in (OWN, CODE):
+            name = type(training.task.module).__name__
         text = (
-            f"{self.recipe.name}: {type(training.task.module).__name__ if name == OWN else name} "
+            f"{self.recipe.name}: {name} "
             f"with {training.task.size:,} parameters over {data.clients:,} clients"
             f"{'' if where == OWN else f' of {where}'}, {plan.rounds} rounds"
         )
@@ -352,7 +357,8 @@ class Run:
         names = {"model": self.recipe.model.name, "data": self.recipe.data.name}
         own = [f"{key}=..." for key, name in names.items() if name == OWN]
         if not own:
-            return f"fedveil run --resume {self.folder}"
+            code = " --allow-code" if self.recipe.model.path is not None else ""
+            return f"fedveil run --resume {self.folder}{code}"
         return f"fedveil.resume({', '.join([repr(str(self.folder)), *own])})"
 
     @property

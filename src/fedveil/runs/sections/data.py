@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedveil.names import OWN, TABLE
+from fedveil.errors import BadInput
+from fedveil.names import CODE, OWN, TABLE
 from fedveil.runs.sections.section import Section
 
 Value = bool | int | float | str
@@ -198,7 +199,21 @@ class ModelSection(Section):
     name: str = Field(
         description="The model. linear predicts a number, mlp a number or a label, all others "
         "labels; fu-cnn and small-cnn take images of 28 x 28, vgg of 32 x 32; lstm and transformer "
-        "read texts, lstm-lm and transformer-lm predict their next words."
+        "read texts, lstm-lm and transformer-lm predict their next words; code is what path makes. "
+        "May be left out where path is given."
+    )
+    path: str | None = Field(
+        default=None,
+        description="A function that makes the model, an nn.Module, as 'net.py:make'; the file is "
+        "relative to the current directory. Its code is run only with --allow-code (in Python, "
+        "allow_code=True): a recipe could otherwise run anybody's. A run records what it made, and "
+        "is not resumed with another. Left out: only for other models.",
+    )
+    options: dict[str, Value | list[Value]] | None = Field(
+        default=None,
+        description="Keyword arguments of the function in path. Parameters called shape and "
+        "classes are filled in: the shape of a record, and the number of labels (0 for numbers). "
+        "Left out: none.",
     )
     hidden: list[int] | None = Field(
         default=None,
@@ -224,8 +239,67 @@ class ModelSection(Section):
         description="How many different numbers words have in records that are arrays; 0 is "
         "padding. For models of texts. Left out: the data's vocabulary tells.",
     )
+    weights: str | None = Field(
+        default=None,
+        description="A .safetensors file with the model's first weights, relative to the current "
+        "directory; names and shapes must be the model's. Claims take them as public. Left out: "
+        "they are drawn from the seed.",
+    )
+    new: list[str] | None = Field(
+        default=None,
+        description="Patterns of names, such as 'head.*', that are not read from weights and keep "
+        "what was drawn. Left out: every weight is read.",
+    )
+    freeze: list[str] | None = Field(
+        default=None,
+        description="Patterns of parameters' names, such as 'encoder.*', that do not learn. Claims "
+        "take them as public. Left out: every parameter learns, but for those that the code froze.",
+    )
+    batch_norm: Literal["group"] | None = Field(
+        default=None,
+        description="'group' puts a group norm in place of every batch norm, which no claim could "
+        "cover, with the same scale and shift. Left out: a model with batch norm is refused.",
+    )
     digest: str | None = Field(
         default=None,
-        description="What a run records of a module that came from Python, so that no other "
-        "continues it. Not for authors. Left out: the run fills it in.",
+        description="What a run records of a module that came from Python, from path or with "
+        "weights, so that no other continues it. Not for authors. Left out: the run fills it in.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_is_code(cls, raw: Any) -> Any:
+        """A path without a name is that of code."""
+        if isinstance(raw, dict) and "path" in raw and "name" not in raw:
+            return {"name": CODE, **raw}
+        return raw
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the recipe alone does not say what the model is, so that a run records it."""
+        return self.name in (OWN, CODE) or self.weights is not None
+
+    def check(self) -> None:
+        """Refuse keys that do not go together."""
+        if self.name == CODE and self.path is None:
+            raise BadInput(f"model.name is {CODE!r}: give model.path, such as 'net.py:make'")
+        if self.path is not None and self.name != CODE:
+            raise BadInput(f"model.path is given beside model.name = {self.name!r}: leave one out")
+        if self.options is not None and self.path is None:
+            raise BadInput("model.options is for the function in model.path: leave it out")
+        for key in ("weights", "new", "freeze", "batch_norm"):
+            if self.name == OWN and getattr(self, key) is not None:
+                raise BadInput(f"model.{key} has no effect on a module from Python: do it there")
+        if self.new is not None and self.weights is None:
+            raise BadInput("model.new says what model.weights leaves out: give both, or neither")
+        if self.digest is not None and not self.recorded:
+            raise BadInput("model.digest is what a run records of an own module: leave it out")
+
+    def check_allowed(self, allow_code: bool) -> None:
+        """Refuse to run the code that a recipe names unless its user has said that it may be."""
+        if self.path is not None and not allow_code:
+            raise BadInput(
+                f"model.path is {self.path!r}: a recipe may come from anybody, so the code it "
+                "names is run only with --allow-code (fedveil run, evaluate, predict) or "
+                "allow_code=True (Python); look at the file first"
+            )
