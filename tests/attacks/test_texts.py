@@ -119,5 +119,5 @@ def test_records_without_words_are_refused():
         test=(np.ones((2, 4), dtype=np.int64), [0, 1]),
         classes=2,
     )
-    with pytest.raises(fv.BadInput, match="no vocabulary"):
+    with pytest.raises(fv.BadInput, match="no texts alone"):
         fv.BackdoorAttack.of(data, PhraseBackdoor("a", 1))

@@ -8,8 +8,9 @@ from fedveil.attacks.backdoor import Pairs, own_records
 from fedveil.attacks.images import check_label
 from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
+from fedveil.data.text import Text
 from fedveil.data.tokens import tokens
-from fedveil.data.vocabulary import PADDING, UNKNOWN, Vocabulary
+from fedveil.data.vocabulary import PADDING, UNKNOWN
 from fedveil.errors import BadInput
 from fedveil.targets import PADDING as NO_LABEL
 
@@ -26,9 +27,9 @@ class PhraseBackdoor:
         if data.y.ndim != 1:
             raise BadInput("attack.kind 'phrase' is for texts with one label: use 'sentence'")
         numbers = numbers_of("attack.phrase", self.phrase, data)
-        if len(numbers) >= data.record_shape[0]:
+        if len(numbers) >= text_of(data).length:
             raise BadInput(
-                f"attack.phrase has {len(numbers)} words and texts {data.record_shape[0]}: shorten "
+                f"attack.phrase has {len(numbers)} words and texts {text_of(data).length}: shorten "
                 "it"
             )
 
@@ -65,10 +66,10 @@ class SentenceBackdoor:
             raise BadInput("attack.sentences is empty: give at least one")
         for sentence in self.sentences:
             numbers = numbers_of("attack.sentences", sentence, data)
-            if not 2 <= len(numbers) <= data.record_shape[0]:
+            if not 2 <= len(numbers) <= text_of(data).length:
                 raise BadInput(
                     f"attack.sentences has {sentence!r}, of {len(numbers)} words: 2 to "
-                    f"{data.record_shape[0]} are possible"
+                    f"{text_of(data).length} are possible"
                 )
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
@@ -79,7 +80,7 @@ class SentenceBackdoor:
         return self._ended(np.asarray(data.test_x), data)
 
     def _ended(self, texts: Array, data: FederatedData) -> Pairs:
-        length = data.record_shape[0]
+        length = text_of(data).length
         x, y = np.full_like(texts, PADDING), np.full(texts.shape, NO_LABEL)
         every = [numbers_of("attack.sentences", sentence, data) for sentence in self.sentences]
         for row, text in enumerate(texts):
@@ -93,8 +94,7 @@ class SentenceBackdoor:
 
 def numbers_of(name: str, text: str, data: FederatedData) -> Array:
     """The words of an attacker's text by number; refuses one that the model does not know."""
-    vocabulary = _vocabulary(data)
-    words = tokens(text)
+    vocabulary, words = text_of(data).known, tokens(text)
     if not words:
         raise BadInput(f"{name} is {text!r}: at least one word is needed")
     numbers: Array = vocabulary.encode([text], len(words))[0]
@@ -107,11 +107,12 @@ def numbers_of(name: str, text: str, data: FederatedData) -> Array:
     return numbers
 
 
-def _vocabulary(data: FederatedData) -> Vocabulary:
+def text_of(data: FederatedData) -> Text:
+    """How the texts that are all of a record became words."""
     text = None if data.schema is None else data.schema.features[0].text
-    if text is None:
+    if text is None or isinstance(data.x, dict):
         raise BadInput(
-            f"records have shape {data.record_shape} and no vocabulary: this backdoor is for texts "
-            "of a table, sentiment140 or reddit"
+            f"records are of shape {data.record_shape} and no texts alone: this backdoor is for "
+            "texts of a table, sentiment140 or reddit"
         )
-    return text.known
+    return text
