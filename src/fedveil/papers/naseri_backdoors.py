@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from fedveil.attacks.certificate import in_words
+from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.naseri import DELTA, UNPUBLISHED, WEAK, Deployment, federations
 from fedveil.papers.page import Finding, Page, Table
@@ -182,8 +182,7 @@ def _page(experiment: Experiment, title: str, arena: Arena, name: str) -> Page:
             table.append((row.name, told, str(main), str(backdoor)))
         if row.name == CENTRAL:
             certificates += [
-                in_words(prepared.claim, found[NOBODY][1][0].value / 100, drawn=True)
-                for prepared in sweep.prepared
+                in_words(prepared.claim, BASE_RATE, drawn=True) for prepared in sweep.prepared
             ]
     headers = ("defence", "claim", "accuracy, main task", "backdoor")
     page.tables.append(Table(headers, tuple(table)))
@@ -191,7 +190,8 @@ def _page(experiment: Experiment, title: str, arena: Arena, name: str) -> Page:
     page.figures[f"naseri-backdoor-{name}.png"] = _figure(found)
     page.notes += [
         "**What the claim itself certifies** against attackers that take part only when they are "
-        "drawn (here they are in every round, which no claim covers): " + "; ".join(certificates),
+        "drawn (here they are in every round, which no claim covers), if the backdoor works by "
+        f"itself for {BASE_RATE:.0%} of records: " + "; ".join(certificates),
         "Backdoors are measured against these attackers. Attackers that adapt to a defence, or "
         "that comply with the noise and cooperate, have been published since and do better.",
     ]
