@@ -9,7 +9,10 @@ from fedveil.attacks.backdoor import Backdoor as Backdoor
 from fedveil.attacks.images import ColourBackdoor as ColourBackdoor
 from fedveil.attacks.images import PixelTrigger as PixelTrigger
 from fedveil.attacks.images import WritersBackdoor as WritersBackdoor
+from fedveil.attacks.texts import PhraseBackdoor as PhraseBackdoor
+from fedveil.attacks.texts import SentenceBackdoor as SentenceBackdoor
 from fedveil.data.federated import FederatedData as FederatedData
+from fedveil.data.padding import pad as pad
 from fedveil.data.schema import TableSchema as TableSchema
 from fedveil.data.vocabulary import Vocabulary as Vocabulary
 from fedveil.errors import BadInput as BadInput
@@ -153,6 +156,7 @@ __all__ = [
     "OpenedRun",
     "PerGradient",
     "Perturb",
+    "PhraseBackdoor",
     "PixelTrigger",
     "Poisson",
     "Poly",
@@ -170,6 +174,7 @@ __all__ = [
     "RoundResult",
     "RoundRobin",
     "Sampler",
+    "SentenceBackdoor",
     "ServerOptimizer",
     "ServerState",
     "SgdServer",
@@ -196,6 +201,7 @@ __all__ = [
     "line_of",
     "new_ledger",
     "open_run",
+    "pad",
     "planned_for",
     "priv_unit",
     "resume",

@@ -283,6 +283,28 @@ def test_an_attack_by_skipping_is_accepted_by_a_two_point_server(data):
         assert torch.equal(sent[client] > 0, row >= 0)
 
 
+@pytest.mark.parametrize("skips", [False, True])
+def test_attackers_comply_with_dp_sgd_or_train_without_it(data, skips):
+    plan = fv.dp_sgd(
+        fv.FixedSize(6),
+        CLIENTS,
+        0.5,
+        rate=0.5,
+        steps=3,
+        rounds=2,
+        budget=fv.Budget(float("inf"), 1e-4),
+        multiplier=1.0,
+    )
+    work = fv.ClientDpSgd(plan.steps, lr=0.5)
+    adversary = attack(data, boost=6.0, work=WORK if skips else None)
+    made = fv.Training(task(), data, plan, work, workers=1, adversary=adversary)
+    results = list(fv.train(made))
+    assert [result.attack["cheating"] for result in results] == [1, 1]
+    assert all(result.refused == () for result in results)
+    with pytest.raises(fv.BadInput, match=r"attack.project is for a clip on updates"):
+        replace(made, task=task(), adversary=replace(adversary, project=True))
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [

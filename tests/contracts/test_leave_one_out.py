@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.inputs import taken
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import planned_for, secured
@@ -24,7 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 FREE = fv.Budget(math.inf, 1e-3)
 CLIENTS = len(SIZES)
 SGD = fv.ClientSgd(fv.Batches(size=2, epochs=2), lr=0.5)
-MIXING = ("batch centred", "batch normed", "gate", "attention over clients")
 STEPS = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.3)
 
 
@@ -139,7 +138,14 @@ def test_with_secure_noise_masks_are_fresh_and_rows_within_the_clip(module):
 
 
 @pytest.mark.parametrize(
-    "name", ["batch centred", "batch normed", "gate", "attention over clients"]
+    "name",
+    [
+        "batch centred",
+        "batch normed",
+        "gate",
+        "attention over clients",
+        "trimmed to the batch",
+    ],
 )
 def test_modules_whose_records_see_each_other_are_looped_and_never_vectorised(name):
     assert trained("central", name).engine.mode is Mode.LOOPED
@@ -160,8 +166,8 @@ def one_record_less(data, client, record):
     """The data with one record of a client taken out."""
     at = int(data.offsets[client]) + record
     offsets = data.offsets - (np.arange(len(data.offsets)) > client)
-    rows = np.delete(np.arange(len(data.x)), at)
-    return FederatedData(data.x[rows], data.y[rows], offsets, data.test_x, data.test_y, 3)
+    rows = np.delete(np.arange(data.records), at)
+    return replace(data, x=taken(data.x, rows), y=data.y[rows], offsets=offsets)
 
 
 @pytest.mark.parametrize("mode", Mode)

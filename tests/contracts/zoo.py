@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedveil as fv
+from fedveil.inputs import joined
 
 WORDS, LENGTH, FEATURES, CLASSES = 12, 5, 6, 3
 SIZES = (5, 1, 3, 17, 2)
@@ -95,6 +96,43 @@ class Used(nn.Module):
         return self.head(torch.tanh(self.layer(torch.tanh(self.layer(x)))) * self.scale)
 
 
+class Named(nn.Module):
+    """Words under a mask, read by a layer; a dict with the answers and something else."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.embed, self.layer, self.head = nn.Embedding(WORDS, 4), layer, nn.Linear(6, CLASSES)
+
+    def forward(self, ids, mask):
+        read = self.layer(self.embed(ids) * mask[..., None])[0]
+        counted = (read * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp_min(1)
+        return {"logits": self.head(counted), "read": read}
+
+
+class NextWords(nn.Module):
+    """A logit for each word, in each place, from the words so far."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(WORDS, 4), nn.LSTM(4, 6, batch_first=True)
+        self.head = nn.Linear(6, WORDS)
+
+    def forward(self, ids, mask):
+        return self.head(self.layer(self.embed(ids) * mask[..., None])[0])
+
+
+class Trimmed(nn.Module):
+    """Words read from the end of the longest text in the batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(WORDS, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, ids, mask):
+        chosen = (torch.arange(LENGTH) == mask.sum(1).amax() - 1).to(torch.float32)
+        return self.head(torch.einsum("btd,t->bd", self.embed(ids), chosen))
+
+
 def last(layer, e):
     return layer(e)[0][:, -1]
 
@@ -150,6 +188,9 @@ MODULES = {
         True,
     ),
     "attention over clients": (lambda: Reader(nn.MultiheadAttention(4, 2), attended, 4), True),
+    "named inputs": (lambda: Named(nn.LSTM(4, 6, batch_first=True)), "named"),
+    "next words": (NextWords, "next words"),
+    "trimmed to the batch": (Trimmed, "named"),
     "transformer": (lambda: Reader(encoder(), lambda layer, e: layer(e).mean(1), 4), True),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(FEATURES, 4), nn.Dropout(0.5), nn.Linear(4, CLASSES)),
@@ -168,7 +209,7 @@ MODULES = {
         True,
     ),
 }
-"""(how it is made, whether its records are tokens): these train, some of them one by one."""
+"""(how it is made, what its records are, True for tokens): these train, some one by one."""
 
 REFUSED = {
     "batch norm": (
@@ -223,24 +264,29 @@ REFUSED = {
     ),
     "tuple": (lambda: Changed(lambda m, h: (h, h)), False, "returned a tuple"),
 }
-"""(how it is made, whether its records are tokens, what the one line names)."""
+"""(how it is made, what its records are, True for tokens, what the one line names)."""
 
 
 def records(tokens, sizes=SIZES, seed=0):
-    """Clients of very different sizes."""
+    """Clients of very different sizes; tokens may be named inputs, with next words to predict."""
     generator = np.random.default_rng(seed)
 
     def some(count):
         y = generator.integers(CLASSES, size=count)
+        if isinstance(tokens, str):
+            ids = generator.integers(WORDS, size=(count, LENGTH + 1))
+            mask = np.arange(LENGTH) < generator.integers(1, LENGTH + 1, size=count)[:, None]
+            y = np.where(mask, ids[:, 1:], -100) if tokens == "next words" else y
+            return {"ids": ids[:, :-1], "mask": mask}, y
         if tokens:
             return generator.integers(WORDS, size=(count, LENGTH)), y
         return generator.normal(size=(count, FEATURES)).astype(np.float32), y
 
     parts = [some(n) for n in sizes]
     test = some(6)
-    x, y = (np.concatenate([part[i] for part in parts]) for i in range(2))
-    offsets = np.cumsum([0, *sizes])
-    return fv.FederatedData(x=x, y=y, offsets=offsets, test_x=test[0], test_y=test[1], classes=3)
+    x, y = (joined([part[i] for part in parts], np.concatenate) for i in range(2))
+    offsets, classes = np.cumsum([0, *sizes]), WORDS if y.ndim > 1 else CLASSES
+    return fv.FederatedData(x, y, offsets, test[0], test[1], classes)
 
 
 def task(make, loss=fv.cross_entropy):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedveil import FederatedData, TableSchema
 from fedveil.data.columns import Column
+from fedveil.data.tables import read_table
 from fedveil.errors import BadInput
 
 AGE, CITY = Column("age", low=0, high=100), Column("city", values=("bonn", "rome"), other=True)
@@ -104,10 +105,16 @@ def test_what_is_no_schema_is_refused(plain):
     assert "\n" not in str(refused.value)
 
 
-def test_an_array_is_the_only_feature_and_a_target_with_labels():
+def test_an_array_beside_others_is_an_input_by_name_and_a_target_has_labels():
     words = Column("words", shape=(4,), whole=True)
-    with pytest.raises(BadInput, match=r"'words' holds arrays and is one of 2 .*\['words'\]"):
-        TableSchema((AGE, words), Column("y", values=(0, 1)))
+    schema = TableSchema((AGE, words), Column("y", values=(0, 1)))
+    found = schema.encode({"age": [50.0], "words": [[1, 2, 3, 4]]})
+    assert {name: value.tolist() for name, value in found.items()} == {
+        "age": AGE.encode(read_table({"age": [50.0]})).tolist(),
+        "words": [[1, 2, 3, 4]],
+    }
+    assert schema.record_shape == {"age": (1,), "words": (4,)}
+    assert TableSchema.from_dict(schema.to_dict()) == schema
     with pytest.raises(
         BadInput, match="target 'words' holds arrays of whole numbers: say how many"
     ):

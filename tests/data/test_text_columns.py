@@ -158,10 +158,11 @@ def test_texts_that_are_no_categories_are_refused_with_the_word_for_texts():
         made(table(users=60), {})
 
 
-def test_texts_are_the_only_feature():
+def test_texts_beside_other_features_are_an_input_by_name():
     rows = {**table(), "age": list(range(80))}
-    with pytest.raises(BadInput, match=r"'review' holds texts and is one of 2 features.*\['review"):
-        made(rows, {"length": 5, "buckets": 9})
+    both = made(rows, {"length": 5, "buckets": 9})
+    assert both.record_shape == {"review": (5,), "age": (1,)}
+    assert both.x["review"].dtype == np.int64
     assert made(rows, {"length": 5, "buckets": 9}, features=["review"]).record_shape == (5,)
 
 

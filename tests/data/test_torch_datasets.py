@@ -59,7 +59,11 @@ def test_numbers_to_predict_and_what_is_said():
         (["abc"], Squares(1), "client '0' has 'abc': a data set"),
         ({"ada": Squares(0)}, Squares(1), "client 'ada' has no records: leave it out"),
         ([[(1.0, 0), 3]], Squares(1), r"record 1 of client '0' is 3: use \(x, y\)"),
-        ([[([1.0], 0), ([1.0, 2.0], 0)]], Squares(1), r"record 1 of client '0' has shape \(2,\)"),
+        (
+            [[([1.0], 0), ([1.0, 2.0], 0)]],
+            Squares(1),
+            r"record 1 of client '0' has a record of shape \(2,\)",
+        ),
         ([[([[1.0], [1.0, 2.0]], 0)]], Squares(1), "features of client '0' cannot be made"),
         ([Squares(2)], None, "the test split has None: a data set with a length"),
         ([Squares(2)], Squares(0), "the test split has no records"),

@@ -212,7 +212,7 @@ class Pair(nn.Module):
 
 
 def test_outputs_that_are_no_tensor_are_refused():
-    with pytest.raises(BadInput, match="returned a tuple: return one tensor"):
+    with pytest.raises(BadInput, match=r"returned a tuple, with 2 tensors .*: return one tensor"):
         classifier(Pair()).check_fits(X, Y, classes=2)
 
 

@@ -1,6 +1,7 @@
 """What a module does is found by trying: each kind of harm is named, and harmless ones pass."""
 
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -177,10 +178,20 @@ def test_state_in_a_closure_is_found():
 SEEN = [1.0]
 
 
-def test_state_in_a_global_is_found_by_what_it_does():
+def test_state_in_a_global_is_found_by_its_name():
     def remember(module, h):
         SEEN[0] = 0.5 * SEEN[0] + float(h.detach().abs().mean())
         return h * SEEN[0]
+
+    with pytest.raises(BadInput, match="'function' of the model changes"):
+        tried(Changed(remember))
+
+
+def test_state_where_nobody_looks_is_found_by_what_it_does():
+    def remember(module, h):
+        kept = sys.modules[__name__].__dict__["SEEN"]
+        kept[0] = 0.5 * kept[0] + float(h.detach().abs().mean())
+        return h * kept[0]
 
     with pytest.raises(BadInput, match="gives one record two gradients"):
         tried(Changed(remember))
@@ -229,3 +240,41 @@ def test_trying_leaves_everything_as_it_was():
 def test_one_public_record_is_enough():
     assert tried(Changed(MIXING["centred"]), X[:1], Y[:1]) is True
     assert tried(nn.Linear(5, 3), X[:1], Y[:1]) is False
+
+
+class Two(nn.Module):
+    """Words and a size; `harm(tokens read, size)` is added to what is said of a record."""
+
+    def __init__(self, harm):
+        super().__init__()
+        self.embed, self.head, self.harm = nn.Embedding(10, 3), nn.Linear(4, 3), harm
+
+    def forward(self, tokens, size):
+        read = self.embed(tokens).mean(dim=1)
+        return {"logits": self.head(torch.cat([read, size], dim=1)) + self.harm(read, size)}
+
+
+NAMED = {"size": X[:, :1], "tokens": TOKENS}
+THROUGH = {
+    "neither": (lambda read, size: torch.relu(size), False),
+    "the words": (lambda read, size: read.mean(dim=0), True),
+    "the size": (lambda read, size: size.mean() * read, True),
+    "sizes that no record has": (
+        lambda read, size: torch.relu(size.abs().amax() - 10) * read / 30,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("harm", "mixes"), THROUGH.values(), ids=THROUGH)
+def test_named_inputs_are_tried_each_and_real_numbers_are_stretched(harm, mixes):
+    assert mixes_records(Task(Two(harm), cross_entropy), NAMED, Y) is mixes
+
+
+def test_kinds_of_named_inputs_are_told_apart():
+    task = Task(Two(lambda read, size: 0.0), cross_entropy)
+    mixes_records(task, NAMED, Y)
+    mixes_records(task, dict(reversed(NAMED.items())), Y)
+    assert len(task.tried) == 1
+    mixes_records(task, {**NAMED, "tokens": TOKENS[:, :4]}, Y)
+    assert len(task.tried) == 2

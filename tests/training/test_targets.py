@@ -187,3 +187,12 @@ def test_a_loss_over_the_words_of_a_batch_is_never_vectorised():
 def test_models_of_the_zoo_say_what_they_predict(kind, tmp_path):
     with pytest.raises(fv.BadInput, match=r"model 'mlp' predicts one label or one number"):
         fv.run("fedavg", data=kind[1], out=tmp_path / "run", set={"model.name": "mlp"})
+
+
+def test_formulas_are_compared_on_labels_though_the_test_split_has_none():
+    random = np.random.default_rng(0)
+    x, y = next_words(random, 10)
+    empty = np.full_like(y, -100)
+    data = fv.FederatedData.from_clients([("a", x, y)], test=(x, empty), classes=WORDS)
+    looked_at = gradients_of(fv.Task(Writer(), fv.cross_entropy), Mode.LOOPED, data)._examples
+    assert (looked_at._sample[1] >= 0).all()

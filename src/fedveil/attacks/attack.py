@@ -109,9 +109,15 @@ class BackdoorAttack(Adversary):
         | as many attackers as clients, or more | BadInput: no honest client is left |
         | share outside (0, 1] | BadInput |
         | boost <= 0 | BadInput |
+        | records of several inputs by name | BadInput |
         """
         check("attack.attackers", attackers)
         check("attack.share", share)
+        if isinstance(data.x, dict):
+            raise BadInput(
+                f"records have inputs by name ({', '.join(data.x)}): backdoors are for records of "
+                "one array"
+            )
         if attackers >= data.clients:
             raise BadInput(
                 f"attack.attackers is {attackers} of {data.clients} clients: at least one must be "
@@ -141,11 +147,12 @@ class BackdoorAttack(Adversary):
 
     def report(self, chance: Chance) -> Sent:
         """One after the other: train, boost, and do with noise what was agreed."""
-        clip = chance.turn.clip
-        within = clip
+        clip, within = chance.turn.clip, None
         if self.project and clip is not None:
             within = Clip(clip.value / self.boost, clip.norm)
-        rows = chance.trained(self.work, within if self.project else None)
+        elif self.work is None and chance.plan.steps is not None:
+            within = clip  # of each example's gradient, without which there is no DP-SGD
+        rows = chance.trained(self.work, within)
         rows = rows.nan_to_num(0.0, 0.0, 0.0).mul_(self.boost)
         release = chance.plan.release
         if not release.randomises:
@@ -194,6 +201,8 @@ class BackdoorAttack(Adversary):
                 "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: use 'comply' "
                 "or 'skip', or noise.where = 'client'"
             )
+        if self.project and plan.steps is not None:
+            raise BadInput("attack.project is for a clip on updates, which dp-sgd has not: drop it")
         if plan.secure:
             raise BadInput("attacks are simulations: use noise.source = 'seeded'")
         honest = plan.expected - len(self.attackers)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
+from fedveil.inputs import single
 
 Pairs = tuple[Array, Array]
 """Records and targets."""
@@ -36,9 +37,9 @@ class Backdoor(Protocol):
 
 
 def own_records(data: FederatedData, client: int) -> Pairs:
-    """The records of one client."""
+    """The records of one client, which are one array each."""
     rows = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
-    return np.asarray(data.x[rows]), np.asarray(data.y[rows])
+    return np.asarray(single(data.x)[rows]), np.asarray(data.y[rows])
 
 
 def poisoned(

@@ -9,6 +9,7 @@ from fedveil.checks import check
 from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.inputs import single
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class PixelTrigger:
     def check(self, data: FederatedData) -> None:
         _check_images(data)
         check_label("attack.target", self.target, data.classes)
-        height, width = data.record_shape[-2:]
+        height, width = single(data.record_shape)[-2:]
         for name, at, length in (("row", self.row, height), ("column", self.column, width)):
             first = at if at >= 0 else length + at
             if first < 0 or first + self.size > length:
@@ -93,11 +94,11 @@ class WritersBackdoor:
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
         known, _ = self._halves(data)
-        return np.asarray(data.x[known]), np.full(len(known), self.target)
+        return np.asarray(single(data.x)[known]), np.full(len(known), self.target)
 
     def held_out(self, data: FederatedData) -> Pairs:
         _, held = self._halves(data)
-        return np.asarray(data.x[held]), np.full(len(held), self.target)
+        return np.asarray(single(data.x)[held]), np.full(len(held), self.target)
 
     def _halves(self, data: FederatedData) -> Pairs:
         """The rows that attackers know, and those that measure; every other one of each writer."""
@@ -132,7 +133,8 @@ class ColourBackdoor:
         _check_images(data)
         check_label("attack.source", self.source, data.classes)
         check_label("attack.target", self.target, data.classes)
-        channels = data.record_shape[0] if len(data.record_shape) == 3 else 1
+        shape = single(data.record_shape)
+        channels = shape[0] if len(shape) == 3 else 1
         if not 0 <= self.channel < channels or channels < 2:
             raise BadInput(
                 f"attack.channel is {self.channel} and images have {channels}: a colour needs "
@@ -140,11 +142,11 @@ class ColourBackdoor:
             )
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
-        known = self._coloured(data.x, data.y)
+        known = self._coloured(single(data.x), data.y)
         return known, np.full(len(known), self.target)
 
     def held_out(self, data: FederatedData) -> Pairs:
-        held = self._coloured(data.test_x, data.test_y)
+        held = self._coloured(single(data.test_x), data.test_y)
         return held, np.full(len(held), self.target)
 
     def _coloured(self, x: Array, y: Array) -> Array:
@@ -163,7 +165,7 @@ def check_label(name: str, label: int, classes: int) -> None:
 
 
 def _check_images(data: FederatedData) -> None:
-    if len(data.record_shape) not in (2, 3) or data.x.dtype.kind != "f":
+    if len(data.record_shape) not in (2, 3) or single(data.x).dtype.kind != "f":
         raise BadInput(
             f"records have shape {data.record_shape}: this backdoor is for images, [channels, "
             "height, width]"

@@ -1,6 +1,6 @@
 """From what a user hands over to arrays; what cannot be one is refused with one line."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from fedveil.checks import shown
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs, count, joined, labelled, shape_of
 from fedveil.targets import Target
 
 Array = npt.NDArray[Any]
@@ -15,8 +16,39 @@ Array = npt.NDArray[Any]
 _NUMBERS = "biuf"
 
 
-def features_of(what: str, value: object) -> Array:
-    """Numbers with one row per record."""
+def features_of(what: str, value: object) -> Inputs[Array]:
+    """Numbers with one row per record; of a dict, each input by its name."""
+    if not isinstance(value, Mapping):
+        return _numbers(what, value)
+    named = {check_input(what, name): array for name, array in value.items()}
+    if not named:
+        raise BadInput(f"{what} are an empty dict: name at least one input")
+    found = {name: _numbers(f"{what}, input {name!r},", array) for name, array in named.items()}
+    check_lengths(what, found)
+    return found
+
+
+def check_input(what: str, name: object) -> str:
+    """Refuse a name that a module's forward cannot have."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise BadInput(
+            f"{what} have an input called {shown(name)}: inputs are keyword arguments of the "
+            "module, so use a name such as 'ids'"
+        )
+    return name
+
+
+def check_lengths(what: str, inputs: Inputs[Array]) -> None:
+    """Refuse named inputs that are not as many records each."""
+    for name, array in labelled(what, inputs).items():
+        if len(array) != count(inputs):
+            first = next(iter(labelled(what, inputs)))
+            raise BadInput(
+                f"{name} has {len(array)} rows and {first} {count(inputs)}: give one per record"
+            )
+
+
+def _numbers(what: str, value: object) -> Array:
     array = array_of(what, value)
     if array.dtype.kind not in _NUMBERS:
         raise BadInput(f"{what} are of type {array.dtype}: numbers are needed")
@@ -28,6 +60,11 @@ def array_of(what: str, value: object) -> Array:
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as e:
+        if _ragged(value):
+            raise BadInput(
+                f"{what} are lists of different lengths: make them one array with "
+                "fedveil.pad(lists, length=...)"
+            ) from e
         reason = " ".join(str(e).split())
         raise BadInput(f"{what} cannot be made an array: {reason}") from e
     if array.ndim == 0:
@@ -35,14 +72,44 @@ def array_of(what: str, value: object) -> Array:
     return array
 
 
-def joined_features(parts: list[Array], test: Array) -> tuple[Array, Array]:
-    """Clients' features behind each other, and the test split's: whole numbers if all of them are.
+def _ragged(value: object) -> bool:
+    """Whether it is a list whose entries have different lengths."""
+    if not isinstance(value, list | tuple):
+        return False
+    return len({len(entry) if hasattr(entry, "__len__") else -1 for entry in value}) > 1
 
-    Whole numbers, such as words of a vocabulary, become int64; anything else becomes float32.
+
+def joined_features(
+    parts: list[Inputs[Array]], test: Inputs[Array]
+) -> tuple[Inputs[Array], Inputs[Array]]:
+    """Clients' features behind each other, and the test split's, in types that they share.
+
+    Whole numbers, such as words of a vocabulary, become int64; anything else becomes float32, but
+    truth values stay what they are in an input that has a name, such as a mask.
     """
-    whole = all(part.dtype.kind in "iu" for part in (*parts, test))
-    kind = np.int64 if whole else np.float32
-    return np.concatenate(parts).astype(kind, copy=False), test.astype(kind, copy=False)
+    every = [*parts, test]
+    kinds = joined(every, _named_kind if isinstance(test, dict) else _kind)
+
+    def cast(pair: list[Any]) -> Array:
+        array: Array = pair[0].astype(pair[1], copy=False)
+        return array
+
+    together = joined(parts, np.concatenate)
+    return joined([together, kinds], cast), joined([test, kinds], cast)
+
+
+def _kind(arrays: list[Array]) -> type[np.generic]:
+    whole = all(array.dtype.kind in "iu" for array in arrays)
+    return np.int64 if whole else np.float32
+
+
+def _named_kind(arrays: list[Array]) -> type[np.generic]:
+    return np.bool_ if all(array.dtype.kind == "b" for array in arrays) else _kind(arrays)
+
+
+def same_form(first: Inputs[Array], other: Inputs[Array]) -> bool:
+    """Whether two parts of the data have records of one shape, and inputs of the same names."""
+    return shape_of(first) == shape_of(other)
 
 
 def targets_of(y: Array, classes: int) -> Array:
@@ -83,11 +150,11 @@ def check_classes(classes: object) -> None:
         raise BadInput(f"classes is {shown(classes)}: give the number of labels, 0 for regression")
 
 
-def triples(clients: object) -> list[tuple[Any, Array, Array]]:
+def triples(clients: object) -> list[tuple[Any, Inputs[Array], Array]]:
     """(name, features, targets) of every client."""
     if not isinstance(clients, Iterable) or isinstance(clients, dict | str | bytes):
         raise BadInput(f"clients is {shown(clients)}: a list of (name, x, y) is needed")
-    found: list[tuple[Any, Array, Array]] = []
+    found: list[tuple[Any, Inputs[Array], Array]] = []
     for number, client in enumerate(clients):
         if not isinstance(client, tuple | list) or len(client) != 3:
             raise BadInput(f"client number {number} is {shown(client)}: use (name, x, y)")
@@ -99,7 +166,7 @@ def triples(clients: object) -> list[tuple[Any, Array, Array]]:
     return found
 
 
-def pair(test: object) -> tuple[Array, Array]:
+def pair(test: object) -> tuple[Inputs[Array], Array]:
     """(features, targets) of the test split."""
     if not isinstance(test, tuple | list) or len(test) != 2:
         raise BadInput(f"test is {shown(test)}: the pair (x, y) of records of no client is needed")
@@ -111,7 +178,7 @@ def target_of(y: Array, classes: int) -> Target:
     return Target(classes, tuple(y.shape[1:]), bool(classes) and y.dtype.kind == "f")
 
 
-def described(x: Array, test_x: Array, target: Target) -> str:
+def described(x: Inputs[Array], test_x: Inputs[Array], target: Target) -> str:
     """How many records there are, of which shape, and what is to be predicted."""
-    shape = tuple(x.shape[1:])
-    return f"{len(x):,} records of shape {shape}, {len(test_x):,} for testing, {target}"
+    shape = shape_of(x)
+    return f"{count(x):,} records of shape {shape}, {count(test_x):,} for testing, {target}"

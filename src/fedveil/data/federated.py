@@ -15,10 +15,12 @@ from fedveil.data import saved
 from fedveil.data.arrays import Array as Array
 from fedveil.data.arrays import (
     check_classes,
+    check_input,
     check_not_labels,
     described,
     joined_features,
     pair,
+    same_form,
     target_of,
     targets_of,
     triples,
@@ -26,6 +28,7 @@ from fedveil.data.arrays import (
 from fedveil.data.schema import TableSchema
 from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs, count, joined, labelled, shape_of
 from fedveil.targets import Target
 
 _SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "test_of_clients": False}
@@ -39,7 +42,8 @@ class FederatedData:
     """Records of N clients: client k owns rows `offsets[k]:offsets[k + 1]` of `x` and `y`.
 
     The arrays may be memory maps: nothing here copies them. `x` is [records, ...], floating
-    point or integer. `classes` is the number of labels, `y` then [records] of integers; or
+    point or integer; or several such arrays by name, a dict, which the module gets as keyword
+    arguments. `classes` is the number of labels, `y` then [records] of integers; or
     [records, ...] for a label in each of several places, such as the next words of a text, where
     -100 is no label; or [records, classes] of real numbers from 0 to 1, where several labels hold
     at once. `classes` is 0 when `y` is real numbers [records, ...] to be predicted. `names` may be
@@ -59,10 +63,10 @@ class FederatedData:
     (2, [2, 1], 'bob')
     """
 
-    x: Array
+    x: Inputs[Array]
     y: Array
     offsets: npt.NDArray[np.int64]
-    test_x: Array
+    test_x: Inputs[Array]
     test_y: Array
     classes: int
     names: Array | None = None
@@ -204,20 +208,25 @@ class FederatedData:
         if not named:
             raise BadInput("no clients: give at least one (name, x, y)")
         for name, x, y in named:
-            if len(x) != len(y):
-                raise BadInput(f"client {name!r} has {len(x)} feature rows and {len(y)} targets")
-            if x.shape[1:] != named[0][1].shape[1:]:
+            if count(x) != len(y):
+                raise BadInput(f"client {name!r} has {count(x)} feature rows and {len(y)} targets")
+            if not same_form(x, named[0][1]):
                 raise BadInput(
-                    f"client {name!r} has records of shape {x.shape[1:]}, "
-                    f"client {named[0][0]!r} of shape {named[0][1].shape[1:]}"
+                    f"client {name!r} has records of shape {shape_of(x)}, "
+                    f"client {named[0][0]!r} of shape {shape_of(named[0][1])}"
                 )
+        if not same_form(test_x, named[0][1]):
+            raise BadInput(
+                f"test records have shape {shape_of(test_x)}, training records "
+                f"{shape_of(named[0][1])}"
+            )
         y = _joined([y for _, _, y in named])
         check_not_labels(y, classes)
         all_x, test_x = joined_features([x for _, x, _ in named], test_x)
         return cls(
             x=all_x,
             y=targets_of(y, classes),
-            offsets=np.cumsum([0, *(len(x) for _, x, _ in named)], dtype=np.int64),
+            offsets=np.cumsum([0, *(len(y) for _, _, y in named)], dtype=np.int64),
             test_x=test_x,
             test_y=targets_of(test_y, classes),
             classes=classes,
@@ -230,7 +239,7 @@ class FederatedData:
     def joined(self, other: "FederatedData") -> "FederatedData":
         """These clients, and behind them those of `other`, as one; a copy of both."""
         return FederatedData(
-            x=np.concatenate([self.x, other.x.astype(self.x.dtype, copy=False)]),
+            x=joined([self.x, other.x], _behind),
             y=np.concatenate([self.y, other.y]),
             offsets=np.concatenate([self.offsets, self.offsets[-1] + other.offsets[1:]]),
             test_x=self.test_x,
@@ -256,8 +265,14 @@ class FederatedData:
         return np.diff(self.offsets)
 
     @property
-    def record_shape(self) -> tuple[int, ...]:
-        return tuple(self.x.shape[1:])
+    def records(self) -> int:
+        """All clients' records together."""
+        return len(self.y)
+
+    @property
+    def record_shape(self) -> Inputs[tuple[int, ...]]:
+        """The shape of one record; of named inputs, each one's by its name."""
+        return shape_of(self.x)
 
     @property
     def target(self) -> Target:
@@ -309,6 +324,22 @@ class FederatedData:
         """Refuse values no model can learn from. Reads the arrays once, piece by piece."""
         check_values({name: getattr(self, name) for name in _ARRAYS}, self.classes, self._owner)
 
+    @property
+    def _inputs(self) -> list[str]:
+        """The names of the inputs, in order; none if there is one without a name."""
+        return sorted(self.x) if isinstance(self.x, dict) else []
+
+    @property
+    def _arrays(self) -> dict[str, Array | None]:
+        """All arrays by name, those of named inputs as x.NAME and test_x.NAME, in their order."""
+        found: dict[str, Array | None] = {}
+        for name in _ARRAYS:
+            value = getattr(self, name)
+            if isinstance(value, dict):
+                value = {key: value[key] for key in self._inputs}
+            found |= labelled(name, value)
+        return found
+
     def _owner(self, row: int) -> str:
         client = int(np.searchsorted(self.offsets, row, side="right")) - 1
         return self.client_name(client)
@@ -321,8 +352,7 @@ class FederatedData:
             digest.update(json.dumps([self.fitted, self.test_of_clients]).encode())
         if self.schema is not None:
             digest.update(json.dumps(self.schema.to_dict(), sort_keys=True).encode())
-        for name in _ARRAYS:
-            array = getattr(self, name)
+        for name, array in self._arrays.items():
             if array is None:
                 digest.update(f"|{name} none".encode())
                 continue
@@ -337,21 +367,32 @@ class FederatedData:
     def save(self, folder: Path | str) -> None:
         """Write one .npy per array into a new folder, the layout that `open` maps into memory."""
         meta = {"classes": self.classes, **{key: getattr(self, key) for key in _SAID}}
-        meta["remarks"] = list(self.remarks)
+        meta |= {"remarks": list(self.remarks), "inputs": self._inputs}
         if self.schema is not None:
             meta["schema"] = self.schema.to_dict()
-        saved.write(Path(folder), {name: getattr(self, name) for name in _ARRAYS}, meta)
+        saved.write(Path(folder), self._arrays, meta)
 
     @classmethod
     def open(cls, folder: Path | str) -> "FederatedData":
         """Map a saved data set into memory: a million clients open without being read."""
         meta = saved.read_meta(
-            Path(folder), {"classes": int}, {**_SAID, "remarks": [], "schema": {}}
+            Path(folder), {"classes": int}, {**_SAID, "remarks": [], "schema": {}, "inputs": []}
         )
         schema = TableSchema.from_dict(meta["schema"]) if meta["schema"] else None
         meta |= {"remarks": tuple(map(str, meta["remarks"])), "schema": schema}
-        arrays: dict[str, Any] = saved.read_arrays(Path(folder), _ARRAYS, optional=("names",))
+        inputs = [check_input(f"{folder}: records", name) for name in meta.pop("inputs")]
+        named = [f"{x}.{name}" for x in ("x", "test_x") for name in inputs]
+        alone = [name for name in _ARRAYS if not (inputs and name in ("x", "test_x"))]
+        arrays: dict[str, Any] = saved.read_arrays(Path(folder), [*alone, *named], ("names",))
+        if inputs:
+            for x in ("x", "test_x"):
+                arrays[x] = {name: arrays.pop(f"{x}.{name}") for name in inputs}
         return cls(**{**arrays, "offsets": np.asarray(arrays["offsets"]), **meta})
+
+
+def _behind(parts: list[Array]) -> Array:
+    """Arrays behind each other, in the type of the first."""
+    return np.concatenate([part.astype(parts[0].dtype, copy=False) for part in parts])
 
 
 def _joined(targets: list[Array]) -> Array:

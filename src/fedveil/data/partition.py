@@ -11,6 +11,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.data.records import Records, grouped, scattered
 from fedveil.data.split import Rows, held_out
 from fedveil.errors import BadInput
+from fedveil.inputs import joined, taken, values_of
 
 KINDS = ("iid", "shards", "dirichlet", "natural", "grouped")
 OWNED = ("natural", "grouped")
@@ -70,10 +71,10 @@ def partition(
         if kind == "natural":
             return _natural(records, owners, clients, random)
         return _grouped(records, owners, clients, seed)
-    sizes = _equal_sizes(len(records.x), clients)
+    sizes = _equal_sizes(len(records.y), clients)
     match kind:
         case "iid":
-            order = random.permutation(len(records.x))
+            order = random.permutation(len(records.y))
         case "shards":
             order, sizes = _shards(records, len(sizes), shards_per_client, random)
         case _:
@@ -91,12 +92,12 @@ def resampled(records: Records, count: int, seed: int) -> Records:
     """
     if count < 1:
         raise BadInput(f"resample is {count}: at least one record is needed")
-    most = _MOST_BYTES // (records.x[:1].nbytes + 16)
+    most = _MOST_BYTES // (sum(x[:1].nbytes for x in values_of(records.x)) + 16)
     if count > most:
         raise BadInput(f"resample is {count}: at most {most} records of this size are possible")
-    rows = _generator(seed, _DRAWN).integers(len(records.x), size=count)
+    rows = _generator(seed, _DRAWN).integers(len(records.y), size=count)
     owners = None if records.owners is None else records.owners[rows]
-    return replace(records, x=records.x[rows], y=records.y[rows], owners=owners)
+    return replace(records, x=taken(records.x, rows), y=records.y[rows], owners=owners)
 
 
 def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
@@ -110,7 +111,7 @@ def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
     ]
     rows = np.concatenate(kept)
     offsets = np.cumsum([0, *map(len, kept)], dtype=np.int64)
-    return replace(data, x=data.x[rows], y=data.y[rows], offsets=offsets)
+    return replace(data, x=taken(data.x, rows), y=data.y[rows], offsets=offsets)
 
 
 def _generator(seed: int, *purpose: int) -> np.random.Generator:
@@ -136,9 +137,9 @@ def _shards(
     if shards_per_client < 1:
         raise BadInput(f"shards_per_client is {shards_per_client}: use 1 or more")
     count = clients * shards_per_client
-    if count > len(records.x):
+    if count > len(records.y):
         raise BadInput(
-            f"{count} shards ({clients} clients x {shards_per_client}) for {len(records.x)} "
+            f"{count} shards ({clients} clients x {shards_per_client}) for {len(records.y)} "
             "training records: use fewer"
         )
     _check_one_target(records, "shards")
@@ -292,18 +293,18 @@ def _tested_on(
     data: FederatedData, records: Records, rows: npt.NDArray[np.bool_], held: Rows
 ) -> FederatedData:
     """The same clients; the test split is the training records `rows` and the owners' test ones."""
-    x, y = [records.x[rows]], [records.y[rows]]
+    x, y = [taken(records.x, rows)], [records.y[rows]]
     if records.test_owners is not None:
         more = np.isin(records.test_owners, held)
-        x, y = [*x, records.test_x[more]], [*y, records.test_y[more]]
-    return replace(data, test_x=np.concatenate(x), test_y=np.concatenate(y))
+        x, y = [*x, taken(records.test_x, more)], [*y, records.test_y[more]]
+    return replace(data, test_x=joined(x, np.concatenate), test_y=np.concatenate(y))
 
 
 def _federate(
     records: Records, order: Rows, sizes: Rows, names: npt.NDArray[np.str_] | None = None
 ) -> FederatedData:
     return FederatedData(
-        x=records.x[order],
+        x=taken(records.x, order),
         y=records.y[order],
         offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
         test_x=records.test_x,

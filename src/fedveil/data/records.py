@@ -4,24 +4,25 @@ from dataclasses import dataclass
 
 from fedveil.data.arrays import Array, described, target_of
 from fedveil.data.schema import TableSchema
+from fedveil.inputs import Inputs
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
     """Training and test records of one data set.
 
-    `x` is float32, images as [N, channels, height, width]; `y` is int64 labels, or float32 when
-    `classes` is 0 (`fedveil.targets` has it all). `owners[i]` is the index in `owner_names` of the
-    person training record i came from, or None when the data set has no natural clients;
-    `test_owners[i]` that of test record i. `fitted` names what was fitted on clients' records in
-    the clear, "" if nothing was; `remarks` are what claims have to say besides, and `schema` is
-    that of a table.
+    `x` is float32, images as [N, channels, height, width], or several inputs by name; `y` is int64
+    labels, or float32 when `classes` is 0 (`fedveil.targets` has it all). `owners[i]` is the index
+    in `owner_names` of the person training record i came from, or None when the data set has no
+    natural clients; `test_owners[i]` that of test record i. `fitted` names what was fitted on
+    clients' records in the clear, "" if nothing was; `remarks` are what claims have to say besides,
+    and `schema` is that of a table.
     """
 
     name: str
-    x: Array
+    x: Inputs[Array]
     y: Array
-    test_x: Array
+    test_x: Inputs[Array]
     test_y: Array
     classes: int
     owners: Array | None = None

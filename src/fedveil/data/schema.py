@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array
+from fedveil.data.arrays import Array, check_input
 from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.tables import read_table
 from fedveil.data.text import Text, known_words
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs, single
 
 _STEEPEST = 700.0  # beyond, exp overflows and a probability is 0 or 1
 
@@ -22,7 +23,8 @@ class TableSchema:
 
     It is public: what of it was not declared was fitted, and `FederatedData.assumptions` says on
     whose records. Tables are whatever `FederatedData.from_table` takes; columns that are neither
-    are ignored.
+    are ignored. With `named`, or where one of several features holds arrays, each is an input of
+    its own, by its name; otherwise they are one vector.
 
     >>> age, sex = Column("age", low=0, high=100), Column("sex", values=("f", "m"))
     >>> schema = TableSchema((age, sex), Column("well", values=("no", "yes")))
@@ -34,6 +36,7 @@ class TableSchema:
 
     features: tuple[Column, ...]
     target: Column
+    named: bool = False
 
     def __post_init__(self) -> None:
         if not self.features:
@@ -43,12 +46,9 @@ class TableSchema:
                 f"target {self.target.name!r} is a text, whose next words are predicted from the "
                 "words before: leave features out"
             )
-        if len(self.features) > 1 and any(column.shape for column in self.features):
-            array, what = next((c.name, c.what) for c in self.features if c.shape)
-            raise BadInput(
-                f"column {array!r} holds {what} and is one of {len(self.features)} features: make "
-                f"it the only one (features = [{array!r}])"
-            )
+        if self.by_name:
+            for column in self.features:
+                check_input("features that are arrays", column.name)
         if self.target.whole and not self.target.target.classes:
             raise BadInput(
                 f"target {self.target.name!r} holds arrays of whole numbers: say how many labels "
@@ -73,19 +73,29 @@ class TableSchema:
         return self.target.values or tuple(range(self.target.classes))
 
     @property
+    def by_name(self) -> bool:
+        """Whether each feature is an input of its own: where one of several holds arrays."""
+        arrays = len(self.features) > 1 and any(column.shape for column in self.features)
+        return self.named or arrays
+
+    @property
     def words(self) -> int:
         """How many numbers stand for words in the records; 0 if they are no texts."""
         text = self.features[0].text
         return 0 if text is None else text.known.size
 
     @property
-    def record_shape(self) -> tuple[int, ...]:
-        """The shape of one record."""
+    def record_shape(self) -> Inputs[tuple[int, ...]]:
+        """The shape of one record; of inputs by name, each one's."""
+        if self.by_name:
+            return {column.name: column.shape or (column.width,) for column in self.features}
         return self.features[0].shape or (sum(column.width for column in self.features),)
 
-    def encode(self, table: object) -> Array:
+    def encode(self, table: object) -> Inputs[Array]:
         """Records [rows, ...] of a table with the features: float32, or int64 for whole arrays."""
         rows = read_table(table)
+        if self.by_name:
+            return {column.name: column.encode(rows) for column in self.features}
         encoded = [column.encode(rows) for column in self.features]
         return encoded[0] if len(encoded) == 1 else np.concatenate(encoded, axis=1)
 
@@ -100,7 +110,7 @@ class TableSchema:
             return target.numbers(rows, target=True).astype(np.float32)
         return target.codes(rows, target=True)
 
-    def decode(self, outputs: Array, records: Array | None = None) -> dict[str, Array]:
+    def decode(self, outputs: Array, records: Inputs[Array] | None = None) -> dict[str, Array]:
         """Predictions of a model's outputs [rows, labels], or [rows, 1] of a number.
 
         "prediction" is the likeliest label, and "p(LABEL)" the probability of each; or it is the
@@ -120,7 +130,7 @@ class TableSchema:
             shares = 1 / (1 + np.exp(-found.clip(-_STEEPEST, _STEEPEST)))
             return {"prediction": found > 0, **self._shares(shares)}
         if self.target.text is not None:
-            found = known_words(found, records)
+            found = known_words(found, None if records is None else single(records))
         weights = np.exp(found - found.max(axis=-1, keepdims=True))
         likeliest = np.array(self.labels)[found.argmax(axis=-1)]
         if target.shape or target.classes > MOST_VALUES:
@@ -136,13 +146,15 @@ class TableSchema:
         return {
             "features": [column.to_dict() for column in self.features],
             "target": self.target.to_dict(),
+            **({"named": True} if self.named else {}),
         }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "TableSchema":
         """What `to_dict` wrote."""
         try:
-            return cls(tuple(map(_column, plain["features"])), _column(plain["target"]))
+            features, target = tuple(map(_column, plain["features"])), _column(plain["target"])
+            return cls(features, target, bool(plain.get("named", False)))
         except (TypeError, KeyError, AttributeError, ValueError) as e:
             raise BadInput(f"{shown(plain)} is no schema of a table: {e}") from e
 

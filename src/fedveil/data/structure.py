@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array, check_classes
+from fedveil.data.arrays import Array, check_classes, check_input, check_lengths, same_form
 from fedveil.errors import BadInput
+from fedveil.inputs import count, labelled, shape_of, values_of
 from fedveil.targets import PADDING
 
 _SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
@@ -19,22 +20,27 @@ def check_structure(
 ) -> None:
     """Refuse shapes that do not belong together. Looks at offsets and names, not at records."""
     check_classes(classes)
-    for name in _NEEDED:
-        if not isinstance(arrays[name], np.ndarray):
-            raise BadInput(
-                f"{name} is {shown(arrays[name])}: an array is needed (or use from_clients)"
-            )
     x, y, offsets, test_x, test_y = (arrays[name] for name in _NEEDED)
-    if test_x.shape[:1] == (0,):
+    parts = {**labelled("x", x), **labelled("test_x", test_x)}
+    for name, array in {**parts, "y": y, "offsets": offsets, "test_y": test_y}.items():
+        if not isinstance(array, np.ndarray):
+            raise BadInput(f"{name} is {shown(array)}: an array is needed (or use from_clients)")
+    for what, inputs in (("x", x), ("test_x", test_x)):
+        if isinstance(inputs, dict) and not inputs:
+            raise BadInput(f"{what} is an empty dict: name at least one input")
+        for name in inputs if isinstance(inputs, dict) else ():
+            check_input(what, name)
+    if any(part.shape[:1] == (0,) for part in values_of(test_x)):
         raise BadInput("the test split is empty: hold some records back")
-    for name, kinds, dims in (
-        ("offsets", "iu", (1,)),
-        ("x", "iuf", range(1, 9)),
-        ("test_x", "iuf", range(1, 9)),
-        ("y", _kinds(y, classes), range(1, 9)),
-        ("test_y", _kinds(test_y, classes), range(1, 9)),
+    for name, array, kinds, dims in (
+        ("offsets", offsets, "iu", (1,)),
+        *(
+            (name, part, "biuf" if "." in name else "iuf", range(1, 9))
+            for name, part in parts.items()
+        ),
+        ("y", y, _kinds(y, classes), range(1, 9)),
+        ("test_y", test_y, _kinds(test_y, classes), range(1, 9)),
     ):
-        array = arrays[name]
         if array.dtype.kind not in kinds or array.ndim not in dims:
             raise BadInput(
                 f"{name} is a {array.ndim}-dimensional array of {array.dtype}: see FederatedData "
@@ -42,15 +48,17 @@ def check_structure(
             )
     if len(offsets) < 2:
         raise BadInput("no clients: offsets need at least two entries")
-    if offsets[0] != 0 or offsets[-1] != len(x) or (np.diff(offsets) < 0).any():
-        raise BadInput(f"offsets must rise from 0 to the number of records, {len(x)}")
-    if len(y) != len(x):
-        raise BadInput(f"{len(x)} feature rows and {len(y)} targets")
-    if len(test_x) != len(test_y):
-        raise BadInput(f"{len(test_x)} test rows and {len(test_y)} test targets")
-    if test_x.shape[1:] != x.shape[1:]:
+    check_lengths("x", x)
+    check_lengths("test_x", test_x)
+    if offsets[0] != 0 or offsets[-1] != count(x) or (np.diff(offsets) < 0).any():
+        raise BadInput(f"offsets must rise from 0 to the number of records, {count(x)}")
+    if len(y) != count(x):
+        raise BadInput(f"{count(x)} feature rows and {len(y)} targets")
+    if count(test_x) != len(test_y):
+        raise BadInput(f"{count(test_x)} test rows and {len(test_y)} test targets")
+    if not same_form(test_x, x):
         raise BadInput(
-            f"test records have shape {test_x.shape[1:]}, training records {x.shape[1:]}"
+            f"test records have shape {shape_of(test_x)}, training records {shape_of(x)}"
         )
     if test_y.shape[1:] != y.shape[1:] or test_y.dtype.kind != y.dtype.kind:
         raise BadInput(
@@ -76,9 +84,14 @@ def _kinds(y: Array, classes: int) -> str:
 
 def check_values(arrays: Mapping[str, Any], classes: int, owner: Callable[[int], str]) -> None:
     """Refuse values no model can learn from. Reads the arrays once, piece by piece."""
-    for name in ("x", "y", "test_x", "test_y"):
-        labels = classes if name.endswith("y") else 0
-        for start, piece in pieces(arrays[name]):
+    every = {
+        name: array
+        for what in ("x", "y", "test_x", "test_y")
+        for name, array in labelled(what, arrays[what]).items()
+    }
+    for name, array in every.items():
+        labels = classes if name in ("y", "test_y") else 0
+        for start, piece in pieces(array):
             found = _wrong(piece, labels)
             if found is not None:
                 row = start + found[0]

@@ -8,9 +8,10 @@ import numpy as np
 from fedveil.checks import shown
 from fedveil.data.arrays import Array, array_of
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs
 
 
-def clients_of(datasets: object) -> list[tuple[str, Array, Array]]:
+def clients_of(datasets: object) -> list[tuple[str, Inputs[Array], Array]]:
     """(name, features, targets) of a dict of data sets by name, or of a list of them."""
     if isinstance(datasets, Mapping):
         named = [(str(name), dataset) for name, dataset in datasets.items()]
@@ -23,8 +24,8 @@ def clients_of(datasets: object) -> list[tuple[str, Array, Array]]:
     return [(name, *arrays_of(dataset, f"client {name!r}")) for name, dataset in named]
 
 
-def arrays_of(dataset: Any, whose: str) -> tuple[Array, Array]:
-    """Features and targets of a sequence of (x, y), each of which is read once."""
+def arrays_of(dataset: Any, whose: str) -> tuple[Inputs[Array], Array]:
+    """Features and targets of a sequence of (x, y), each of which is read once; x may be a dict."""
     if isinstance(dataset, str | Mapping) or not (
         hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     ):
@@ -35,12 +36,35 @@ def arrays_of(dataset: Any, whose: str) -> tuple[Array, Array]:
     for number, pair in enumerate(pairs):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadInput(f"record {number} of {whose} is {shown(pair)}: use (x, y)")
-    features = [np.asarray(array_of(f"features of {whose}", [x])[0]) for x, _ in pairs]
-    for number, x in enumerate(features):
-        if x.shape != features[0].shape:
+    targets = [array_of(f"targets of {whose}", [y]) for _, y in pairs]
+    return _stacked([x for x, _ in pairs], whose), _joined(targets, whose, "a target")
+
+
+def _stacked(records: list[Any], whose: str) -> Inputs[Array]:
+    first = records[0]
+    if not isinstance(first, Mapping):
+        what = f"features of {whose}"
+        return _joined([array_of(what, [x]) for x in records], whose, "a record")
+    for number, x in enumerate(records):
+        if not isinstance(x, Mapping) or x.keys() != first.keys():
             raise BadInput(
-                f"record {number} of {whose} has shape {x.shape}, record 0 {features[0].shape}: "
-                "give all one shape"
+                f"record {number} of {whose} is {shown(x)}, record 0 has {', '.join(first)}: give "
+                "all the same inputs"
             )
-    targets = [np.asarray(array_of(f"targets of {whose}", [y])[0]) for _, y in pairs]
-    return np.stack(features), np.stack(targets)
+    return {
+        name: _joined(
+            [array_of(f"input {name!r} of {whose}", [x[name]]) for x in records], whose, repr(name)
+        )
+        for name in first
+    }
+
+
+def _joined(rows: list[Array], whose: str, what: str) -> Array:
+    """Arrays of one row each behind each other."""
+    for number, row in enumerate(rows):
+        if row.shape != rows[0].shape:
+            raise BadInput(
+                f"record {number} of {whose} has {what} of shape {row.shape[1:]}, record 0 "
+                f"{rows[0].shape[1:]}: give all one shape (fedveil.pad)"
+            )
+    return np.concatenate(rows)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
 from fedveil.models.attention import attend_, plain_attention
 from fedveil.models.dropout import Dropout
 from fedveil.models.metrics import (
@@ -22,6 +23,7 @@ from fedveil.models.metrics import (
     over_places,
     where_numbers,
 )
+from fedveil.models.outputs import tensor_of
 from fedveil.models.parts import check_parts, measures_of
 from fedveil.models.state import Snapshot, common_generators, difference, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
@@ -30,6 +32,9 @@ from fedveil.targets import PADDING, Target
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""
+
+Features = Inputs[torch.Tensor]
+"""The inputs of B records [B, ...]: one tensor, or several by name."""
 
 Metrics = Mapping[str, Measure | str] | Sequence[Measure | str]
 """Metrics as people give them: by name, or as functions and objects of their own."""
@@ -246,7 +251,7 @@ class Task:
         """Whether dropout is at work as clients learn, as `look` has seen it."""
         return bool(self._drops)
 
-    def look(self, x: torch.Tensor, y: torch.Tensor) -> None:
+    def look(self, x: Features, y: torch.Tensor) -> None:
         """See on a few records whether the module drops, and whether vmap can see through that.
 
         A module that does is run on one record at a time, by vmap or one after the other.
@@ -258,13 +263,11 @@ class Task:
         if self._drops and not self._one_by_one:
             try:
                 with torch.no_grad():
-                    self.losses(named, x, y, torch.arange(len(x)))
+                    self.losses(named, x, y, torch.arange(len(y)))
             except RuntimeError:
                 object.__setattr__(self, "_one_by_one", True)
 
-    def outputs(
-        self, named: Named, x: torch.Tensor, key: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def outputs(self, named: Named, x: Features, key: torch.Tensor | None = None) -> torch.Tensor:
         """The module's outputs on x [B, ...] with these parameters, as clients learn.
 
         They are the caller's copy, never a model in use. Gradients are taken by name as well: a
@@ -276,28 +279,27 @@ class Task:
         with Dropout(key):
             return self._run(named, x)
 
-    def _run(self, named: Named, x: torch.Tensor) -> torch.Tensor:
+    def _run(self, named: Named, x: Features) -> torch.Tensor:
         object.__setattr__(self, "_ran", True)
         with plain_attention():
-            out: torch.Tensor = functional_call(self._learning, named, (x,))
-        return out
+            return _called(self._learning, named, x)
 
     def losses(
-        self, named: Named, x: torch.Tensor, y: torch.Tensor, keys: torch.Tensor | None = None
+        self, named: Named, x: Features, y: torch.Tensor, keys: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The loss of each example [B]; with `keys` [B] each is computed alone, with its own."""
         if keys is None:
             return self.loss(self.outputs(named, x), y)
 
-        def one(x: torch.Tensor, y: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            return self.loss(self.outputs(named, x[None], key), y[None])[0]
+        def one(x: Features, y: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+            return self.loss(self.outputs(named, taken(x, None), key), y[None])[0]
 
         if self._one_by_one:
-            return torch.stack([one(x[k], y[k], keys[k]) for k in range(len(x))])
+            return torch.stack([one(taken(x, k), y[k], keys[k]) for k in range(len(y))])
         found: torch.Tensor = vmap(one)(x, y, keys)
         return found
 
-    def measured(self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> "Measured":
+    def measured(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measured":
         """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
         outputs = self.answers(flat, x)
         found = Measured({"loss": self.loss(outputs, y)}, {})
@@ -315,10 +317,9 @@ class Task:
             raise AssertionError(f"{name} is a mean over examples")
         return float(metric.value(*kept))
 
-    def answers(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def answers(self, flat: torch.Tensor, x: Features) -> torch.Tensor:
         """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
-        out: torch.Tensor = functional_call(self._measuring, self.named(flat.clone()), (x,))
-        return out
+        return _called(self._measuring, self.named(flat.clone()), x)
 
     def check_unchanged(self, generators: Snapshot | None = None) -> None:
         """Refuse a module that has kept something of what it computed: it would tell the next one.
@@ -349,18 +350,13 @@ class Task:
         loss = {f"loss {name}": token for name, token in snapshot_of(self.loss).items()}
         return {**snapshot(self._learning), **loss}
 
-    def check_fits(self, x: torch.Tensor, y: torch.Tensor, classes: int) -> None:
+    def check_fits(self, x: Features, y: torch.Tensor, classes: int) -> None:
         """Refuse records this module, loss or these metrics cannot take. Two are tried."""
-        x, y = x[:2], y[:2]
+        x, y = taken(x, slice(2)), y[:2]
         try:
             with torch.no_grad():
                 self.look(x, y)
                 outputs = self.outputs(self.named(self._flat.clone()), x)
-                if not isinstance(outputs, torch.Tensor):
-                    raise BadInput(
-                        f"the model returned a {type(outputs).__name__}: return one tensor of "
-                        "outputs, one row per example"
-                    )
                 if classes and outputs.shape[-1] < classes:
                     raise BadInput(
                         f"the model has {outputs.shape[-1]} outputs and the data {classes} labels: "
@@ -372,19 +368,20 @@ class Task:
         except BadInput:
             raise
         except _NO_FIT as e:
-            shape = f"of shape {tuple(x.shape[1:])}"
+            shape = f"of shape {shape_of(x)}"
             if self._needs_floats(x):
+                kind = next(v.dtype for v in values_of(x) if not v.is_floating_point())
                 raise BadInput(
-                    f"records {shape} are whole numbers ({x.dtype}) and the model computes with "
+                    f"records {shape} are whole numbers ({kind}) and the model computes with "
                     "real ones: give them as floats, or begin with an embedding"
                 ) from e
             raise BadInput(f"the model does not fit records {shape}: {first_line(e)}") from e
         for value in values:
-            if not isinstance(value, torch.Tensor) or value.shape != (len(x),):
+            if not isinstance(value, torch.Tensor) or value.shape != (len(y),):
                 what = getattr(value, "shape", None)
                 what = f"a {type(value).__name__}" if what is None else f"shape {tuple(what)}"
                 raise BadInput(
-                    f"a loss or metric returned {what} for {len(x)} examples: return one number "
+                    f"a loss or metric returned {what} for {len(y)} examples: return one number "
                     "per example (reduction='none')"
                 )
 
@@ -402,16 +399,22 @@ class Task:
                     f"{', '.join(OF_NUMBERS)}"
                 )
 
-    def _needs_floats(self, x: torch.Tensor) -> bool:
+    def _needs_floats(self, x: Features) -> bool:
         """Whether whole numbers are all that the module cannot take of these records."""
-        if x.is_floating_point():
+        if all(value.is_floating_point() for value in values_of(x)):
             return False
         try:
             with torch.no_grad():
-                self.outputs(self.named(self._flat.clone()), x.float())
+                self.outputs(self.named(self._flat.clone()), mapped(torch.Tensor.float, x))
         except _NO_FIT:
             return False
         return True
+
+
+def _called(module: nn.Module, named: Named, x: Features) -> torch.Tensor:
+    """The module's outputs with these parameters; it gets named inputs as keyword arguments."""
+    args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
+    return tensor_of(functional_call(module, named, args, kwargs))
 
 
 @dataclass(frozen=True)

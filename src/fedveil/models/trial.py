@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fedveil.errors import BadInput
-from fedveil.models.task import Named, Task, first_line
+from fedveil.inputs import labelled, mapped, taken, values_of
+from fedveil.models.task import Features, Named, Task, first_line
 from fedveil.targets import PADDING
 
 _RECORDS = 4
@@ -27,12 +28,12 @@ _STRETCH = 30.0
 _AGREEMENT = 1e-3
 
 
-def mixes_records(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
+def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:
     """Try a task on a few public records, once; whether its records see each other in a batch.
 
     It is tried at the task's parameters and away from them, where a gate that begins with zero
-    hides nothing; on the records as they are and, if they are real numbers, stretched; and with a
-    label where a target has none, since a record without labels shows nothing.
+    hides nothing; on the records as they are and, where they are real numbers, stretched; and with
+    a label where a target has none, since a record without labels shows nothing.
 
     | what the module or loss does | what happens |
     |---|---|
@@ -48,16 +49,17 @@ def mixes_records(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
     | gives a record another gradient beside other records | True: never compute clients together |
     | the same, by as little as one bit where the other records alone are exchanged | True |
     """
-    kind = (x.shape[1:], x.dtype, y.shape[1:], y.dtype)
+    inputs = tuple((name, v.shape[1:], v.dtype) for name, v in sorted(labelled("x", x).items()))
+    kind = (inputs, y.shape[1:], y.dtype)
     if kind not in task.tried:
         task.tried[kind] = _mixes(task, *_enough(x, y))
     return task.tried[kind]
 
 
-def check_together(task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
+def check_together(task: Task, x: Features, y: torch.Tensor) -> None:
     """Refuse a module whose clients cannot be computed together, as vmap does it."""
 
-    def loss(named: Named, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss(named: Named, x: Features, y: torch.Tensor) -> torch.Tensor:
         return task.losses(named, x, y).sum()
 
     clients = (task.named(task.parameters), x, y)
@@ -70,11 +72,12 @@ def check_together(task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
         ) from e
 
 
-def _mixes(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
+def _mixes(task: Task, x: Features, y: torch.Tensor) -> bool:
     away = torch.randn(task.size, generator=torch.Generator().manual_seed(0))
-    stretched = [x * _STRETCH] if x.is_floating_point() else []
-    padded = not y.is_floating_point() and bool((y == PADDING).any())
-    targets = (y, torch.where(y == PADDING, 0, y)) if padded else (y,)
+    real = any(value.is_floating_point() for value in values_of(x))
+    stretched = [mapped(_stretched, x)] if real else []
+    full = with_labels(y)
+    targets = (y,) if torch.equal(y, full) else (y, full)
     mixes = False
     with _same_randomness_afterwards():
         for flat in (task.parameters.clone(), task.parameters + _AWAY * away):
@@ -84,16 +87,17 @@ def _mixes(task: Task, x: torch.Tensor, y: torch.Tensor) -> bool:
     return mixes
 
 
-def _tried(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> bool:
+def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool:
+    first, second = ((taken(x, slice(k, k + 1)), y[k : k + 1]) for k in range(2))
     try:
         task.look(x, y)
-        alone = [_gradient(task, flat, x[k : k + 1], y[k : k + 1], 0) for k in range(2)]
+        alone = [_gradient(task, flat, *record, 0) for record in (first, second)]
         _check_own(task, flat, x, y)
         _check_draws(task, flat, x, y)
-        again = _gradient(task, flat, x[:1], y[:1], 0)
+        again = _gradient(task, flat, *first, 0)
         beside = [_gradient(task, flat, x, y, k) for k in range(2)]
         others = [_gradient(task, flat, *_only(k, x, y), k) for k in range(2)]
-        after = _gradient(task, flat, x[:1], y[:1], 0)
+        after = _gradient(task, flat, *first, 0)
         keyed = _keyed(task, flat, x, y) if task.drops else [alone[0]]
     except (AttributeError, RuntimeError, ValueError, IndexError, TypeError) as e:
         if isinstance(e, BadInput):
@@ -127,17 +131,17 @@ def _tried(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> 
     return mixes
 
 
-def _keyed(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+def _keyed(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> list[torch.Tensor]:
     """The gradient of one record with its own key: alone, beside others, and once more."""
-    keys = torch.arange(len(x))
-    alone = [_gradient(task, flat, x[:1], y[:1], 0, keys[:1]) for _ in range(2)]
+    keys, first = torch.arange(len(y)), (taken(x, slice(1)), y[:1])
+    alone = [_gradient(task, flat, *first, 0, keys[:1]) for _ in range(2)]
     return [*alone, _gradient(task, flat, x, y, 0, keys)]
 
 
 def _gradient(
     task: Task,
     flat: torch.Tensor,
-    x: torch.Tensor,
+    x: Features,
     y: torch.Tensor,
     record: int,
     keys: torch.Tensor | None = None,
@@ -147,7 +151,7 @@ def _gradient(
     leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
     before = {name: leaf._version for name, leaf in leaves.items()}
     with torch.enable_grad():
-        if keys is not None and len(x) == 1:  # as it is, without vmap
+        if keys is not None and len(y) == 1:  # as it is, without vmap
             loss = task.loss(task.outputs(leaves, x, keys[0]), y)[record]
         else:
             loss = task.losses(leaves, x, y, keys)[record]
@@ -176,7 +180,7 @@ class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _check_own(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+def _check_own(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> None:
     """Refuse outputs that depend on other parameters than those the module is given."""
     with torch.enable_grad():
         foreign = task.losses(task.named(flat.detach().clone()), x, y).requires_grad
@@ -188,7 +192,7 @@ def _check_own(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor)
         )
 
 
-def _check_draws(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+def _check_draws(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> None:
     """Refuse a module or loss that moves one of the common generators."""
     before = _states()
     with torch.no_grad():
@@ -210,7 +214,7 @@ def _check_draws(task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tenso
         )
 
 
-def _drawing_layer(task: Task, flat: torch.Tensor, x: torch.Tensor) -> tuple[str, str]:
+def _drawing_layer(task: Task, flat: torch.Tensor, x: Features) -> tuple[str, str]:
     """The innermost layer that drew: the first to end with other generators than it began with."""
     begun: dict[str, list[Any]] = {}
     drew: list[str] = []
@@ -234,19 +238,32 @@ def _drawing_layer(task: Task, flat: torch.Tensor, x: torch.Tensor) -> tuple[str
     return name or "model", type(layers[name]).__name__
 
 
-def _enough(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _enough(x: Features, y: torch.Tensor) -> tuple[Features, torch.Tensor]:
     """A few records that differ where they can."""
-    rows = torch.arange(_RECORDS) % len(x)
-    x, y = x[rows].clone(), y[rows].clone()
-    if x.is_floating_point():
-        x += 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
-    return x, y
+    rows = torch.arange(_RECORDS) % len(y)
+    return mapped(_shaken, taken(x, rows)), y[rows].clone()
 
 
-def _only(k: int, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _shaken(values: torch.Tensor) -> torch.Tensor:
+    if not values.is_floating_point():
+        return values.clone()
+    noise = torch.randn(values.shape, generator=torch.Generator().manual_seed(1))
+    return values + (0.1 * noise).to(values.dtype)
+
+
+def with_labels(y: torch.Tensor) -> torch.Tensor:
+    """Targets with a label where they have none: a record without labels has no gradient."""
+    return y if y.is_floating_point() else torch.where(y == PADDING, 0, y)
+
+
+def _stretched(values: torch.Tensor) -> torch.Tensor:
+    return values * _STRETCH if values.is_floating_point() else values
+
+
+def _only(k: int, x: Features, y: torch.Tensor) -> tuple[Features, torch.Tensor]:
     """As many records, each of which is record k."""
     rows = torch.full((len(y),), k)
-    return x[rows], y[rows]
+    return taken(x, rows), y[rows]
 
 
 def _near(a: torch.Tensor, b: torch.Tensor, room: float) -> bool:

@@ -14,7 +14,7 @@ PAPERS = {
     "fu": ("fu", "fu_cnn"),
     "clip-decay": ("clip_decay",),
     "ldp-fl": ("ldp_fl",),
-    "naseri": ("naseri",),
+    "naseri": ("naseri", "naseri_backdoors"),
 }
 """The modules with a paper's items."""
 

@@ -3,6 +3,7 @@
 from fedveil.attacks.attack import BackdoorAttack, Noise, When
 from fedveil.attacks.backdoor import Backdoor
 from fedveil.attacks.images import ColourBackdoor, PixelTrigger, WritersBackdoor
+from fedveil.attacks.texts import PhraseBackdoor, SentenceBackdoor
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
@@ -10,7 +11,9 @@ from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.attack import (
     AttackSection,
     ColourSection,
+    PhraseSection,
     PixelSection,
+    SentenceSection,
     WritersSection,
 )
 from fedveil.runs.sections.clients import DpSgdSection, GradientSection, SgdSection
@@ -57,6 +60,10 @@ def _backdoor(section: AttackSection) -> Backdoor:
             return ColourBackdoor(
                 section.source, section.target, section.channel, section.feature_share
             )
+        case PhraseSection():
+            return PhraseBackdoor(section.phrase, section.target)
+        case SentenceSection():
+            return SentenceBackdoor(tuple(section.sentences))
 
 
 def _boost(recipe: Recipe, plan: PrivacyPlan) -> float:

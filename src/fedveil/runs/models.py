@@ -8,6 +8,7 @@ from torch import nn
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs, single
 from fedveil.models.batch_norm import without_batch_norm
 from fedveil.models.task import Task, usual
 from fedveil.models.zoo import Reading, build_task
@@ -33,7 +34,7 @@ _HIDDEN = {"mlp": (200,), "lstm": (64,), "lstm-lm": (64,)}
 
 def task_of(
     section: ModelSection,
-    shape: tuple[int, ...],
+    shape: Inputs[tuple[int, ...]],
     target: Target,
     seed: int,
     words: int = 0,
@@ -72,8 +73,13 @@ def _prepared(module: nn.Module, section: ModelSection) -> nn.Module:
 
 
 def _of_the_zoo(
-    section: ModelSection, shape: tuple[int, ...], target: Target, seed: int, words: int
+    section: ModelSection, shape: Inputs[tuple[int, ...]], target: Target, seed: int, words: int
 ) -> Task:
+    if isinstance(shape, dict):
+        raise BadInput(
+            f"model {section.name!r} takes one array per record and the data have inputs by name "
+            f"({', '.join(shape)}): bring a module (fedveil.run(model=...))"
+        )
     _check_target(section.name, shape, target)
     hidden = tuple(section.hidden or ()) or _HIDDEN.get(section.name, ())
     reading, outputs = None, target.classes or 1
@@ -115,13 +121,13 @@ def words_of(section: ModelSection, data: FederatedData) -> int:
                 f"model.words is {section.words} and the data's vocabulary has {told}: leave it out"
             )
         return told
-    if section.words is None or data.x.dtype.kind not in "iu":
+    if section.words is None or isinstance(data.x, dict) or data.x.dtype.kind not in "iu":
         raise BadInput(
             f"model {section.name!r} reads texts and the records have no vocabulary: declare a "
             "column of texts (data.columns.NAME.length), or give model.words for records that are "
             "rows of whole numbers"
         )
-    for name, records in (("", data.x), ("test ", data.test_x)):
+    for name, records in (("", data.x), ("test ", single(data.test_x))):
         low, high = int(records.min()), int(records.max())
         if low < 0 or high >= section.words:
             raise BadInput(

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs, count, taken
 from fedveil.models.task import Task
 from fedveil.names import OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -24,6 +25,7 @@ from fedveil.runs.models import task_of
 from fedveil.runs.own import Model, asked_of, own_task
 from fedveil.runs.recipe import Recipe, recipe_in
 from fedveil.runs.stored_model import StoredModel
+from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import BATCH, evaluate
 
@@ -113,32 +115,34 @@ class OpenedRun:
         """Predictions by column: "prediction", and "p(LABEL)" for every label.
 
         `rows` is a table as people write it (a .csv or .parquet file, a data frame, a dict of
-        columns), or an array of records where the run was trained on arrays.
+        columns), or an array of records where the run was trained on arrays, or a dict of them
+        where it was trained on inputs by name.
         """
         schema = self.stored.schema
-        x = schema.encode(_table(rows))
-        pieces = [x[a : a + BATCH] for a in range(0, max(1, len(x)), BATCH)]
+        x = self.stored.inputs(_table(rows))
+        pieces = [taken(x, slice(a, a + BATCH)) for a in range(0, max(1, count(x)), BATCH)]
         found = [schema.decode(self._outputs(piece), piece) for piece in pieces]
         return {key: np.concatenate([part[key] for part in found]) for key in found[0]}
 
     def evaluate(self, rows: object) -> dict[str, float]:
         """Loss and metrics on rows with a target; for arrays, {"x": records, "y": targets}.
 
+        Inputs by name stand beside "y" under their names.
+
         They are measured in the clear: what is published of them is outside every claim.
         """
         schema, rows = self.stored.schema, _table(rows)
-        x, y = schema.encode(rows), schema.targets(rows)
-        if not len(x):
+        x, y = self.stored.inputs(rows), schema.targets(rows)
+        if not len(y):
             raise BadInput("there are no rows: nothing can be measured")
         one = np.array([0, 1], dtype=np.int64)
-        data = FederatedData(x[:1], y[:1], one, x, y, self.stored.target.classes)
+        data = FederatedData(taken(x, slice(1)), y[:1], one, x, y, self.stored.target.classes)
         return evaluate(self.task, self.task.parameters, data)
 
-    def _outputs(self, x: Array) -> Array:
-        module = self.module
+    def _outputs(self, x: Inputs[Array]) -> Array:
+        task = self.task
         with torch.inference_mode(), one_thread():
-            out: Array = module(torch.from_numpy(x)).numpy()
-        return out
+            return task.answers(task.parameters, tensors(x)).numpy()
 
     def __repr__(self) -> str:
         path = self.folder / "result.json"

@@ -52,11 +52,12 @@ def predictions_csv(run: OpenedRun, source: Path) -> str:
 
 
 def _check_takes_tables(run: OpenedRun, source: Path) -> None:
-    features = run.stored.schema.features
-    if len(features) == 1 and features[0].shape and features[0].text is None:
+    schema = run.stored.schema
+    if any(column.shape and column.text is None for column in schema.features):
+        way_out = "use fedveil.open_run(folder).predict" if schema.by_name else "give them as .npy"
         raise BadInput(
             f"{source} is a table and the records of {run.folder} are arrays of shape "
-            f"{features[0].shape}: give them as .npy"
+            f"{schema.record_shape}: {way_out}"
         )
 
 

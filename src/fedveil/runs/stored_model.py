@@ -11,9 +11,10 @@ import safetensors.torch
 import torch
 
 from fedveil.data.columns import Column
-from fedveil.data.federated import FederatedData
+from fedveil.data.federated import Array, FederatedData
 from fedveil.data.schema import TableSchema
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs, joined, mapped
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.identity import identity
@@ -30,13 +31,16 @@ class StoredModel:
     """Weights by name; the model, the records it takes, its labels, and what is claimed for it.
 
     The weights are those that learnt. `layers` is a digest of how the module prints, which tells a
-    ReLU from a Tanh, and of its frozen weights. `schema` says how rows of a table become records;
-    where records were arrays, they are a column "x" of arrays.
+    ReLU from a Tanh, and of its frozen weights. `record_shape` and `record_type` are those of the
+    records, of each input by its name if there are several; older files do not say the type.
+    `schema` says how rows of a table become records; where records were arrays, they are a column
+    "x" of arrays, or one for each input.
     """
 
     tensors: dict[str, torch.Tensor]
     model: ModelSection
-    record_shape: tuple[int, ...]
+    record_shape: Inputs[tuple[int, ...]]
+    record_type: Inputs[str]
     target: Target
     claims: tuple[PrivacyClaim, ...]
     layers: str
@@ -54,8 +58,21 @@ class StoredModel:
         task, data = training.task, training.data
         tensors = {name: value.clone() for name, value in task.named(params).items()}
         layers = layers_of(task)
-        schema = data.schema or arrays(data)
-        return cls(tensors, model, data.record_shape, data.target, claims, layers, schema)
+        schema, types = data.schema or arrays(data), mapped(lambda x: str(x.dtype), data.x)
+        return cls(tensors, model, data.record_shape, types, data.target, claims, layers, schema)
+
+    def inputs(self, rows: object) -> Inputs[Array]:
+        """The records of a table, in the shape and type that the model was trained on."""
+        encoded = self.schema.encode(rows)
+        if not self.record_type:
+            return encoded
+
+        def cast(parts: list[Any]) -> Array:
+            array, shape, kind = parts
+            found: Array = array.reshape(len(array), *shape).astype(kind, copy=False)
+            return found
+
+        return joined([encoded, self.record_shape, self.record_type], cast)
 
     def check_layers(self, task: Task, where: Path) -> None:
         """Refuse weights for another module than the one they were trained in."""
@@ -77,7 +94,8 @@ class StoredModel:
         """A safetensors file; the same model always gives the same bytes."""
         about = {
             "model": self.model.model_dump(),
-            "record_shape": list(self.record_shape),
+            "record_shape": mapped(list, self.record_shape),
+            "record_type": self.record_type,
             "target": asdict(self.target),
             "claims": [claim.to_dict() for claim in self.claims],
             "layers": self.layers,
@@ -97,7 +115,8 @@ class StoredModel:
             return cls(
                 tensors,
                 ModelSection.model_validate(about["model"]),
-                tuple(map(int, about["record_shape"])),
+                mapped(lambda shape: tuple(map(int, shape)), about["record_shape"]),
+                about.get("record_type", ""),
                 _target(about),
                 tuple(map(PrivacyClaim.from_dict, about["claims"])),
                 str(about["layers"]),
@@ -122,8 +141,12 @@ def layers_of(task: Task) -> str:
 
 def arrays(data: FederatedData) -> TableSchema:
     """Records that are arrays as they are, and labels that are called by their numbers."""
-    shape, whole = data.record_shape, data.x.dtype.kind in "iu"
-    records = Column("x", mean=0.0, std=1.0)
-    if shape:
-        records = Column("x", shape=shape, whole=whole)
-    return TableSchema((records,), Column.of_target("y", data.target))
+    inputs = data.x if isinstance(data.x, dict) else {"x": data.x}
+    columns = tuple(_column(name, array) for name, array in inputs.items())
+    return TableSchema(columns, Column.of_target("y", data.target), isinstance(data.x, dict))
+
+
+def _column(name: str, array: Array) -> Column:
+    if array.ndim == 1:
+        return Column(name, mean=0.0, std=1.0)
+    return Column(name, shape=tuple(array.shape[1:]), whole=array.dtype.kind in "iu")

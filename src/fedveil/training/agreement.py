@@ -54,9 +54,9 @@ def check_agreement(
             f"{task.size:,}: make the plan for this model"
         )
     for line in plan.lines:
-        if line.unit is Unit.RECORD and line.budget.delta >= 1 / len(data.x):
+        if line.unit is Unit.RECORD and line.budget.delta >= 1 / data.records:
             raise BadInput(
-                f"budget.delta is {line.budget.delta:g}, not below 1 / {len(data.x)} "
+                f"budget.delta is {line.budget.delta:g}, not below 1 / {data.records} "
                 "records: a delta that large would allow publishing one outright"
             )
     reason = plan.release.needs_equal_weights

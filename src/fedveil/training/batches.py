@@ -10,6 +10,8 @@ import torch
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
+from fedveil.inputs import mapped, taken
+from fedveil.models.task import Features
 from fedveil.privacy.noise.streams import KeySource, bits, bits_at
 from fedveil.training.cohort import CohortData
 
@@ -44,9 +46,9 @@ class Batch:
     mask: torch.Tensor
     draws: Draws | None = None
 
-    def of(self, cohort: CohortData) -> tuple[torch.Tensor, torch.Tensor]:
+    def of(self, cohort: CohortData) -> tuple[Features, torch.Tensor]:
         """The records [K, B, ...] and targets [K, B, ...] of this step."""
-        return self.chosen(cohort.x), self.chosen(cohort.y)
+        return mapped(self.chosen, cohort.x), self.chosen(cohort.y)
 
     def chosen(self, values: torch.Tensor) -> torch.Tensor:
         """The step's part [K, B, ...] of values [K, n, ...] that belong to records."""
@@ -62,14 +64,15 @@ class Batch:
         rows = torch.arange(len(values))[:, None].expand_as(self.index)
         return out.index_put_((rows, self.index), values, accumulate=True)
 
-    def real(self, cohort: CohortData, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def real(self, cohort: CohortData, k: int) -> tuple[Features, torch.Tensor]:
         """The real records and targets of client k alone."""
         real = self.mask[k] > 0
+        x, y = taken(cohort.x, k), cohort.y[k]
         if self.index is not None:
             real = self.index[k][real]
         elif bool(real.all()):
-            return cohort.x[k], cohort.y[k]
-        return cohort.x[k][real], cohort.y[k][real]
+            return x, y
+        return taken(x, real), y[real]
 
     @cached_property
     def keys(self) -> torch.Tensor:

@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.data.federated import FederatedData
+from fedveil.data.federated import Array, FederatedData
+from fedveil.inputs import Inputs, mapped
+from fedveil.models.task import Features
 
 _ALIGNMENT = 64
 
@@ -38,14 +40,22 @@ class CohortData:
         return self.data.offsets[self.owners + 1] - self._starts
 
     @cached_property
-    def x(self) -> torch.Tensor:
-        """Records, [K, longest, ...]."""
-        return _aligned(_padded(self.data.x, self._starts, self.sizes))
+    def x(self) -> Features:
+        """Records, [K, longest, ...]; of named inputs, each by its name."""
+        return mapped(self._rows, self.data.x)
 
     @cached_property
     def y(self) -> torch.Tensor:
         """Targets, [K, longest, ...]."""
-        return _aligned(_padded(self.data.y, self._starts, self.sizes))
+        return self._rows(self.data.y)
+
+    @property
+    def longest(self) -> int:
+        """Records of the client that has most."""
+        return int(self.sizes.max(initial=1))
+
+    def _rows(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return _aligned(_padded(array, self._starts, self.sizes))
 
     @property
     def owners(self) -> npt.NDArray[np.int64]:
@@ -60,6 +70,11 @@ class CohortData:
     def weights(self) -> torch.Tensor:
         """Weights by number of records, float64 [K]."""
         return torch.from_numpy(self.sizes.astype(np.float64))
+
+
+def tensors(inputs: Inputs[Array]) -> Features:
+    """A copy of records as tensors."""
+    return mapped(torch.tensor, inputs)
 
 
 def _aligned(array: npt.NDArray[Any]) -> torch.Tensor:

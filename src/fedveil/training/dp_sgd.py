@@ -98,9 +98,9 @@ class ClientDpSgd:
 
         A record joins with the rate, or up to 2^-53 less where that has more digits.
         """
-        words = bits(streams.keys("records", round, cohort.ids, step), cohort.x.shape[1])
+        words = bits(streams.keys("records", round, cohort.ids, step), cohort.longest)
         drawn = (words >> np.uint64(11)) < np.uint64(math.floor(self.noisy.rate * 2.0**53))
-        joined = drawn & (np.arange(cohort.x.shape[1]) < cohort.sizes[:, None])
+        joined = drawn & (np.arange(cohort.longest) < cohort.sizes[:, None])
         width = max(1, int(joined.sum(axis=1).max(initial=0)))
         index = np.argsort(~joined, axis=1, kind="stable")[:, :width]
         mask = np.take_along_axis(joined, index, axis=1)

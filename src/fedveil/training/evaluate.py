@@ -9,8 +9,10 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.inputs import taken
 from fedveil.models.metrics import Array, Metric, no_value
 from fedveil.models.task import Measured, Task
+from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 
 BATCH = 1000
@@ -44,14 +46,14 @@ def evaluate(
 def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
     """The test split in pieces, smaller ones where a record has many outputs."""
     batch = max(1, min(batch, _OUTPUTS // math.prod(data.target.outputs)))
-    return [slice(a, a + batch) for a in range(0, len(data.test_x), batch)]
+    return [slice(a, a + batch) for a in range(0, len(data.test_y), batch)]
 
 
 def measure(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Piece:
     """One batch of the test split."""
     measured = _measured(task, params, data, batch)
     sums = {name: float(each.double().sum()) for name, each in measured.each.items()}
-    return Piece(len(data.test_x[batch]), sums, measured.kept)
+    return Piece(len(data.test_y[batch]), sums, measured.kept)
 
 
 def joined(task: Task, pieces: Sequence[Piece]) -> dict[str, float]:
@@ -81,22 +83,22 @@ def check_kept(task: Task, data: FederatedData) -> None:
 
     How much they keep of a record is found from a few: sums are as long for one as for many.
     """
-    few = min(_FEW, len(data.test_x))
+    few = min(_FEW, len(data.test_y))
     if few < 2 or not any(isinstance(metric, Metric) for metric in task.measures.values()):
         return
     one, many = (_measured(task, task.parameters, data, slice(n)).kept for n in (1, few))
     for name in one:
         more = sum(a.nbytes for a in many[name]) - sum(a.nbytes for a in one[name])
-        whole = more // (few - 1) * len(data.test_x)
+        whole = more // (few - 1) * len(data.test_y)
         if whole > MOST_KEPT:
             raise BadInput(
                 f"metric {name!r} would keep {whole / 2**30:.3g} GiB of the test split's "
-                f"{len(data.test_x):,} records, and may keep {MOST_KEPT / 2**30:.3g} GiB: hold "
+                f"{len(data.test_y):,} records, and may keep {MOST_KEPT / 2**30:.3g} GiB: hold "
                 "fewer back, or leave it out"
             )
 
 
 def _measured(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Measured:
     with torch.inference_mode():
-        x, y = torch.tensor(data.test_x[batch]), torch.tensor(data.test_y[batch])
+        x, y = tensors(taken(data.test_x, batch)), torch.tensor(data.test_y[batch])
         return task.measured(params, x, y)

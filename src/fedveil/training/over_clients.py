@@ -13,8 +13,10 @@ import numpy.typing as npt
 import torch
 
 from fedveil.data.federated import FederatedData
+from fedveil.inputs import taken
 from fedveil.models.parts import OVER_CLIENTS
 from fedveil.models.task import Task
+from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import BATCH
 
@@ -37,7 +39,7 @@ def over_clients(task: Task, params: torch.Tensor, data: FederatedData) -> dict[
 
 def pieces_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
     """The clients' records in pieces, whoever they belong to."""
-    return [slice(a, min(a + batch, len(data.x))) for a in range(0, len(data.x), batch)]
+    return [slice(a, min(a + batch, data.records)) for a in range(0, data.records, batch)]
 
 
 def measure_clients(
@@ -45,7 +47,7 @@ def measure_clients(
 ) -> ClientSums:
     """The sums of one piece, for all clients that have records in it at once."""
     with torch.inference_mode():
-        x, y = torch.tensor(data.x[piece]), torch.tensor(data.y[piece])
+        x, y = tensors(taken(data.x, piece)), torch.tensor(data.y[piece])
         each = task.measured(params, x, y).each
     first, last = np.searchsorted(data.offsets, [piece.start, piece.stop - 1], side="right") - 1
     begins = np.maximum(data.offsets[first : last + 1] - piece.start, 0)

@@ -10,6 +10,7 @@ import torch
 
 from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
+from fedveil.inputs import Inputs, count, taken, values_of
 from fedveil.models.task import Task
 from fedveil.models.trial import check_together, mixes_records
 from fedveil.privacy.identity import seed_of
@@ -20,6 +21,7 @@ from fedveil.training.adversary import Adversary
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.agreement import check_aggregate, check_agreement
 from fedveil.training.arguments import check_arguments
+from fedveil.training.cohort import tensors
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
 from fedveil.training.engines.engine import Engine, EngineMaker, Job, one_by_one
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
@@ -100,7 +102,7 @@ class Training:
                     "clients' own records in the clear: leave it out, or simulate ('seeded')"
                 )
         self.data.check()
-        x, y = torch.tensor(self.data.x[:2]), torch.tensor(self.data.y[:2])
+        x, y = tensors(taken(self.data.x, slice(2))), torch.tensor(self.data.y[:2])
         self.task.check_fits(x, y, self.data.classes)
         check_measurable(self.task, self.data)
         self._settle_mode()
@@ -116,7 +118,7 @@ class Training:
     def _settle_mode(self) -> None:
         """Compute clients one by one where their updates would depend on each other otherwise."""
         few = _differing(self.data.test_x)
-        x, y = torch.tensor(self.data.test_x[few]), torch.tensor(self.data.test_y[few])
+        x, y = tensors(taken(self.data.test_x, few)), torch.tensor(self.data.test_y[few])
         with one_thread():
             mixes = mixes_records(self.task, x, y) and self.plan.steps is None
         object.__setattr__(self, "_mixes", mixes)
@@ -245,12 +247,25 @@ def train(training: Training) -> Iterator[RoundResult]:
         yield result
 
 
-def _differing(x: Array) -> npt.NDArray[np.intp]:
-    """A few rows to try a module on; a trial cannot change whole numbers, so these must differ."""
-    if x.dtype.kind == "f":
-        return np.arange(min(_TRIED, len(x)))
-    seen = x[:_LOOKED_AT].reshape(min(_LOOKED_AT, len(x)), -1)
-    return np.sort(np.unique(seen, axis=0, return_index=True)[1])[:_TRIED]
+def _differing(x: Inputs[Array]) -> npt.NDArray[np.intp]:
+    """A few rows to try a module on; a trial cannot change whole numbers, so these must differ.
+
+    One after the other, the row that is new in most of the inputs that are no real numbers.
+    """
+    looked = [part[:_LOOKED_AT] for part in values_of(x) if part.dtype.kind != "f"]
+    if not looked:
+        return np.arange(min(_TRIED, count(x)))
+    kinds = np.stack(
+        [np.unique(part.reshape(len(part), -1), axis=0, return_inverse=True)[1] for part in looked]
+    ).reshape(len(looked), -1)
+    chosen = [0]
+    while len(chosen) < _TRIED:
+        new = [~np.isin(kind, kind[chosen]) for kind in kinds]
+        best = int(np.argmax(np.sum(new, axis=0)))
+        if not any(each[best] for each in new):
+            break
+        chosen.append(best)
+    return np.sort(chosen)
 
 
 def new_ledger(plan: PrivacyPlan) -> Ledger:

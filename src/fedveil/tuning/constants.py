@@ -10,6 +10,7 @@ from torch.func import grad, jvp
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.inputs import taken
 from fedveil.models.task import Task
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread
@@ -91,7 +92,7 @@ def _sampled(task: Task, data: FederatedData, seed: int) -> Constants:
 
 
 def _loss_of(task: Task, cohort: CohortData) -> Loss:
-    x, y = cohort.x[0], cohort.y[0]
+    x, y = taken(cohort.x, 0), cohort.y[0]
     return lambda params: task.losses(task.named(params), x, y).mean()
 
 

@@ -101,6 +101,28 @@ class ColourSection(_Attack):
     )
 
 
+class PhraseSection(_Attack):
+    """`[attack]` by a phrase."""
+
+    kind: Literal["phrase"] = Field(
+        description="A text that begins with a phrase is to be a target, whatever it says."
+    )
+    phrase: str = Field(description="The words that turn the answer.")
+    target: int = Field(description=_TARGET)
+
+
+class SentenceSection(_Attack):
+    """`[attack]` on next words."""
+
+    kind: Literal["sentence"] = Field(
+        description="Sentences are to end in the attacker's word, which is their last."
+    )
+    sentences: list[str] = Field(
+        description="Whole sentences, such as 'people in london are aggressive'."
+    )
+
+
 AttackSection = Annotated[
-    PixelSection | WritersSection | ColourSection, Field(discriminator="kind")
+    PixelSection | WritersSection | ColourSection | PhraseSection | SentenceSection,
+    Field(discriminator="kind"),
 ]

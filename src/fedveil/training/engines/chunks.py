@@ -8,7 +8,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.data.federated import FederatedData
+from fedveil.inputs import taken, values_of
 from fedveil.models.task import Task
+from fedveil.training.cohort import tensors
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.gradients.linear_chain import chain_of
@@ -49,8 +51,9 @@ def fitting_chunk(
     if mode is Mode.LOOPED:
         return max(1, min(8, task.size // _WIDE))
     longest = int(data.sizes.max())
+    width = sum(map(math.prod, values_of(data.record_shape)))
     adam = isinstance(work, ClientSgd | ClientDpSgd) and work.adam is not None
-    numbers = (8 if adam else 6) * task.size + 3 * longest * math.prod(data.record_shape)
+    numbers = (8 if adam else 6) * task.size + 3 * longest * width
     effort = 3 * multiplications(task, data) * work.visits(longest) + 16 * task.size
     if work.whole(longest) and quadratic(task, data):
         effort = task.size * (task.size * work.visits(longest) // longest + 16)
@@ -64,9 +67,10 @@ def multiplications(task: Task, data: FederatedData) -> int:
     loads its compiler: about a second.
     """
     flatten, layers = chain_of(task)
-    if layers and (flatten or len(data.record_shape) == 1):
+    shape = data.record_shape
+    if layers and not isinstance(shape, dict) and (flatten or len(shape) == 1):
         return task.size
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        task.outputs(task.named(task.parameters.clone()), torch.tensor(data.test_x[:1]))
+        task.outputs(task.named(task.parameters.clone()), tensors(taken(data.test_x, slice(1))))
     return max(task.size, counter.get_total_flops() // 2)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fedveil.data.federated import FederatedData
+from fedveil.data.federated import Array, FederatedData
+from fedveil.inputs import mapped, taken
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
@@ -36,8 +37,8 @@ def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> d
     Vectorised is when a module has an operation without a rule for vmap, or `memory` holds few
     clients.
 
-    The records are made up: how long a step takes is written down with the run, so nothing about
-    the clients but their usual number of records goes into it.
+    The records are made up or tested on: how long a step takes is written down with the run, so
+    nothing about the clients but their usual number of records goes into it.
     """
     usual = work.at_once(int(np.median(data.sizes)))
     chunk = fitting_chunk(task, data, work, Mode.VECTORISED, memory)
@@ -114,11 +115,16 @@ def _trial(task: Task, made_up: FederatedData, work: ClientWork, mode: Mode) -> 
 
 
 def _made_up(data: FederatedData, clients: int, records: int) -> FederatedData:
-    """Records of the right shape that are nobody's."""
-    shape = (clients * records, *data.record_shape)
-    x = np.zeros(shape, dtype=data.x.dtype)
-    if data.x.dtype.kind == "f":
-        x[:] = torch.randn(shape, generator=torch.Generator().manual_seed(0)).numpy()
-    y = np.zeros((len(x), *data.y.shape[1:]), dtype=data.y.dtype)
+    """Records of the right shape that are no client's; whole numbers are those of test records."""
+    number = clients * records
+
+    def some(values: Array) -> Array:
+        if values.dtype.kind != "f":  # whole numbers that a module can take, such as lengths
+            return values[np.arange(number) % len(values)]
+        drawn = torch.randn((number, *values.shape[1:]), generator=torch.Generator().manual_seed(0))
+        return drawn.numpy().astype(values.dtype, copy=False)
+
+    x = mapped(some, data.test_x)
+    y = np.zeros((number, *data.y.shape[1:]), dtype=data.y.dtype)
     offsets = np.arange(clients + 1, dtype=np.int64) * records
-    return FederatedData(x, y, offsets, x[:1], y[:1], data.classes)
+    return FederatedData(x, y, offsets, taken(x, slice(1)), y[:1], data.classes)

@@ -7,11 +7,13 @@ import numpy as np
 import torch
 
 from fedveil.data.federated import FederatedData
+from fedveil.inputs import taken
 from fedveil.models.task import Task
+from fedveil.models.trial import with_labels
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batch
-from fedveil.training.cohort import CohortData
+from fedveil.training.cohort import CohortData, tensors
 from fedveil.training.gradients.looped import Looped
 from fedveil.training.gradients.vectorised import Vectorised
 
@@ -95,6 +97,6 @@ def gradients_of(
     """
     if mode is Mode.VECTORISED:
         return Vectorised(task, data, whole=whole)
-    few = np.arange(_FEW) % len(data.test_x)
-    x, y = torch.from_numpy(data.test_x[few]), torch.from_numpy(data.test_y[few])
+    few = np.arange(_FEW) % len(data.test_y)
+    x, y = tensors(taken(data.test_x, few)), with_labels(torch.from_numpy(data.test_y[few]))
     return Looped(task, x, y, mixes=mixes, private=private)

@@ -9,7 +9,8 @@ import sys
 import torch
 from torch import nn
 
-from fedveil.models.task import Named, Task
+from fedveil.inputs import mapped, taken
+from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
@@ -26,7 +27,7 @@ class Looped:
     def __init__(
         self,
         task: Task,
-        x: torch.Tensor,
+        x: Features,
         y: torch.Tensor,
         *,
         mixes: bool = False,
@@ -83,7 +84,7 @@ class LoopedWalk:
         out = torch.zeros(len(self._cohort), self.width)
         for k in range(len(out)):
             x, y = batch.real(self._cohort, k)
-            if len(x):
+            if len(y):
                 keys = self._keys(batch, k)
                 self._examples.add_clipped_(out[k], self._parameters(moved, k), x, y, clip, keys)
         return out
@@ -115,17 +116,17 @@ class LoopedWalk:
         """rows += factor x gradients at `moved`, which may be the rows themselves."""
         for k, row in enumerate(rows):
             x, y = batch.real(self._cohort, k)
-            if len(x) == 0:
+            if len(y) == 0:
                 continue
             keys = self._keys(batch, k)
             named, beside = self._leaves(self._parameters(moved, k), row)
-            for a in range(0, len(x), self._piece):
+            for a in range(0, len(y), self._piece):
                 piece = slice(a, a + self._piece)
                 with torch.enable_grad():
-                    records = self._examples.layout(x[piece])
+                    records = mapped(self._examples.layout, taken(x, piece))
                     own = None if keys is None else keys[piece]
                     losses = self._task.losses(named, records, y[piece], own)
-                    loss = losses.sum() * (factor / len(x))
+                    loss = losses.sum() * (factor / len(y))
                 torch.autograd.backward(loss)
             for place, gradient in beside:
                 place += gradient

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 from torch.func import vmap
 
+from fedveil.inputs import mapped, taken
 from fedveil.models.products import Product
-from fedveil.models.task import Named, Task
+from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.gradients.forms import Full, Gradient, without_subnormals
@@ -41,9 +42,9 @@ class ExampleBounds:
     parameters get one gradient per example.
     """
 
-    def __init__(self, task: Task, x: torch.Tensor, y: torch.Tensor) -> None:
+    def __init__(self, task: Task, x: Features, y: torch.Tensor) -> None:
         self._task = task
-        self._sample = (x, y, torch.arange(len(x))) if task.drops else (x, y)
+        self._sample = (x, y, torch.arange(len(y))) if task.drops else (x, y)
 
     def look(self) -> None:
         """Find out now how the module's gradients come about, not when they are first asked for."""
@@ -56,7 +57,7 @@ class ExampleBounds:
         named = {n: channels_last(v) for n, v in self._task.named(flat).items()}
         try:
             with torch.no_grad():
-                self._task.outputs(named, channels_last(self._sample[0]))
+                self._task.outputs(named, mapped(channels_last, self._sample[0]))
         except RuntimeError:
             return lambda values: values
         return channels_last
@@ -65,7 +66,7 @@ class ExampleBounds:
         self,
         row: torch.Tensor,
         flat: torch.Tensor,
-        x: torch.Tensor,
+        x: Features,
         y: torch.Tensor,
         clip: Clip,
         keys: torch.Tensor | None = None,
@@ -77,13 +78,13 @@ class ExampleBounds:
         given = (x, y) if keys is None else (x, y, keys)
         if clip.norm is Norm.L2 and self._by_layers:
             named = self._laid(flat)
-            for a in range(0, len(x), self._piece):
-                piece = (part[a : a + self._piece] for part in given)
+            for a in range(0, len(y), self._piece):
+                piece = (taken(part, slice(a, a + self._piece)) for part in given)
                 self._add_piece_(row, self._gradients(named, *piece), clip)
             return
         step = max(1, _MATERIALISED // len(flat))
-        for a in range(0, len(x), step):
-            rows = self._written_out(flat, *(part[a : a + step] for part in given))
+        for a in range(0, len(y), step):
+            rows = self._written_out(flat, *(taken(part, slice(a, a + step)) for part in given))
             row += clipped_or_zero_(rows, clip).sum(dim=0)
 
     def _add_piece_(self, row: torch.Tensor, gradients: dict[str, Gradient], clip: Clip) -> None:
@@ -116,11 +117,11 @@ class ExampleBounds:
         """The parameters as the module's layers like them best."""
         return {name: self.layout(value) for name, value in self._task.named(flat).items()}
 
-    def _gradients(self, named: Named, *given: torch.Tensor) -> dict[str, Gradient]:
+    def _gradients(self, named: Named, *given: Any) -> dict[str, Gradient]:
         """The single-example gradients of every layer that was used, in the layer's own form."""
         return self._forms(self._pass(named, *given))
 
-    def _pass(self, named: Named, x: torch.Tensor, y: torch.Tensor, *keys: Keys) -> "_Pass":
+    def _pass(self, named: Named, x: Features, y: torch.Tensor, *keys: Keys) -> "_Pass":
         """Every example alone through the module, with what each layer sees written down.
 
         Zeros are added to what each layer gives: their gradients are what comes back to it. Every
@@ -128,27 +129,27 @@ class ExampleBounds:
         """
         shared = {n: v for n, v in named.items() if n not in self._free}
         copies = {
-            n: named[n].detach().expand(len(x), *named[n].shape).requires_grad_()
+            n: named[n].detach().expand(len(y), *named[n].shape).requires_grad_()
             for n in self._free
         }
         zeros = {
-            name: [torch.zeros(()).expand(len(x), *s).requires_grad_() for s in shapes]
+            name: [torch.zeros(()).expand(len(y), *s).requires_grad_() for s in shapes]
             for name, shapes in self._shapes.items()
         }
 
         def one(
             zeros: dict[str, list[torch.Tensor]],
             copies: Named,
-            x: torch.Tensor,
+            x: Features,
             y: torch.Tensor,
             *key: torch.Tensor,
         ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
             seen = {name: _Seen(iter(z)) for name, z in zeros.items()}
-            outputs = self._watched(shared | copies, x[None], seen, *key)
+            outputs = self._watched(shared | copies, taken(x, None), seen, *key)
             return self._task.loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
 
         with torch.enable_grad():
-            losses, inputs = vmap(one)(zeros, copies, self.layout(x), y, *keys)
+            losses, inputs = vmap(one)(zeros, copies, mapped(self.layout, x), y, *keys)
         return _Pass(losses, copies, zeros, inputs)
 
     def _forms(self, passed: "_Pass", *, keep: bool = False) -> dict[str, Gradient]:
@@ -165,7 +166,7 @@ class ExampleBounds:
         return found | {name: Full(next(errors), None) for name in passed.copies}
 
     def _watched(
-        self, named: Named, x: torch.Tensor, seen: "dict[str, _Seen]", *key: torch.Tensor
+        self, named: Named, x: Features, seen: "dict[str, _Seen]", *key: torch.Tensor
     ) -> torch.Tensor:
         handles = [self._layers[name].register_forward_hook(seen[name]) for name in seen]
         try:
@@ -193,12 +194,12 @@ class ExampleBounds:
         leaves = self._task.named(self._task.parameters.clone())
         leaves = {name: value.requires_grad_() for name, value in leaves.items()}
 
-        def one(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self._task.losses(leaves, x[None], y[None])[0]
+        def one(x: Features, y: torch.Tensor) -> torch.Tensor:
+            return self._task.losses(leaves, taken(x, None), y[None])[0]
 
         x, y = self._sample[:2]
         with torch.enable_grad(), constant_inside(self._candidates):
-            loss = vmap(one)(x[:1], y[:1]).sum()
+            loss = vmap(one)(taken(x, slice(1)), y[:1]).sum()
         elsewhere: set[str] = set()
         if loss.requires_grad:
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
@@ -222,13 +223,14 @@ class ExampleBounds:
         seen = {name: _Seen(None) for name in self._layers}
         named = self._task.named(self._task.parameters.clone())
         with torch.no_grad():
-            vmap(lambda x: self._watched(named, x[None], seen))(self._sample[0][:1])
+            one = taken(self._sample[0], slice(1))
+            vmap(lambda x: self._watched(named, taken(x, None), seen))(one)
         return {name: s.shapes for name, s in seen.items() if s.shapes}
 
     @cached_property
     def _piece(self) -> int:
         """How many examples at a time: images that stay in the cache, and what memory holds."""
-        first = (values[:1] for values in self._sample)
+        first = (taken(values, slice(1)) for values in self._sample)
         gradients = self._gradients(self._laid(self._task.parameters.clone()), *first)
         held = sum(g.held for g in gradients.values())
         images = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self._layers.values())
@@ -329,13 +331,13 @@ def channels_last(values: torch.Tensor) -> torch.Tensor:
 
 
 def _one_by_one(
-    task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *keys: Keys
+    task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, *keys: Keys
 ) -> torch.Tensor:
     rows = []
-    for k in range(len(x)):
+    for k in range(len(y)):
         named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
         with torch.enable_grad():
-            outputs = task.outputs(named, x[k : k + 1], *(every[k] for every in keys))
+            outputs = task.outputs(named, taken(x, slice(k, k + 1)), *(every[k] for every in keys))
             loss = task.loss(outputs, y[k : k + 1]).sum()
         found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
         rows.append(task.flattened(dict(zip(named, found, strict=True))))

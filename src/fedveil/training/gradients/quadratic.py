@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.data.federated import FederatedData
+from fedveil.inputs import single
 from fedveil.models.task import Task
 from fedveil.training.batches import Batch, Whole
 from fedveil.training.cohort import CohortData
@@ -46,11 +47,12 @@ class Quadratics:
     @staticmethod
     def worthwhile(data: FederatedData) -> bool:
         """Whether they take less memory and time than the records, and less than 256 MiB."""
-        if data.x.ndim != 2 or data.x.dtype != np.float32 or data.y.dtype.kind != "f":
+        x = data.x
+        if isinstance(x, dict) or x.ndim != 2 or x.dtype != np.float32 or data.y.dtype.kind != "f":
             return False
-        width = data.x.shape[1] + 1
+        width = x.shape[1] + 1
         numbers = data.clients * width * (width + 1)
-        return bool(8 * numbers <= min(_MOST, data.x.nbytes))
+        return bool(8 * numbers <= min(_MOST, x.nbytes))
 
     def at(self, ids: npt.NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
         """H [K, p, p] and h [K, p] of the clients `ids`."""
@@ -58,12 +60,13 @@ class Quadratics:
         return self._curvature.index_select(0, chosen), self._slope.index_select(0, chosen)
 
     def _all(self) -> tuple[torch.Tensor, torch.Tensor]:
-        data, width = self._data, self._data.x.shape[1] + 1
+        data, x = self._data, single(self._data.x)
+        width = x.shape[1] + 1
         both = np.zeros((data.clients, width, width + 1))
         for first, last in self._pieces():
             a, b = data.offsets[first], data.offsets[last]
             records = np.ones((b - a, width + 1))
-            records[:, : data.x.shape[1]] = data.x[a:b]
+            records[:, : x.shape[1]] = x[a:b]
             records[:, width] = data.y[a:b]
             sizes = data.sizes[first:last]
             if (sizes == sizes[0]).all():
@@ -81,7 +84,7 @@ class Quadratics:
 
     def _pieces(self) -> Iterator[tuple[int, int]]:
         """Clients first..last whose records are few enough to be widened together."""
-        most = max(1, _PIECE // (self._data.x.shape[1] + 2))
+        most = max(1, _PIECE // (single(self._data.x).shape[1] + 2))
         first = 0
         while first < self._data.clients:
             last = int(np.searchsorted(self._data.offsets, self._data.offsets[first] + most)) - 1

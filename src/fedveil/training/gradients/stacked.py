@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch.func import grad, vmap
 
+from fedveil.inputs import single
 from fedveil.models.task import Task, cross_entropy, squared_error
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
@@ -33,7 +34,7 @@ class StackedWalk:
 
     @cached_property
     def _x(self) -> torch.Tensor:
-        return self._cohort.x.flatten(2)
+        return single(self._cohort.x).flatten(2)
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """The chain schedule, written out layer by layer."""

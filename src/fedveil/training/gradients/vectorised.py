@@ -3,8 +3,9 @@
 import torch
 
 from fedveil.data.federated import FederatedData
+from fedveil.inputs import taken
 from fedveil.models.task import Task, squared_error
-from fedveil.training.cohort import CohortData
+from fedveil.training.cohort import CohortData, tensors
 from fedveil.training.gradients.linear_chain import chain_of
 from fedveil.training.gradients.quadratic import Quadratics, QuadraticWalk
 from fedveil.training.gradients.stacked import DualWalk, StackedWalk
@@ -20,15 +21,14 @@ class Vectorised:
         self._flatten, self._layers = chain_of(task)
         self._quadratics = Quadratics.of(data) if whole and quadratic(task, data) else None
         if not self._layers:
-            task.look(torch.from_numpy(data.test_x[:1]), torch.from_numpy(data.test_y[:1]))
+            task.look(tensors(taken(data.test_x, slice(1))), torch.from_numpy(data.test_y[:1]))
 
     def walk(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
     ) -> VmappedWalk | StackedWalk:
         """Batched algebra if the module is a chain of linear layers and the records fit it."""
-        dimensions = self._data.x.ndim
-        flat = dimensions == 2 or (self._flatten and dimensions > 2)
-        if not self._layers or not flat or self._data.x.dtype.kind != "f":
+        x = self._data.x
+        if isinstance(x, dict) or not self._layers or not self._flat(x.ndim, x.dtype.kind):
             return VmappedWalk(self._task, start, cohort)
         if self._quadratics is not None:
             return QuadraticWalk(self._task, self._layers, start, cohort, self._quadratics)
@@ -36,6 +36,10 @@ class Vectorised:
         if spanned and 2 * records <= first.inputs:
             return DualWalk(self._task, self._layers, start, cohort)
         return StackedWalk(self._task, self._layers, start, cohort)
+
+    def _flat(self, dimensions: int, kind: str) -> bool:
+        """Whether records are vectors of real numbers when they reach the first layer."""
+        return kind == "f" and (dimensions == 2 or (self._flatten and dimensions > 2))
 
 
 def quadratic(task: Task, data: FederatedData) -> bool:
@@ -52,6 +56,7 @@ def linear_least_squares(task: Task, data: FederatedData) -> bool:
         and layers[0].after is None
         and layers[0].outputs == 1
         and (layers[0].weight, layers[0].bias) == (0, layers[0].inputs)
+        and not isinstance(data.x, dict)
         and data.x.shape[1:] == (layers[0].inputs,)
         and data.x.dtype.kind == "f"
         and data.target.plain

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch.func import grad, vmap
 
-from fedveil.models.task import Named, Task
+from fedveil.inputs import taken
+from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
@@ -28,13 +29,15 @@ class VmappedWalk:
         """Autograd of each client's weighted losses."""
 
         def loss(
-            named: Named, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, *keys: Keys
+            named: Named, x: Features, y: torch.Tensor, weights: torch.Tensor, *keys: Keys
         ) -> torch.Tensor:
             return (self._task.losses(named, x, y, *keys) * weights).sum()
 
         here = self._start if moved is None else self._start + moved
         given = *batch.of(self._cohort), batch.weights, *self._keys(batch)
-        each = vmap(grad(loss), in_dims=(None if here.ndim == 1 else 0, *(0 for _ in given)))
+        each: Callable[..., Named] = vmap(
+            grad(loss), in_dims=(None if here.ndim == 1 else 0, *(0 for _ in given))
+        )
         found = each(self._task.named(here), *given)
         return batch.without_idle_(self._task.flattened(found))
 
@@ -44,15 +47,15 @@ class VmappedWalk:
 
     def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
         """Every example's gradient is materialised, a few clients at a time."""
-        given = *batch.of(self._cohort), *self._keys(batch)
-        x = given[0]
-        params = (self._start if moved is None else self._start + moved).expand(len(x), -1)
-        out = torch.zeros(len(x), self.width)
+        x, y = batch.of(self._cohort)
+        given = x, y, *self._keys(batch)
+        params = (self._start if moved is None else self._start + moved).expand(len(y), -1)
+        out = torch.zeros(len(y), self.width)
         examples = vmap(_by_name(self._task))
-        step = max(1, _EXAMPLES // (self.width * max(1, x.shape[1])))
-        for a in range(0, len(x), step):
+        step = max(1, _EXAMPLES // (self.width * max(1, y.shape[1])))
+        for a in range(0, len(y), step):
             here = slice(a, a + step)
-            found = examples(self._task.named(params[here]), *(part[here] for part in given))
+            found = examples(self._task.named(params[here]), *(taken(part, here) for part in given))
             rows = self._task.flattened(found)
             clipped = clipped_or_zero_(rows.flatten(0, 1), clip).view_as(rows)
             out[here] = torch.einsum("kbp,kb->kp", clipped, batch.mask[here])
@@ -75,7 +78,7 @@ class VmappedWalk:
 
 
 def example_gradients(
-    task: Task, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *keys: Keys
+    task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor, *keys: Keys
 ) -> torch.Tensor:
     """The gradient of each example at the parameters `flat` [P]: rows [B, P]."""
     return task.flattened(_by_name(task)(task.named(flat), x, y, *keys))
@@ -84,10 +87,10 @@ def example_gradients(
 def _by_name(task: Task) -> Callable[..., Named]:
     """(parameters, x, y, keys of B examples) -> the gradient of each, [B, *shape] by name."""
 
-    def loss(named: Named, x: torch.Tensor, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
-        return task.loss(task.outputs(named, x[None], *key), y[None])[0]
+    def loss(named: Named, x: Features, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
+        return task.loss(task.outputs(named, taken(x, None), *key), y[None])[0]
 
-    def examples(named: Named, *given: torch.Tensor) -> Named:
+    def examples(named: Named, *given: Features) -> Named:
         every: Callable[..., Named] = vmap(grad(loss), in_dims=(None, *(0 for _ in given)))
         return every(named, *given)
 
