@@ -169,6 +169,11 @@ def _gradient(
 class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """For the backward pass, in which a module that computes its layers anew would draw anew."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and keeping a compiler out would load it: many seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
