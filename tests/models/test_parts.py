@@ -61,7 +61,6 @@ def test_metrics_by_name_by_function_or_both():
 
 def test_every_number_of_a_round_is_taken():
     fields = dict.fromkeys(RoundResult.__dataclass_fields__)
-    result = RoundResult(
-        **{**fields, "metrics": {}, "over_clients": {}, "refused": (), "spent": lambda: None}
-    )
+    empty = {"metrics": {}, "over_clients": {}, "attack": {}, "refused": ()}
+    result = RoundResult(**{**fields, **empty, "spent": lambda: None})
     assert set(result.numbers()) <= TAKEN
