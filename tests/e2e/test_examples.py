@@ -128,6 +128,7 @@ def test_hospitals(tmp_path):
     assert lines[2] == "['yes' 'no']"
 
 
+@pytest.mark.slow
 def test_record_level(tmp_path):
     lines = run("record_level.py", tmp_path)
     assert lines[0].startswith("FederatedData(8 clients, 455 records")

@@ -14,6 +14,7 @@ print(run.result["stopped"], run.result["rounds"])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_interrupting_the_kernel_ends_the_run_cleanly(tmp_path):
     manager, client = start_new_kernel(cwd=str(tmp_path), stderr=subprocess.DEVNULL)

@@ -104,6 +104,7 @@ def test_the_demo(run, tmp_path):
     assert (tmp_path / result["run_dir"] / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_the_csv_example(run):
     """A table, an own module, a run that is killed and resumed, predictions."""
     first, *_, last = run("python", ROOT / "examples" / "hospitals.py").splitlines()

@@ -143,7 +143,13 @@ def read(outputs, targets):
     return outputs @ torch.linspace(-1, 2, outputs.shape[1]).square()
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("encoder", "decoder") else name
+        for name in LAYERS
+    ],
+)
 def test_a_record_has_its_own_masks_in_every_form(name):
     """Under vmap, under two of them, one by one, and beside any others; nothing common is drawn."""
     torch.manual_seed(0)
@@ -171,8 +177,20 @@ def test_a_record_has_its_own_masks_in_every_form(name):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("masked", [None, torch.bool, torch.float32])
+@pytest.mark.parametrize(
+    ("causal", "masked"),
+    [
+        (False, torch.bool),
+        *(
+            pytest.param(causal, masked, marks=pytest.mark.slow)
+            for causal, masked in ((False, None), (False, torch.float32), (True, None))
+        ),
+        *(
+            pytest.param(True, masked, marks=pytest.mark.slow)
+            for masked in (torch.bool, torch.float32)
+        ),
+    ],
+)
 def test_attention_written_out_is_torch_s_but_for_the_masks(causal, masked):
     q, k, v = torch.randn(3, 2, 4, 5, 6).unbind(0)
     mask = None

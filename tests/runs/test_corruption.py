@@ -255,7 +255,7 @@ REFUSED = {
     "recipe removed": ("cut", remove("recipe.toml"), "has no recipe.toml"),
     "recipe empty": ("cut", write("recipe.toml", b""), "recipe"),
     "recipe of noise": ("cut", write("recipe.toml", b"\xff\xfe\x00"), "cannot be read"),
-    "recipe cut": ("cut", cut("recipe.toml", 0.5), "recipe"),
+    "recipe cut": ("cut", cut("recipe.toml", 0.5), "recipe|budget"),
     "recipe of another run": ("cut", swap("recipe.toml"), "recipe is .* in the ledger"),
     "more rounds": ("cut", edit("recipe.toml", "rounds = 4", "rounds = 8"), "recipe is"),
     "less noise": ("cut", edit("recipe.toml", "multiplier = 2.0", "multiplier = 1.0"), "recipe is"),
