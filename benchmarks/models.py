@@ -6,7 +6,7 @@ Imports nothing but torch, so that it runs in every environment.
 import torch
 from torch import nn
 
-WORDS, STEPS = 2_000, 32
+WORDS, STEPS = 2_000, 64
 """How many words there are, and how many of them a record has."""
 
 

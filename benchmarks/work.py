@@ -119,7 +119,7 @@ WORK = {
             batch=64,
         ),
         *_module("f", "resnet", "ResNet-18 with group norm, 32 x 32 images", (3, 32, 32), 16),
-        *_module("g", "transformer", "a transformer of 4 layers, 32 words", (models.STEPS,), 64),
-        *_module("h", "lstm", "words and an LSTM, 32 words", (models.STEPS,), 128),
+        *_module("g", "transformer", "a transformer of 4 layers, 64 words", (models.STEPS,), 64),
+        *_module("h", "lstm", "words and an LSTM, 64 words", (models.STEPS,), 128),
     )
 }

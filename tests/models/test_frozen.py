@@ -159,4 +159,7 @@ def test_a_frozen_weight_may_be_of_any_type():
         def forward(self, x):
             return (self.layer(x) * self.scale.float())[:, self.which]
 
-    list(fv.train(training(Scaled(), federation())))
+    made = training(Scaled(), federation())
+    before = made.start().params
+    *_, last = fv.train(made)
+    assert not torch.equal(last.state.params, before)

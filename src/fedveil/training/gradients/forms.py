@@ -201,7 +201,7 @@ def cheaper(steps: int, inputs: int, outputs: int) -> bool:
 _WIDENED, _WRITTEN = 100, 40
 """What it costs to turn a number into float64, and to write, measure and scale one in a product.
 
-In multiplications, as measured.
+In multiplications, by estimate: it decides how lengths are computed, not what they are.
 """
 
 
