@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import torch
 
+from fedveil.tuning.axes import axis, cells
 from fedveil.tuning.cells import Prepared
-from fedveil.tuning.grid import axis, cells
 from fedveil.tuning.trials import Laboratory
 
 REPETITIONS, TRIES = 16, 3

@@ -156,7 +156,7 @@ _ALSO = {
     "runs/disk.py": ("runs/test_run.py",),
     "runs/done.py": ("runs/test_interruptions.py", "runs/test_run.py"),
     "runs/ledgers.py": ("runs/test_evidence.py", "runs/test_run.py"),
-    "runs/metrics.py": ("runs/test_corruption.py", "runs/test_interruptions.py"),
+    "runs/metrics_file.py": ("runs/test_corruption.py", "runs/test_interruptions.py"),
     "runs/plans.py": ("runs/test_secure_runs.py",),
     "runs/run.py": (
         "runs/test_secure_runs.py",

@@ -28,15 +28,15 @@ from fedveil.data.federated import FederatedData
 from fedveil.data.load import load_records
 from fedveil.errors import BadInput
 from fedveil.mixing.client import collect, send_report
+from fedveil.mixing.mixer import MixerConfig, serve
 from fedveil.mixing.protocol import HELLO, Refused
-from fedveil.mixing.server import MixerConfig, serve
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.runs import checkpoint, run
 from fedveil.runs.evidence import export_ledger, file_of, statements_of, verify_ledger
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
-from fedveil.tuning.grid import axis, cells
+from fedveil.tuning.axes import axis, cells
 
 SEED = 4711
 ROOM = 3 << 29  # bytes a child may allocate beyond what it was forked with

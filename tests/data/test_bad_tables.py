@@ -8,8 +8,8 @@ import pytest
 from fedveil import FederatedData
 from fedveil.cli import main as commands
 from fedveil.errors import BadInput
-from fedveil.runs.data import data_of
 from fedveil.runs.recipe import load_recipe
+from fedveil.runs.records import data_of
 
 SITES, EACH = 10, 4
 HEADER = ["site", "age", "city", "well"]

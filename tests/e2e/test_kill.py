@@ -27,7 +27,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.releases.central import CentralNoise
 from fedveil.privacy.releases.release import Release
 from fedveil.privacy.sampling import FixedSize
-from fedveil.runs import checkpoint, data, disk, run
+from fedveil.runs import checkpoint, disk, records, run
 from fedveil.runs.evidence import verify_ledger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -278,7 +278,7 @@ def place():
 def warm():
     """Data in memory, and no picture: a run takes a tenth of a second."""
     patched = pytest.MonkeyPatch()
-    patched.setattr(data, "load_records", functools.cache(data.load_records))
+    patched.setattr(records, "load_records", functools.cache(records.load_records))
     patched.setattr(run, "progress_png", lambda *_: b"picture")
     with tempfile.TemporaryDirectory() as folder:
         for where, source in itertools.product(RECIPES, SOURCES):

@@ -26,7 +26,7 @@ import pytest
 
 from fedveil import console
 from fedveil.cli import main as cli
-from fedveil.runs import data as data_module
+from fedveil.runs import records as data_module
 from fedveil.runs import run
 from fedveil.runs.recipe import Recipe, load_recipe
 

@@ -20,8 +20,8 @@ import torch
 import fedveil
 from fedveil.errors import BadInput
 from fedveil.mixing.client import collect, send_report
+from fedveil.mixing.mixer import MixerConfig, serve
 from fedveil.mixing.protocol import Refused, Status
-from fedveil.mixing.server import MixerConfig, serve
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.shuffle import highs, multisets
@@ -518,7 +518,7 @@ def test_a_report_that_cannot_be_sent_is_bad_input(spread):
 
 
 ENDINGS = """
-from fedveil.mixing.server import MixerConfig, run_mixer
+from fedveil.mixing.mixer import MixerConfig, run_mixer
 for seconds in (60.0, 60.0, 60.0, 0.1):
     run_mixer(MixerConfig(positions=6, minimum=2, expected=2, seconds=seconds))
 """

@@ -9,7 +9,7 @@ import pytest
 from fedveil.data.records import Records
 from fedveil.papers import fu
 from fedveil.papers.experiment import Experiment, Scale
-from fedveil.runs import data
+from fedveil.runs import records
 from fedveil.tuning.trials import Laboratory
 
 REAL = os.environ.get("FEDVEIL_DATA")
@@ -39,7 +39,7 @@ def small(monkeypatch):
 
 @pytest.fixture
 def made_up(small, monkeypatch):
-    monkeypatch.setattr(data, "load_records", lambda name, root, **options: loans())
+    monkeypatch.setattr(records, "load_records", lambda name, root, **options: loans())
 
 
 def check(page, experiment, monkeypatch):

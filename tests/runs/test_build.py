@@ -7,8 +7,8 @@ import torch
 from fedveil.errors import BadInput
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.build import build, resolved
-from fedveil.runs.data import data_of
 from fedveil.runs.recipe import load_recipe
+from fedveil.runs.records import data_of
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd

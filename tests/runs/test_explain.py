@@ -14,7 +14,7 @@ from fedveil.names import NAMES
 from fedveil.runs.build import build
 from fedveil.runs.explain import apart, find, overview, parts, told
 from fedveil.runs.recipe import FORMS, Recipe, load_recipe, shipped
-from fedveil.runs.sections.data import ColumnSection
+from fedveil.runs.sections.data_section import ColumnSection
 from fedveil.runs.sections.keys import is_key
 from fedveil.runs.sections.section import Section
 from fedveil.training.directions import Adam

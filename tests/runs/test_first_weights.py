@@ -12,7 +12,7 @@ from fedveil.errors import BadInput
 from fedveil.runs import run as runs
 from fedveil.runs.first_weights import read_
 from fedveil.runs.models import task_of
-from fedveil.runs.sections.data import ModelSection
+from fedveil.runs.sections.data_section import ModelSection
 from fedveil.targets import Target
 
 SHAPE = (1, 8, 8)

@@ -12,10 +12,10 @@ from fedveil.data.load import load_records
 from fedveil.data.split import holdout
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.data import data_of
 from fedveil.runs.recipe import load_recipe
+from fedveil.runs.records import data_of
 from fedveil.runs.run import Run
-from fedveil.tuning.grid import cells
+from fedveil.tuning.axes import cells
 from fedveil.tuning.trials import Laboratory
 
 LOANS = 1000

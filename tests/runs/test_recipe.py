@@ -10,7 +10,7 @@ from fedveil.runs import toml
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe, shipped
 from fedveil.runs.run import Run
-from fedveil.runs.sections.noise import GaussianSection, NoNoiseSection
+from fedveil.runs.sections.noise_section import GaussianSection, NoNoiseSection
 
 NAMES = [recipe["name"] for recipe in shipped()]
 CLAIMED = {"central", "dp-fedavg", "dp-fedavg-gaussian", "ldp-fl", "ldp-sgd", "dp-sgd", "priv-unit"}

@@ -8,9 +8,9 @@ import pytest
 import fedveil as fv
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
-from fedveil.runs.data import data_of
+from fedveil.runs.predictions import predictions_csv
 from fedveil.runs.recipe import load_recipe
-from fedveil.runs.results import predictions_csv
+from fedveil.runs.records import data_of
 
 BASE = ["data.path=t.csv", "data.client=user", "data.target=label", "data.columns.text.length=6"]
 SHORT = ["rounds=2", "client.epochs=1", "engine.workers=1", "client.lr=0.5", "model.embedding=8"]

@@ -4,8 +4,8 @@ import pytest
 
 from fedveil.errors import BadInput
 from fedveil.runs.recipe import load_recipe
+from fedveil.tuning.axes import recipe_of
 from fedveil.tuning.candidates import Space, alike, candidates
-from fedveil.tuning.grid import recipe_of
 
 
 def test_pairs_are_e_and_rounds_each_once():

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from fedveil.privacy.accounting.claims import Trust
+from fedveil.tuning.axes import axis, cells
 from fedveil.tuning.cost import Cost, together
-from fedveil.tuning.grid import axis, cells
 from fedveil.tuning.trials import Laboratory
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=3", "engine.mode=looped")

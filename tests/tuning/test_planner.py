@@ -7,9 +7,9 @@ import pytest
 
 from fedveil.errors import BadInput
 from fedveil.runs import toml
+from fedveil.tuning.axes import recipe_of
 from fedveil.tuning.candidates import Space
 from fedveil.tuning.cells import Outcome
-from fedveil.tuning.grid import recipe_of
 from fedveil.tuning.simulate import simulate
 from fedveil.tuning.theorise import theorise
 from fedveil.tuning.trials import Laboratory

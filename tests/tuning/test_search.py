@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from fedveil.tuning.axes import axis, cells
 from fedveil.tuning.candidates import Space, candidates
 from fedveil.tuning.cells import Outcome, Prepared
-from fedveil.tuning.grid import axis, cells
 from fedveil.tuning.search import Arm, rungs, search
 from fedveil.tuning.trials import Laboratory
 

@@ -16,8 +16,8 @@ import pytest
 from fedveil.errors import BadInput
 from fedveil.training.gradients.choice import Mode
 from fedveil.tuning import figures
+from fedveil.tuning.axes import axis
 from fedveil.tuning.cells import Outcome
-from fedveil.tuning.grid import axis
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory
 

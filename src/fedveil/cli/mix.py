@@ -16,7 +16,7 @@ def mixer(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: any.")] = 0,
 ) -> None:
     """Run a mixer for two-point reports: it hands on, per position, only how many were high."""
-    from fedveil.mixing.server import MixerConfig, run_mixer
+    from fedveil.mixing.mixer import MixerConfig, run_mixer
 
     run_mixer(
         MixerConfig(

@@ -35,8 +35,8 @@ def reproduce(
     check_workers("--workers", workers)
     check_out(out)
     check_path("--data", data)
-    from fedveil.papers.reproduce import items_of
-    from fedveil.papers.reproduce import reproduce as run_items
+    from fedveil.papers.reproduction import items_of
+    from fedveil.papers.reproduction import reproduce as run_items
 
     items = items_of(paper, item or ())
 

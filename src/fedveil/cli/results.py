@@ -24,9 +24,9 @@ def evaluate(
 ) -> None:
     """Measure a run's model on a table of your own, or on its test split again."""
     check_path("--data", data)
-    from fedveil.runs.metrics import json_text
+    from fedveil.runs.metrics_file import json_text
     from fedveil.runs.opened import OpenedRun
-    from fedveil.runs.results import measured
+    from fedveil.runs.predictions import measured
 
     found = measured(OpenedRun.at(run, allow_code=allow_code), data)
     if json_:
@@ -49,7 +49,7 @@ def predict(
     check_path("INPUT", rows)
     from fedveil.runs.disk import write_new
     from fedveil.runs.opened import OpenedRun
-    from fedveil.runs.results import predictions_csv
+    from fedveil.runs.predictions import predictions_csv
 
     text = predictions_csv(OpenedRun.at(run, allow_code=allow_code), rows)
     if out is None:
@@ -74,7 +74,7 @@ def compare(
         rows_of,
     )
     from fedveil.runs.disk import write_new
-    from fedveil.runs.metrics import json_text
+    from fedveil.runs.metrics_file import json_text
 
     runs = opened(folders)
     rows, keys, remark = rows_of(runs), differences(runs), not_comparable(runs)

@@ -66,7 +66,7 @@ def run(
             chosen.model.check_allowed(allow_code)
             check_data(data, [chosen.data.name])
             if chosen.data.name == TABLE:  # before torch is imported, which takes seconds
-                from fedveil.runs.data import data_of
+                from fedveil.runs.records import data_of
 
                 own = data_of(chosen)
 

@@ -145,7 +145,7 @@ def sweep(
     check_given(repeat=repeat)
     check_workers("--workers", workers)
     check_out(out)
-    from fedveil.tuning.grid import axis, cells
+    from fedveil.tuning.axes import axis, cells
 
     axes = [axis(text) for text in grid]
     check_data(data, (cell.recipe.data.name for cell in cells(recipe, set_ or (), axes)))

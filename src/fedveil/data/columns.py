@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from fedveil.checks import shown
 from fedveil.data.arrays import Array
-from fedveil.data.entries import Floats, are_arrays, as_numbers, as_texts
+from fedveil.data.cells import Floats, are_arrays, as_numbers, as_texts
 from fedveil.data.tables import Table, listed
-from fedveil.data.text import KEYS as TEXT_KEYS
-from fedveil.data.text import Text
+from fedveil.data.text_column import KEYS as TEXT_KEYS
+from fedveil.data.text_column import Text
 from fedveil.errors import BadInput
 from fedveil.targets import Target
 

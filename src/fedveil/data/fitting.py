@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from fedveil.checks import shown
+from fedveil.data.cells import are_arrays, are_bits, are_floats, as_numbers, as_texts
 from fedveil.data.columns import MOST_VALUES, Column
-from fedveil.data.entries import are_arrays, are_bits, are_floats, as_numbers, as_texts
 from fedveil.data.schema import TableSchema
 from fedveil.data.tables import Table, listed
 from fedveil.errors import BadInput

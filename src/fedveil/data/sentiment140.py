@@ -7,7 +7,7 @@ from pathlib import Path
 from fedveil.data.files import find
 from fedveil.data.own_table import Asked, table_records
 from fedveil.data.records import Records
-from fedveil.data.text import texts_of
+from fedveil.data.text_column import texts_of
 
 _LABELS = {"label": {"values": [0, 4]}}
 _WORDS = {"length": 30, "buckets": 4096}

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.checks import shown
-from fedveil.data.entries import as_texts
+from fedveil.data.cells import as_texts
 from fedveil.data.split import SHARE, Rows, held_out, holdout, share_of_each
 from fedveil.data.tables import SUFFIXES, Table, read_table
 from fedveil.errors import BadInput

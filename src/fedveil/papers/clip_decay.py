@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.lines import claim_of
 from fedveil.papers.page import Finding, Page, Table
+from fedveil.tuning.axes import Axis
 from fedveil.tuning.cells import Outcome
 from fedveil.tuning.figures import COLOURS, png
-from fedveil.tuning.grid import Axis
 from fedveil.tuning.statistics import mean_of
 from fedveil.tuning.sweep import Sweep
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fedveil.papers.page import Page
-from fedveil.tuning.grid import Axis
+from fedveil.tuning.axes import Axis
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory
 

@@ -15,8 +15,8 @@ from fedveil.papers.lines import claim_of, learning_curve, lines_of, lines_png, 
 from fedveil.papers.page import Finding, Page, Table
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
+from fedveil.tuning.axes import Axis, cells
 from fedveil.tuning.constants import constants_of
-from fedveil.tuning.grid import Axis, cells
 from fedveil.tuning.statistics import Mean, worse
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.theory import Federation, LaplaceNoise, best_steps, decayed_bound

@@ -13,7 +13,7 @@ from fedveil.papers.experiment import Experiment, Item, Scale
 from fedveil.papers.lines import claim_of, learning_curve, lines_of, lines_png, meaning, strictly
 from fedveil.papers.page import Finding, Page, Table
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.tuning.grid import Axis
+from fedveil.tuning.axes import Axis
 from fedveil.tuning.statistics import Mean
 from fedveil.tuning.sweep import Sweep
 

@@ -35,8 +35,8 @@ from fedveil.papers.ldp_fl_settings import (
     studies,
 )
 from fedveil.papers.page import Page, Table
+from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import COLOURS, draw_line, png
-from fedveil.tuning.grid import Axis
 from fedveil.tuning.statistics import Mean
 
 

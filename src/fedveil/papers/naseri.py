@@ -16,8 +16,8 @@ from fedveil.papers.experiment import Experiment, Item, Scale
 from fedveil.papers.lines import claim_of, meaning
 from fedveil.papers.page import Finding, Page, Table
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import COLOURS, draw_line, png
-from fedveil.tuning.grid import Axis
 from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 

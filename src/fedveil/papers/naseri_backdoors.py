@@ -15,8 +15,8 @@ from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.naseri import DELTA, UNPUBLISHED, WEAK, Deployment, federations
 from fedveil.papers.page import Finding, Page, Table
+from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import COLOURS, png
-from fedveil.tuning.grid import Axis
 from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 

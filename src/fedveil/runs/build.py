@@ -8,13 +8,13 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from fedveil.runs.attack import attack_of
-from fedveil.runs.data import data_of
+from fedveil.runs.attackers import attack_of
 from fedveil.runs.models import task_of, words_of
 from fedveil.runs.own import FIRST_WEIGHTS, Model, asked_of, check_same, digest_of, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_values
-from fedveil.runs.sections.clients import (
+from fedveil.runs.records import data_of
+from fedveil.runs.sections.client_section import (
     ClientSection,
     DpSgdSection,
     EveryoneSection,
@@ -26,7 +26,7 @@ from fedveil.runs.sections.clients import (
     SgdSection,
 )
 from fedveil.runs.sections.section import Section
-from fedveil.runs.sections.server import EvaluateSection, ServerSection
+from fedveil.runs.sections.server_section import EvaluateSection, ServerSection
 from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam

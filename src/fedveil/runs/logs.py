@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput, one_line
-from fedveil.runs.metrics import last_round
+from fedveil.runs.metrics_file import last_round
 from fedveil.runs.trackers import Mlflow, TensorBoard, Tracker, Wandb
 
 Line = dict[str, Any]

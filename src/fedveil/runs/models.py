@@ -15,7 +15,7 @@ from fedveil.models.zoo import Reading, build_task
 from fedveil.names import NEXT_WORD, TEXT_MODELS
 from fedveil.runs.code import made
 from fedveil.runs.first_weights import freeze_, read_
-from fedveil.runs.sections.data import ModelSection
+from fedveil.runs.sections.data_section import ModelSection
 from fedveil.targets import Target
 
 _MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100

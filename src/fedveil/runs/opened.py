@@ -19,7 +19,7 @@ from fedveil.inputs import Inputs, count, taken
 from fedveil.models.task import Task
 from fedveil.names import OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.runs import metrics
+from fedveil.runs import metrics_file
 from fedveil.runs.evidence import left
 from fedveil.runs.models import task_of
 from fedveil.runs.own import Model, asked_of, own_task
@@ -76,7 +76,7 @@ class OpenedRun:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One row per round, as in metrics.jsonl; round 0 is before the first."""
-        return metrics.read(self.folder / "metrics.jsonl")[0]
+        return metrics_file.read(self.folder / "metrics.jsonl")[0]
 
     @cached_property
     def stored(self) -> StoredModel:

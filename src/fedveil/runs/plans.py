@@ -24,15 +24,15 @@ from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.secure import planned_for, secured
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.sections.clients import DpSgdSection
-from fedveil.runs.sections.clip import (
+from fedveil.runs.sections.client_section import DpSgdSection
+from fedveil.runs.sections.clip_section import (
     FixedClipSection,
     MedianClipSection,
     PolyClipSection,
     QuantileClipSection,
     RangeClipSection,
 )
-from fedveil.runs.sections.noise import (
+from fedveil.runs.sections.noise_section import (
     BudgetSection,
     GaussianSection,
     LaplaceSection,

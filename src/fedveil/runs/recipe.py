@@ -14,14 +14,19 @@ from fedveil.checks import VALUES, check, check_workers
 from fedveil.errors import BadInput
 from fedveil.names import NAMES, OWN, check_metrics, check_name, hint
 from fedveil.runs.overrides import Overrides, Settings, settings_of
-from fedveil.runs.sections.attack import AttackSection
-from fedveil.runs.sections.clients import ClientSection, SampleSection
-from fedveil.runs.sections.clip import ClipSection
-from fedveil.runs.sections.data import DataSection, ModelSection
+from fedveil.runs.sections.attack_section import AttackSection
+from fedveil.runs.sections.client_section import ClientSection, SampleSection
+from fedveil.runs.sections.clip_section import ClipSection
+from fedveil.runs.sections.data_section import DataSection, ModelSection
 from fedveil.runs.sections.keys import forms_of, is_key, unknown
-from fedveil.runs.sections.noise import BudgetSection, NoiseSection, NoNoiseSection, ShuffleSection
+from fedveil.runs.sections.noise_section import (
+    BudgetSection,
+    NoiseSection,
+    NoNoiseSection,
+    ShuffleSection,
+)
 from fedveil.runs.sections.section import Section
-from fedveil.runs.sections.server import EngineSection, EvaluateSection, ServerSection
+from fedveil.runs.sections.server_section import EngineSection, EvaluateSection, ServerSection
 
 DEFAULT = "central"
 

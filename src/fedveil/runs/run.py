@@ -20,7 +20,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.verification import verify
-from fedveil.runs import checkpoint, metrics, toml
+from fedveil.runs import checkpoint, metrics_file, toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.closing import digests, recipe_digest
 from fedveil.runs.diagnosis import diagnose
@@ -31,7 +31,7 @@ from fedveil.runs.evidence import file_of, head_of_result, keep_head, kept_head
 from fedveil.runs.folder import check_free, check_name, claim
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
-from fedveil.runs.metrics import json_text, last_round
+from fedveil.runs.metrics_file import json_text, last_round
 from fedveil.runs.own import Model, brought, changed_since
 from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, recipe_in
@@ -287,7 +287,7 @@ class Run:
         found, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
         self.remarks += remarks
         state = self.training.start() if found is None else found.state
-        history, remarks_on_metrics = metrics.read(self.folder / "metrics.jsonl")
+        history, remarks_on_metrics = metrics_file.read(self.folder / "metrics.jsonl")
         self.remarks += remarks_on_metrics or self._changed_metrics(ledger)
         if not self.fresh:
             self._check_ledger(ledger, found, last_round(history))

@@ -18,7 +18,7 @@ from fedveil.inputs import Inputs, joined, mapped
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.identity import identity
-from fedveil.runs.sections.data import ModelSection
+from fedveil.runs.sections.data_section import ModelSection
 from fedveil.targets import Target
 from fedveil.training.session import Training
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fedveil.errors import BadInput
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.section import Section
-from fedveil.tuning.grid import Axis, Cell, cells, recipe_of
+from fedveil.tuning.axes import Axis, Cell, cells, recipe_of
 
 STEPS = (1, 2, 3, 4, 6, 12)
 ITERATIONS = (12, 24, 36, 60, 120)

@@ -8,7 +8,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.work import ClientWork
-from fedveil.tuning.grid import Cell
+from fedveil.tuning.axes import Cell
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from rich.table import Table
 from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.runs.disk import write_atomic
+from fedveil.tuning.axes import Axis
 from fedveil.tuning.candidates import STEPS, Space
 from fedveil.tuning.formula import Choice, Question, choices, thumb
-from fedveil.tuning.grid import Axis
 from fedveil.tuning.report import Report
 from fedveil.tuning.search import OnTrial
 from fedveil.tuning.simulate import simulate

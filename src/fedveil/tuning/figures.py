@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.tuning.grid import Axis
+from fedveil.tuning.axes import Axis
 from fedveil.tuning.statistics import Mean
 
 _BRIGHT = 0.6

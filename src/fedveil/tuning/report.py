@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fedveil.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.recipe import Recipe
+from fedveil.tuning.axes import Cell
 from fedveil.tuning.cells import Prepared
-from fedveil.tuning.grid import Cell
 
 _STEPS_KEYS = ("client.steps", "client.epochs")
 

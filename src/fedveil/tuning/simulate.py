@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from fedveil.errors import BadInput
 from fedveil.runs.recipe import Recipe, load_recipe
-from fedveil.runs.sections.noise import NoNoiseSection
+from fedveil.runs.sections.noise_section import NoNoiseSection
+from fedveil.tuning.axes import Cell, recipe_of
 from fedveil.tuning.candidates import Space, alike, candidates
 from fedveil.tuning.cells import Prepared
 from fedveil.tuning.cost import Cost
-from fedveil.tuning.grid import Cell, recipe_of
 from fedveil.tuning.report import (
     Report,
     Row,

@@ -24,9 +24,9 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.training.gradients.choice import Mode
+from fedveil.tuning.axes import Axis, Cell, cells
 from fedveil.tuning.cells import Outcome, Prepared
 from fedveil.tuning.cost import Cost
-from fedveil.tuning.grid import Axis, Cell, cells
 from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.trials import Laboratory
 

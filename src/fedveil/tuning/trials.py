@@ -14,17 +14,17 @@ from fedveil.data.records import Records
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
-from fedveil.runs.data import divided, records_of, source_of
 from fedveil.runs.recipe import Recipe
+from fedveil.runs.records import divided, records_of, source_of
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, train
+from fedveil.tuning.axes import Cell
 from fedveil.tuning.bench import Bench
 from fedveil.tuning.cells import Outcome, Prepared
-from fedveil.tuning.grid import Cell
 
 _NEVER = 1 << 60
 _KEPT = 2

@@ -8,7 +8,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.sections.attack import (
+from fedveil.runs.sections.attack_section import (
     AttackSection,
     ColourSection,
     PhraseSection,
@@ -16,7 +16,7 @@ from fedveil.runs.sections.attack import (
     SentenceSection,
     WritersSection,
 )
-from fedveil.runs.sections.clients import DpSgdSection, GradientSection, SgdSection
+from fedveil.runs.sections.client_section import DpSgdSection, GradientSection, SgdSection
 from fedveil.training.batches import Batches
 from fedveil.training.work import ClientSgd, ClientWork
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.runs.sections.rates import LR_FLOOR, SCHEDULE, WARMUP, Shape
+from fedveil.runs.sections.rates_section import LR_FLOOR, SCHEDULE, WARMUP, Shape
 from fedveil.runs.sections.section import Section
 
 _OPTIMIZER = (

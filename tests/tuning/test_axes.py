@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.tuning.grid import Axis, axis, cells, recipe_of
+from fedveil.tuning.axes import Axis, axis, cells, recipe_of
 
 
 @pytest.mark.parametrize(

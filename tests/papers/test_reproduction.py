@@ -7,11 +7,11 @@ import pytest
 
 from fedveil.cli import main as commands
 from fedveil.errors import BadInput
-from fedveil.papers import reproduce as papers
+from fedveil.papers import reproduction as papers
 from fedveil.papers.experiment import Experiment, Scale
 from fedveil.papers.page import Page, Table
-from fedveil.papers.reproduce import PAPERS, TITLES, items_of, reproduce
-from fedveil.tuning.grid import axis
+from fedveil.papers.reproduction import PAPERS, TITLES, items_of, reproduce
+from fedveil.tuning.axes import axis
 from fedveil.tuning.trials import Laboratory
 
 SMALL = ("data.clients=20", "sample.size=5", "rounds=2", "engine.mode=vectorised")

@@ -13,7 +13,7 @@ from fedveil.data.tables import check_file
 from fedveil.errors import BadInput
 from fedveil.names import TABLE
 from fedveil.runs.recipe import Recipe
-from fedveil.runs.sections.data import DataSection
+from fedveil.runs.sections.data_section import DataSection
 
 _DIVISION = (
     *("clients", "partition", "alpha", "shards_per_client", "resample", "most_records"),

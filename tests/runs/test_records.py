@@ -12,8 +12,8 @@ from fedveil.data.columns import Column
 from fedveil.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.build import build
-from fedveil.runs.data import data_of
 from fedveil.runs.recipe import load_recipe
+from fedveil.runs.records import data_of
 from fedveil.runs.run import Run
 from fedveil.tuning.trials import Laboratory
 
