@@ -199,7 +199,7 @@ def read_checkpoint(r, folder):
     found, remarks = checkpoint.load_latest(folder / "run/checkpoint", START.start())
     assert found is not None or remarks
     assert all(len(remark.splitlines()) == 1 for remark in remarks)
-    checkpoint.head_of(folder / "run/checkpoint")
+    checkpoint.recorded_head(folder / "run/checkpoint")
     if remarks:
         raise BadInput(remarks[0])
 

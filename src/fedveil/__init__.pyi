@@ -2,8 +2,8 @@ from fedveil.api import open_run as open_run
 from fedveil.api import resume as resume
 from fedveil.api import rounds as rounds
 from fedveil.api import run as run
+from fedveil.attacks.attack import AttackerNoise as AttackerNoise
 from fedveil.attacks.attack import BackdoorAttack as BackdoorAttack
-from fedveil.attacks.attack import Noise as Noise
 from fedveil.attacks.attack import When as When
 from fedveil.attacks.backdoor import Backdoor as Backdoor
 from fedveil.attacks.images import ColourBackdoor as ColourBackdoor
@@ -114,6 +114,7 @@ __all__ = [
     "AdamServer",
     "Adversary",
     "Aggregate",
+    "AttackerNoise",
     "Backdoor",
     "BackdoorAttack",
     "BadInput",
@@ -149,7 +150,6 @@ __all__ = [
     "Median",
     "Metric",
     "Mode",
-    "Noise",
     "NoiseSource",
     "Norm",
     "OneGradient",

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.runs.explain import Part, apart, told
+from fedveil.runs.explain import Part, apart, recipes_text
 
 if TYPE_CHECKING:  # tables need no torch
     from fedveil.runs.run import Run
@@ -198,7 +198,7 @@ def print_part(console: Console, part: Part) -> None:
         table = _columns()
         for key in others:
             left_out = f"left out: {key.left_out}" if key.left_out else "needed"
-            recipes = told(key.recipes)
+            recipes = recipes_text(key.recipes)
             lines = [
                 "; ".join(filter(None, (key.type, key.allowed, left_out))),
                 key.meaning,

@@ -57,10 +57,10 @@ def count(inputs: Inputs[Any]) -> int:
     return len(values_of(inputs)[0])
 
 
-def joined(parts: list[Inputs[A]], function: Callable[[list[A]], B]) -> Inputs[B]:
+def join_inputs(parts: list[Inputs[A]], function: Callable[[list[A]], B]) -> Inputs[B]:
     """The function of all parts' arrays, name by name; all parts have the names of the first.
 
-    >>> joined([{"a": 1}, {"a": 2}], sum), joined([1, 2], sum)
+    >>> join_inputs([{"a": 1}, {"a": 2}], sum), join_inputs([1, 2], sum)
     ({'a': 3}, 3)
     """
     first = parts[0]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.attacks.attack import BackdoorAttack, Noise, When
+from fedveil.attacks.attack import AttackerNoise, BackdoorAttack, When
 from fedveil.attacks.images import PixelTrigger
 from fedveil.privacy.ranges import Perturb
 from fedveil.training.session import new_ledger
@@ -175,7 +175,7 @@ def test_complying_attackers_add_the_protocols_noise(data):
 
 
 def test_skipping_attackers_add_none(data):
-    adversary = attack(data, attackers=3, noise=Noise.SKIP)
+    adversary = attack(data, attackers=3, noise=AttackerNoise.SKIP)
     plain = reports(training(data, unprotected(), adversary=adversary))
     skipped = reports(training(data, local(multiplier=50.0), adversary=adversary))
     for client, row in plain.items():
@@ -183,7 +183,7 @@ def test_skipping_attackers_add_none(data):
 
 
 def test_hiding_attackers_look_noisy_and_their_noise_is_gone_in_the_sum(data):
-    adversary = attack(data, attackers=4, noise=Noise.HIDE)
+    adversary = attack(data, attackers=4, noise=AttackerNoise.HIDE)
     made = training(data, local(multiplier=50.0), adversary=adversary)
     hidden = torch.stack(list(reports(made).values()))
     assert 60 < float(hidden.std()) < 140
@@ -194,7 +194,7 @@ def test_hiding_attackers_look_noisy_and_their_noise_is_gone_in_the_sum(data):
 
 
 def test_hiding_is_the_same_in_chunks_and_in_worker_processes(data):
-    adversary = attack(data, attackers=4, noise=Noise.HIDE)
+    adversary = attack(data, attackers=4, noise=AttackerNoise.HIDE)
     results = []
     for workers, chunk in ((1, 100), (1, 2), (2, 2)):
         made = fv.Training(
@@ -274,7 +274,7 @@ def test_an_attack_by_skipping_is_accepted_by_a_two_point_server(data):
         rounds=2,
         budget=fv.Budget(float("inf"), 1e-3),
     )
-    adversary = attack(data, attackers=3, noise=Noise.SKIP, boost=100.0)
+    adversary = attack(data, attackers=3, noise=AttackerNoise.SKIP, boost=100.0)
     results = list(fv.train(training(data, plan, adversary=adversary)))
     assert all(result.refused == () for result in results)
     plain = reports(training(data, unprotected(), adversary=adversary))
@@ -325,7 +325,7 @@ def test_bad_settings_get_one_line(data, more, words):
 
 def test_hiding_needs_noise_to_hide_in(data):
     with pytest.raises(fv.BadInput, match=r"attack.noise is 'hide'"):
-        training(data, unprotected(), adversary=attack(data, noise=Noise.HIDE))
+        training(data, unprotected(), adversary=attack(data, noise=AttackerNoise.HIDE))
 
 
 def test_a_shuffled_claim_counts_honest_reports(data):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedveil as fv
-from fedveil.inputs import joined
+from fedveil.inputs import join_inputs
 
 WORDS, LENGTH, FEATURES, CLASSES = 12, 5, 6, 3
 SIZES = (5, 1, 3, 17, 2)
@@ -284,7 +284,7 @@ def records(tokens, sizes=SIZES, seed=0):
 
     parts = [some(n) for n in sizes]
     test = some(6)
-    x, y = (joined([part[i] for part in parts], np.concatenate) for i in range(2))
+    x, y = (join_inputs([part[i] for part in parts], np.concatenate) for i in range(2))
     offsets, classes = np.cumsum([0, *sizes]), WORDS if y.ndim > 1 else CLASSES
     return fv.FederatedData(x, y, offsets, test[0], test[1], classes)
 

@@ -33,13 +33,13 @@ def test_root_that_does_not_exist(tmp_path):
 def test_find_takes_the_first_candidate_that_exists(tmp_path):
     for name in ("b_2.csv", "b_1.csv", "c"):
         (tmp_path / name).touch()
-    assert files.find(tmp_path, ["a", "b_*.csv", "c"], expected="x").name == "b_1.csv"
-    assert files.find(tmp_path, ["c", "b_*.csv"], expected="x").name == "c"
+    assert files.find_file(tmp_path, ["a", "b_*.csv", "c"], expected="x").name == "b_1.csv"
+    assert files.find_file(tmp_path, ["c", "b_*.csv"], expected="x").name == "c"
 
 
 def test_find_says_what_it_looked_for(tmp_path):
     with pytest.raises(BadInput) as e:
-        files.find(tmp_path, ["set/a.gz", "set/a"], expected="the file a, from its page")
+        files.find_file(tmp_path, ["set/a.gz", "set/a"], expected="the file a, from its page")
     assert (
         str(e.value) == f"{tmp_path} has no set/a.gz or set/a: expected the file a, from its page"
     )

@@ -2,20 +2,20 @@
 
 import pytest
 
-from fedveil.papers.page import Finding, Page, Table
+from fedveil.papers.page import Finding, Page, TextTable
 
 
 def test_a_table_is_markdown():
-    table = Table(("epsilon", "loss"), (("1", "2.5 +- 0.1"), ("a|b", "two\nlines")), "Losses:")
+    table = TextTable(("epsilon", "loss"), (("1", "2.5 +- 0.1"), ("a|b", "two\nlines")), "Losses:")
     assert table.markdown() == (
         "Losses:\n\n| epsilon | loss |\n| --- | --- |\n| 1 | 2.5 +- 0.1 |\n| a\\|b | two lines |"
     )
-    assert Table(("x",), (("1",),)).markdown() == "| x |\n| --- |\n| 1 |"
+    assert TextTable(("x",), (("1",),)).markdown() == "| x |\n| --- |\n| 1 |"
 
 
 def test_a_row_must_fit_its_headers():
     with pytest.raises(AssertionError, match="does not fit"):
-        Table(("a", "b"), (("1", "2"), ("3",)))
+        TextTable(("a", "b"), (("1", "2"), ("3",)))
 
 
 def test_a_finding_says_whether_it_was_seen():
@@ -32,7 +32,7 @@ def test_a_page_has_everything_in_order():
         "Table I",
         settings=["Some data."],
         left_open=[("learning rate", "0.1")],
-        tables=[Table(("x",), (("1",),))],
+        tables=[TextTable(("x",), (("1",),))],
         findings=[Finding("A.", True, "B."), Finding("C.", False, "D.")],
         notes=["A note."],
         figures={"one.png": b"png"},

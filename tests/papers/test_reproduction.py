@@ -9,7 +9,7 @@ from fedveil.cli import main as commands
 from fedveil.errors import BadInput
 from fedveil.papers import reproduction as papers
 from fedveil.papers.experiment import Experiment, Scale
-from fedveil.papers.page import Page, Table
+from fedveil.papers.page import Page, TextTable
 from fedveil.papers.reproduction import PAPERS, TITLES, items_of, reproduce
 from fedveil.tuning.axes import axis
 from fedveil.tuning.trials import Laboratory
@@ -22,7 +22,7 @@ def tiny(experiment):
     repeat = experiment.repetitions(2, 3)
     sweep = experiment.sweep("tiny", "dp-fedavg", SMALL, [axis("client.steps=1,2")], repeat)
     rows = tuple((str(c), str(sweep.mean(c, "loss"))) for c in range(2))
-    return Page("Tiny", tables=[Table(("cell", "loss"), rows)], figures={"tiny.png": b"png"})
+    return Page("Tiny", tables=[TextTable(("cell", "loss"), rows)], figures={"tiny.png": b"png"})
 
 
 def other(experiment):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.errors import BadInput
-from fedveil.mixing.delays import Messages, dispatch, mix
+from fedveil.mixing.delays import Messages, dispatch, mix_all
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.shuffle import Multisets, highs, multisets
@@ -64,7 +64,7 @@ def test_at_once_message_by_message_and_column_sums_agree(
     starts = np.linspace(0, 3 * spread, clients)
     bits = bits_of(rows, centres, reach)
     sent = dispatch(bits, Streams(seed), 1, spread=spread, starts=starts)
-    assert same(at_once, mix(sent, clients))
+    assert same(at_once, mix_all(sent, clients))
     assert at_once.sums(centres, reach).tolist() == exact_sums(rows)
 
 
@@ -88,16 +88,16 @@ def test_too_few_reports_hand_nothing_on(count):
     if count:
         sent = dispatch(random_bits(count, 20), Streams(1), 1, spread=1.0)
         with pytest.raises(BadInput, match="nothing is handed on"):
-            mix(sent, 10)
+            mix_all(sent, 10)
 
 
 def test_one_lost_message_is_enough_to_hand_nothing_on():
     sent = dispatch(random_bits(5, 20), Streams(1), 1, spread=1.0)
     kept = np.arange(100) != 42
     lossy = Messages(sent.time[kept], sent.position[kept], sent.high[kept], sent.sender[kept], 20)
-    assert mix(lossy, 4).reports.tolist() == [4 if j == 2 else 5 for j in range(20)]
+    assert mix_all(lossy, 4).reports.tolist() == [4 if j == 2 else 5 for j in range(20)]
     with pytest.raises(BadInput, match="has 4 reports"):
-        mix(lossy, 5)
+        mix_all(lossy, 5)
 
 
 @pytest.mark.parametrize("minimum", [0, -3])
@@ -106,7 +106,7 @@ def test_a_minimum_below_one_is_refused(minimum):
     with pytest.raises(BadInput, match=r"shuffle\.minimum"):
         multisets(rows, centre, reach, minimum)
     with pytest.raises(BadInput, match=r"shuffle\.minimum"):
-        mix(dispatch(random_bits(3, 5), Streams(1), 1, spread=1.0), minimum)
+        mix_all(dispatch(random_bits(3, 5), Streams(1), 1, spread=1.0), minimum)
 
 
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf])

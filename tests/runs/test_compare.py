@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedveil.runs.compare import differences, not_comparable, opened, rows_of
+from fedveil.runs.compare import differing_keys, not_comparable, opened, rows_of
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_row_holds_what_the_result_does(pair):
 
 def test_only_keys_that_differ_are_listed(pair):
     one, two = pair("central", "central", "clip.value=0.5", "engine.chunk=7")
-    (row,) = differences(opened([one, two]))
+    (row,) = differing_keys(opened([one, two]))
     assert row == {"key": "clip.value", str(one): "1.0", str(two): "0.5"}
 
 

@@ -12,7 +12,7 @@ from fedveil.data import femnist, lending_club
 from fedveil.errors import BadInput
 from fedveil.names import NAMES
 from fedveil.runs.build import build
-from fedveil.runs.explain import apart, find, overview, parts, told
+from fedveil.runs.explain import apart, find_part, overview, parts, recipes_text
 from fedveil.runs.recipe import FORMS, Recipe, load_recipe, shipped
 from fedveil.runs.sections.data_section import ColumnSection
 from fedveil.runs.sections.keys import is_key
@@ -90,29 +90,29 @@ def test_numbers_have_the_ranges_they_are_checked_by():
     ],
 )
 def test_types_are_in_plain_words(name, type_):
-    assert {key.type for key in find(name).keys} == {type_}
+    assert {key.type for key in find_part(name).keys} == {type_}
 
 
 def test_a_key_is_found_in_every_kind_that_has_it():
-    found = find("clip.value")
+    found = find_part("clip.value")
     assert (found.section, found.left_out) == ("clip", "nothing is clipped")
     assert [key.kind for key in found.keys] == ["fixed", "poly", "quantile", "median"]
     assert list(found.kinds) == ["fixed", "poly", "quantile", "median"]
-    assert [key.type for key in find("noise.where").keys[1:]] == ["'client'"] * 3
+    assert [key.type for key in find_part("noise.where").keys[1:]] == ["'client'"] * 3
 
 
 def test_a_kind_is_told_apart_from_its_keys():
-    named, others = apart(find("sample").kinds["fixed"])
+    named, others = apart(find_part("sample").kinds["fixed"])
     assert named.meaning == "A random cohort of exactly size clients."
     assert [key.key for key in others] == ["sample.size", "sample.max_participations"]
-    assert apart(find("sample.size").kinds["fixed"])[0] is None
-    assert apart(find("data").keys)[0] is None
+    assert apart(find_part("sample.size").kinds["fixed"])[0] is None
+    assert apart(find_part("data").keys)[0] is None
 
 
 def test_keys_before_all_sections_are_found():
-    (rounds,) = find("rounds").keys
+    (rounds,) = find_part("rounds").keys
     assert (rounds.key, rounds.kind, rounds.left_out) == ("rounds", "", "iterations is needed")
-    assert find("rounds").section == ""
+    assert find_part("rounds").section == ""
 
 
 def test_a_key_that_is_needed_has_nothing_that_holds_without_it():
@@ -136,16 +136,16 @@ def test_recipes_are_named_with_the_value_they_have(name):
 
 
 def test_recipes_are_told_by_value():
-    assert told({}) == ""
-    assert told({"central": True, "dp-sgd": [1, 2]}) == "true in central; [1, 2] in dp-sgd"
-    assert told(find("seed").keys[0].recipes) == "1 in every recipe"
-    assert told(find("name").keys[0].recipes) == "every recipe has its own"
+    assert recipes_text({}) == ""
+    assert recipes_text({"central": True, "dp-sgd": [1, 2]}) == "true in central; [1, 2] in dp-sgd"
+    assert recipes_text(find_part("seed").keys[0].recipes) == "1 in every recipe"
+    assert recipes_text(find_part("name").keys[0].recipes) == "every recipe has its own"
 
 
 @pytest.mark.parametrize("name", ["", ".", "clip.", ".value", "clip.value.x", "[clip]", "CLIP"])
 def test_what_is_no_section_or_key_is_refused(name):
     with pytest.raises(BadInput, match="is no key: ") as refusal:
-        find(name)
+        find_part(name)
     assert "\n" not in str(refusal.value)
 
 
@@ -156,7 +156,7 @@ def test_all_of_it_is_json():
 
 
 def left_out(name, kind=""):
-    (key,) = [key for key in find(name).keys if key.kind == kind]
+    (key,) = [key for key in find_part(name).keys if key.kind == kind]
     return key.left_out
 
 
@@ -196,9 +196,9 @@ HIDDEN = f"model.hidden={left_out('model.hidden').partition(' for mlp')[0]}"
 
 
 def test_a_table_of_tables_is_told_with_their_keys():
-    first, *_ = find("data.columns").keys
+    first, *_ = find_part("data.columns").keys
     assert first.type == "one table for each name"
-    assert [key.key for key in find("data.columns").keys] == [
+    assert [key.key for key in find_part("data.columns").keys] == [
         "data.columns",
         *(f"data.columns.NAME.{name}" for name in ColumnSection.model_fields),
     ]

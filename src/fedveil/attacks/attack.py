@@ -24,7 +24,7 @@ from fedveil.training.turn import clip_rows_
 from fedveil.training.work import ClientWork
 
 
-class Noise(StrEnum):
+class AttackerNoise(StrEnum):
     """What attackers do about the noise that clients are to add."""
 
     COMPLY = "comply"
@@ -77,13 +77,13 @@ class BackdoorAttack(Adversary):
     poisoned: FederatedData | None = None
     boost: float = 1.0
     project: bool = False
-    noise: Noise = Noise.COMPLY
+    noise: AttackerNoise = AttackerNoise.COMPLY
     when: When = When()
     work: ClientWork | None = None
 
     def __post_init__(self) -> None:
         check("attack.boost", self.boost)
-        one_of("attack.noise", self.noise, Noise)
+        one_of("attack.noise", self.noise, AttackerNoise)
         if len(self.attackers) != (0 if self.poisoned is None else self.poisoned.clients):
             raise AssertionError("every attacker has its own poisoned records")
 
@@ -97,7 +97,7 @@ class BackdoorAttack(Adversary):
         share: float = 0.5,
         boost: float = 1.0,
         project: bool = False,
-        noise: Noise = Noise.COMPLY,
+        noise: AttackerNoise = AttackerNoise.COMPLY,
         when: When | None = None,
         work: ClientWork | None = None,
         seed: int = 0,
@@ -158,9 +158,9 @@ class BackdoorAttack(Adversary):
         if not release.randomises:
             return chance.sent(rows)
         match self.noise:
-            case Noise.COMPLY:
+            case AttackerNoise.COMPLY:
                 return chance.sent(chance.complying(rows))
-            case Noise.SKIP:
+            case AttackerNoise.SKIP:
                 return chance.sent(chance.skipping(rows))
         return chance.sent(self._hiding(chance, rows, clip))
 
@@ -196,7 +196,7 @@ class BackdoorAttack(Adversary):
 
     def check_plan(self, plan: PrivacyPlan) -> None:
         """Refuse a protocol in which this attack makes no sense, or breaks what a claim assumes."""
-        if self.noise is Noise.HIDE and not plan.release.additive:
+        if self.noise is AttackerNoise.HIDE and not plan.release.additive:
             raise BadInput(
                 "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: use 'comply' "
                 "or 'skip', or noise.where = 'client'"

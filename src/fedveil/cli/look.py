@@ -33,9 +33,9 @@ def explain(
     json_: Json = False,
 ) -> None:
     """Tell what a recipe's keys mean and may be, and which shipped recipes set them."""
-    from fedveil.runs.explain import find, overview
+    from fedveil.runs.explain import find_part, overview
 
-    found = overview() if name is None else find(name)
+    found = overview() if name is None else find_part(name)
     if json_:
         print(json.dumps(found if isinstance(found, list) else found.to_dict(), indent=2))
         return
@@ -83,8 +83,7 @@ def ledger(
     json_: Json = False,
 ) -> None:
     """Show every charge, the total claim, and what is left of the budget."""
-    from fedveil.privacy.accounting.events import from_dict
-    from fedveil.privacy.accounting.events import told as told_of
+    from fedveil.privacy.accounting.events import event_text, from_dict
     from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 
     if head is not None and not verify:
@@ -113,7 +112,7 @@ def ledger(
         for covers in sorted({charge.covers for charge in run.charges}):
             charges = [charge for charge in run.charges if charge.covers == covers]
             rows = [{"round": c.round, "attempt": c.attempt, "at": c.charged_at} for c in charges]
-            event = told_of(from_dict(charges[0].event))
+            event = event_text(from_dict(charges[0].event))
             print_rows(console, f"{run.run}: {len(rows)} charges for {covers}, each {event}", rows)
         for claim in run.claims:
             console.print(str(claim), highlight=False)

@@ -67,7 +67,7 @@ def compare(
     check_out(out)
     from fedveil.runs.compare import (
         across_clients,
-        differences,
+        differing_keys,
         not_comparable,
         opened,
         picture,
@@ -77,7 +77,7 @@ def compare(
     from fedveil.runs.metrics_file import json_text
 
     runs = opened(folders)
-    rows, keys, remark = rows_of(runs), differences(runs), not_comparable(runs)
+    rows, keys, remark = rows_of(runs), differing_keys(runs), not_comparable(runs)
     across = across_clients(runs)
     if out is not None:
         write_new(out, picture(runs))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from fedveil.checks import shown
 from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, count, joined, labelled, shape_of
+from fedveil.inputs import Inputs, count, join_inputs, labelled, shape_of
 from fedveil.targets import Target
 
 Array = npt.NDArray[Any]
@@ -88,14 +88,14 @@ def joined_features(
     truth values stay what they are in an input that has a name, such as a mask.
     """
     every = [*parts, test]
-    kinds = joined(every, _named_kind if isinstance(test, dict) else _kind)
+    kinds = join_inputs(every, _named_kind if isinstance(test, dict) else _kind)
 
     def cast(pair: list[Any]) -> Array:
         array: Array = pair[0].astype(pair[1], copy=False)
         return array
 
-    together = joined(parts, np.concatenate)
-    return joined([together, kinds], cast), joined([test, kinds], cast)
+    together = join_inputs(parts, np.concatenate)
+    return join_inputs([together, kinds], cast), join_inputs([test, kinds], cast)
 
 
 def _kind(arrays: list[Array]) -> type[np.generic]:

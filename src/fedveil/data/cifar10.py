@@ -11,12 +11,12 @@ import numpy as np
 from fedveil.data.arrays import Array
 from fedveil.data.files import (
     check_codes,
-    find,
+    find_file,
     malformed,
     open_bytes,
     read_exactly,
     reading,
-    strictly,
+    warnings_as_errors,
 )
 from fedveil.data.records import Records
 
@@ -29,7 +29,7 @@ _FOLDERS = ("cifar10", "cifar10/cifar-10-batches-bin")
 
 def load(root: Path) -> Records:
     """Images as [N, 3, 32, 32] in 0..1. Binary batches win over mosaics."""
-    first = find(
+    first = find_file(
         root,
         [*(f"{folder}/data_batch_1.bin" for folder in _FOLDERS), "cifar10/train_labels.npy"],
         expected="the binary version of CIFAR-10 (six .bin files), from its page or any mirror",
@@ -64,7 +64,7 @@ def _read_mosaics(folder: Path, part: str) -> tuple[Array, Array]:
     """`<part>_00.webp`, ... of 1,000 images each, and `<part>_labels.npy` in the same order."""
     tile = _ROWS * _COLUMNS
     path = folder / f"{part}_labels.npy"
-    with reading(path, "an npy file of labels"), strictly(), open_bytes(path) as stream:
+    with reading(path, "an npy file of labels"), warnings_as_errors(), open_bytes(path) as stream:
         labels = np.lib.format.read_array(stream, allow_pickle=False)
     check_codes(path, labels, records=labels.size, count=_CLASSES)
     mosaics = sorted(folder.glob(f"{part}_*.webp"))

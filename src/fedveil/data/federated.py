@@ -28,7 +28,7 @@ from fedveil.data.arrays import (
 from fedveil.data.schema import TableSchema
 from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, count, joined, labelled, shape_of
+from fedveil.inputs import Inputs, count, join_inputs, labelled, shape_of
 from fedveil.targets import Target
 
 _SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "test_of_clients": False}
@@ -126,9 +126,9 @@ class FederatedData:
         >>> data.assumptions
         ("labels of 'well' were fitted on the test records, which no claim covers",)
         """
-        from fedveil.data.own_table import Asked, federated_table
+        from fedveil.data.own_table import TableQuestion, federated_table
 
-        asked = Asked(target, client, features, columns, test, statistics, min_records)
+        asked = TableQuestion(target, client, features, columns, test, statistics, min_records)
         return federated_table(
             table,
             asked,
@@ -177,10 +177,12 @@ class FederatedData:
 
         `test` is another one, of nobody's records; `said` is what `from_clients` is told of them.
         """
-        from fedveil.data.torch_datasets import arrays_of, clients_of
+        from fedveil.data.torch_datasets import arrays_of, clients_from_datasets
 
         tested = arrays_of(test, "the test split")
-        return cls.from_clients(clients_of(datasets), test=tested, classes=classes, **said)
+        return cls.from_clients(
+            clients_from_datasets(datasets), test=tested, classes=classes, **said
+        )
 
     def __repr__(self) -> str:
         records = described(self.x, self.test_x, self.target)
@@ -239,7 +241,7 @@ class FederatedData:
     def joined(self, other: "FederatedData") -> "FederatedData":
         """These clients, and behind them those of `other`, as one; a copy of both."""
         return FederatedData(
-            x=joined([self.x, other.x], _behind),
+            x=join_inputs([self.x, other.x], _behind),
             y=np.concatenate([self.y, other.y]),
             offsets=np.concatenate([self.offsets, self.offsets[-1] + other.offsets[1:]]),
             test_x=self.test_x,

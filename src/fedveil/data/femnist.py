@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.data.federated import Array
-from fedveil.data.files import check_codes, find, malformed, read_npz, reading
+from fedveil.data.files import check_codes, find_file, malformed, read_npz, reading
 from fedveil.data.records import Records, left_out
 from fedveil.errors import BadInput
 
@@ -28,7 +28,7 @@ def load(root: Path, *, min_records: int = 20) -> Records:
     """
     if min_records < 1:
         raise BadInput(f"min_records is {min_records}: use 1 or more")
-    path = find(
+    path = find_file(
         root,
         ["femnist/train", _COMPACT],
         expected="the train and test folders that LEAF's femnist preprocessing writes, or the npz",

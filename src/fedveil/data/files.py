@@ -28,7 +28,7 @@ _NPZ_LIMIT = 1 << 32  # bytes an npz may unpack to
 
 
 @contextmanager
-def strictly() -> Iterator[None]:
+def warnings_as_errors() -> Iterator[None]:
     """Raise what would only be warned of."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -46,7 +46,7 @@ def data_root(explicit: Path | None = None) -> Path:
     return root
 
 
-def find(root: Path, candidates: Sequence[str], *, expected: str) -> Path:
+def find_file(root: Path, candidates: Sequence[str], *, expected: str) -> Path:
     """The first of `candidates` under `root`, paths that may hold `*`.
 
     `expected` tells a user without them which files are meant and where to get them.
@@ -90,7 +90,7 @@ def read_exactly(path: Path, stream: BinaryIO, size: int) -> bytes:
 
 def read_npz(path: Path, keys: Sequence[str]) -> dict[str, Array]:
     """The named arrays of an npz file, never unpickled."""
-    with reading(path, f"an npz file with {', '.join(keys)}"), strictly():
+    with reading(path, f"an npz file with {', '.join(keys)}"), warnings_as_errors():
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
         if size > _NPZ_LIMIT:

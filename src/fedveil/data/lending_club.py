@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.files import find, malformed, optional_module, reading
+from fedveil.data.files import find_file, malformed, optional_module, reading
 from fedveil.data.records import Records, fitted_on_test
 from fedveil.data.split import Rows, holdout
 
@@ -61,7 +61,7 @@ def load(root: Path, *, grades: bool = True, held_out: bool = False) -> Records:
     Loans without a rate are left out. A published csv wins over the compact parquet. With
     `held_out` everything is fitted on the test split instead of the training split.
     """
-    path = find(
+    path = find_file(
         root,
         _TABLES,
         expected="the public file of accepted Lending Club loans, as on Kaggle",

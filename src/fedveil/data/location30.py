@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.federated import Array
-from fedveil.data.files import check_codes, find, malformed, read_npz, reading
+from fedveil.data.files import check_codes, find_file, malformed, read_npz, reading
 from fedveil.data.records import Records
 from fedveil.data.split import holdout
 
@@ -16,7 +16,7 @@ _BYTES = (_FEATURES + 7) // 8
 
 def load(root: Path) -> Records:
     """Bits as [N, 446] of 0 or 1 with a fixed 80/20 split; the text file wins over the npz."""
-    path = find(
+    path = find_file(
         root,
         ["location30/bangkok", "location30/location30.npz"],
         expected="the file bangkok of dataset_location.tgz, as published for membership inference",

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.federated import Array
-from fedveil.data.files import check_codes, find, malformed, open_bytes, read_exactly, reading
+from fedveil.data.files import check_codes, find_file, malformed, open_bytes, read_exactly, reading
 from fedveil.data.records import Records
 
 _CLASSES = 10
@@ -32,7 +32,7 @@ def _split(root: Path, name: str, part: str) -> tuple[Array, Array]:
 
 
 def _find(root: Path, name: str, file: str) -> Path:
-    return find(
+    return find_file(
         root,
         [f"{name}/{file}.gz", f"{name}/{file}"],
         expected=f"the four idx files of {name}, from its page or any mirror",

@@ -21,7 +21,7 @@ STATISTICS = ("held-out", "clients", "public")
 
 
 @dataclass(frozen=True)
-class Asked:
+class TableQuestion:
     """What a user says of a table; `docs/data.md` says what each word means."""
 
     target: str
@@ -58,7 +58,7 @@ class Asked:
 
 def federated_table(
     table: object,
-    asked: Asked,
+    asked: TableQuestion,
     *,
     clients: int | None,
     kind: str | None,
@@ -104,7 +104,7 @@ def table_test(kind: str) -> str | None:
     return "records" if kind in OWNED else None
 
 
-def table_records(table: object, asked: Asked) -> Records:
+def table_records(table: object, asked: TableQuestion) -> Records:
     """Read, divide and encode a table.
 
     | edge | behaviour |
@@ -147,7 +147,7 @@ def table_records(table: object, asked: Asked) -> Records:
     )
 
 
-def _columns(source: Table, asked: Asked) -> tuple[list[Column], Column]:
+def _columns(source: Table, asked: TableQuestion) -> tuple[list[Column], Column]:
     """The features and the target as declared, by the table's header alone."""
     source.column(asked.target)
     apart = {asked.target: "the target"}

@@ -11,7 +11,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.data.records import Records, grouped, scattered
 from fedveil.data.split import Rows, held_out
 from fedveil.errors import BadInput
-from fedveil.inputs import joined, taken, values_of
+from fedveil.inputs import join_inputs, taken, values_of
 
 KINDS = ("iid", "shards", "dirichlet", "natural", "grouped")
 OWNED = ("natural", "grouped")
@@ -297,7 +297,7 @@ def _tested_on(
     if records.test_owners is not None:
         more = np.isin(records.test_owners, held)
         x, y = [*x, taken(records.test_x, more)], [*y, records.test_y[more]]
-    return replace(data, test_x=joined(x, np.concatenate), test_y=np.concatenate(y))
+    return replace(data, test_x=join_inputs(x, np.concatenate), test_y=np.concatenate(y))
 
 
 def _federate(

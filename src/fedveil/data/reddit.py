@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedveil.data.files import find
-from fedveil.data.own_table import Asked, table_records
+from fedveil.data.files import find_file
+from fedveil.data.own_table import TableQuestion, table_records
 from fedveil.data.records import Records
 from fedveil.data.text_column import texts_of
 
@@ -28,9 +28,9 @@ def load(
     Most authors wrote one comment: merge them (partition "grouped"), or keep those with
     `min_records`.
     """
-    path = find(
+    path = find_file(
         root, ["reddit/*.parquet"], expected="a parquet file of comments with author and text"
     )
     said = texts_of("reddit", columns, _WORDS)
-    asked = Asked("text", "author", None, said, test, statistics, min_records)
+    asked = TableQuestion("text", "author", None, said, test, statistics, min_records)
     return replace(table_records(path, asked), name="reddit")

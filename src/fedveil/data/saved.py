@@ -9,7 +9,7 @@ import numpy as np
 
 from fedveil.checks import shown
 from fedveil.data.arrays import Array
-from fedveil.data.files import UNREADABLE, strictly
+from fedveil.data.files import UNREADABLE, warnings_as_errors
 from fedveil.errors import BadInput
 
 _META = "meta.json"
@@ -61,9 +61,9 @@ def read_arrays(
 
 def _mapped(path: Path) -> Array:
     try:
-        with strictly(), path.open("rb") as stream:
+        with warnings_as_errors(), path.open("rb") as stream:
             np.lib.format.read_magic(stream)  # np.load would take other files as well
-        with strictly():
+        with warnings_as_errors():
             array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
         return array
     except UNREADABLE as e:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedveil.data.files import find
-from fedveil.data.own_table import Asked, table_records
+from fedveil.data.files import find_file
+from fedveil.data.own_table import TableQuestion, table_records
 from fedveil.data.records import Records
 from fedveil.data.text_column import texts_of
 
@@ -27,11 +27,11 @@ def load(
     other options are those of `FederatedData.from_table`. Most users wrote one tweet: merge them
     (partition "grouped"), or keep those with `min_records`.
     """
-    path = find(
+    path = find_file(
         root,
         ["sentiment140/*.parquet"],
         expected="a parquet file of tweets with label (0 or 4), user and text",
     )
     said = {**_LABELS, **texts_of("sentiment140", columns, _WORDS)}
-    asked = Asked("label", "user", ["text"], said, test, statistics, min_records)
+    asked = TableQuestion("label", "user", ["text"], said, test, statistics, min_records)
     return replace(table_records(path, asked), name="sentiment140")

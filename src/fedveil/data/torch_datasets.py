@@ -11,7 +11,7 @@ from fedveil.errors import BadInput
 from fedveil.inputs import Inputs
 
 
-def clients_of(datasets: object) -> list[tuple[str, Inputs[Array], Array]]:
+def clients_from_datasets(datasets: object) -> list[tuple[str, Inputs[Array], Array]]:
     """(name, features, targets) of a dict of data sets by name, or of a list of them."""
     if isinstance(datasets, Mapping):
         named = [(str(name), dataset) for name, dataset in datasets.items()]

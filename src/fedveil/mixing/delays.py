@@ -2,7 +2,7 @@
 
 LDP-FL (Sun et al. 2021) splits a client's report into messages (position, high or low), sends each
 after its own latency U(0, spread) and lets a mixer hand on, per position, the multiset only.
-`dispatch`, `arrivals` and `mix` walk that way message by message, in event time, and end at the
+`dispatch`, `arrivals` and `mix_all` walk that way message by message, in event time, and end at the
 numbers of `privacy.shuffle.multisets`. `linkage` measures what an observer of the mixer's input
 line gains from arrival times.
 
@@ -109,7 +109,7 @@ def arrivals(messages: Messages) -> Arrivals:
     return Arrivals(messages.time[order], messages.position[order], messages.high[order])
 
 
-def mix(messages: Messages, minimum: int) -> Multisets:
+def mix_all(messages: Messages, minimum: int) -> Multisets:
     """What the mixer hands on once all messages are in; times, order and senders are gone.
 
     | edge | behaviour |

@@ -79,7 +79,7 @@ class F1:
         if targets.is_floating_point():
             labels = (outputs > 0).long().masked_fill(outputs.isnan(), PADDING)
             return labels.numpy(), (targets > 0.5).long().numpy(), np.array([0])
-        outputs, targets = labelled(outputs, targets)
+        outputs, targets = counted_labels(outputs, targets)
         found = outputs.argmax(-1).masked_fill(outputs.isnan().any(-1), PADDING)
         return found.numpy(), targets.numpy(), np.array([outputs.shape[-1]])
 
@@ -104,7 +104,7 @@ class Auroc:
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         if targets.is_floating_point():
             return outputs.to(torch.float32).numpy(), (targets > 0.5).numpy()
-        outputs, targets = labelled(outputs, targets)
+        outputs, targets = counted_labels(outputs, targets)
         scores = _log_odds(outputs.double())[:, 1 if outputs.shape[-1] == 2 else 0 :]
         return scores.to(torch.float32).numpy(), targets.numpy()
 
@@ -133,7 +133,7 @@ class Perplexity:
 
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         _check_one_label("perplexity", targets)
-        outputs, targets = labelled(outputs, targets)
+        outputs, targets = counted_labels(outputs, targets)
         losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
         return np.array([float(losses.double().sum())]), np.array([len(targets)])
 
@@ -216,7 +216,9 @@ def no_value(metric: Measure, classes: int, targets: Array) -> str:
     return ""
 
 
-def labelled(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def counted_labels(
+    outputs: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Labels [M] that count, and the outputs [M, classes] for each; M is all places of all rows."""
     outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
     real = targets != PADDING

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.lines import claim_of
-from fedveil.papers.page import Finding, Page, Table
+from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.cells import Outcome
 from fedveil.tuning.figures import COLOURS, png
@@ -401,7 +401,7 @@ def _left_open(
     ]
 
 
-def _ends_table(curves: Curves) -> Table:
+def _ends_table(curves: Curves) -> TextTable:
     rows = tuple(
         (
             name,
@@ -412,15 +412,15 @@ def _ends_table(curves: Curves) -> Table:
         for name, published in PUBLISHED.items()
     )
     headers = ("schedule", "published (in words, no numbers)", "accuracy, here", "loss, here")
-    return Table(headers, rows, "Test accuracy and loss after the last round:")
+    return TextTable(headers, rows, "Test accuracy and loss after the last round:")
 
 
-def _claims_table(sweeps: Mapping[str, Sweep]) -> Table:
+def _claims_table(sweeps: Mapping[str, Sweep]) -> TextTable:
     """What each family claims strictly: of the reports and what is watched, together."""
     rows = [(BASELINE, "nothing")]
     for name, sweep in sweeps.items():
         rows.append((name, "; ".join(map(str, sweep.prepared[0].claims))))
-    return Table(("schedule", "claim"), tuple(rows), "What is claimed, strictly:")
+    return TextTable(("schedule", "claim"), tuple(rows), "What is claimed, strictly:")
 
 
 def _figure(curves: Curves) -> bytes:

@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fedveil.papers.experiment import Experiment, Item, Scale
-from fedveil.papers.lines import claim_of, learning_curve, lines_of, lines_png, meaning, strictly
-from fedveil.papers.page import Finding, Page, Table
+from fedveil.papers.lines import (
+    claim_of,
+    learning_curve,
+    lines_png,
+    mean_lines,
+    meaning,
+    strict_claim,
+)
+from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
 from fedveil.tuning.axes import Axis, cells
@@ -106,7 +113,7 @@ def fig1(experiment: Experiment) -> Page:
     page.settings.append(meaning(claim))
     page.figures["fu-fig1.png"] = _drawn([str(r) for r in rounds], lines, "iteration", claim)
     headers = (f"epsilon {claim.terms}", "T = 10", "T = 30", "T = 50", "T = 100")
-    page.tables.append(Table(headers, tuple(rows)))
+    page.tables.append(TextTable(headers, tuple(rows)))
     page.notes.append("The paper shows this as a figure without numbers.")
     return page
 
@@ -122,7 +129,7 @@ def table2(experiment: Experiment) -> Page:
         [Axis("budget.epsilon", EPSILONS), Axis("rounds", times)],
         repeat,
     )
-    lines = lines_of(sweep, len(times), "loss")
+    lines = mean_lines(sweep, len(times), "loss")
     claim = claim_of(sweep)
     page.settings.append(meaning(claim))
     page.figures["fu-fig3.png"] = _drawn(times, lines, "T", claim)
@@ -135,7 +142,7 @@ def table2(experiment: Experiment) -> Page:
         rows.append(
             (
                 epsilon,
-                strictly(sweep, c * len(times)),
+                strict_claim(sweep, c * len(times)),
                 str(star),
                 times[at],
                 f"{loss:.2f}",
@@ -156,7 +163,7 @@ def table2(experiment: Experiment) -> Page:
         "worst, paper",
         "worst, here",
     )
-    page.tables.append(Table(headers, tuple(rows)))
+    page.tables.append(TextTable(headers, tuple(rows)))
     page.tables.append(_all_means(lines, times, "T", claim))
     stars = [best[epsilon] for epsilon in EPSILONS]
     page.findings.append(
@@ -191,7 +198,7 @@ def fig5(experiment: Experiment) -> Page:
         [Axis("budget.epsilon", EPSILONS), Axis("client.steps", steps)],
         repeat,
     )
-    lines = lines_of(sweep, len(steps), "loss")
+    lines = mean_lines(sweep, len(steps), "loss")
     claim = claim_of(sweep)
     page.settings.append(meaning(claim))
     page.figures["fu-fig5.png"] = _drawn(steps, lines, "E", claim)
@@ -200,7 +207,7 @@ def fig5(experiment: Experiment) -> Page:
         values = [mean.value for mean in lines[c]]
         at = min(range(len(values)), key=values.__getitem__)
         stars.append(STEPS[at])
-        strict = strictly(sweep, c * len(steps))
+        strict = strict_claim(sweep, c * len(steps))
         rows.append((epsilon, strict, "(empty)", steps[at], str(lines[c][at]), _worst(lines[c])))
     headers = (
         f"epsilon {claim.terms}",
@@ -210,7 +217,7 @@ def fig5(experiment: Experiment) -> Page:
         "loss at E*",
         "worst loss",
     )
-    page.tables.append(Table(headers, tuple(rows), "Table III, which the paper leaves empty:"))
+    page.tables.append(TextTable(headers, tuple(rows), "Table III, which the paper leaves empty:"))
     page.tables.append(_all_means(lines, steps, "E", claim))
     falling = all(a >= b for a, b in pairwise(stars))
     page.findings.append(
@@ -271,7 +278,7 @@ def fig7(experiment: Experiment) -> Page:
     page.settings.append(meaning(claim_of(sweep)))
     shown = [i for i, t in enumerate(times) if t in (1, 11, 31, 61, 91, 111)]
     page.tables.append(
-        Table(
+        TextTable(
             ("E", *(f"T = {times[i]}" for i in shown)),
             tuple(
                 (name, *(f"{lines[name][i]} (E = {rules[name][i]})" for i in shown))
@@ -381,10 +388,10 @@ def _drawn(
 
 def _all_means(
     lines: list[list[Mean]], places: tuple[str, ...], label: str, claim: PrivacyClaim
-) -> Table:
+) -> TextTable:
     rows = tuple((e, *map(str, line)) for e, line in zip(EPSILONS, lines, strict=True))
     headers = (f"epsilon {claim.terms}", *(f"{label} = {p}" for p in places))
-    return Table(headers, rows, "Final loss:")
+    return TextTable(headers, rows, "Final loss:")
 
 
 def _worst(line: list[Mean]) -> str:

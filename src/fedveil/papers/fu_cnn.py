@@ -10,8 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fedveil.papers.experiment import Experiment, Item, Scale
-from fedveil.papers.lines import claim_of, learning_curve, lines_of, lines_png, meaning, strictly
-from fedveil.papers.page import Finding, Page, Table
+from fedveil.papers.lines import (
+    claim_of,
+    learning_curve,
+    lines_png,
+    mean_lines,
+    meaning,
+    strict_claim,
+)
+from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.statistics import Mean
@@ -138,12 +145,12 @@ def fig2(experiment: Experiment) -> Page:
         rounds, means = learning_curve(sweep, c, "accuracy")
         lines.append(means)
         shown = [m for r, m in zip(rounds, means, strict=True) if r in (10, 20, 50)]
-        rows.append((epsilon, strictly(sweep, c), *map(str, shown)))
+        rows.append((epsilon, strict_claim(sweep, c), *map(str, shown)))
     paper = _papers(sweep)
     page.settings.append(meaning(paper))
     page.figures["fu-fig2.png"] = _drawn([str(5 * r) for r in rounds], lines, "iteration", paper)
     headers = (_level(paper), "here, strictly", "T = 50", "T = 100", "T = 250")
-    page.tables.append(Table(headers, tuple(rows)))
+    page.tables.append(TextTable(headers, tuple(rows)))
     page.notes.append(
         "The paper shows this as a figure without numbers; its text says T = 250, its caption T = "
         "50, the number of rounds."
@@ -164,13 +171,13 @@ def fig4(experiment: Experiment) -> Page:
         repeat,
     )
     places = tuple(map(str, times))
-    lines = lines_of(sweep, len(times), "accuracy")
+    lines = mean_lines(sweep, len(times), "accuracy")
     paper = _papers(sweep)
     page.settings.append(meaning(paper))
     page.figures["fu-fig4.png"] = _drawn(places, lines, "T", paper)
     rows = tuple((e, *map(str, line)) for e, line in zip(EPSILONS, lines, strict=True))
     headers = (_level(paper), *(f"T = {t}" for t in times))
-    page.tables.append(Table(headers, rows, "Final accuracy:"))
+    page.tables.append(TextTable(headers, rows, "Final accuracy:"))
     gains = [line[-1].value - line[len(line) // 2].value for line in lines[:-1]]
     page.findings.append(
         Finding(
@@ -200,7 +207,7 @@ def table4(experiment: Experiment) -> Page:
         [_epsilons(experiment), Axis("client.steps", steps)],
         repeat,
     )
-    lines = lines_of(sweep, len(steps), "accuracy")
+    lines = mean_lines(sweep, len(steps), "accuracy")
     paper = _papers(sweep)
     page.settings.append(meaning(paper))
     page.figures["fu-fig6.png"] = _drawn(steps, lines, "E", paper)
@@ -213,7 +220,7 @@ def table4(experiment: Experiment) -> Page:
         rows.append(
             (
                 epsilon,
-                strictly(sweep, c * len(steps) + best),
+                strict_claim(sweep, c * len(steps) + best),
                 str(star),
                 steps[best],
                 f"{accuracy:.4f}",
@@ -234,9 +241,9 @@ def table4(experiment: Experiment) -> Page:
         "worst, paper",
         "worst, here",
     )
-    page.tables.append(Table(headers, tuple(rows)))
+    page.tables.append(TextTable(headers, tuple(rows)))
     every = tuple((e, *map(str, line)) for e, line in zip(EPSILONS, lines, strict=True))
-    page.tables.append(Table((_level(paper), *(f"E = {e}" for e in steps)), every, "Accuracy:"))
+    page.tables.append(TextTable((_level(paper), *(f"E = {e}" for e in steps)), every, "Accuracy:"))
     page.findings.append(
         Finding(
             "The best E is larger for smaller epsilon.",

@@ -34,7 +34,7 @@ from fedveil.papers.ldp_fl_settings import (
     left_open,
     studies,
 )
-from fedveil.papers.page import Page, Table
+from fedveil.papers.page import Page, TextTable
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import COLOURS, draw_line, png
 from fedveil.tuning.statistics import Mean
@@ -67,7 +67,7 @@ def epsilon(experiment: Experiment) -> Page:
         for c, e in enumerate(study.epsilons):
             told = paper.accuracy if e == paper.epsilon else None
             rows.append((e, *_beside(told, means[c]), str(means[count + c]), *worth(sweep, c)))
-        page.tables.append(Table(_EPSILON, tuple(rows), f"{paper.title}:"))
+        page.tables.append(TextTable(_EPSILON, tuple(rows), f"{paper.title}:"))
         headline.append(_headline(study, percent(free, 0), means))
         draw_line(at, study.epsilons, means[:count], "weights, as published", COLOURS[0])
         draw_line(at, study.epsilons, means[count:], "update", COLOURS[1])
@@ -81,7 +81,7 @@ def epsilon(experiment: Experiment) -> Page:
             one_budget(paper.title, paper.epsilon, behind[0]),
         ]
     panels[0].legend(fontsize=7)
-    page.tables.insert(0, Table(_HEADLINE, tuple(headline), "The headline runs:"))
+    page.tables.insert(0, TextTable(_HEADLINE, tuple(headline), "The headline runs:"))
     page.figures["ldp-fl-epsilon.png"] = png(figure)
     page.notes += [
         "`weights` are perturbed as published; `update` is our variant, which reports the update "
@@ -121,7 +121,7 @@ def clients(experiment: Experiment) -> Page:
             noise = f"{sweep.prepared[c].noise:.3g}"
             rows.append((str(n), part, *_beside(told, means[c]), noise, *worth(sweep, c)))
         title = f"{paper.title}, epsilon {paper.epsilon} {PUBLISHED}:"
-        page.tables.append(Table(_CLIENTS, tuple(rows), title))
+        page.tables.append(TextTable(_CLIENTS, tuple(rows), title))
         lines[paper.title] = ([str(n) for n in counts], means)
         page.findings.append(
             reports_help(
@@ -162,7 +162,7 @@ def fraction(experiment: Experiment) -> Page:
             for c, fr in enumerate(FRACTIONS)
         ]
         title = f"{paper.title}, epsilon {paper.epsilon} {PUBLISHED}:"
-        page.tables.append(Table(_FRACTION, tuple(rows), title))
+        page.tables.append(TextTable(_FRACTION, tuple(rows), title))
         lines[paper.title] = ([f"{fr:g}" for fr in FRACTIONS], means)
         page.findings.append(
             reports_help(
@@ -200,7 +200,7 @@ def rounds(experiment: Experiment) -> Page:
             told = paper.accuracy if done == paper.rounds else None
             spent = worth(sweep, 0, done)
             rows.append((str(done), paper.epsilon, *_beside(told, means[done]), *spent))
-        page.tables.append(Table(_ROUNDS, tuple(rows), f"{paper.title}:"))
+        page.tables.append(TextTable(_ROUNDS, tuple(rows), f"{paper.title}:"))
         lines[paper.title] = ([str(r) for r in means], list(means.values()))
         behind = readings(sweep.prepared[0].plan, study.rounds)
         page.findings.append(one_budget(paper.title, paper.epsilon, behind[0]))
@@ -234,7 +234,7 @@ def table1(experiment: Experiment) -> Page:
                 same_order(paper.title, e, paper.table[e], *(percents(sweep, k) for k in cell))
             )
         title = f"{paper.title}, the fixed range being 0 +- {study.fixed:g}:"
-        page.tables.append(Table(_TABLE1, tuple(rows), title))
+        page.tables.append(TextTable(_TABLE1, tuple(rows), title))
     return page
 
 

@@ -10,7 +10,7 @@ from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
 
-def lines_of(sweep: Sweep, length: int, metric: str) -> list[list[Mean]]:
+def mean_lines(sweep: Sweep, length: int, metric: str) -> list[list[Mean]]:
     """The cells' means, `length` of them to a line."""
     means = [sweep.mean(c, metric) for c in range(len(sweep.cells))]
     return [means[i : i + length] for i in range(0, len(means), length)]
@@ -45,7 +45,7 @@ def lines_png(
     return png(figure)
 
 
-def strictly(sweep: Sweep, cell: int) -> str:
+def strict_claim(sweep: Sweep, cell: int) -> str:
     """What a cell's reports are worth strictly."""
     plan = sweep.prepared[cell].plan
     readings = [claim for claim in plan.claims(plan.permitted) if not claim.as_published]

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item, Scale
 from fedveil.papers.lines import claim_of, meaning
-from fedveil.papers.page import Finding, Page, Table
+from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import COLOURS, draw_line, png
@@ -276,7 +276,7 @@ def _measure(
         for c, mean in enumerate(lines[defence.name]):
             lost = "-" if defence.name == NONE else f"{lines[NONE][0].value - mean.value:.2f}"
             rows.append((defence.name, *_claim(sweep, c), UNPUBLISHED, str(mean), lost))
-    page.tables.append(Table(_HEADERS, tuple(rows), f"{federation.title}:"))
+    page.tables.append(TextTable(_HEADERS, tuple(rows), f"{federation.title}:"))
     single = {name: line[0].value for name, line in lines.items() if name not in (LOCAL, CENTRAL)}
     local, central = ([mean.value for mean in lines[name]] for name in (LOCAL, CENTRAL))
     page.findings += [

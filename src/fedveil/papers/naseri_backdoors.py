@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.naseri import DELTA, UNPUBLISHED, WEAK, Deployment, federations
-from fedveil.papers.page import Finding, Page, Table
+from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import COLOURS, png
 from fedveil.tuning.statistics import Mean, mean_of
@@ -40,7 +40,7 @@ class Arena:
 
 
 @dataclass(frozen=True)
-class Row:
+class Defence:
     """A defence: a recipe and its keys, at every epsilon where it is private."""
 
     name: str
@@ -71,7 +71,7 @@ def femnist(experiment: Experiment) -> Arena:
     )
 
 
-def rows(arena: Arena) -> list[Row]:
+def rows(arena: Arena) -> list[Defence]:
     """The defences, each against the same attacker."""
     deployment, attack = arena.deployment, arena.attack
     plain = (*deployment.shared, *deployment.plain, *deployment.fixed, *attack, UNIFORM)
@@ -95,7 +95,7 @@ def rows(arena: Arena) -> list[Row]:
         "attack.boost=1000.0",
     )
     robust = [
-        Row(name, "fedavg", (*plain, f"server.aggregate={kind}"))
+        Defence(name, "fedavg", (*plain, f"server.aggregate={kind}"))
         for name, kind in (
             ("median", "median"),
             ("trimmed mean", "trimmed-mean"),
@@ -105,20 +105,20 @@ def rows(arena: Arena) -> list[Row]:
         )
     ]
     return [
-        Row(NOBODY, "fedavg", (*plain, "attack.attackers=0")),
-        Row(UNDEFENDED, "fedavg", plain),
-        Row(BOUND, "norm-bound", (*plain, bound)),
-        Row("norm bound, projected", "norm-bound", (*plain, bound, "attack.project=true")),
-        Row("weak DP", "weak-dp", (*plain, bound, f"noise.multiplier={WEAK}")),
+        Defence(NOBODY, "fedavg", (*plain, "attack.attackers=0")),
+        Defence(UNDEFENDED, "fedavg", plain),
+        Defence(BOUND, "norm-bound", (*plain, bound)),
+        Defence("norm bound, projected", "norm-bound", (*plain, bound, "attack.project=true")),
+        Defence("weak DP", "weak-dp", (*plain, bound, f"noise.multiplier={WEAK}")),
         *robust,
-        Row(
+        Defence(
             CENTRAL,
             "central",
             (*deployment.shared, *deployment.plain, share, bound, delta, *attack),
             private=True,
         ),
         *(
-            Row(
+            Defence(
                 f"DP-SGD in clients, attacker: {how}",
                 "dp-sgd",
                 (*inside, f"attack.noise={how}"),
@@ -127,7 +127,7 @@ def rows(arena: Arena) -> list[Row]:
             for how in _LOCAL
         ),
         *(
-            Row(
+            Defence(
                 f"LDP-SGD, 4 attackers: {how}",
                 "ldp-sgd",
                 (*reports, "attack.attackers=4", f"attack.noise={how}"),
@@ -185,7 +185,7 @@ def _page(experiment: Experiment, title: str, arena: Arena, name: str) -> Page:
                 in_words(prepared.claim, BASE_RATE, drawn=True) for prepared in sweep.prepared
             ]
     headers = ("defence", "claim", "accuracy, main task", "backdoor")
-    page.tables.append(Table(headers, tuple(table)))
+    page.tables.append(TextTable(headers, tuple(table)))
     page.findings += _findings(found)
     page.figures[f"naseri-backdoor-{name}.png"] = _figure(found)
     page.notes += [

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Cells as text, under their headers."""
 
     headers: tuple[str, ...]
@@ -50,7 +50,7 @@ class Page:
     title: str
     settings: list[str] = field(default_factory=list)
     left_open: list[tuple[str, str]] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[TextTable] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     figures: dict[str, bytes] = field(default_factory=dict)

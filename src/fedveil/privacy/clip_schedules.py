@@ -329,7 +329,7 @@ class Median(ClipSchedule):
         return min(moving, median) if self.monotone else median
 
 
-def is_ours(schedule: ClipSchedule) -> bool:
+def is_own_schedule(schedule: ClipSchedule) -> bool:
     """Whether what it watches of a client is known not to depend on others in the block."""
     return type(schedule) in (Fixed, Poly, PerGradient, Quantile, Median)
 

@@ -14,7 +14,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim
 from fedveil.privacy.clip import Clip
-from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_ours
+from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedule
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.release import NOBODY, Asked, Release
 from fedveil.privacy.rows import Norm
@@ -54,7 +54,7 @@ class PrivacyPlan:
         if not isinstance(self.release, Release):
             raise BadInput(f"release is {self.release!r}: a Release is needed")
         if self.schedule is not None:
-            check_schedule(self.schedule)
+            check_clip_schedule(self.schedule)
             object.__setattr__(self, "watched", self.schedule.watched)
             object.__setattr__(self, "norm", self.schedule.norm)
         if self.watched is not None and type(self.watched) is not Watched:
@@ -255,7 +255,7 @@ class PrivacyPlan:
         clients, schedule, watched = len(asked.ids), self.schedule, self.watched
         if schedule is None or watched is None or not watched.due(asked.round):
             return torch.zeros(clients, self.width, dtype=torch.float64)
-        each = [lengths] if is_ours(schedule) else [lengths.of(k) for k in range(clients)]
+        each = [lengths] if is_own_schedule(schedule) else [lengths.of(k) for k in range(clients)]
         rows = torch.cat(
             [watched.cut(schedule.watch(some, asked.round), len(some.norms)) for some in each]
         )
@@ -287,7 +287,7 @@ class PrivacyPlan:
         return torch.tensor([value], dtype=torch.float64)
 
 
-def check_schedule(schedule: ClipSchedule) -> None:
+def check_clip_schedule(schedule: ClipSchedule) -> None:
     """Refuse what is no clip schedule: what it watches would not be accounted."""
     if not isinstance(schedule, ClipSchedule):
         raise BadInput(f"the clip is {shown(schedule)}: a ClipSchedule is needed")

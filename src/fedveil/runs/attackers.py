@@ -1,6 +1,6 @@
 """From a recipe's [attack] section to the adversary of its training."""
 
-from fedveil.attacks.attack import BackdoorAttack, Noise, When
+from fedveil.attacks.attack import AttackerNoise, BackdoorAttack, When
 from fedveil.attacks.backdoor import Backdoor
 from fedveil.attacks.images import ColourBackdoor, PixelTrigger, WritersBackdoor
 from fedveil.attacks.texts import PhraseBackdoor, SentenceBackdoor
@@ -40,7 +40,7 @@ def attack_of(recipe: Recipe, data: FederatedData, plan: PrivacyPlan) -> Backdoo
         share=section.share,
         boost=_boost(recipe, plan) if section.boost is None else section.boost,
         project=section.project,
-        noise=Noise(section.noise),
+        noise=AttackerNoise(section.noise),
         when=When(section.start, section.end, section.every, section.present),
         work=_work(recipe, section),
         seed=recipe.seed,

@@ -10,9 +10,9 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.attackers import attack_of
 from fedveil.runs.models import task_of, words_of
-from fedveil.runs.own import FIRST_WEIGHTS, Model, asked_of, check_same, digest_of, own_task
+from fedveil.runs.own import FIRST_WEIGHTS, Model, asked_of, check_same, module_digest, own_task
 from fedveil.runs.plans import plan_of
-from fedveil.runs.recipe import Recipe, check_values
+from fedveil.runs.recipe import Recipe, check_recipe_values
 from fedveil.runs.records import data_of
 from fedveil.runs.sections.client_section import (
     ClientSection,
@@ -72,7 +72,7 @@ def build(
     `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
     `allow_code` says that the code which the recipe names may be run.
     """
-    check_values(recipe)
+    check_recipe_values(recipe)
     recipe.model.check_allowed(allow_code)
     rounds, sampler = recipe.total_rounds, _sampler(recipe.sample)
     work, server = _work(recipe.client, rounds), _server(recipe.server, rounds)
@@ -139,7 +139,7 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
         choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
     changes: dict[str, Any] = {"noise": noise, "engine": recipe.engine.model_copy(update=choice)}
     if recipe.model.recorded:
-        changes["model"] = recipe.model.model_copy(update={"digest": digest_of(training.task)})
+        changes["model"] = recipe.model.model_copy(update={"digest": module_digest(training.task)})
     return recipe.model_copy(update=changes)
 
 

@@ -50,7 +50,7 @@ def load_latest(folder: Path, like: ServerState) -> tuple[Checkpoint | None, lis
     return None, remarks
 
 
-def head_of(folder: Path) -> Head | None:
+def recorded_head(folder: Path) -> Head | None:
     """What the newest checkpoint says of the end of the ledger, if there is one."""
     for path in reversed(_files(folder)):
         try:

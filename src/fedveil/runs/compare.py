@@ -43,7 +43,7 @@ def across_clients(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
     ]
 
 
-def differences(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
+def differing_keys(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
     """One row per recipe key on which the runs do not agree, one column per run."""
     flat = [_flat(run) for run in runs]
     rows = []

@@ -171,7 +171,7 @@ def remembered(path: Path) -> list[Head]:
     heads = (
         kept_head(path),
         head_of_result(path),
-        checkpoint.head_of(path / "checkpoint"),
+        checkpoint.recorded_head(path / "checkpoint"),
     )
     return [head for head in heads if head is not None]
 

@@ -91,10 +91,10 @@ def overview() -> list[dict[str, Any]]:
     ]
 
 
-def find(name: str) -> Part:
+def find_part(name: str) -> Part:
     """The section of that name, or as much of it as the key of that name is.
 
-    >>> [key.kind for key in find("sample.size").keys]
+    >>> [key.kind for key in find_part("sample.size").keys]
     ['fixed', 'round-robin']
     """
     for part in parts():
@@ -112,10 +112,10 @@ def apart(keys: Sequence[Key]) -> tuple[Key | None, list[Key]]:
     return (named[0] if named else None), [key for key in keys if key not in named]
 
 
-def told(recipes: dict[str, Any]) -> str:
+def recipes_text(recipes: dict[str, Any]) -> str:
     """The recipes that set a key, by the value they give it; "" if none does.
 
-    >>> told({"central": 1.0, "dp-sgd": 1.0, "ldp-sgd": 0.05})
+    >>> recipes_text({"central": 1.0, "dp-sgd": 1.0, "ldp-sgd": 0.05})
     '1.0 in central, dp-sgd; 0.05 in ldp-sgd'
     """
     by_value: dict[str, list[str]] = {}

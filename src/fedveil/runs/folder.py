@@ -9,7 +9,7 @@ from fedveil.errors import BadInput
 _LONGEST_NAME = 100
 
 
-def check_name(name: str) -> None:
+def check_run_name(name: str) -> None:
     """Refuse a name that cannot be part of a run directory's, or would lead out of `runs`."""
     if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()) or "/" in name or name[0] == ".":
         raise BadInput(

@@ -89,7 +89,7 @@ def changed_since(data: FederatedData, recipe: Recipe) -> list[str]:
     return ["the records were changed in place during the run: it cannot be repeated or resumed"]
 
 
-def digest_of(task: Task) -> str:
+def module_digest(task: Task) -> str:
     """What a module is known by: its layers, their code, loss, metrics and first weights."""
     parts = (task.module, task.loss, task.measures, task.parameters, task.frozen)
     return hashlib.sha256(identity(parts).encode()).hexdigest()
@@ -97,7 +97,7 @@ def digest_of(task: Task) -> str:
 
 def check_same(task: Task, digest: str | None) -> None:
     """Refuse another module than the one that a run was started with."""
-    if digest is not None and digest_of(task) != digest:
+    if digest is not None and module_digest(task) != digest:
         raise BadInput(
             f"the module {type(task.module).__name__} is not the one that the run was started "
             "with: its layers, loss, metrics and first weights must be the same; give the same, "

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.arrays import Array
-from fedveil.data.files import UNREADABLE, strictly
+from fedveil.data.files import UNREADABLE, warnings_as_errors
 from fedveil.data.tables import SUFFIXES
 from fedveil.data.vocabulary import lines_of
 from fedveil.errors import BadInput
@@ -63,7 +63,7 @@ def _check_takes_tables(run: OpenedRun, source: Path) -> None:
 
 def _records(path: Path) -> Array:
     try:
-        with strictly():
+        with warnings_as_errors():
             found = np.load(path, allow_pickle=False)
     except UNREADABLE as e:
         raise BadInput(f"{path} cannot be read: {' '.join(str(e).split())}") from e

@@ -170,11 +170,11 @@ def load_recipe(
         recipe = Recipe.model_validate(raw)
     except ValidationError as e:
         raise BadInput(f"recipe {source}: {_explain(e)}") from e
-    check_values(recipe)
+    check_recipe_values(recipe)
     return _with_rounds(recipe)
 
 
-def check_values(recipe: Recipe) -> None:
+def check_recipe_values(recipe: Recipe) -> None:
     """Refuse values that are wrong by themselves, before anything heavy is imported."""
     check_workers("engine.workers", recipe.engine.workers)
     recipe.model.check()

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedveil.data.federated import FederatedData
 from fedveil.data.load import FITTING, TEXTS, load_records
-from fedveil.data.own_table import Asked, table_partition, table_records, table_test
+from fedveil.data.own_table import TableQuestion, table_partition, table_records, table_test
 from fedveil.data.partition import partition, resampled, shortened
 from fedveil.data.records import Records
 from fedveil.data.tables import check_file
@@ -80,7 +80,7 @@ def _table(section: DataSection) -> Records:
     if section.target is None:
         raise BadInput("data.target is missing: name the column that is to be predicted")
     table_partition(section.client, section.partition, section.clients)
-    asked = Asked(
+    asked = TableQuestion(
         section.target,
         section.client,
         section.features,

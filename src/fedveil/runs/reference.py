@@ -5,7 +5,7 @@ python -m fedveil.runs.reference > docs/recipes.md
 
 from collections.abc import Sequence
 
-from fedveil.runs.explain import Key, Part, apart, parts, told
+from fedveil.runs.explain import Key, Part, apart, parts, recipes_text
 
 _HEAD = """\
 # Recipes: every section and key
@@ -43,7 +43,7 @@ def _table(keys: Sequence[Key]) -> list[str]:
     rows = [("key", "value", "left out", "meaning", "in recipes"), ("---",) * 5]
     for key in keys:
         value = "; ".join(filter(None, (key.type, key.allowed)))
-        rows.append((f"`{key.key}`", value, key.left_out, key.meaning, told(key.recipes)))
+        rows.append((f"`{key.key}`", value, key.left_out, key.meaning, recipes_text(key.recipes)))
     return [*(f"| {' | '.join(row)} |" for row in rows), ""]
 
 

@@ -28,7 +28,7 @@ from fedveil.runs.disk import locked, write_atomic
 from fedveil.runs.done import Done, Round
 from fedveil.runs.ending import Ending, room
 from fedveil.runs.evidence import file_of, head_of_result, keep_head, kept_head
-from fedveil.runs.folder import check_free, check_name, claim
+from fedveil.runs.folder import check_free, check_run_name, claim
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics_file import json_text, last_round
@@ -82,7 +82,7 @@ class Run:
         if out is not None:
             check_free(out)
         else:
-            check_name(recipe.name)
+            check_run_name(recipe.name)
         data = brought(recipe, model, data)
         training = build(recipe, data_root, data=data, model=model, allow_code=allow_code)
         if shared is not None:

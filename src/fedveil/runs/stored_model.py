@@ -14,7 +14,7 @@ from fedveil.data.columns import Column
 from fedveil.data.federated import Array, FederatedData
 from fedveil.data.schema import TableSchema
 from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, joined, mapped
+from fedveil.inputs import Inputs, join_inputs, mapped
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.identity import identity
@@ -72,7 +72,7 @@ class StoredModel:
             found: Array = array.reshape(len(array), *shape).astype(kind, copy=False)
             return found
 
-        return joined([encoded, self.record_shape, self.record_type], cast)
+        return join_inputs([encoded, self.record_shape, self.record_type], cast)
 
     def check_layers(self, task: Task, where: Path) -> None:
         """Refuse weights for another module than the one they were trained in."""

@@ -119,7 +119,7 @@ class Adversary:
         return "some clients cheat in this simulation: the claim is about the others"
 
 
-def joined(adversary: Adversary, round: int, drawn: Ids) -> Ids:
+def attacked_cohort(adversary: Adversary, round: int, drawn: Ids) -> Ids:
     """The cohort of a round; refuses an adversary that honest clients are sampled differently by.
 
     Guarantee: all clients that were drawn are in it, and whoever else is cheats: an honest client

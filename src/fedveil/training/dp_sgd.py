@@ -17,7 +17,7 @@ from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch, Draws
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam, Directions, check_directions
-from fedveil.training.rates import RateSchedule, check_schedule, scheduled
+from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
 from fedveil.training.turn import Turn, clip_rows_
 
 
@@ -57,7 +57,7 @@ class ClientDpSgd:
             )
         check("client.lr", self.lr)
         check_directions(self)
-        check_schedule(self.schedule)
+        check_rate_schedule(self.schedule)
 
     def visits(self, records: int) -> int:
         """How many records a client with `records` of them looks at in a round, on average."""

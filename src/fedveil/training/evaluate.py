@@ -40,7 +40,7 @@ def evaluate(
     check_kept(task, data)
     with one_thread():
         pieces = [measure(task, params, data, part) for part in batches_of(data, batch)]
-        return joined(task, pieces)
+        return joined_metrics(task, pieces)
 
 
 def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
@@ -56,7 +56,7 @@ def measure(task: Task, params: torch.Tensor, data: FederatedData, batch: slice)
     return Piece(len(data.test_y[batch]), sums, measured.kept)
 
 
-def joined(task: Task, pieces: Sequence[Piece]) -> dict[str, float]:
+def joined_metrics(task: Task, pieces: Sequence[Piece]) -> dict[str, float]:
     """The metrics of all records, in the task's order, the pieces in theirs."""
     records = sum(piece.records for piece in pieces)
     found = {}

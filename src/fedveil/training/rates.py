@@ -79,7 +79,7 @@ def scheduled(lr: float, schedule: RateSchedule | None, round: int) -> float:
     return lr if schedule is None else lr * schedule.factor(round)
 
 
-def check_schedule(schedule: object) -> None:
+def check_rate_schedule(schedule: object) -> None:
     """Refuse what is neither a schedule nor None."""
     if schedule is not None and not isinstance(schedule, RateSchedule):
         raise BadInput(f"schedule is {shown(schedule)}: use RateSchedule(shape, rounds), or None")

@@ -16,7 +16,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import check_cohort
-from fedveil.training.adversary import Adversary, joined
+from fedveil.training.adversary import Adversary, attacked_cohort
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.server import ServerOptimizer, ServerState
 from fedveil.training.sums import CohortSum
@@ -131,7 +131,7 @@ def rounds(
         turns = ledger.turns(before.round) if counted else None
         ids = drawn = plan.sampler.cohort(plan.population, number, streams, turns)
         if adversary is not None:
-            ids = joined(adversary, number, drawn)
+            ids = attacked_cohort(adversary, number, drawn)
         check_cohort(ids, plan.population)
         clip = plan.clip(before.moving, number)
         # charge

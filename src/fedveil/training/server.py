@@ -8,7 +8,7 @@ import torch
 
 from fedveil.checks import check
 from fedveil.privacy.identity import LATER
-from fedveil.training.rates import RateSchedule, check_schedule, scheduled
+from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
 
 
 class Weights(StrEnum):
@@ -54,7 +54,7 @@ class SgdServer:
     def __post_init__(self) -> None:
         check("server.lr", self.lr)
         check("server.momentum", self.momentum)
-        check_schedule(self.schedule)
+        check_rate_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """One round's step along the mean update (float64 [P])."""
@@ -79,7 +79,7 @@ class AdamServer:
     def __post_init__(self) -> None:
         for name in ("lr", "beta1", "beta2", "floor"):
             check(f"server.{name}", getattr(self, name))
-        check_schedule(self.schedule)
+        check_rate_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """One round's step along the mean update (float64 [P])."""
@@ -109,7 +109,7 @@ class YogiServer:
     def __post_init__(self) -> None:
         for name in ("lr", "beta1", "beta2", "floor"):
             check(f"server.{name}", getattr(self, name))
-        check_schedule(self.schedule)
+        check_rate_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """One round's step along the mean update (float64 [P])."""
@@ -133,7 +133,7 @@ class AdagradServer:
     def __post_init__(self) -> None:
         check("server.lr", self.lr)
         check("server.floor", self.floor)
-        check_schedule(self.schedule)
+        check_rate_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
         """One round's step along the mean update (float64 [P])."""

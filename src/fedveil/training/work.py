@@ -12,7 +12,7 @@ from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam, Directions, check_directions
 from fedveil.training.dp_sgd import ClientDpSgd
-from fedveil.training.rates import RateSchedule, check_schedule, scheduled
+from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
 from fedveil.training.reports import Spanned
 from fedveil.training.turn import Turn, clip_rows_
 
@@ -84,7 +84,7 @@ class ClientSgd:
         check_directions(self)
         if self.decay is not None and not isinstance(self.decay, Decay):
             raise BadInput(f"decay is {shown(self.decay)}: use Decay(mu, gamma), or None")
-        check_schedule(self.schedule)
+        check_rate_schedule(self.schedule)
         if self.decay is not None and self.schedule is not None:
             raise BadInput(
                 "client.mu and client.gamma say what the learning rate is in every step: leave "
@@ -169,6 +169,6 @@ class ClientSgd:
 ClientWork = OneGradient | ClientSgd | ClientDpSgd
 
 
-def is_ours(work: ClientWork) -> bool:
+def is_own_work(work: ClientWork) -> bool:
     """Whether it is known that a client's update depends on no other client in the block."""
     return type(work) in (OneGradient, ClientSgd, ClientDpSgd)

@@ -167,14 +167,14 @@ def kind_of(event: Event) -> str:
     return _NAMES[type(event)]
 
 
-def told(event: Event) -> str:
+def event_text(event: Event) -> str:
     """For people; a report's own epsilon, which is nobody's claim, is told as its odds.
 
-    >>> told(GaussianWithBit(Gaussian(2.0), TwoPoint(0.5)))
+    >>> event_text(GaussianWithBit(Gaussian(2.0), TwoPoint(0.5)))
     'gaussian-with-bit (gaussian (multiplier 2), two-point (odds e^0.5))'
     """
     parts = [
-        told(value) if name in _INNER else f"{_WORDS.get(name, f'{name} ')}{value:g}"
+        event_text(value) if name in _INNER else f"{_WORDS.get(name, f'{name} ')}{value:g}"
         for name, value in vars(event).items()
     ]
     return f"{kind_of(event)} ({', '.join(parts)})"

@@ -145,7 +145,7 @@ def read_participations(path: Path, run: str | None = None) -> Counts | None:
     try:
         counts = np.zeros(counted_clients(runs.get(name, {})), dtype=np.int64)
         for ids in rows:
-            counts[clients_of(ids)] += 1
+            counts[ids_from_bytes(ids)] += 1
     except (ValueError, TypeError, IndexError) as e:
         raise BadInput(f"{path}: the ledger's cohorts cannot be read: {e}") from e
     return counts if len(counts) else None
@@ -189,7 +189,7 @@ def _texts(about: object) -> dict[str, str]:
     return {name: as_text(value) for name, value in about.items()}
 
 
-def clients_of(ids: bytes) -> Ids:
+def ids_from_bytes(ids: bytes) -> Ids:
     """A cohort as it is stored."""
     return np.frombuffer(ids, dtype="<u4").astype(np.int64)
 

@@ -32,8 +32,8 @@ from fedveil.privacy.ledger.file import (
     SCHEMA,
     Counts,
     Ids,
-    clients_of,
     connect,
+    ids_from_bytes,
     read_about,
     read_runs,
     transaction,
@@ -329,13 +329,13 @@ class Ledger:
         if not self._replays:
             query = "SELECT ids FROM cohorts WHERE run = ? ORDER BY rowid LIMIT -1 OFFSET ?"
             for (ids,) in self._db.execute(query, (self._run, self._counted)).fetchall():
-                self._turns[clients_of(ids)] += 1
+                self._turns[ids_from_bytes(ids)] += 1
                 self._counted += 1
             return self._turns
         if rounds < self._counted:
             self._turns[:], self._counted = 0, 0
         for round in range(self._counted + 1, rounds + 1):
-            self._turns[clients_of(self._cohort(round))] += 1
+            self._turns[ids_from_bytes(self._cohort(round))] += 1
         self._counted = rounds
         return self._turns
 

@@ -20,8 +20,8 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.privacy.ledger.file import (
-    clients_of,
     counted_clients,
+    ids_from_bytes,
     read_about,
     read_runs,
 )
@@ -159,7 +159,7 @@ class SharedBudget:
                 row = db.execute("SELECT about FROM runs WHERE run = ?", (run,)).fetchone()
                 lines = json.loads(json.loads(row[0])["lines"])
                 self._curves[run] = self._curve_of(BudgetLine.from_dict(lines[0]))
-            who = slice(None) if ids is None or not self._counted else clients_of(ids)
+            who = slice(None) if ids is None or not self._counted else ids_from_bytes(ids)
             self._spent[who] += self._curves[run]
             self._read = int(seq)
 

@@ -26,7 +26,7 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.curators import Curator, curator_of
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
-from fedveil.privacy.plan import PrivacyPlan, check_schedule
+from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule
 from fedveil.privacy.releases.counted import (
     check_multiplier,
     check_sampler,
@@ -205,7 +205,7 @@ def client_noise(
     """
     check_sampler(sampler, population, rounds)
     check_multiplier(multiplier)
-    check_schedule(schedule)
+    check_clip_schedule(schedule)
     _check_norm(schedule, laplace, published)
     if multiplier is not None and len(budgets) > 1:
         raise BadInput("noise.multiplier is one number and budget.epsilons are several: give one")

@@ -20,7 +20,7 @@ from fedveil.training.adversary import Adversary
 from fedveil.training.cohort import CohortData
 from fedveil.training.server import ServerState, Weights
 from fedveil.training.sums import CohortSum
-from fedveil.training.work import ClientWork, is_ours
+from fedveil.training.work import ClientWork, is_own_work
 
 Ids = npt.NDArray[np.int64]
 
@@ -103,7 +103,9 @@ def one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool) -> str:
             "noise.source 'secure': computed side by side, clients' updates depend on each other "
             "in their last digits"
         )
-    return "" if is_ours(work) else f"the work {type(work).__name__} may let clients see each other"
+    if is_own_work(work):
+        return ""
+    return f"the work {type(work).__name__} may let clients see each other"
 
 
 EngineMaker = Callable[[Job], Engine]

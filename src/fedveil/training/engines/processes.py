@@ -9,7 +9,7 @@ import torch
 from fedveil.training.engines.engine import Ids
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import Workers
-from fedveil.training.evaluate import batches_of, joined, measure
+from fedveil.training.evaluate import batches_of, joined_metrics, measure
 from fedveil.training.over_clients import measure_clients, pieces_of, spread
 from fedveil.training.server import ServerState
 from fedveil.training.sums import CohortSum
@@ -36,7 +36,7 @@ class Processes(Serial):
         batches = batches_of(self.job.data)
         if len(batches) < 2 or not self._started:
             return super().evaluate(params)
-        return joined(self.job.task, list(self._pool.measures(batches, params)))
+        return joined_metrics(self.job.task, list(self._pool.measures(batches, params)))
 
     def evaluate_clients(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics across clients, on the workers once there are any."""

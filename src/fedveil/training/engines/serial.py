@@ -17,7 +17,7 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.engine import Ids, Job
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.evaluate import batches_of, joined, measure
+from fedveil.training.evaluate import batches_of, joined_metrics, measure
 from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
 from fedveil.training.over_clients import over_clients
@@ -26,7 +26,7 @@ from fedveil.training.round import Ask
 from fedveil.training.server import ServerState, Weights
 from fedveil.training.sums import CohortSum
 from fedveil.training.turn import Turn
-from fedveil.training.work import is_ours
+from fedveil.training.work import is_own_work
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class Serial:
         task, data = self.job.task, self.job.data
         with one_thread():
             pieces = [measure(task, params, data, batch) for batch in batches_of(data)]
-            return joined(task, pieces)
+            return joined_metrics(task, pieces)
 
     def evaluate_clients(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics across clients, on their own records."""
@@ -124,7 +124,7 @@ class Serial:
     def _summed(self) -> bool:
         """Whether nobody sees an honest client's own row: not the server, which only sums."""
         seen = self.job.plan.release.counted or self.job.rows
-        return not seen and is_ours(self.job.work)
+        return not seen and is_own_work(self.job.work)
 
     def add_chunk_(
         self,

@@ -5,7 +5,7 @@ from math import prod
 import torch
 from torch import nn
 
-from fedveil.training.gradients.forms import Full, Outer, cheaper, joined
+from fedveil.training.gradients.forms import Full, Outer, cheaper, joined_uses
 
 Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -18,8 +18,8 @@ def convolved(layer: Conv, inputs: list[torch.Tensor], errors: list[torch.Tensor
     width = layer.weight[0].numel()
     bias = layer.bias is not None
     if layer.groups == 1 and cheaper(positions, width, layer.out_channels):
-        a = joined([_seen(layer, a, e) for a, e in zip(inputs, errors, strict=True)])
-        e = joined([e.flatten(2).mT for e in errors])
+        a = joined_uses([_seen(layer, a, e) for a, e in zip(inputs, errors, strict=True)])
+        e = joined_uses([e.flatten(2).mT for e in errors])
         outer = Outer(a, e, bias)
         return outer.product if outer.cancels else outer
     shifted = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"

@@ -205,6 +205,6 @@ In multiplications, by estimate: it decides how lengths are computed, not what t
 """
 
 
-def joined(uses: list[torch.Tensor]) -> torch.Tensor:
+def joined_uses(uses: list[torch.Tensor]) -> torch.Tensor:
     """Several uses [B, T, ...] of a layer as one with all their steps."""
     return uses[0] if len(uses) == 1 else torch.cat(uses, dim=1)

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedveil.models.products import Product
 from fedveil.training.gradients.convolutions import convolved
-from fedveil.training.gradients.forms import Full, Gradient, Looked, Outer, cheaper, joined
+from fedveil.training.gradients.forms import Full, Gradient, Looked, Outer, cheaper, joined_uses
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -102,8 +102,8 @@ def _outer(
     bias: bool,
 ) -> Outer | Full:
     """Multiplied out where that is less work than comparing all pairs of steps, or rounds less."""
-    a = joined([h.reshape(len(h), -1, layer.in_features) for h in inputs])
-    e = joined([g.reshape(len(g), -1, layer.out_features) for g in errors])
+    a = joined_uses([h.reshape(len(h), -1, layer.in_features) for h in inputs])
+    e = joined_uses([g.reshape(len(g), -1, layer.out_features) for g in errors])
     outer = Outer(a, e, bias)
     if cheaper(a.shape[1], layer.in_features, layer.out_features) and not outer.cancels:
         return outer
@@ -115,8 +115,8 @@ def _looked(
 ) -> Looked | Full:
     """Written out where an example's errors cancel each other."""
     count, table = len(inputs[0]), layer.weight.shape
-    tokens = joined([t.reshape(count, -1) for t in inputs])
-    error = joined([e.reshape(count, -1, table[1]) for e in errors])
+    tokens = joined_uses([t.reshape(count, -1) for t in inputs])
+    error = joined_uses([e.reshape(count, -1, table[1]) for e in errors])
     if layer.padding_idx is not None:
         error = torch.where((tokens == layer.padding_idx)[..., None], 0.0, error)
     looked = Looked(tokens, error)
