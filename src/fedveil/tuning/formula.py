@@ -102,7 +102,7 @@ def choices(question: Question, steps: Sequence[int], iterations: Sequence[int])
             f"no E of {', '.join(map(str, steps))} fits a T of {', '.join(map(str, iterations))}: "
             "E is at most T"
         )
-    return sorted(found.values(), key=lambda c: (-float(f"{c.signal:.9g}"), -c.steps, -c.rounds))
+    return sorted(found.values(), key=lambda c: (-float(f"{c.signal:.6g}"), -c.steps, -c.rounds))
 
 
 def thumb(question: Question, iterations: int) -> str:

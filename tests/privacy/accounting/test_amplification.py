@@ -197,7 +197,7 @@ def test_reports_beyond_twenty_thousand_change_nothing(monkeypatch):
         asked.append((reports, interval))
         raise KeyError
 
-    monkeypatch.setattr("fedveil.privacy.accounting.amplification._pmf", law)
+    monkeypatch.setattr("fedveil.privacy.accounting.amplification._losses", law)
     for reports in (20_000, 10**6, 10**12):
         with pytest.raises(KeyError):
             shuffled_epsilon(1.0, reports, 1, 1e-5)

@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting.pld import pld_pmf
 from scipy.special import gammaln
 
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting.loss_distribution import LossDistribution
 from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
 
 _Array = npt.NDArray[np.float64]
@@ -47,8 +47,7 @@ def shuffled_epsilon(eps0: float, reports: int, count: int, delta: float) -> flo
         return alone
     reports = min(reports, 20_000)
     grid = _interval(eps0, reports, count, delta)
-    composed = _pmf(eps0, reports, grid).self_compose(count, 1e-15)
-    return min(alone, float(composed.get_epsilon_for_delta(delta)))
+    return min(alone, _losses(eps0, reports, grid).repeated(count).epsilon(delta))
 
 
 def shuffled_delta(eps0: float, reports: int, epsilons: _Array) -> _Array:
@@ -79,12 +78,12 @@ def shuffled_delta(eps0: float, reports: int, epsilons: _Array) -> _Array:
 
 
 @lru_cache(maxsize=8)
-def _pmf(eps0: float, reports: int, interval: float) -> pld_pmf.PLDPmf:
+def _losses(eps0: float, reports: int, interval: float) -> LossDistribution:
     """The dominating pair of one release, on a grid, rounded up by connecting the dots."""
     reach = math.ceil(eps0 / interval)
     steps = np.arange(-reach, reach + 1)
     deltas = shuffled_delta(eps0, reports, (steps * interval).astype(np.float64))
-    return pld_pmf.create_pmf_pessimistic_connect_dots(interval, steps, deltas)
+    return LossDistribution.connected(interval, -reach, deltas)
 
 
 def _interval(eps0: float, reports: int, count: int, delta: float) -> float:

@@ -8,8 +8,6 @@ so its answer is safe; the answer is confirmed on the fine grid all the same.
 import math
 from collections.abc import Callable
 
-from scipy.optimize import brentq
-
 from fedveil.checks import MOST_ROUNDS as MOST_ROUNDS
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
@@ -23,6 +21,7 @@ from fedveil.privacy.accounting.events import (
     Laplace,
     PoissonSampled,
 )
+from fedveil.privacy.accounting.roots import root
 
 MOST_NOISE = 1e5
 _TOLERANCE = 2e-4
@@ -190,11 +189,21 @@ def _threshold(
             a, b, factor = b, min(b * factor, high), factor * factor
     hair = 1e-9  # where the guess is exact, exp(log(guess)) may lie on the other side of the root
     ends = math.log(a) - hair, math.log(b) + hair
-    root = brentq(lambda log_x: slack(math.exp(log_x), coarse), *ends, xtol=1e-4)
-    x = math.exp(root) * (1 + _TOLERANCE)
+    log_x = root(lambda log_x: slack(math.exp(log_x), coarse), *ends, xtol=1e-4)
+    x = math.exp(log_x) * (1 + _TOLERANCE)
     while slack(x, FINE) < 0:
         x *= 1 + _TOLERANCE
-    return min(x, high)
+    return min(_eight_digits(x), high)
+
+
+def _eight_digits(x: float) -> float:
+    """`x`, rounded up: processors differ in the last digits, and seeded draws depend on the noise.
+
+    >>> _eight_digits(2.06412031234), _eight_digits(0.0012345), _eight_digits(7.0)
+    (2.0641204, 0.0012345, 7.0)
+    """
+    step = 10.0 ** (math.floor(math.log10(x)) - 7)
+    return max(x, float(f"{math.ceil(x / step) * step:.8g}"))
 
 
 def _last(within: Callable[[int], bool], known: int) -> int:
@@ -234,7 +243,7 @@ def _mu_for(target: float, delta: float) -> float:
         return low
     if gaussian_epsilon(high, delta) <= target:
         return high
-    return float(brentq(lambda mu: gaussian_epsilon(mu, delta) - target, low, high, xtol=1e-12))
+    return root(lambda mu: gaussian_epsilon(mu, delta) - target, low, high, xtol=1e-12)
 
 
 def _coarse(target: float) -> float:

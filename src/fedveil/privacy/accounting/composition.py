@@ -1,22 +1,16 @@
 """From events to epsilon.
 
-Only this file knows how the accountants of dp-accounting read an event. They do not agree with
-each other: under replacement its PLD doubles the sensitivity and its RDP does not. fedveil's
-events carry std / sensitivity *under the claim's own relation*, and `_composition` is the one
-table that turns them into the library's, or into our own closed forms; each entry is tested
-against an independent computation, and what is not in the table is refused.
+fedveil's events carry std / sensitivity *under the claim's own relation*, and `_composition` is the
+one table that turns them into loss distributions, closed forms or dp-accounting's moments; each
+entry is tested against an independent computation, and what is not in the table is refused.
 """
 
-import logging
+import importlib
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import Any
 
-import dp_accounting as dpa
-from dp_accounting.pld import privacy_loss_distribution
-from dp_accounting.rdp import RdpAccountant
-from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fedveil.errors import BadInput, UnsupportedEvent
@@ -36,15 +30,15 @@ from fedveil.privacy.accounting.events import (
     TwoPoint,
     kind_of,
 )
+from fedveil.privacy.accounting.loss_distribution import LossDistribution, two_losses
 from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
+from fedveil.privacy.accounting.roots import root
+from fedveil.privacy.accounting.sampled_gaussian import added_or_removed, replaced
 
 FINE = 1e-4
 _NO_NOISE = 1e-6
 _WIDEST = 500.0
 """Of a grid: beyond, e^interval is no float any more, and no epsilon on it means anything."""
-
-_ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE = dpa.NeighboringRelation.REPLACE_ONE
 
 
 def epsilon(
@@ -124,22 +118,23 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if log_excess(0.0) <= 0:
         return 0.0
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    return float(brentq(lambda e: max(log_excess(e), -1e6), 0.0, high, xtol=1e-12, rtol=1e-12))
+    return root(lambda e: max(log_excess(e), -1e6), 0.0, high, xtol=1e-12, rtol=1e-12)
 
 
 _Composition = Callable[[int, float, float], float]
 """(count, delta, interval) -> epsilon."""
+
+_Losses = Callable[[float, float, float], tuple[LossDistribution, ...]]
+"""(rate, noise, interval) -> the loss distributions of one release, in every direction."""
 
 
 def _composition(event: Event, relation: Relation, accountant: Accountant) -> _Composition:
     """The table of (event, relation, accountant): how that accountant composes that event.
 
     A plain Gaussian is the pair N(0, m^2), N(1, m^2) under every relation, m being relative to
-    that relation's sensitivity; the library reads it so under add-remove. Under replacement a
-    Poisson-sampled cohort differs by a row of length S on one side and another on the other: the
-    library's PLD models exactly that, with noise relative to S, twice our multiplier. Its RDP
-    bound for sampling without replacement takes noise relative to 2 S, which is ours; where that
-    bound is so loose that it exceeds the release without sampling, the latter is used. A report
+    that relation's sensitivity. Under replacement a Poisson-sampled cohort differs by a row of
+    length S on one side and another on the other, so that noise relative to S is twice our
+    multiplier: the loss distribution is of exactly that; moments have no bound for it. A report
     that is epsilon-DP, of whatever form, is a function of epsilon-randomised response, so that the
     composition of the latter covers it (Kairouz, Oh and Viswanath 2015).
     """
@@ -147,21 +142,18 @@ def _composition(event: Event, relation: Relation, accountant: Accountant) -> _C
         case Gaussian(m), Accountant.PLD:
             return lambda count, delta, _: gaussian_epsilon(math.sqrt(count) / m, delta)
         case Gaussian(m), Accountant.RDP:
-            return _rdp(dpa.GaussianDpEvent(m), _ADD_REMOVE)
+            return lambda count, delta, _: _renyi().gaussian(m, count, delta)
         case Laplace(m), Accountant.PURE:
             return lambda count, *_: count / m
         case PoissonSampled(rate, Gaussian(m)), Accountant.PLD:
             grid = partial(_coarsening, event)
             if relation is Relation.REPLACE:
-                return _sampled_pld(rate, 2 * m, _REPLACE, grid)
-            return _sampled_pld(rate, m, _ADD_REMOVE, grid)
+                return _sampled_pld(replaced, rate, 2 * m, grid)
+            return _sampled_pld(added_or_removed, rate, m, grid)
         case PoissonSampled(rate, Gaussian(m)), Accountant.RDP if relation is not Relation.REPLACE:
-            return _rdp(dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(m)), _ADD_REMOVE)
+            return lambda count, delta, _: _renyi().poisson_sampled(rate, m, count, delta)
         case FixedSampled(size, n, Gaussian(m)), Accountant.RDP if relation is Relation.REPLACE:
-            plain = dpa.GaussianDpEvent(m)
-            sampled = _rdp(dpa.SampledWithoutReplacementDpEvent(n, size, plain), _REPLACE)
-            unsampled = _rdp(plain, _ADD_REMOVE)
-            return lambda *args: min(sampled(*args), unsampled(*args))
+            return lambda count, delta, _: _renyi().fixed_sampled(size, n, m, count, delta)
         case FuGaussian(m, c2), Accountant.PUBLISHED:
             return lambda count, delta, _: c2 * math.sqrt(count * math.log(1 / delta)) / m
         case ((TwoPoint(eps0) | PureReport(eps0)), Accountant.PURE) if relation is Relation.REPLACE:
@@ -176,89 +168,57 @@ def _composition(event: Event, relation: Relation, accountant: Accountant) -> _C
             relation is Relation.REPLACE
         ):
             grid = partial(_coarsening, PoissonSampled(1.0, Gaussian(m)))
-            return lambda count, delta, interval: _gaussian_with_bit_pld(
+            return lambda count, delta, interval: _gaussian_with_bit_epsilon(
                 m, eps0, count, delta, interval * grid(count)
             )
         case GaussianWithCurator(), Accountant.PLD if relation is Relation.REPLACE:
             return lambda count, delta, _: gaussian_epsilon(_joint_mu(event, count), delta)
         case GaussianWithCurator(), Accountant.RDP if relation is Relation.REPLACE:
-            return lambda count, delta, _: _rdp_epsilon(
-                dpa.GaussianDpEvent(1 / _joint_mu(event, count)), _ADD_REMOVE, 1, delta
-            )
+            return lambda count, delta, _: _renyi().gaussian(1 / _joint_mu(event, count), 1, delta)
     raise UnsupportedEvent(
         f"{accountant.upper()} has no entry for {kind_of(event)} under {relation}: "
         "use another sampler or accountant"
     )
 
 
-def _rdp(event: dpa.DpEvent, relation: dpa.NeighboringRelation) -> _Composition:
-    return lambda count, delta, _: _rdp_epsilon(event, relation, count, delta)
+def _renyi() -> Any:
+    """The moments accountant, imported when it is first asked."""
+    return importlib.import_module("fedveil.privacy.accounting.renyi")
 
 
 def _sampled_pld(
-    rate: float, noise: float, relation: dpa.NeighboringRelation, coarsen: Callable[[int], float]
+    made: _Losses, rate: float, noise: float, coarsen: Callable[[int], float]
 ) -> _Composition:
     return lambda count, delta, interval: _sampled_epsilon(
-        rate, noise, relation, count, delta, interval * coarsen(count)
+        made, rate, noise, count, delta, interval * coarsen(count)
     )
-
-
-@lru_cache(maxsize=1024)
-def _rdp_epsilon(
-    event: dpa.DpEvent, relation: dpa.NeighboringRelation, count: int, delta: float
-) -> float:
-    with _quiet():
-        accountant = RdpAccountant(neighboring_relation=relation)
-        accountant.compose(event, count)
-        return float(accountant.get_epsilon(delta))
 
 
 @lru_cache(maxsize=1024)
 def _sampled_epsilon(
-    rate: float,
-    noise: float,
-    relation: dpa.NeighboringRelation,
-    count: int,
-    delta: float,
-    interval: float,
+    made: _Losses, rate: float, noise: float, count: int, delta: float, interval: float
 ) -> float:
     if interval > _WIDEST:
         return math.inf
-    composed = _pld(rate, noise, relation, interval).self_compose(count)
-    return max(0.0, float(composed.get_epsilon_for_delta(delta)))
+    return max(each.repeated(count).epsilon(delta) for each in _losses(made, rate, noise, interval))
 
 
 @lru_cache(maxsize=16)
-def _pld(
-    rate: float, noise: float, relation: dpa.NeighboringRelation, interval: float
-) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The PLD of one Poisson-sampled Gaussian, kept because budgets ask for many counts of it."""
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=noise,
-        sampling_prob=rate,
-        value_discretization_interval=interval,
-        neighboring_relation=relation,
-    )
+def _losses(
+    made: _Losses, rate: float, noise: float, interval: float
+) -> tuple[LossDistribution, ...]:
+    """Of one Poisson-sampled Gaussian, kept because budgets ask for many counts of it."""
+    return made(rate, noise, interval)
 
 
-def _gaussian_with_bit_pld(
+def _gaussian_with_bit_epsilon(
     multiplier: float, eps0: float, count: int, delta: float, interval: float
 ) -> float:
-    """`count` Gaussians are one Gaussian; `count` bits are composed one by one, as the library's
-    accountant does not.
-    """
+    """`count` Gaussians are one Gaussian; `count` bits are composed one by one."""
     if interval > _WIDEST:
         return math.inf
-    updates = privacy_loss_distribution.from_gaussian_mechanism(
-        multiplier / math.sqrt(count), value_discretization_interval=interval
-    )
-    bits = privacy_loss_distribution.from_randomized_response(
-        noise_parameter=2 / (1 + math.exp(eps0)),
-        num_buckets=2,
-        value_discretization_interval=interval,
-        neighboring_relation=_REPLACE,
-    ).self_compose(count)
-    return max(0.0, float(updates.compose(bits).get_epsilon_for_delta(delta)))
+    (updates,) = added_or_removed(1.0, multiplier / math.sqrt(count), interval)
+    return updates.beside(two_losses(eps0, interval).repeated(count)).epsilon(delta)
 
 
 def _joint_mu(event: GaussianWithCurator, count: int) -> float:
@@ -277,15 +237,3 @@ def _coarsening(event: PoissonSampled, count: int) -> float:
     one = 1 / (2 * m * m) + 10 / m
     spread = event.rate**2 * count * math.expm1(min(1 / (m * m), 600.0))
     return max(1.0, one / 40, min(count * one, one + spread) / 150)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the library's remarks about RDP orders it skipped from the user; skipping is safe."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

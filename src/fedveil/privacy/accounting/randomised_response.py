@@ -8,8 +8,9 @@ finite sum over it. dp-accounting's PLD ignores the count of such an event, so t
 import math
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import gammaln
+
+from fedveil.privacy.accounting.roots import root
 
 _TAIL = 40.0
 
@@ -49,4 +50,4 @@ def randomised_response_epsilon(eps0: float, count: int, delta: float) -> float:
 
     if excess(0.0) <= 0:
         return 0.0
-    return float(brentq(excess, 0.0, count * eps0, xtol=1e-12, rtol=1e-12))
+    return root(excess, 0.0, count * eps0, xtol=1e-12, rtol=1e-12)

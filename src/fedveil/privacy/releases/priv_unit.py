@@ -6,7 +6,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from scipy.special import erfcx, expit, log_expit, ndtri, ndtri_exp
 
 from fedveil.checks import LARGEST_REPORT, SMALLEST_REPORT, check
@@ -72,6 +71,8 @@ class PrivUnitG:
             return float(-log_expit(first) - np.log(_hazard(_tau(self.epsilon - first))))
 
         ends = (0.0, min(self.epsilon, _FAR))
+        from scipy.optimize import minimize_scalar  # a third of a second, for this one
+
         found = minimize_scalar(
             minus_log_m, bounds=ends, method="bounded", options={"xatol": 1e-9 * ends[1]}
         )

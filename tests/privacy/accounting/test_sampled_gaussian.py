@@ -1,0 +1,61 @@
+"""The PLD of a sampled Gaussian: the library's own, point by point, and the integral."""
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from scipy import integrate, stats
+
+from fedveil.privacy.accounting.sampled_gaussian import added_or_removed, replaced
+
+ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = dpa.NeighboringRelation.REPLACE_ONE
+DIRECTIONS = {ADD_REMOVE: added_or_removed, REPLACE: replaced}
+
+
+@pytest.mark.parametrize("relation", [ADD_REMOVE, REPLACE])
+@pytest.mark.parametrize(
+    ("rate", "noise", "interval"),
+    [
+        (0.2, 1.3, 2e-3),
+        (1.0, 0.8, 1e-3),
+        (1e-4, 0.6, 5e-3),
+        (0.5, 0.05, 0.1),
+        (0.999, 0.01, 20.0),
+        (0.01, 20.0, 1e-3),
+        (1e-9, 3.0, 1e-4),
+    ],
+)
+def test_it_is_the_library_s(relation, rate, noise, interval):
+    theirs = privacy_loss_distribution.from_gaussian_mechanism(
+        noise,
+        sampling_prob=rate,
+        value_discretization_interval=interval,
+        neighboring_relation=relation,
+    )
+    ours = DIRECTIONS[relation](rate, noise, interval)
+    for count in (1, 20):
+        other = theirs.self_compose(count)
+        for delta in (1e-2, 1e-6):
+            wanted = other.get_epsilon_for_delta(delta)
+            found = max(each.repeated(count).epsilon(delta) for each in ours)
+            assert found == pytest.approx(wanted, rel=1e-7, abs=1e-12)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+@pytest.mark.parametrize("relation", [ADD_REMOVE, REPLACE])
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.2])
+def test_it_is_the_integral_and_not_below_it(relation, rate, epsilon):
+    noise, interval = 0.9, 1e-3
+
+    def density(x, at):
+        return (1 - rate) * stats.norm.pdf(x, 0, noise) + rate * stats.norm.pdf(x, at, noise)
+
+    points = np.linspace(-12, 12, 100_001)
+    one, other = density(points, 1), density(points, -1 if relation is REPLACE else 0)
+    true = max(
+        integrate.simpson(np.maximum(0, p - np.exp(epsilon) * q), x=points)
+        for p, q in ((one, other), (other, one))
+    )
+    found = max(each.epsilon(true) for each in DIRECTIONS[relation](rate, noise, interval))
+    assert epsilon - 1e-7 <= found <= epsilon + 1e-4
