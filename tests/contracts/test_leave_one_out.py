@@ -170,8 +170,17 @@ def one_record_less(data, client, record):
     return replace(data, x=taken(data.x, rows), y=data.y[rows], offsets=offsets)
 
 
-@pytest.mark.parametrize("mode", Mode)
-@pytest.mark.parametrize("module", MODULES)
+EVERY_STEP = [(module, mode) for module in MODULES for mode in Mode]
+"""One mode or the other for every module; both in the slow part."""
+
+
+@pytest.mark.parametrize(
+    ("module", "mode"),
+    [
+        pytest.param(*case, marks=[] if number % 4 in (0, 3) else pytest.mark.slow)
+        for number, case in enumerate(EVERY_STEP)
+    ],
+)
 def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
     """One step of all records, without noise, divided by a nominal number of records.
 

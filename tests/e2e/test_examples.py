@@ -136,6 +136,7 @@ def test_record_level(tmp_path):
     assert float(lines[2].split()[1]) > 0.9
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_with_a_bar_and_shows_its_claims():
     import nbformat
     from nbclient import NotebookClient

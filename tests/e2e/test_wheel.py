@@ -96,6 +96,7 @@ def test_help_and_recipes(run):
     assert "central" in run("fedveil", "recipes").split()
 
 
+@pytest.mark.slow
 def test_the_demo(run, tmp_path):
     settings = ("rounds=3", "noise.multiplier=2.0", "engine.workers=1")
     chosen = [part for setting in settings for part in ("--set", setting)]

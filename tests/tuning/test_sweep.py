@@ -225,7 +225,7 @@ def forked(action):
         os._exit(1)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_at_any_moment(made, tmp_path, workers):
     """Nothing that was finished is repeated, and the tables are those of an undisturbed sweep.
 

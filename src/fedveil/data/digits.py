@@ -1,6 +1,7 @@
 """The 1,797 handwritten 8x8 digits that come with scikit-learn: no file needed."""
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ def load() -> Records:
     return Records("digits", x[train], y[train], x[test], y[test], classes=10)
 
 
+@cache
 def _arrays() -> tuple[Array, Array]:
     """64 pixels and a label per row, read from scikit-learn's file without importing it: a second
     less to the first round. Where the file is not in its place, scikit-learn is asked.

@@ -60,12 +60,8 @@ class PrivacyPlan:
         if self.watched is not None and type(self.watched) is not Watched:
             raise BadInput(f"what the clip watches is {shown(self.watched)}: a Watched is needed")
         self.release.check(self)
-        capped = getattr(self.sampler, "max_participations", None) is not None
-        if capped and not self.release.counted:
-            raise BadInput(
-                "sample.max_participations is for local DP, where turns are counted; a capped "
-                "cohort is not uniformly random, so nothing amplifies it: leave it out"
-            )
+        if not self.release.counted:
+            check_uncapped(self.sampler)
         check_deltas(self.lines, self.population)
 
     def __repr__(self) -> str:
@@ -285,6 +281,15 @@ class PrivacyPlan:
         noisy = told.noisy(watched, streams.keys(told.purpose, round, NOBODY))
         value = self.schedule.move(float(moving[0]), noisy, self.expected, round)
         return torch.tensor([value], dtype=torch.float64)
+
+
+def check_uncapped(sampler: Sampler) -> None:
+    """Refuse a cap on participations where nobody counts them."""
+    if getattr(sampler, "max_participations", None) is not None:
+        raise BadInput(
+            "sample.max_participations is for local DP, where turns are counted; a capped "
+            "cohort is not uniformly random, so nothing amplifies it: leave it out"
+        )
 
 
 def check_clip_schedule(schedule: ClipSchedule) -> None:

@@ -128,7 +128,13 @@ def test_the_number_of_workers_changes_nothing(ragged, recipe, mode, workers):
     assert also == said
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(r, marks=[] if r in ("central", *ONE_BY_ONE) else pytest.mark.slow)
+        for r in RECIPES
+    ],
+)
 def test_modes_agree_over_rounds(ragged, recipe):
     task = net(ragged)
     plan, work = RECIPES[recipe](task)

@@ -50,6 +50,20 @@ def test_overhead_of_small_trials_does_not_decide():
     assert found[VECTORISED] < found[LOOPED]
 
 
+def test_the_loop_has_lost_where_more_records_could_not_save_it():
+    trials = {VECTORISED: Costs(1e-4, 0, 1e-7), LOOPED: Costs(0, 4e-4, 1e-7)}
+    assert raced(trials, SIZES)[VECTORISED] < 1e-6
+    assert trials[VECTORISED].sizes == [*SIZES[:3]]  # alone in the race
+    assert trials[LOOPED].sizes == [*SIZES[:3]]
+
+
+def test_the_loop_may_catch_up_with_more_records():
+    trials = {VECTORISED: Costs(0, 0, 9e-6), LOOPED: Costs(0, 1e-3, 2e-6)}
+    found = raced(trials, SIZES)
+    assert trials[LOOPED].sizes == SIZES
+    assert found[VECTORISED] < found[LOOPED]
+
+
 @pytest.mark.parametrize("record", [1e-3, 1e-2, 0.1, 1.0])
 def test_slow_models_are_tried_at_a_smaller_size(record):
     trials = {VECTORISED: Costs(0, 0, record), LOOPED: Costs(0, 0, 1.5 * record)}

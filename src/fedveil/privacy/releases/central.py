@@ -18,7 +18,7 @@ from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.grid import LARGEST_SUM
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule, check_deltas
+from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule, check_deltas, check_uncapped
 from fedveil.privacy.releases.grids import check_grid
 from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release, misnamed
 from fedveil.privacy.rows import Norm
@@ -149,6 +149,7 @@ def central(
     if multiplier is not None:
         check("noise.multiplier", multiplier)
     sampler.check(population)
+    check_uncapped(sampler)
     check_clip_schedule(schedule)
     _check_watching(schedule)
     if multiplier == 0:

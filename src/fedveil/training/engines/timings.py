@@ -28,6 +28,7 @@ _LONG = 0.2
 _LONGEST = 1.0
 _CLEARLY = 4
 _OVERHEAD = 0.05
+_A_CLIENTS = 0.002
 _WORTHWHILE = 4
 
 
@@ -56,7 +57,8 @@ def raced(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode,
     """What the trials say at the largest size, or at the largest that takes about a second.
 
     Sizes ascend. A mode that has clearly lost is not tried any further; but with little to do all
-    of them are overhead, so none has lost before a step takes a while.
+    of it is overhead, so that none has lost before a step takes a while. Looped, the overhead is
+    a client's: with so many times more records, a record costs so many times less at best.
     """
     found: dict[Mode, float] = {}
     running = dict(trials)
@@ -70,8 +72,16 @@ def raced(trials: dict[Mode, Trial], sizes: list[tuple[int, int]]) -> dict[Mode,
                 del running[mode]
         best = min(found.values())
         for mode in list(running):
-            slow = found[mode] * clients * records > _OVERHEAD
-            if slow and found[mode] > _CLEARLY * best:
+            taken_by = found[mode] * clients * records
+            behind = found[mode] / best
+            lost = taken_by > _OVERHEAD and behind > _CLEARLY
+            if (
+                mode is Mode.LOOPED
+                and taken_by > _A_CLIENTS
+                and behind > 2 * sizes[-1][1] / records
+            ):
+                lost = True
+            if lost:
                 del running[mode]
         if len(running) == 1 or number + 1 == len(sizes):
             break
