@@ -33,6 +33,7 @@ from fedveil.privacy.secure import planned_for, secured
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
+from fedveil.training.gradients.choice import Mode
 from fedveil.training.reports import Rows, accept
 from fedveil.training.work import ClientWork
 
@@ -146,8 +147,8 @@ def server_rounds(rounds: int) -> list[float]:
     return seconds[1:]
 
 
-def million(rounds: int, *, secure: bool) -> fv.Training:
-    """A regression of 11 parameters, 10 records a client, 1,000 of 10^6 clients in a round."""
+def million(rounds: int, *, secure: bool, mode: Mode | None) -> fv.Training:
+    """A regression of 11 parameters, 10 records a client, about 100 of 10^6 clients in a round."""
     clients = 10**6
     random = np.random.default_rng(3)
     x = random.standard_normal((10 * clients, 10), dtype=np.float32)
@@ -156,7 +157,7 @@ def million(rounds: int, *, secure: bool) -> fv.Training:
     task = fv.Task(zoo.linear(10), fv.squared_error)
     budget = fv.Budget(8.0, 1e-7)
     plan = fv.central(
-        fv.RoundRobin(1_000),
+        fv.Poisson(1e-4),
         clients,
         fv.Fixed(1.0),
         rounds=rounds,
@@ -164,9 +165,8 @@ def million(rounds: int, *, secure: bool) -> fv.Training:
     )
     if secure:
         plan = secured(plan, task.size, diagnostics=False)
-    return fv.Training(
-        task, data, plan, fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1), every=MOST_ROUNDS
-    )
+    work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
+    return fv.Training(task, data, plan, work, every=MOST_ROUNDS, mode=mode)
 
 
 def profile(work: Work, rounds: int) -> list[str]:
@@ -189,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("item", choices=[*WORK, "e", "i"])
     parser.add_argument("--seeded", action="store_true", help="item i with seeded noise")
+    parser.add_argument("--mode", type=Mode, help="of item i, where it is seeded")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
@@ -201,9 +202,10 @@ def main() -> None:
         seconds = server_rounds(arguments.rounds)
         answer["configuration"] = "one process, one thread"
     elif arguments.item == "i":
-        training = million(arguments.rounds + 1, secure=not arguments.seeded)
+        secure = not arguments.seeded
+        training = million(arguments.rounds + 1, secure=secure, mode=arguments.mode)
         seconds = whole_rounds(training, 1)
-        noise = "seeded" if arguments.seeded else "secure"
+        noise = "secure" if secure else "seeded"
         answer["configuration"] = f"{noise} noise, {training.engine.mode}"
     else:
         work = WORK[arguments.item]

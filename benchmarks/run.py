@@ -136,8 +136,11 @@ def against_peers(quick: bool, only: frozenset[str]) -> Found:
         found["i"] = in_turns(
             few,
             {
-                "fedveil": [("ours.py", "i", "--rounds", 4)],
-                "seeded": [("ours.py", "i", "--rounds", 4, "--seeded")],
+                "fedveil": [("ours.py", "i", "--rounds", 10)],
+                "seeded, one by one": [
+                    ("ours.py", "i", "--rounds", 10, "--seeded", "--mode", "looped")
+                ],
+                "seeded": [("ours.py", "i", "--rounds", 10, "--seeded")],
             },
         )
     return found
@@ -229,6 +232,7 @@ TARGETS = (
     Target("d", "opacus", 2.5),
     *(Target(item, "bare loop", 1.2 if WORK[item].batch else 0.9) for item in MODULES),
     *(Target(item, "opacus", 1.2) for item in MODULES if WORK[item].batch),
+    Target("i", "seeded, one by one", 0.5),
     Target("i", "seeded", 0.5),
 )
 
@@ -395,7 +399,9 @@ def report(found: Found, curves: dict[str, list[dict[str, Any]]]) -> str:
     titles.append(
         "- (e) clipping 10 updates of 10 million parameters, their sum, Gaussian noise on it"
     )
-    titles.append("- (i) a whole round of 1,000 of 10^6 clients with secure noise, against seeded")
+    titles.append(
+        "- (i) a round of 10^6 clients that join with probability 1e-4 each, with secure noise"
+    )
     sections = [
         [
             "# Benchmarks",

@@ -21,9 +21,10 @@ def row_norms(rows: torch.Tensor, norm: Norm = Norm.L2) -> torch.Tensor:
     It is finite exactly when every entry of the row is: float64 has room for the sum of the
     squares of anything that float32 can hold.
     """
+    if rows.numel() <= BLOCK:
+        return _lengths(rows, norm)
     if rows.shape[1] <= BLOCK:
-        pieces = [_lengths(piece, norm) for piece in torch.split(rows, at_a_time(rows))]
-        return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.float64)
+        return torch.cat([_lengths(piece, norm) for piece in torch.split(rows, at_a_time(rows))])
     norms = torch.empty(len(rows), dtype=torch.float64)
     for k, row in enumerate(rows):
         parts = torch.cat([_lengths(piece[None], norm) for piece in torch.split(row, BLOCK)])

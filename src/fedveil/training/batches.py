@@ -100,9 +100,14 @@ class Batch:
 
     def without_idle_(self, rows: torch.Tensor) -> torch.Tensor:
         """Zeros for idle clients, in place: no weight makes a zero of a loss that overflows."""
-        if not bool(self.working.all()):
+        if not self.all_work:
             rows[~self.working] = 0.0
         return rows
+
+    @cached_property
+    def all_work(self) -> bool:
+        """Whether no client is idle."""
+        return bool(self.working.all())
 
     @cached_property
     def working(self) -> torch.Tensor:

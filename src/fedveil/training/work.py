@@ -151,7 +151,8 @@ class ClientSgd:
                 if per_gradient is not None:
                     lengths = walk.norms(direction, per_gradient.norm)
                     clipped |= clip_rows_(direction, per_gradient, lengths).clipped
-                direction = batch.without_idle_(directions.of_(direction, moved))
+                if not self.plain:
+                    direction = batch.without_idle_(directions.of_(direction, moved))
                 moved = (
                     direction.mul_(-rate) if moved is None else moved.sub_(direction, alpha=rate)
                 )
