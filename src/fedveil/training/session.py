@@ -207,7 +207,9 @@ class Training:
     def _this_machine(self, job: Job) -> Serial:
         """With mode, chunk and workers resolved; in this process where an adversary remembers."""
         mode = self.mode or min(self.timings, key=self.timings.__getitem__)
-        chunk = self.chunk or fitting_chunk(self.task, self.data, self.work, mode, self.memory)
+        chunk = self.chunk or fitting_chunk(
+            self.task, self.data, self.work, mode, self.memory, self.plan.expected
+        )
         workers = self.workers or available()
         if workers == 1 or (self.adversary is not None and self.adversary.remembers):
             return Serial(job, mode, chunk)

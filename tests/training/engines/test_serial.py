@@ -20,6 +20,7 @@ from fedveil.training.adversary import ReportAttack
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.engines import chunks
 from fedveil.training.engines.chunks import cut, fitting_chunk, multiplications
 from fedveil.training.engines.engine import Job
 from fedveil.training.engines.serial import Serial
@@ -203,6 +204,13 @@ def test_the_chunk_fits_memory_and_is_at_least_one(make_family, data, task):
     assert 1 <= fitting_chunk(large, images, work, Mode.VECTORISED) < 4096
     assert fitting_chunk(large, images, work, Mode.VECTORISED, memory=1) == 1
     assert fitting_chunk(large, images, work, Mode.LOOPED) == 1
+
+
+def test_looped_chunks_of_a_wide_model_leave_work_for_every_core(task, data, monkeypatch):
+    monkeypatch.setattr(chunks, "_WIDE", 2)
+    work = OneGradient()
+    found = [fitting_chunk(task, data, work, Mode.LOOPED, cohort=n) for n in (1, 4, 9, 16.5, 1e6)]
+    assert found == [1, 1, 2, 4, 8]
 
 
 @pytest.mark.parametrize(

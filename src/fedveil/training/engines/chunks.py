@@ -40,16 +40,22 @@ def cut(
 
 
 def fitting_chunk(
-    task: Task, data: FederatedData, work: ClientWork, mode: Mode, memory: int = MEMORY
+    task: Task,
+    data: FederatedData,
+    work: ClientWork,
+    mode: Mode,
+    memory: int = MEMORY,
+    cohort: float = math.inf,
 ) -> int:
     """How many clients are summed together: what `memory` MiB hold, or less if it is enough work.
 
     Vectorised, a client needs its padded records and six rows of parameters, and two more for Adam.
     Looped, one client is in memory at a time and a chunk is only the unit in which work is handed
-    out.
+    out: several clients of a wide model, whose sum takes long to hand back, but never so many that
+    a `cohort` of the expected size is fewer than four chunks.
     """
     if mode is Mode.LOOPED:
-        return max(1, min(8, task.size // _WIDE))
+        return int(max(1, min(8, task.size // _WIDE, cohort // 4)))
     longest = int(data.sizes.max())
     width = sum(map(math.prod, values_of(data.record_shape)))
     adam = isinstance(work, ClientSgd | ClientDpSgd) and work.adam is not None
