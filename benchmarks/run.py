@@ -131,10 +131,10 @@ def against_peers(quick: bool, only: frozenset[str]) -> Found:
             "pfl": [timing("peers/pfl_noise.py", "--rounds", few)],
         }
     for item in (item for item in MODULES if item in only):
-        found[item] = modules(item, few)
+        found[item] = modules(item, 2)
     if "i" in only:
         found["i"] = in_turns(
-            few,
+            2,
             {
                 "fedveil": [("ours.py", "i", "--rounds", 10)],
                 "seeded, one by one": [
