@@ -38,7 +38,7 @@ def test_it_is_the_library_s(relation, rate, noise, interval):
         other = theirs.self_compose(count)
         for delta in (1e-2, 1e-6):
             wanted = other.get_epsilon_for_delta(delta)
-            found = max(each.repeated(count).epsilon(delta) for each in ours)
+            found = max(each.repeated(count, delta).epsilon(delta) for each in ours)
             assert found == pytest.approx(wanted, rel=1e-7, abs=1e-12)
 
 

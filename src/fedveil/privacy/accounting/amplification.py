@@ -47,7 +47,7 @@ def shuffled_epsilon(eps0: float, reports: int, count: int, delta: float) -> flo
         return alone
     reports = min(reports, 20_000)
     grid = _interval(eps0, reports, count, delta)
-    return min(alone, _losses(eps0, reports, grid).repeated(count).epsilon(delta))
+    return min(alone, _losses(eps0, reports, grid).repeated(count, delta).epsilon(delta))
 
 
 def shuffled_delta(eps0: float, reports: int, epsilons: _Array) -> _Array:

@@ -30,7 +30,7 @@ from fedveil.privacy.accounting.events import (
     TwoPoint,
     kind_of,
 )
-from fedveil.privacy.accounting.loss_distribution import LossDistribution, two_losses
+from fedveil.privacy.accounting.loss_distribution import LossDistribution, coin_losses
 from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
 from fedveil.privacy.accounting.roots import root
 from fedveil.privacy.accounting.sampled_gaussian import added_or_removed, replaced
@@ -200,7 +200,8 @@ def _sampled_epsilon(
 ) -> float:
     if interval > _WIDEST:
         return math.inf
-    return max(each.repeated(count).epsilon(delta) for each in _losses(made, rate, noise, interval))
+    every = _losses(made, rate, noise, interval)
+    return max(each.repeated(count, delta).epsilon(delta) for each in every)
 
 
 @lru_cache(maxsize=16)
@@ -218,7 +219,7 @@ def _gaussian_with_bit_epsilon(
     if interval > _WIDEST:
         return math.inf
     (updates,) = added_or_removed(1.0, multiplier / math.sqrt(count), interval)
-    return updates.beside(two_losses(eps0, interval).repeated(count)).epsilon(delta)
+    return updates.beside(coin_losses(eps0, count, interval)).epsilon(delta)
 
 
 def _joint_mu(event: GaussianWithCurator, count: int) -> float:
