@@ -1,11 +1,14 @@
 """The PLD of a sampled Gaussian: the library's own, point by point, and the integral."""
 
+import math
+
 import dp_accounting as dpa
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import integrate, stats
 
+from fedveil.privacy.accounting.composition import gaussian_epsilon
 from fedveil.privacy.accounting.sampled_gaussian import added_or_removed, replaced
 
 ADD_REMOVE = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -39,7 +42,10 @@ def test_it_is_the_library_s(relation, rate, noise, interval):
         for delta in (1e-2, 1e-6):
             wanted = other.get_epsilon_for_delta(delta)
             found = max(each.repeated(count, delta).epsilon(delta) for each in ours)
-            assert found == pytest.approx(wanted, rel=1e-7, abs=1e-12)
+            if wanted < 600:
+                assert found == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+            else:  # where e^-loss is no float, the library takes the next loss of its grid
+                assert wanted - 2 * interval - 9 <= found <= wanted
 
 
 @pytest.mark.parametrize("rate", [0.1, 1.0])
@@ -59,3 +65,15 @@ def test_it_is_the_integral_and_not_below_it(relation, rate, epsilon):
     )
     found = max(each.epsilon(true) for each in DIRECTIONS[relation](rate, noise, interval))
     assert epsilon - 1e-7 <= found <= epsilon + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("noise", "count", "delta"),
+    [(100.0, 10**5, 1e-13), (40.0, 10**4, 1e-12), (5.0, 100, 1e-12), (0.1414, 2, 1e-15),
+     (0.4714, 2, 1e-13), (0.1732, 3, 1e-15), (3.0, 100, 1e-9)],
+)  # fmt: skip
+def test_small_deltas_are_not_lost_in_rounding(noise, count, delta):
+    """At rate 1 the exact epsilon is known; a plain transform is below it by up to 1.6 %."""
+    exact = gaussian_epsilon(math.sqrt(count) / noise, delta)
+    (one,) = added_or_removed(1.0, noise, 1e-3)
+    assert exact <= one.repeated(count, delta).epsilon(delta) <= exact * 1.05

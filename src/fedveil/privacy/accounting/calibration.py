@@ -93,7 +93,8 @@ def rate_for(
 ) -> float:
     """The largest Poisson rate, to about 0.1 %, that keeps `count` rounds within `target`.
 
-    Guarantee: epsilon(PoissonSampled(result, Gaussian(noise)), count) <= target on the fine grid.
+    Guarantee: epsilon(PoissonSampled(result, Gaussian(noise)), count) <= target on the fine grid;
+    where the result is 1, of Gaussian(noise), which is the same release.
     """
     _check_target(target)
 
@@ -134,7 +135,7 @@ def rounds_within(
         return _at(event, rounds, delta, relation, accountant, interval) <= target
 
     rounds = _last(lambda n: within(n, _coarse(target)), 0)
-    return _last(lambda n: within(n, FINE), rounds)
+    return _last(lambda n: within(n, FINE), rounds if within(rounds, FINE) else 0)
 
 
 def _slack(
@@ -190,10 +191,10 @@ def _threshold(
     hair = 1e-9  # where the guess is exact, exp(log(guess)) may lie on the other side of the root
     ends = math.log(a) - hair, math.log(b) + hair
     log_x = root(lambda log_x: slack(math.exp(log_x), coarse), *ends, xtol=1e-4)
-    x = math.exp(log_x) * (1 + _TOLERANCE)
+    x = _eight_digits(math.exp(log_x) * (1 + _TOLERANCE))
     while slack(x, FINE) < 0:
-        x *= 1 + _TOLERANCE
-    return min(_eight_digits(x), high)
+        x = _eight_digits(x * (1 + _TOLERANCE))
+    return min(x, high)
 
 
 def _eight_digits(x: float) -> float:

@@ -30,13 +30,14 @@ from fedveil.privacy.accounting.events import (
     TwoPoint,
     kind_of,
 )
-from fedveil.privacy.accounting.loss_distribution import LossDistribution, coin_losses
+from fedveil.privacy.accounting.loss_distribution import LossDistribution, coin_losses, coin_span
 from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
 from fedveil.privacy.accounting.roots import root
 from fedveil.privacy.accounting.sampled_gaussian import added_or_removed, replaced
 
 FINE = 1e-4
 _NO_NOISE = 1e-6
+_MOST_POINTS = 2_000_000
 _WIDEST = 500.0
 """Of a grid: beyond, e^interval is no float any more, and no epsilon on it means anything."""
 
@@ -118,7 +119,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if log_excess(0.0) <= 0:
         return 0.0
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    return root(lambda e: max(log_excess(e), -1e6), 0.0, high, xtol=1e-12, rtol=1e-12)
+    found = root(lambda e: max(log_excess(e), -1e6), 0.0, high, xtol=1e-12, rtol=1e-12)
+    return found + 1e-12 * (1 + found)  # the root may be a little further on
 
 
 _Composition = Callable[[int, float, float], float]
@@ -216,6 +218,7 @@ def _gaussian_with_bit_epsilon(
     multiplier: float, eps0: float, count: int, delta: float, interval: float
 ) -> float:
     """`count` Gaussians are one Gaussian; `count` bits are composed one by one."""
+    interval = max(interval, coin_span(eps0, count) / _MOST_POINTS)
     if interval > _WIDEST:
         return math.inf
     (updates,) = added_or_removed(1.0, multiplier / math.sqrt(count), interval)

@@ -19,11 +19,14 @@ Values = np.ndarray[Any, Any]
 _TAIL = 1e-15
 """The mass that a composition may leave out of its window; it counts as an infinite loss."""
 
-_ORDERS = 20
-"""Chernoff bounds on either side of the window; more are hardly tighter."""
+_ORDERS, _LEAST = 24, 2.0**-14
+"""Chernoff bounds on either side of the window, from `_LEAST` over its length to 512 over it."""
 
-_ROUNDING = 2.0**-46
-"""What a release may add to the relative error of a mass: hundreds of times what it does."""
+_NO_EXP = 650.0
+"""Beyond, e^-loss loses its digits; below minus that no answer lies."""
+
+_ROUNDING = 2.0**-48
+"""What a release may add to the error of a mass, relative to the largest: 30 times what it does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +72,9 @@ class LossDistribution:
         found = _masses(rfft(tilted.masses, size) ** count, size)
         start = low % size  # the transform wraps around
         kept = np.concatenate((found[start:], found[:start]))[: high - low + 1]
+        kept += count * _ROUNDING * (kept + kept.max())
         back = count * self._log_mgf(tilt) - tilt * np.arange(low, high + 1)
         masses = np.minimum(kept * np.exp(np.minimum(back, 700.0)), 1.0)
-        masses *= 1 + count * _ROUNDING
         masses[0] += max(0.0, 1 - float(masses.sum()))
         infinite = _TAIL * math.exp(min(0.0, back[-1])) - math.expm1(
             count * math.log1p(-self.infinite)
@@ -92,7 +95,6 @@ class LossDistribution:
         | edge | behaviour |
         |---|---|
         | more than delta at an infinite loss | infinity |
-        | losses so large that e^-loss is 0 | the loss at which delta is passed |
         """
         if self.infinite > delta:
             return math.inf
@@ -100,7 +102,11 @@ class LossDistribution:
         losses = (last - np.arange(len(self.masses))) * self.interval
         masses = self.masses[::-1]
         upper = self.infinite + np.cumsum(masses)
-        lower = np.cumsum(masses * np.exp(np.minimum(-losses, 700.0)))  # no answer is below 0
+        with np.errstate(divide="ignore"):
+            if losses[0] <= _NO_EXP:
+                lower = np.log(np.cumsum(masses * np.exp(np.minimum(-losses, _NO_EXP))))
+            else:
+                lower = np.logaddexp.accumulate(np.log(masses) - losses)
         return _crossing(losses, upper, lower, delta)
 
     def _log_mgf(self, order: float) -> float:
@@ -111,16 +117,29 @@ class LossDistribution:
 
     @cached_property
     def _log_mgfs(self) -> dict[float, float]:
-        """At orders around 0 in both directions."""
-        sizes = np.concatenate((2.0 ** np.arange(-14, 0), np.arange(1, _ORDERS + 1)))
-        orders = np.concatenate((sizes, -sizes)) / len(self.masses)
-        return {float(order): self._log_mgf(float(order)) for order in orders}
+        """At orders around 0 in both directions, each twice the one before: squares of powers."""
+        found = {}
+        for sign in (1, -1):
+            power = np.exp(np.arange(len(self.masses)) * (sign * _LEAST / len(self.masses)))
+            for doubled in range(_ORDERS):
+                if doubled:
+                    power *= power
+                moment = float(self.masses @ power)
+                order = sign * _LEAST * 2.0**doubled / len(self.masses)
+                found[order] = math.log(moment) if moment > 0 else -math.inf
+        return found
 
     def _tilt(self, count: int, delta: float) -> float:
-        """The order whose Chernoff bound on the loss that `delta` passes is the least."""
+        """An order whose Chernoff bound on the loss that `delta` passes is the least, nearly."""
+
+        def bound(order: float) -> float:
+            log_mgf = self._log_mgfs.get(order)
+            log_mgf = self._log_mgf(order) if log_mgf is None else log_mgf
+            return (count * log_mgf - math.log(delta)) / order
+
+        best = min((order for order in self._log_mgfs if order > 0), key=bound)
         return min(
-            (order for order in self._log_mgfs if order > 0),
-            key=lambda order: (count * self._log_mgfs[order] - math.log(delta)) / order,
+            (best / math.sqrt(2), best, min(best * math.sqrt(2), max(self._log_mgfs))), key=bound
         )
 
     def _tilted(self, order: float) -> "LossDistribution":
@@ -150,32 +169,39 @@ def _masses(transformed: Values, size: int) -> Values:
 
 
 def coin_losses(eps0: float, count: int, interval: float) -> LossDistribution:
-    """Of `count` reports with odds e^eps0: each eps0 with the odds for it, -eps0 otherwise.
+    """Of `count` reports with odds e^eps0, each eps0 with the odds for it and -eps0 otherwise.
 
-    Both are rounded up to the grid; how many there are of each is binomial, without a transform.
+    How many there are of each is binomial, without a transform, and their sum is rounded up to the
+    grid. Numbers beyond ten standard deviations, less than 1e-20 of the mass, count as an infinite
+    loss above and as the lowest one below.
     """
-    low, high = math.ceil(-eps0 / interval), math.ceil(eps0 / interval)
-    told = np.arange(count + 1)
-    log = gammaln(count + 1) - gammaln(told + 1) - gammaln(count - told + 1)
-    log += told * -math.log1p(math.exp(-eps0)) + (count - told) * -math.log1p(math.exp(eps0))
-    masses = np.zeros(count * (high - low) + 1)
-    np.add.at(masses, told * (high - low), np.exp(log))
-    return LossDistribution(interval, count * low, masses, _TAIL)
+    told = 1 / (1 + math.exp(-eps0))
+    reach = 10 * math.sqrt(count * told * (1 - told)) + 50
+    first = max(0, math.floor(count * told - reach))
+    number = np.arange(first, min(count, math.ceil(count * told + reach)) + 1)
+    log = gammaln(count + 1) - gammaln(number + 1) - gammaln(count - number + 1)
+    odds = math.log1p(math.exp(-eps0))
+    log -= number * odds + (count - number) * (eps0 + odds)
+    places = np.ceil((2 * number - count) * (eps0 / interval)).astype(np.int64)
+    masses = np.zeros(int(places[-1] - places[0]) + 1)
+    np.add.at(masses, places - places[0], np.exp(log))
+    masses[0] += max(0.0, 1 - float(masses.sum()))
+    return LossDistribution(interval, int(places[0]), masses, _TAIL)
 
 
-def _crossing(losses: Values, upper: Values, lower: Values, delta: float) -> float:
+def coin_span(eps0: float, count: int) -> float:
+    """The range of the losses of so many coins."""
+    return 2 * eps0 * min(count, 10 * math.sqrt(count) + 100)
+
+
+def _crossing(losses: Values, upper: Values, log_lower: Values, delta: float) -> float:
     """Where upper - e^epsilon lower is delta; masses are summed from the largest loss down.
 
     With the masses of the first k losses the root is log((upper - delta) / lower), and it is the
     answer if the next loss is not above it.
     """
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        roots = np.log((upper - delta) / lower)
-        found = (upper[:-1] > delta) & (lower[:-1] > 0) & (roots[:-1] >= losses[1:])
-    lost = (upper >= delta) & (lower == 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        roots = np.log(upper - delta) - log_lower
+        found = roots[:-1] >= losses[1:]
     first = int(np.argmax(found)) if found.any() else len(losses) - 1
-    if lost[: first + 1].any():
-        return max(0.0, float(losses[np.argmax(lost)]))
-    if upper[first] <= lower[first] + delta:
-        return 0.0
-    return float(roots[first])
+    return float(roots[first]) if roots[first] > 0 else 0.0

@@ -50,4 +50,5 @@ def randomised_response_epsilon(eps0: float, count: int, delta: float) -> float:
 
     if excess(0.0) <= 0:
         return 0.0
-    return root(excess, 0.0, count * eps0, xtol=1e-12, rtol=1e-12)
+    found = root(excess, 0.0, count * eps0, xtol=1e-12, rtol=1e-12)
+    return min(count * eps0, found + 1e-12 * (1 + found))  # the root may be a little further on
