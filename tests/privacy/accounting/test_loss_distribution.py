@@ -84,6 +84,13 @@ def test_what_leaves_the_window_is_infinite():
     assert found.masses.min() >= 0
 
 
+def test_what_is_below_the_window_counts_as_its_lowest_loss():
+    masses = np.exp(-np.arange(4_000) / 100)
+    found = LossDistribution(0.01, 0, masses / masses.sum(), 0.0).repeated(1, 1e-20)
+    assert found.lower > 3_000
+    assert found.masses.sum() >= 1 - 1e-15
+
+
 def test_beside_is_the_convolution():
     one, other = some(), some(size=15, seed=2, infinite=1e-3, lower=4)
     found = one.beside(other)
