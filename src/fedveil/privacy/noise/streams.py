@@ -150,11 +150,13 @@ def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
         out.copy_(torch.from_numpy(both[:, : out.shape[1]]))
     if out.numel():
-        rows = torch.nonzero(out.abs().amax(dim=1) > _FAR_NORMAL)[:, 0]
-        few = out[rows]
-        far = few.abs() > _FAR_NORMAL
+        least, most = torch.aminmax(out, dim=1)
+        rows = torch.nonzero((most > _FAR_NORMAL) | (least < -_FAR_NORMAL))[:, 0]
+        few = out if len(rows) == len(out) else out[rows]
+        far = (few > _FAR_NORMAL) | (few < -_FAR_NORMAL)
         _renew(few, far, keys[rows.numpy()], lambda u: -ndtri(u * ndtr(-_FAR_NORMAL)))
-        out[rows] = few
+        if few is not out:
+            out[rows] = few
     return out
 
 
