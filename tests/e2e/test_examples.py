@@ -3,9 +3,11 @@
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -126,6 +128,32 @@ def test_hospitals(tmp_path):
     assert lines[0] == "ended by signal 9, resumed to round 12"
     assert "per client (zero-out, central trust, PLD, seeded noise)" in lines[1]
     assert lines[2] == "['yes' 'no']"
+
+
+@pytest.mark.slow
+def test_hospitals_from_a_recipe(tmp_path):
+    """On the command line: killed, resumed to the same bits, and predictions on new rows."""
+    rows = [(f"h{k % 150}", 7 * k % 100, k * k % 101 / 10) for k in range(6_000)]
+    table = [f"{h},{a},{d},{'yes' if 9 * d > a else 'no'}" for h, a, d in rows]
+    (tmp_path / "patients.csv").write_text("\n".join(["hospital,age,dose,recovered", *table]))
+    (tmp_path / "new.csv").write_text("age,dose\n20,8.0\n80,2.0\n")
+    settings = {"cwd": tmp_path, "stdout": subprocess.PIPE, "text": True}
+    fedveil = [sys.executable, "-m", "fedveil"]
+    recipe = [*fedveil, "run", EXAMPLES / "hospitals.toml", "--quiet"]
+    recipe += ["--set", "rounds=300", "--set", "engine.mode=vectorised"]
+    subprocess.run([*recipe, "--out", "whole"], **settings, check=True)
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    with subprocess.Popen([*recipe, "--out", "killed"], **settings) as process:
+        while process.poll() is None and not (metrics.exists() and metrics.stat().st_size):
+            time.sleep(0.005)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert len(metrics.read_text().splitlines()) < 300
+    subprocess.run([*fedveil, "run", "--resume", "killed", "--quiet"], **settings, check=True)
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert models[0] == models[1]
+    told = subprocess.run([*fedveil, "predict", "killed", "new.csv"], **settings, check=True).stdout
+    assert [line.split(",")[0] for line in told.splitlines()[1:]] == ["yes", "no"]
 
 
 @pytest.mark.slow

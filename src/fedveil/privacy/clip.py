@@ -84,9 +84,6 @@ class Clip:
             raise ValueError("a row is not finite: reject it before clipping")
         limit = self.value * (1 - ROUNDING)
         clipped = norms > limit
-        if rows.numel() <= BLOCK:
-            rows.copy_(rows.double().mul_((limit / norms).clamp_max_(1.0)[:, None]))
-            return Clipped(rows, norms, clipped)
         if rows.shape[1] <= BLOCK:
             scales, step = (limit / norms).clamp_max_(1.0)[:, None], at_a_time(rows)
             for a in range(0, len(rows), step):

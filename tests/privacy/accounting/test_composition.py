@@ -658,3 +658,12 @@ def test_a_loss_that_no_grid_holds_is_infinite(event):
 def test_a_bit_beside_a_loss_that_no_grid_holds():
     event = GaussianWithBit(Gaussian(1e-5), TwoPoint(1.0))
     assert epsilon(event, 10**6, 1e-9, Relation.REPLACE) == math.inf
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-10, 1e-13])
+@pytest.mark.parametrize(("m", "count"), [(5.0, 100), (20.0, 2_000)])
+def test_coins_that_say_nothing_leave_the_gaussian_s_epsilon(m, count, delta):
+    """Never below the exact one, at deltas that a plain transform would lose."""
+    exact = gaussian_epsilon(math.sqrt(count) / m, delta)
+    event = GaussianWithBit(Gaussian(m), TwoPoint(1e-12))
+    assert exact <= epsilon(event, count, delta, Relation.REPLACE) <= exact * 1.001 + 2e-4

@@ -38,9 +38,9 @@ def keep_memory(size: int) -> None:
     """Tell malloc what to keep of what is freed, for a model of `size` parameters.
 
     By default it returns large blocks at once, and every step then waits for the same pages to be
-    mapped and cleared again: a third of a ResNet's time goes there. A large model's rows are better
-    returned: keeping them would cost more memory than the waiting is worth. Does nothing where the
-    C library is not glibc.
+    mapped and cleared again, which is a fifth of a ResNet's time and more. A large model's rows are
+    better returned: keeping them would cost more memory than the waiting is worth. Does nothing
+    where the C library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
