@@ -1,27 +1,44 @@
-"""The table of docs/layers.md: what record-level clipping does with each kind of layer.
+"""The table of docs/layers.md: what record-level clipping does with each kind of layer, how fast.
 
 The kinds are those of tests/training/gradients/kinds.py, where each one is compared with a loop
-over single records, and the way it goes is asserted.
+over single records, and the way it goes is asserted. fedveil and Opacus take turns in one process
+with one thread, on the same batch: forward, backward, every record's gradient clipped, their sum.
 
-python benchmarks/layers.py
+.venv-bench/bin/python benchmarks/layers.py
 """
 
+import logging
 import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import torch
+from opacus.validators import ModuleValidator
+from peers.opacus_dp_sgd import wrapped
+from torch import nn
+
+from fedveil.models.task import Task, cross_entropy
+from fedveil.privacy.clip import Clip
+from fedveil.training.gradients.per_example import ExampleBounds
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "layers.md"
+RECORDS, TURNS, SHORTEST = 256, 5, 0.02
+CLIP = 1.0
 WAYS = {
     "formula": "formula",
     "mixed": "formulas, and a copy per record of what has none",
     "copies": "a copy of the parameters per record",
     "looped": "record by record",
 }
-HEAD = """# Kinds of layers under record-level clipping
+HEAD = f"""# Kinds of layers under record-level clipping
 
-Written by `python benchmarks/layers.py` from `tests/training/gradients/kinds.py`, where
-record-level clipping of every kind (L2 and L1) is compared with a loop over single
-records, to 1e-4.
+Written by `benchmarks/layers.py` from `tests/training/gradients/kinds.py`, where record-level
+clipping of every kind (L2 and L1) is compared with a loop over single records, to 1e-4.
 
 - *formula*: lengths and sums from what each layer saw and what came back to it.
 - *a copy per record*: under `vmap` each record has the parameter for itself, so autograd gives its
@@ -32,16 +49,81 @@ Each row is a module with that layer and a linear head, which has a formula. Ref
 that says what to do: batch norm, sparse gradients, `max_norm`, weights that a hook computes
 (`torch.nn.utils.weight_norm`). L1 clips always write out one gradient per record.
 
-| kind | how its gradients are clipped |
-|---|---|
+Speeds are thousands of records per second, forward to clipped sum, {RECORDS} records at a time on
+one thread; Opacus in the fastest of its modes that runs (hooks, functorch, ghost clipping), with
+layers of its own for attention and recurrent cells. These modules are tiny, so the numbers
+tell the cost of the bookkeeping; benchmarks/RESULTS.md has modules of a usual size.
+
+| kind | how its gradients are clipped | fedveil | Opacus | ratio |
+|---|---|---|---|---|
 """
+
+Step = Callable[[], object]
+
+
+def ours(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
+    task = Task(module, cross_entropy)
+    examples = ExampleBounds(task, x[:2], y[:2])
+    examples.look()
+    flat, row, clip = task.parameters.clone(), torch.zeros(task.size), Clip(CLIP)
+    return lambda: examples.add_clipped_(row.zero_(), flat, x, y, clip)
+
+
+def theirs(make: Callable[[], nn.Module], x: torch.Tensor, y: torch.Tensor) -> Iterator[Step]:
+    """Every mode of Opacus that takes the module."""
+    for mode in ("hooks", "functorch", "ghost"):
+        with suppress(Exception):  # whatever it refuses a module with
+            module = make() if mode == "functorch" else ModuleValidator.fix(make())
+            model, optimizer, loss = wrapped(module, mode, 0.1, len(y), multiplier=0.0)
+
+            def step(model: Any = model, optimizer: Any = optimizer, loss: Any = loss) -> None:
+                loss(model(x), y).backward()
+                if not optimizer.pre_step():
+                    raise AssertionError("a step was skipped")
+                optimizer.zero_grad(set_to_none=True)
+
+            step()
+            yield step
+
+
+def seconds(step: Step) -> float:
+    """The best of a few steps that take a moment each."""
+    step()
+    began = time.perf_counter()
+    step()
+    times = max(1, int(SHORTEST / (time.perf_counter() - began)))
+    best = float("inf")
+    for _ in range(TURNS):
+        began = time.perf_counter()
+        for _ in range(times):
+            step()
+        best = min(best, (time.perf_counter() - began) / times)
+    return best
+
+
+def row(name: str, kind: Any, words: int) -> str:
+    torch.manual_seed(1)
+    shape = (RECORDS, *kind.shape)
+    x = torch.randint(words, shape) if kind.words else torch.randn(shape)
+    y = torch.arange(RECORDS) % 3
+    mine = seconds(ours(kind.make(), x, y))
+    others = [seconds(step) for step in theirs(kind.make, x, y)]
+    speed = [f"{RECORDS / s / 1e3:,.1f}" for s in (mine, *others)]
+    beside = f"{max(speed[1:], key=lambda s: float(s.replace(',', '')))} | {min(others) / mine:.2g}"
+    return f"| {name} | {WAYS[kind.way]} | {speed[0]} | {beside if others else 'refused | '} |"
 
 
 def main() -> None:
     sys.path.insert(0, str(ROOT))
-    from tests.training.gradients.kinds import KINDS
+    from tests.training.gradients.kinds import KINDS, WORDS
 
-    rows = [f"| {name} | {WAYS[kind.way]} |" for name, kind in KINDS.items()]
+    warnings.simplefilter("ignore")
+    logging.disable()
+    torch.set_num_threads(1)
+    rows = []
+    for name, kind in KINDS.items():
+        rows.append(row(name, kind, WORDS))
+        print(rows[-1], flush=True)
     PAGE.write_text(HEAD + "\n".join(rows) + "\n")
 
 

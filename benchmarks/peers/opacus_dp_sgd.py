@@ -25,6 +25,7 @@ python benchmarks/peers/opacus_dp_sgd.py d --mode ghost --processes 2 --rounds 1
 
 import argparse
 import json
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import opacus
@@ -57,11 +58,7 @@ class Trainer:
         self.takes_empty = mode not in NO_EMPTY_BATCH
         self.parameters = list(module.parameters())
         self.start = [parameter.detach().clone() for parameter in self.parameters]
-        self.model = _wrap(module, mode)
-        self.optimizer = _optimizer(work, self.parameters, mode)
-        self.loss = nn.CrossEntropyLoss()
-        if mode == "ghost":
-            self.loss = DPLossFastGradientClipping(self.model, self.optimizer, self.loss)
+        self.model, self.optimizer, self.loss = wrapped(module, mode, work.lr, work.batch)
         rate = work.batch / work.records
         self.sampler = UniformWithReplacementSampler(
             num_samples=work.records, sample_rate=rate, steps=work.steps
@@ -94,21 +91,25 @@ def _contiguous_grad_sample(
     return compute_conv_grad_sample(layer, [x.contiguous() for x in activations], backprops)
 
 
-def _wrap(module: nn.Module, mode: str) -> nn.Module:
+def wrapped(
+    module: nn.Module, mode: str, lr: float, expected: int, multiplier: float = MULTIPLIER
+) -> tuple[nn.Module, DPOptimizer, Callable[..., torch.Tensor]]:
+    """Model, optimizer and loss as Opacus' engine makes them, for batches of `expected` records."""
     clip = {"max_grad_norm": CLIP} if mode == "ghost" else {}
+    parameters = list(module.parameters())
     model = prepare_module(module, grad_sample_mode=mode, **clip)
     model.forbid_grad_accumulation()
-    return model
-
-
-def _optimizer(work: Work, parameters: list[nn.Parameter], mode: str) -> DPOptimizer:
     private = get_optimizer_class(clipping="flat", distributed=False, grad_sample_mode=mode)
-    return private(
-        torch.optim.SGD(parameters, lr=work.lr),
-        noise_multiplier=MULTIPLIER,
+    optimizer = private(
+        torch.optim.SGD(parameters, lr=lr),
+        noise_multiplier=multiplier,
         max_grad_norm=CLIP,
-        expected_batch_size=work.batch,
+        expected_batch_size=expected,
     )
+    loss: Callable[..., torch.Tensor] = nn.CrossEntropyLoss()
+    if mode == "ghost":
+        loss = DPLossFastGradientClipping(model, optimizer, loss)
+    return model, optimizer, loss
 
 
 def clients(item: str, mode: str, channels_last: bool, processes: int, share: int) -> Round:

@@ -182,6 +182,32 @@ def test_normals_are_standard_normal(rows, width, dtype):
     assert stats.kstest(draws.double().numpy().ravel(), "norm").pvalue > ALARM
 
 
+LONG = (1 << 20) + (1 << 18) + 5
+
+
+def test_blocks_of_long_rows_are_standard_normal_far_out_too_and_share_nothing():
+    """Sums of large models: two rows of six blocks, the last one short."""
+    rows = normals(Streams(8).keys("noise", 1, [4, 5]), LONG, torch.float64).numpy()
+    assert stats.kstest(rows.ravel()[::3], "norm").pvalue > ALARM / 3
+    far = int((np.abs(rows) > 4.5).sum())
+    assert stats.binomtest(far, rows.size, 2 * stats.norm.sf(4.5)).pvalue > ALARM / 3
+    blocks = rows[:, : 5 << 18].reshape(10, 1 << 18)
+    correlation = np.corrcoef(blocks)[np.triu_indices(10, 1)]
+    limit = stats.norm.isf(ALARM / 6 / len(correlation)) / np.sqrt(1 << 18)
+    assert np.abs(correlation).max() < limit
+
+
+def test_long_rows_depend_on_their_keys_only_and_not_on_threads():
+    keys = Streams(1).keys("noise", 1, np.arange(2))
+    whole = normals(keys, LONG, torch.float64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(normals(keys[1:], LONG, torch.float64), whole[1:])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_first_normal_of_many_rows_is_standard_normal():
     """Poorly mixed generator states show in the first draws."""
     draws = normals(Streams(4).keys("noise", 1, np.arange(10_000)), 260)
