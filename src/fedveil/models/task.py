@@ -23,6 +23,7 @@ from fedveil.models.metrics import (
     over_places,
     where_numbers,
 )
+from fedveil.models.norms import norm_in_place_
 from fedveil.models.outputs import tensor_of
 from fedveil.models.parts import check_parts, measures_of
 from fedveil.models.state import Snapshot, common_generators, difference, snapshot, snapshot_of
@@ -162,7 +163,7 @@ class Task:
             start = stop
         object.__setattr__(self, "_flat", flat)
         object.__setattr__(self, "_slots", tuple(slots))
-        learning = attend_(unroll_(_without_parameters(self.module)))
+        learning = norm_in_place_(attend_(unroll_(_without_parameters(self.module))))
         object.__setattr__(self, "_learning", learning)
         object.__setattr__(self, "_measuring", _without_parameters(self.module).eval())
         object.__setattr__(self, "_before", self._snapshot())

@@ -17,13 +17,20 @@ def convolved(layer: Conv, inputs: list[torch.Tensor], errors: list[torch.Tensor
     positions = sum(e[0, 0].numel() for e in errors)
     width = layer.weight[0].numel()
     bias = layer.bias is not None
-    if layer.groups == 1 and cheaper(positions, width, layer.out_channels):
-        a = joined_uses([_seen(layer, a, e) for a, e in zip(inputs, errors, strict=True)])
+    image = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+    once = image and len(inputs) == 1 and layer.stride == (1, 1)
+    fields = prod(layer.kernel_size) if once else 1
+    if layer.groups == 1 and cheaper(positions, width, layer.out_channels, fields):
+        seen, shape, order = _seen, None, None
+        if image:
+            seen, order = _seen_channels_last, (0, 3, 1, 2)
+            shape = (layer.out_channels, *layer.kernel_size, layer.in_channels)
+        a = joined_uses([seen(layer, a, e) for a, e in zip(inputs, errors, strict=True)])
         e = joined_uses([e.flatten(2).mT for e in errors])
-        outer = Outer(a, e, bias)
+        alike = _alike(layer, inputs[0], errors[0]) if once else None
+        outer = Outer(a, e, bias, alike, shape, order)
         return outer.product if outer.cancels else outer
-    shifted = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
-    shifted = shifted and not isinstance(layer.padding, str) and layer.in_channels >= _FEW_CHANNELS
+    shifted = image and not isinstance(layer.padding, str) and layer.in_channels >= _FEW_CHANNELS
     shifted = shifted and layer.stride == (1, 1) and layer.dilation == (1, 1)
     multiply = _by_shifts if shifted else _by_patches
     products = [multiply(layer, a, e) for a, e in zip(inputs, errors, strict=True)]
@@ -59,6 +66,26 @@ def _by_shifts(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tenso
     return out
 
 
+def _alike(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    """The inner products of all pairs of patches that outputs saw, in float64 [B, T, T].
+
+    Two patches meet pixel by pixel, so theirs is a sum over the kernel of inner products of two
+    pixels of the image; padding is zero and meets with nothing.
+    """
+    pixels = a.flatten(2).mT.double()
+    (rows, columns), (_, _, tall, wide) = layer.dilation, a.shape
+    products = torch.bmm(pixels, pixels.mT).view(-1, tall, wide, tall, wide)
+    left, right, up, down = layer._reversed_padding_repeated_twice
+    padded = nn.functional.pad(products, (left, right, up, down) * 2)
+    high, long = error.shape[2:]
+    out = padded.new_zeros(len(a), high, long, high, long)
+    for i in range(0, rows * layer.kernel_size[0], rows):
+        for j in range(0, columns * layer.kernel_size[1], columns):
+            down_, along = slice(i, i + high), slice(j, j + long)
+            out += padded[:, down_, along, down_, along]
+    return out.view(len(a), high * long, high * long)
+
+
 def _by_patches(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     """One product per group with the patches that each output saw, in the parameter's order."""
     count, groups = len(a), layer.groups
@@ -73,6 +100,19 @@ def _seen(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     patches = _patches(layer, a, error)
     sides = error.ndim - 2
     patches = patches.movedim(tuple(range(-sides, 0)), tuple(range(1, 1 + sides)))
+    return patches.reshape(len(a), prod(error.shape[2:]), -1)
+
+
+def _seen_channels_last(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
+    """The same [B, positions, kernel x inputs], copied a pixel's channels at a time."""
+    padded = nn.functional.pad(a, layer._reversed_padding_repeated_twice)
+    padded = padded.permute(0, 2, 3, 1).contiguous()
+    example, *sides, _ = padded.stride()
+    apart = [d * s for d, s in zip(layer.dilation, sides, strict=True)]
+    along = [t * s for t, s in zip(layer.stride, sides, strict=True)]
+    patches = padded.as_strided(
+        (len(a), *error.shape[2:], *layer.kernel_size, a.shape[1]), (example, *along, *apart, 1)
+    )
     return patches.reshape(len(a), prod(error.shape[2:]), -1)
 
 

@@ -52,12 +52,18 @@ def without_subnormals(values: torch.Tensor) -> torch.Tensor:
 class Outer:
     """sum over t of error[t] x input[t]': inputs [B, T, i], errors [B, T, o].
 
-    A linear layer's steps, or the patches that a convolution saw.
+    A linear layer's steps, or the patches that a convolution saw. `alike` [B, T, T], when given,
+    are the inner products of all pairs of inputs, as the caller found them more cheaply.
+    `shape`, when given, is that of an error times an input, and `order` says which of its axes each
+    of the parameter's axes is.
     """
 
     inputs: torch.Tensor
     errors: torch.Tensor
     bias: bool
+    alike: torch.Tensor | None = None
+    shape: tuple[int, ...] | None = None
+    order: tuple[int, ...] | None = None
 
     @cached_property
     def squares(self) -> torch.Tensor:
@@ -83,8 +89,7 @@ class Outer:
         if self.inputs.shape[1] == 1:
             a, e = (row_norms(v[:, 0]).square()[:, None, None] for v in (self.inputs, self.errors))
             return a, e
-        a, e = self.inputs.double(), self.errors.double()
-        return torch.bmm(a, a.mT), torch.bmm(e, e.mT)
+        return _products(self.inputs) if self.alike is None else self.alike, _products(self.errors)
 
     @property
     def _bias_squares(self) -> torch.Tensor | float:
@@ -101,7 +106,9 @@ class Outer:
     def product(self) -> "Full":
         """The same, multiplied out."""
         weight = torch.bmm(self.errors.mT, self.inputs)
-        return Full(weight, self.errors.sum(dim=1) if self.bias else None)
+        if self.shape is not None:
+            weight = weight.view(-1, *self.shape)
+        return Full(weight, self.errors.sum(dim=1) if self.bias else None, self.order)
 
     def without(self, bad: torch.Tensor) -> "Outer":
         here = bad[:, None, None]
@@ -109,12 +116,17 @@ class Outer:
             self,
             inputs=torch.where(here, 0.0, self.inputs),
             errors=torch.where(here, 0.0, self.errors),
+            alike=None if self.alike is None else torch.where(here, 0.0, self.alike),
         )
 
     def add_scaled_(self, places: Places, scale: torch.Tensor) -> None:
         errors = without_subnormals(self.errors * scale[:, None, None]).flatten(0, 1)
-        place = places["weight"].view(errors.shape[1], -1)
-        place.addmm_(errors.T, self.inputs.flatten(0, 1))
+        if self.shape is None or self.order is None:
+            place = places["weight"].view(errors.shape[1], -1)
+            place.addmm_(errors.T, self.inputs.flatten(0, 1))
+        else:
+            total = torch.mm(errors.T, self.inputs.flatten(0, 1))
+            places["weight"] += total.view(self.shape).permute(self.order)
         if self.bias:
             places["bias"] += errors.sum(dim=0)
 
@@ -192,9 +204,19 @@ class Looked:
         return Full(weight.index_put_((rows, self.tokens), self.errors, accumulate=True), None)
 
 
-def cheaper(steps: int, inputs: int, outputs: int) -> bool:
-    """Whether lengths from all pairs of steps are less work than a product for each example."""
-    pairs = steps * (inputs + outputs) * (2 * steps + _WIDENED)
+def _products(steps: torch.Tensor) -> torch.Tensor:
+    """The inner products of all pairs of steps [B, T, i] of an example, in float64 [B, T, T]."""
+    wide = steps.double()
+    return torch.bmm(wide, wide.mT)
+
+
+def cheaper(steps: int, inputs: int, outputs: int, fields: int = 1) -> bool:
+    """Whether lengths from all pairs of steps are less work than a product for each example.
+
+    Of an image's patches, the pairs of its `fields` times fewer numbers are enough.
+    """
+    pairs = steps * (inputs // fields + outputs) * (2 * steps + _WIDENED)
+    pairs += 4 * steps * steps * fields
     return steps == 1 or pairs <= _WRITTEN * inputs * outputs
 
 

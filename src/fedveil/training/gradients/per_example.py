@@ -25,7 +25,7 @@ from fedveil.training.gradients.layers import constant_inside, gradient_of, know
 from fedveil.training.gradients.vmapped import Keys, clipped_or_zero_, example_gradients
 
 _PIECE = 256
-_IMAGES = 16
+_IMAGES = 64
 _MATERIALISED = 1 << 26
 _AGREEMENT, _ROUGHLY = 1e-3, 0.05
 _AWAY = 0.03
@@ -78,8 +78,10 @@ class ExampleBounds:
         given = (x, y) if keys is None else (x, y, keys)
         if clip.norm is Norm.L2 and self._by_layers:
             named = self._laid(flat)
-            for a in range(0, len(y), self._piece):
-                piece = (taken(part, slice(a, a + self._piece)) for part in given)
+            pieces = max(1, -(-len(y) // self._piece))
+            step = max(1, -(-len(y) // pieces))
+            for a in range(0, len(y), step):
+                piece = (taken(part, slice(a, a + step)) for part in given)
                 self._add_piece_(row, self._gradients(named, *piece), clip)
             return
         step = max(1, _MATERIALISED // len(flat))
