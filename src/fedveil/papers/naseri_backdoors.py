@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.papers.experiment import Experiment, Item
+from fedveil.papers.lines import claim_of, learning_curve, meaning
 from fedveil.papers.naseri import UNPUBLISHED
 from fedveil.papers.naseri_arenas import ARENAS, Arena
 from fedveil.papers.naseri_defences import (
@@ -57,13 +58,6 @@ class Measured:
             for cell in range(len(self.sweep.cells))
         ]
 
-    def over_rounds(self, metric: str) -> tuple[list[int], list[Mean]]:
-        """In percent, for the rounds in which the last cell was measured."""
-        curves = [outcome.curve for outcome in self.sweep.outcomes(len(self.sweep.cells) - 1)]
-        rounds = [round for round, _ in curves[0]]
-        each = zip(*([100 * found[metric] for _, found in curve] for curve in curves), strict=True)
-        return rounds, [mean_of(list(values)) for values in each]
-
 
 Table = Mapping[str, Measured]
 """By the name of the defence."""
@@ -73,7 +67,8 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     """One arena: every defence against its backdoor."""
     arena, repeat = arena_of(experiment), experiment.repetitions(3, 5)
     page, found = Page(arena.title), _measured(experiment, arena, repeat)
-    page.settings += [f"{arena.deployment}.", _told(arena, repeat)]
+    claims = [claim_of(one.sweep) for one in found.values() if one.defence.private]
+    page.settings += [f"{arena.deployment}.", _told(arena, repeat), meaning(*claims)]
     page.tables.append(TextTable(_HEADERS, tuple(_rows(found))))
     page.findings += findings(
         found[NOBODY].at_end(MAIN)[0].value,
@@ -186,9 +181,9 @@ def _figure(found: Table) -> bytes:
 def _over_rounds(at: Axes, found: Table, metric: str) -> None:
     shown = [one for one in found.values() if not one.sweep.prepared[0].claims]
     for i, one in enumerate(shown):
-        rounds, means = one.over_rounds(metric)
+        rounds, means = learning_curve(one.sweep, 0, metric)
         style = "-" if i < len(COLOURS) else "--"
-        values, colour = [mean.value for mean in means], COLOURS[i % len(COLOURS)]
+        values, colour = [100 * mean.value for mean in means], COLOURS[i % len(COLOURS)]
         at.plot(rounds, values, style, color=colour, label=one.defence.name)
     at.set(xlabel="round", ylabel=_label(metric))
     at.grid(alpha=0.3)
