@@ -196,9 +196,11 @@ def test_real():
 @pytest.mark.parametrize("write", [write_compact, write_leaf])
 def test_only_digits_are_kept(tmp_path, write):
     write(tmp_path)
-    records = femnist.load(tmp_path, min_records=3, digits=True)
-    kept = [(w, t, y) for w, t, _, y in rows() if y < 10 and w in ("ada", "cy")]
+    records = femnist.load(tmp_path, min_records=1, digits=True)
+    kept = [(w, t, y) for w, t, _, y in rows() if y < 10]
     assert records.classes == 10
-    assert records.owner_names.tolist() == ["ada"]
-    assert records.y.tolist() == [y for w, t, y in kept if w == "ada" and not t]
-    assert records.test_y.tolist() == [y for w, t, y in kept if w == "ada" and t]
+    assert records.owner_names.tolist() == ["ada", "bob", "cy"]
+    assert records.y.tolist() == [y for _, t, y in kept if not t]
+    assert records.test_y.tolist() == [y for _, t, y in kept if t]
+    fewer = femnist.load(tmp_path, min_records=3, digits=True)
+    assert fewer.owner_names.tolist() == ["ada"]
