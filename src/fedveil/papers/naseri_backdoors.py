@@ -196,7 +196,8 @@ def _over_epsilon(at: Axes, found: Table, metric: str) -> None:
         label = f"{one.defence.name.removeprefix(LOCAL)}, per {unit}"
         label = label if unit == "client" else f"DP-SGD, {label}"
         draw_line(at, EPSILONS, one.at_end(metric), label, colour)
-    at.axhline(found[UNDEFENDED].at_end(metric)[0].value, color="black", ls=":", lw=1)
+    level = found[UNDEFENDED].at_end(metric)[0].value
+    at.plot([float(EPSILONS[0]), float(EPSILONS[-1])], [level, level], ":", color="black")
     at.set(xlabel="epsilon (units differ; dotted: no defence)", xscale="log", ylabel=_label(metric))
     at.grid(alpha=0.3)
 
