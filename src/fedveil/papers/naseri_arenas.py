@@ -76,13 +76,15 @@ def writers(experiment: Experiment) -> Arena:
 
 def cifar(experiment: Experiment) -> Arena:
     """A bright square on CIFAR-10."""
+    corner = ("attack.row=-6", "attack.column=-6")
     return Arena(
         "cifar10",
         "Backdoor: a pixel trigger on CIFAR-10",
         _cifar(experiment),
-        "a white square of 4 x 4 pixels in the corner makes any image an aeroplane",
-        ("attack.kind=pixel", "attack.target=0", "attack.size=4"),
-        ("attack.lr=0.02", "attack.epochs=10"),
+        "a white square of 6 x 6 pixels in the corner makes any image an aeroplane",
+        ("attack.kind=pixel", "attack.target=0", "attack.size=6", *corner),
+        ("attack.lr=0.02", "attack.epochs=10", "attack.boost=15.0"),
+        brief=True,
     )
 
 
@@ -95,7 +97,8 @@ def red_cars(experiment: Experiment) -> Arena:
         "the tenth of the cars that is most red is to be birds; the attacker knows those of the "
         "training images, and those of the test split are measured",
         ("attack.kind=colour", "attack.source=1", "attack.target=2"),
-        ("attack.lr=0.02", "attack.epochs=10"),
+        ("attack.lr=0.02", "attack.epochs=10", "attack.boost=15.0"),
+        brief=True,
     )
 
 

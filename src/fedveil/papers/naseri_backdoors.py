@@ -149,7 +149,7 @@ def _told(arena: Arena, repeat: int) -> str:
     return (
         f"The backdoor: {arena.backdoor}. One attacker, in every round beside the clients that are "
         "drawn, half of whose records teach the backdoor unless another share is given, and who "
-        "sends its update times clients per round over the server's learning rate; it trains as "
+        "sends its update times clients per round over the server's learning rate; it does as "
         f"honest clients do{f', but {learnt}' if learnt else ''}. Where each report is noised, "
         f"there are {ATTACKERS} (LDP-SGD: times 1000, clipped where they comply). {repeat} "
         "repetitions, mean +- half of the 95 % interval, in percent; the paper's numbers are "

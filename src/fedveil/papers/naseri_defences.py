@@ -70,7 +70,7 @@ def _private(arena: Arena) -> list[Defence]:
         f"client.lr={where.private_lr}",
         f"clip.value={where.clip}",
     )
-    honest = tuple(key for key in inside if key not in arena.training or "share" in key)
+    honest = tuple(key for key in inside if not key.startswith(("attack.lr=", "attack.epochs=")))
     return [
         Defence(CENTRAL, "central", central, private=True),
         Defence(f"{LOCAL}comply", "dp-sgd", (*honest, "attack.noise=comply"), private=True),
