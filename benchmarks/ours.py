@@ -2,7 +2,8 @@
 
 (a) is Fu's DP-FedAvg with Laplace noise at the clients, (b) and (c) central DP, (d) DP-SGD inside
 the clients, (e) the server's part of central DP on 10 million parameters, (f) to (h) larger modules
-by local SGD and by DP-SGD, (i) central DP with secure noise. The model is measured on
+by local SGD and by DP-SGD, (i) central DP with secure noise, (j) and (k) central DP, of which (j)
+is attacked. The model is measured on
 no test split, as with the peers. Workers are one per core, one thread each.
 """
 
@@ -23,6 +24,7 @@ import torch
 from work import WORK, Work
 
 import fedveil as fv
+from fedveil.attacks.images import PixelTrigger
 from fedveil.models import zoo
 from fedveil.models.task import PerExample
 from fedveil.privacy.ledger.ledger import Ledger
@@ -87,10 +89,14 @@ def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, ClientWork]:
     return plan, steps
 
 
-def training_of(work: Work, rounds: int) -> fv.Training:
+def training_of(work: Work, rounds: int, *, attacked: bool = False) -> fv.Training:
     loss: PerExample = fv.cross_entropy if work.classes else fv.squared_error
-    plan, steps = plan_of(work, rounds)
-    return fv.Training(fv.Task(work.module(), loss), data_of(work), plan, steps, every=MOST_ROUNDS)
+    (plan, steps), data, adversary = plan_of(work, rounds), data_of(work), None
+    if attacked:
+        trigger = PixelTrigger(target=0)
+        adversary = fv.BackdoorAttack.of(data, trigger, attackers=2, boost=10.0)
+    task = fv.Task(work.module(), loss)
+    return fv.Training(task, data, plan, steps, every=MOST_ROUNDS, adversary=adversary)
 
 
 MOST_ROUNDS = 10**6
@@ -190,6 +196,7 @@ def profile(work: Work, rounds: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("item", choices=[*WORK, "e", "i"])
+    parser.add_argument("--honest", action="store_true", help="item j without the attack")
     parser.add_argument("--seeded", action="store_true", help="item i with seeded noise")
     parser.add_argument("--mode", type=Mode, help="of item i, where it is seeded")
     parser.add_argument("--rounds", type=int, default=10)
@@ -211,13 +218,15 @@ def main() -> None:
     else:
         work = WORK[arguments.item]
         warm_up = 1 if work.name[0] in "fgh" else 3
-        training = training_of(work, arguments.rounds + warm_up)
+        attacked = work.name == "j" and not arguments.honest
+        training = training_of(work, arguments.rounds + warm_up, attacked=attacked)
         seconds = whole_rounds(training, warm_up)
         engine = training.engine
         assert isinstance(engine, Serial)
         several = isinstance(engine, Processes) and engine.chunk < work.cohort
         workers = f"{engine.workers} workers" if several else "one process"
-        answer["configuration"] = f"{engine.mode}, chunks of {engine.chunk}, {workers}"
+        told = f"{engine.mode}, chunks of {engine.chunk}, {workers}"
+        answer["configuration"] = f"{told}, attacked" if attacked else told
         if work.batch:
             answer["examples"] = examples_of(
                 training, range(warm_up + 1, arguments.rounds + warm_up + 1)

@@ -143,6 +143,13 @@ def against_peers(quick: bool, only: frozenset[str]) -> Found:
                 "seeded": [("ours.py", "i", "--rounds", 10, "--seeded")],
             },
         )
+    if "j" in only:
+        call = ("ours.py", "j", "--rounds", 2 * few)
+        found["j"] = in_turns(2, {"fedveil": [call], "honest round": [(*call, "--honest")]})
+    if "k" in only:
+        loop = ("peers/plain_loop.py", "k", "--rounds", 2 * few)
+        calls: dict[str, list[Call]] = {"fedveil": [("ours.py", "k", "--rounds", 2 * few)]}
+        found["k"] = in_turns(2, {**calls, "plain loop": [loop, (*loop, "--threads", 1)]})
     return found
 
 
@@ -234,6 +241,8 @@ TARGETS = (
     *(Target(item, "opacus", 1.2) for item in MODULES if WORK[item].batch),
     Target("i", "seeded, one by one", 0.5),
     Target("i", "seeded", 0.5),
+    Target("j", "honest round", round(1 / 1.3, 2)),
+    Target("k", "plain loop", 1.5),
 )
 
 
@@ -418,7 +427,7 @@ def report(found: Found, curves: dict[str, list[dict[str, Any]]]) -> str:
         ["charge, noise and clips; the peers' have no noise but in (d) and (e). A peer's best"],
         [
             "configuration counts; the bare loop runs each client's whole batch, as the peers do.",
-            "In (f) to (i) all take several turns, and the best turn of each counts.",
+            "In (f) to (k) all take several turns, and the best turn of each counts.",
             "",
         ],
         ["## Ratios", "", *ratio_table(found)],

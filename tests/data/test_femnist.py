@@ -191,3 +191,16 @@ def test_real():
     assert records.y.max() == 61
     assert 0.02 < records.x.mean() < 0.2  # mostly paper, which is 0
     assert len(records.x) > 5 * len(records.test_x) > 0
+
+
+@pytest.mark.parametrize("write", [write_compact, write_leaf])
+def test_only_digits_are_kept(tmp_path, write):
+    write(tmp_path)
+    records = femnist.load(tmp_path, min_records=1, digits=True)
+    kept = [(w, t, y) for w, t, _, y in rows() if y < 10]
+    assert records.classes == 10
+    assert records.owner_names.tolist() == ["ada", "bob", "cy"]
+    assert records.y.tolist() == [y for _, t, y in kept if not t]
+    assert records.test_y.tolist() == [y for _, t, y in kept if t]
+    fewer = femnist.load(tmp_path, min_records=3, digits=True)
+    assert fewer.owner_names.tolist() == ["ada"]

@@ -70,6 +70,14 @@ def test_public_text_and_words_may_be_files(tmp_path):
     assert vocabulary(made(table(), given)).words == ("plot",)
 
 
+def test_words_that_are_declared_are_known_beside_those_that_are_counted(tmp_path):
+    public = ["a good film", "a bad film"]
+    (tmp_path / "more.txt").write_text("London\nfilm\n")
+    for also in (["London", "film"], str(tmp_path / "more.txt")):
+        said = {"length": 5, "public": public, "also": also}
+        assert vocabulary(made(table(), said)).words == ("a", "film", "london")
+
+
 def test_words_counted_in_clients_texts_are_a_release():
     data = made(table(), {"length": 5}, statistics="clients")
     assert data.fitted == "words of 'review'"
@@ -139,6 +147,8 @@ def test_numbers_in_a_column_of_texts_are_words():
         ({"length": 5, "buckets": 0}, "columns.review.buckets is 0: at least 1"),
         ({"length": 5, "buckets": 5, "words": ["a"]}, "has words and also buckets"),
         ({"length": 5, "buckets": 5, "min_texts": 2}, "min_texts has no effect where .*buckets"),
+        ({"length": 5, "buckets": 5, "also": ["a"]}, "also has no effect where .*buckets"),
+        ({"length": 5, "also": ["a b"]}, "columns.review.also has 'a b', which is 2 tokens"),
         ({"length": 5, "low": 0, "high": 1}, "has low and high and also length"),
         ({"length": 5, "values": ["a"]}, "has values and also length"),
         ({"length": 5, "fill": 3}, "columns.review.fill is 3: a text is needed"),

@@ -15,16 +15,17 @@ from fedveil.data.files import check_codes, find_file, malformed, read_npz, read
 from fedveil.data.records import Records, left_out
 from fedveil.errors import BadInput
 
-_CLASSES = 62
+_CLASSES, _DIGITS = 62, 10
 _COMPACT = "femnist/femnist_673writers.npz"
 _KEYS = ("x", "y", "writer", "split", "writer_id")
 
 
-def load(root: Path, *, min_records: int = 20) -> Records:
+def load(root: Path, *, min_records: int = 20, digits: bool = False) -> Records:
     """Characters as [N, 1, 28, 28], owned by their writers; LEAF's files win over the npz.
 
-    Writers with fewer than `min_records` training records are left out, and so are their test
-    records: LEAF's sampler cuts a few writers down to a handful. The split is the source's own.
+    `digits`: only those are kept, labels 0 to 9. Writers with fewer than `min_records` training
+    records are left out, and so are their test records: LEAF's sampler cuts a few writers down to
+    a handful. The split is the source's own.
     """
     if min_records < 1:
         raise BadInput(f"min_records is {min_records}: use 1 or more")
@@ -37,6 +38,9 @@ def load(root: Path, *, min_records: int = 20) -> Records:
         ink, y, writer, names, train = _read_leaf(root / "femnist")
     else:
         ink, y, writer, names, train = _read_compact(path)
+    if digits:
+        kept = np.flatnonzero(y < _DIGITS)
+        ink, y, writer, train = ink[kept], y[kept], writer[kept], train[kept]
     per_writer = np.bincount(writer[train], minlength=len(names))
     kept = np.flatnonzero(per_writer >= min_records)
     if len(kept) == 0:
@@ -55,7 +59,7 @@ def load(root: Path, *, min_records: int = 20) -> Records:
         y[train_rows],
         ink[test_rows],
         y[test_rows],
-        classes=_CLASSES,
+        classes=_DIGITS if digits else _CLASSES,
         owners=owner[train_rows],
         owner_names=names[kept],
         test_owners=owner[test_rows],

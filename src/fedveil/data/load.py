@@ -12,7 +12,7 @@ EMBEDDED = ("digits", "diabetes", "saved", "table")
 """What no data folder is needed for: scikit-learn's own, and data that name their path."""
 
 _OPTIONS = {
-    "femnist": ("min_records",),
+    "femnist": ("min_records", "digits"),
     "lending-club": ("grades", "held_out"),
     "diabetes": ("held_out",),
     "sentiment140": ("columns", "statistics", "test", "min_records"),
@@ -30,9 +30,9 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
 
     `digits` and `diabetes` come with scikit-learn and need neither.
 
-    Options: `min_records` of femnist, `grades` of lending-club, and `held_out` of those that fit
-    their features: on the test split instead of the clients' records. Those of `TEXTS` are what
-    `FederatedData.from_table` takes.
+    Options: `min_records` and `digits` of femnist, `grades` of lending-club, and `held_out` of
+    those that fit their features: on the test split instead of the clients' records. Those of
+    `TEXTS` are what `FederatedData.from_table` takes.
     """
     if name not in DATA_SETS:
         listed = f"use one of {', '.join(DATA_SETS)}{hint(name, DATA_SETS)}"

@@ -13,7 +13,7 @@ from fedveil.data.vocabulary import PADDING, UNKNOWN, Vocabulary, lines_of
 from fedveil.errors import BadInput
 from fedveil.targets import PADDING as NO_LABEL
 
-KEYS = ("length", "words", "buckets", "public", "most_words", "min_texts")
+KEYS = ("length", "words", "buckets", "public", "most_words", "min_texts", "also")
 """What a user may say of a column of texts."""
 
 _SOURCES = ("words", "buckets", "public")
@@ -25,7 +25,7 @@ class Text:
     """Texts as rows of `length` words; `vocabulary` is None until it has been counted.
 
     `public` says that it was counted in texts that were declared public. `most_words` and
-    `min_texts` are how it is counted (`Vocabulary.counted`).
+    `min_texts` are how it is counted (`Vocabulary.counted`); the words `also` are known besides.
     """
 
     length: int
@@ -33,6 +33,7 @@ class Text:
     public: bool = False
     most_words: int = _COUNTING["most_words"]
     min_texts: int = _COUNTING["min_texts"]
+    also: tuple[str, ...] = ()
 
     @classmethod
     def declared(cls, where: str, options: Mapping[str, Any]) -> "Text":
@@ -46,12 +47,14 @@ class Text:
         sources = [key for key in _SOURCES if key in options]
         if len(sources) > 1:
             raise BadInput(f"{where} has {sources[0]} and also {sources[1]}: leave one out")
-        counting = {key: options[key] for key in _COUNTING if key in options}
+        counting = {key: options[key] for key in (*_COUNTING, "also") if key in options}
         if counting and sources and sources != ["public"]:
             key = next(iter(counting))
             raise BadInput(
                 f"{where}.{key} has no effect where {where}.{sources[0]} is given: leave it out"
             )
+        if "also" in counting:
+            counting["also"] = Vocabulary.given(counting["also"], f"{where}.also").words
         text = cls(int(options["length"]), **counting)
         if "words" in options:
             words = Vocabulary.given(options["words"], f"{where}.words")
@@ -65,7 +68,9 @@ class Text:
     def counted(self, texts: Iterable[str]) -> "Text":
         """The same with the vocabulary of these texts."""
         found = Vocabulary.counted(texts, most=self.most_words, least=self.min_texts)
-        return replace(self, vocabulary=found)
+        return replace(
+            self, vocabulary=Vocabulary(tuple(dict.fromkeys((*found.words, *self.also))))
+        )
 
     @property
     def known(self) -> Vocabulary:

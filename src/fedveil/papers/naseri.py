@@ -36,8 +36,9 @@ class Deployment:
     """Data, model and training that all defences share.
 
     A client has at most `records` records, None all of its own. It takes `steps` steps per turn:
-    plain ones on all its records at `lr`, private ones on a `rate` of them at `private_lr`.
-    `bound` is that of an update, `clip` that of an example's gradient under local DP.
+    plain ones on `batch` of its records, 0 all of them, at `lr`, private ones on a `rate` of them
+    at `private_lr`. `bound` is that of an update, `clip` that of an example's gradient under local
+    DP. `more` are further keys of the recipe.
     """
 
     data: str
@@ -54,6 +55,8 @@ class Deployment:
     rate: float
     private_lr: float
     clip: float
+    batch: int = 0
+    more: tuple[str, ...] = ()
 
     @property
     def cap(self) -> int:
@@ -70,6 +73,7 @@ class Deployment:
             f"data.most_records={'none' if self.records is None else self.records}",
             f"model.name={self.model}",
             f"rounds={self.rounds}",
+            *self.more,
         ]
 
     @property
@@ -78,7 +82,7 @@ class Deployment:
         return [
             "client.kind=sgd",
             f"client.steps={self.steps}",
-            "client.batch=0",
+            f"client.batch={self.batch}",
             f"client.lr={self.lr}",
         ]
 
@@ -89,10 +93,11 @@ class Deployment:
 
     def __str__(self) -> str:
         own = "all their records" if self.records is None else f"at most {self.records} records"
+        taken = f"batches of {self.batch}" if self.batch else "all records"
         return (
             f"{self.title}: {self.clients} clients ({self.partition}) with {own}, {self.cohort} "
             f"a round, {self.rounds} rounds, model {self.model}; {self.steps} local steps, plain "
-            f"ones on all records at learning rate {self.lr:g}, private ones on a share of "
+            f"ones on {taken} at learning rate {self.lr:g}, private ones on a share of "
             f"{self.rate:g} at {self.private_lr:g}; bound {self.bound:g} on an update, "
             f"{self.clip:g} on an example's gradient under local DP"
         )

@@ -83,6 +83,11 @@ def _work(recipe: Recipe, section: AttackSection) -> ClientWork | None:
     skips = isinstance(client, DpSgdSection) and section.noise == "skip"
     if section.epochs is None and section.lr is None and not skips:
         return None
+    if isinstance(client, DpSgdSection) and not skips:
+        raise BadInput(
+            "attack.epochs and attack.lr are for attackers that train in their own way: with "
+            "dp-sgd, add attack.noise = 'skip', or leave them out"
+        )
     if isinstance(client, GradientSection):
         raise BadInput("attack.epochs and attack.lr have no effect on one gradient: leave them out")
     lr = section.lr if section.lr is not None else client.lr

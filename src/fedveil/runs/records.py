@@ -20,7 +20,7 @@ _DIVISION = (
     *("test", "seed"),
 )
 _OF_TABLES = ("client", "target", "features", "columns")
-_OF_NAMED = ("grades", "min_records")
+_OF_NAMED = ("grades", "digits", "min_records")
 
 
 def data_of(recipe: Recipe, root: Path | None = None) -> FederatedData:
@@ -73,7 +73,7 @@ def _saved(section: DataSection) -> FederatedData:
 
 
 def _table(section: DataSection) -> Records:
-    _refuse(section, ("grades",), "a table")
+    _refuse(section, ("grades", "digits"), "a table")
     if section.path is None:
         raise BadInput("data.path is missing: name a .csv or .parquet file")
     check_file(Path(section.path))
@@ -93,7 +93,7 @@ def _table(section: DataSection) -> Records:
 
 
 def _texts(section: DataSection, root: Path | None) -> Records:
-    _refuse(section, ("client", "target", "features", "grades"), repr(section.name))
+    _refuse(section, ("client", "target", "features", "grades", "digits"), repr(section.name))
     return load_records(
         section.name,
         root,

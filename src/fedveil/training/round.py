@@ -41,8 +41,9 @@ class RoundResult:
     `over_clients`, where it was asked for, comes from private data as well.
     `snr` is the length of the sum over the expected length of its noise, None without noise;
     `clip` the clip on updates or local gradients, None without one; `metrics` is empty in
-    rounds that were not measured. `attack` is what an adversary did: how many clients cheated, and
-    the mean lengths of honest and cheating reports as they arrived; empty without an adversary.
+    rounds that were not measured. `attack` is what an adversary did: how many clients cheated,
+    their share of the cohort, and the mean lengths of honest and cheating reports as they arrived;
+    empty without an adversary.
     """
 
     round: int

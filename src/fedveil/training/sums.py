@@ -84,10 +84,11 @@ class CohortSum:
 
     @property
     def cheated(self) -> dict[str, float]:
-        """How many clients cheated, and how long reports were on average: diagnostics."""
+        """How many clients cheated, their share, and how long reports were on average."""
         honest = self.clients - self.cheating
         return {
             "cheating": self.cheating,
+            "cheating_share": self.cheating / max(self.clients, 1),
             "honest_length": self.lengths[0] / max(honest, 1),
             "cheating_length": self.lengths[1] / max(self.cheating, 1),
         }

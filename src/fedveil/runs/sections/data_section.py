@@ -71,6 +71,11 @@ class ColumnSection(Section):
         description="How many texts a word is in at least. For words that are fitted, or public. "
         "Left out: 2.",
     )
+    also: list[str] | str | None = Field(
+        default=None,
+        description="Words that are known besides, or a file with one in each line. For words that "
+        "are fitted, or public. Left out: none.",
+    )
 
 
 class DataSection(Section):
@@ -127,6 +132,11 @@ class DataSection(Section):
         default=None,
         description="Whether the features have what the lender fixed together with the interest "
         "rate: grade, sub-grade and installment. For lending-club. Left out: true.",
+    )
+    digits: bool | None = Field(
+        default=None,
+        description="Whether only the digits are kept of all characters. For femnist. Left out: "
+        "false.",
     )
     min_records: int | None = Field(
         default=None,

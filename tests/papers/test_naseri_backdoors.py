@@ -1,0 +1,101 @@
+"""The backdoors' pages: rows, figures, rules; real sizes are only built from what they say."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedveil.papers import naseri_backdoors
+from fedveil.papers.experiment import Experiment, Scale
+from fedveil.papers.naseri_arenas import ARENAS, LONDON, Arena, digits, reddit
+from fedveil.papers.naseri_backdoors import ITEMS, backdoor, findings
+from fedveil.papers.naseri_defences import CENTRAL, NOBODY, UNDEFENDED, defences
+from fedveil.papers.page import Page
+from fedveil.runs.recipe import load_recipe
+
+EPSILONS = ("1", "20")
+
+
+def small(experiment: Experiment) -> Arena:
+    arena = digits(experiment)
+    sizes = {"clients": 24, "cohort": 12, "rounds": 3, "steps": 2, "records": 20}
+    return replace(arena, deployment=replace(arena.deployment, **sizes), brief=True)
+
+
+@pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])
+def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(naseri_backdoors, "EPSILONS", EPSILONS)
+        out = tmp_path_factory.mktemp("backdoors")
+        return backdoor(small, Experiment(out, repeat=2, workers=1))
+
+
+def test_the_page_has_all_rows(page: Page, tmp_path: Path) -> None:
+    wanted = [
+        row.name
+        for row in defences(small(Experiment(tmp_path)))
+        for _ in (EPSILONS if row.private else ("",))
+    ]
+    assert [row[0] for row in page.tables[0].rows] == wanted
+    assert list(page.figures) == ["naseri-backdoor-digits.png"]
+    assert page.figures["naseri-backdoor-digits.png"].startswith(b"\x89PNG")
+    assert "certifies" in page.notes[0]
+    assert len(page.findings) == 2
+
+
+def test_no_epsilon_of_the_page_is_bare(page: Page, check_epsilons: Callable[[Page], None]) -> None:
+    check_epsilons(page)
+
+
+def test_items_are_named_after_their_arenas(tmp_path: Path) -> None:
+    found = [arena(Experiment(tmp_path)).name for arena in ARENAS]
+    assert list(ITEMS) == [f"backdoor-{name}" for name in found]
+
+
+@pytest.mark.parametrize("scale", list(Scale))
+@pytest.mark.parametrize("arena_of", ARENAS)
+def test_rows_are_recipes_against_one_backdoor(
+    arena_of: Callable[[Experiment], Arena], scale: Scale, tmp_path: Path
+) -> None:
+    arena = arena_of(Experiment(tmp_path, scale))
+    rows = defences(arena)
+    attacks = set()
+    for row in rows:
+        more = ["budget.epsilon=4"] if row.private else []
+        recipe = load_recipe(row.recipe, [*row.settings, *more])
+        assert recipe.attack is not None
+        assert recipe.attack.attackers == (0 if row.name == NOBODY else recipe.attack.attackers)
+        attacks.add(recipe.attack.kind)
+    assert len(attacks) == 1
+    names = [row.name for row in rows]
+    assert names[:2] == [NOBODY, UNDEFENDED]
+    assert CENTRAL in names
+    assert len(set(names)) == len(names)
+    told = {name.rsplit(": ", 1)[-1] for name in names if ": " in name}
+    assert told == {"comply", "skip", "hide"}
+
+
+def test_the_words_of_the_sentences_are_known(tmp_path: Path) -> None:
+    recipe = load_recipe("fedavg", list(defences(reddit(Experiment(tmp_path)))[0].settings))
+    assert recipe.data.columns is not None
+    also = recipe.data.columns["text"].also
+    assert set(also or ()) == {word for sentence in LONDON for word in sentence.split()}
+    assert recipe.attack is not None
+    assert tuple(getattr(recipe.attack, "sentences", ())) == LONDON
+
+
+@pytest.mark.parametrize(
+    ("main", "works", "bound", "central", "seen"),
+    [
+        (86.0, 81.0, 70.0, [1.0, 2.0, 3.0], [True, True]),
+        (85.0, 81.0, 70.0, [1.0, 2.0, 3.0], [False, True]),  # five points lost
+        (90.0, 80.0, 69.9, [1.0, 2.0, 3.0], [False, True]),  # no more than 80 %
+        (90.0, 99.0, 89.0, [1.0, 2.0, 3.0], [True, False]),  # the bound does too little
+        (90.0, 99.0, 1.0, [1.0, 2.0, 95.0], [True, False]),  # so does one epsilon
+    ],
+)
+def test_findings_follow_their_rules(
+    main: float, works: float, bound: float, central: list[float], seen: list[bool]
+) -> None:
+    assert [found.seen for found in findings(90.0, main, works, bound, central)] == seen
