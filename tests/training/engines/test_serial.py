@@ -203,14 +203,20 @@ def test_the_chunk_fits_memory_and_is_at_least_one(make_family, data, task):
     large, images = make_family("small-cnn")
     assert 1 <= fitting_chunk(large, images, work, Mode.VECTORISED) < 4096
     assert fitting_chunk(large, images, work, Mode.VECTORISED, memory=1) == 1
-    assert fitting_chunk(large, images, work, Mode.LOOPED) == 1
+    assert fitting_chunk(large, images, ClientSgd(Batches(1, epochs=99), 0.1), Mode.LOOPED) == 1
 
 
 def test_looped_chunks_of_a_wide_model_leave_work_for_every_core(task, data, monkeypatch):
     monkeypatch.setattr(chunks, "_WIDE", 2)
+    monkeypatch.setattr(chunks, "_WORK", 0)
     work = OneGradient()
     found = [fitting_chunk(task, data, work, Mode.LOOPED, cohort=n) for n in (1, 4, 9, 16.5, 1e6)]
     assert found == [1, 1, 2, 4, 8]
+
+
+def test_looped_clients_with_little_to_do_are_handed_out_together(task, data):
+    found = [fitting_chunk(task, data, OneGradient(), Mode.LOOPED, cohort=n) for n in (3, 100, 1e9)]
+    assert found == [1, 25, 4096]
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,13 @@ def fitting_chunk(
 
     Vectorised, a client needs its padded records and six rows of parameters, and two more for Adam.
     Looped, one client is in memory at a time and a chunk is only the unit in which work is handed
-    out: several clients of a wide model, whose sum takes long to hand back, but never so many that
-    a `cohort` of the expected size is fewer than four chunks.
+    out: several clients of a wide model, whose sum takes long to hand back, or with little to do;
+    but never so many that a `cohort` of the expected size is fewer than four chunks.
     """
-    if mode is Mode.LOOPED:
-        return int(max(1, min(8, task.size // _WIDE, cohort // 4)))
     longest = int(data.sizes.max())
+    if mode is Mode.LOOPED:
+        light = _WORK // (task.size * (3 * work.visits(longest) + 16))
+        return int(max(1, min(max(light, min(8, task.size // _WIDE)), _MOST, cohort // 4)))
     width = sum(map(math.prod, values_of(data.record_shape)))
     adam = isinstance(work, ClientSgd | ClientDpSgd) and work.adam is not None
     numbers = (8 if adam else 6) * task.size + 3 * longest * width
