@@ -1,7 +1,8 @@
 """`make bench`: the same work on fedveil and on its peers, in one go; writes benchmarks/RESULTS.md.
 
 Every measurement is a process of its own, and fedveil and its peers take turns on one machine. A
-peer is measured in each of its configurations and the best one counts.
+peer is measured in each of its configurations and the best one counts. A run that was cut off goes
+on with what it kept in benchmarks/kept.jsonl.
 """
 
 import argparse
@@ -49,6 +50,31 @@ class Failed(RuntimeError):
     """A measurement that printed no answer."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """Answers kept in a file, so that a run that was cut off does not measure them again."""
+
+    path: Path
+    before: dict[str, list[dict[str, Any]]]
+
+    @classmethod
+    def open(cls, path: Path) -> "Kept":
+        before: dict[str, list[dict[str, Any]]] = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            call, answer = json.loads(line)
+            before.setdefault(call, []).append(answer)
+        return cls(path, before)
+
+    def answer(self, script: str, *arguments: object) -> dict[str, Any]:
+        call = " ".join(map(str, (script, *arguments)))
+        if self.before.get(call):
+            return self.before[call].pop(0)
+        answer = measured(script, *arguments)
+        with self.path.open("a") as file:
+            file.write(json.dumps([call, answer]) + "\n")
+        return answer
+
+
 def measured(script: str, *arguments: object) -> dict[str, Any]:
     """The last line that a script printed, which is JSON."""
     command = [sys.executable, "-B", str(HERE / script), *map(str, arguments)]
@@ -66,8 +92,11 @@ def measured(script: str, *arguments: object) -> dict[str, Any]:
     raise Failed(f"{script} {arguments}: {done.stderr[-2000:]}")
 
 
+KEPT = Kept.open(HERE / "kept.jsonl")
+
+
 def timing(script: str, *arguments: object) -> Timing:
-    answer = measured(script, *arguments)
+    answer = KEPT.answer(script, *arguments)
     seconds = answer["seconds"]
     rate = None
     if "examples" in answer:
@@ -154,10 +183,15 @@ def against_peers(quick: bool, only: frozenset[str]) -> Found:
 
 
 def opacus(item: str, rounds: int) -> list[tuple[Call, Timing]]:
-    """Every configuration of Opacus that runs on this item, with what it took."""
+    """Every configuration of Opacus that runs on this item, with what it took.
+
+    Of larger modules, which take long, those that keep memory, as the bare loop beside them does.
+    """
     found = []
     for configuration in OPACUS:
         if LAST in configuration and len(WORK[item].shape) != 3:
+            continue
+        if item in MODULES and KEEP not in configuration:
             continue
         call = ("peers/opacus_dp_sgd.py", item, "--rounds", rounds, *configuration)
         try:
@@ -175,7 +209,7 @@ def modules(item: str, turns: int) -> dict[str, list[Timing]]:
     layouts = ((), ("--contiguous",)) if len(WORK[item].shape) == 3 else ((),)
     calls: dict[str, list[Call]] = {
         "fedveil": [("ours.py", item, "--rounds", 2)],
-        "bare loop": [(*loop, *layout, "--keep-memory") for layout in layouts],
+        "bare loop": [(*loop, *layout, KEEP) for layout in layouts],
     }
     others: list[Timing] = []
     if WORK[item].batch:
@@ -199,19 +233,20 @@ def in_turns(turns: int, calls: dict[str, list[Call]]) -> dict[str, list[Timing]
     return {who: [best(place) for place in places] for who, places in found.items()}
 
 
-LAST = "--channels-last"
+LAST, KEEP = "--channels-last", "--keep-memory"
 OPACUS = (
     ("--processes", 1, "--mode", "hooks"),
     ("--processes", 2, "--mode", "hooks"),
     ("--processes", 2, "--mode", "hooks", LAST),
-    ("--processes", 2, "--mode", "hooks", "--keep-memory"),
+    ("--processes", 2, "--mode", "hooks", KEEP),
     ("--processes", 2, "--mode", "functorch"),
+    ("--processes", 2, "--mode", "functorch", KEEP),
     ("--processes", 2, "--mode", "ew"),
     ("--processes", 1, "--mode", "ghost"),
     ("--processes", 2, "--mode", "ghost"),
     ("--processes", 2, "--mode", "ghost", LAST),
-    ("--processes", 2, "--mode", "ghost", "--keep-memory"),
-    ("--processes", 2, "--mode", "ghost", LAST, "--keep-memory"),
+    ("--processes", 2, "--mode", "ghost", KEEP),
+    ("--processes", 2, "--mode", "ghost", LAST, KEEP),
 )
 MODULES = tuple(item for item in WORK if item[0] in "fgh")
 ITEMS = (*WORK, "e", "i")
@@ -265,7 +300,7 @@ def ratio(found: Found, target: Target) -> float:
 
 
 def growth(curve: str, values: tuple[int, ...]) -> list[dict[str, Any]]:
-    points = [measured("growth.py", curve, value) for value in values]
+    points = [KEPT.answer("growth.py", curve, value) for value in values]
     for point in points:
         print(f"    {point['seconds'] * 1e3:,.2f} ms  {curve} {point['value']:,}", flush=True)
     return points
@@ -384,7 +419,7 @@ def growth_tables(curves: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def grid_lines() -> list[str]:
-    answer = measured("fu_grid.py")
+    answer = KEPT.answer("fu_grid.py")
     return [
         f"6 values of E, 4 of epsilon, 20 repetitions, T = 120 local iterations (120 / E rounds), "
         f"5,000 clients: {answer['trainings']} trainings, {answer['rounds']:,} rounds in "
@@ -398,7 +433,7 @@ def profiles(found: Found) -> list[str]:
     missed = {t.item for t in targets if ratio(found, t) < t.least}
     lines = []
     for item in sorted(missed):
-        answer = measured("ours.py", item, "--rounds", 20, "--profile")
+        answer = KEPT.answer("ours.py", item, "--rounds", 20, "--profile")
         lines += ["", f"({item}), in one process:", "", "```", *answer["profile"], "```"]
     return lines
 
@@ -457,6 +492,7 @@ def main() -> None:
         return
     text = report(against_peers(options.quick, frozenset(ITEMS)), grown())
     RESULTS.write_text(text)
+    KEPT.path.unlink()
     print(text)
 
 
