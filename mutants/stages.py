@@ -128,6 +128,7 @@ _ALSO = {
         "training/test_in_step.py",
     ),
     "training/gradients/choice.py": ("training/engines/test_serial.py",),
+    "training/gradients/convolutions.py": ("training/gradients/test_kinds.py",),
     "training/gradients/linear_chain.py": ("training/gradients/test_stacked.py",),
     "training/gradients/looped.py": ("contracts/test_leave_one_out.py",),
     "training/gradients/vmapped.py": (

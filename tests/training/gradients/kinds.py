@@ -232,6 +232,15 @@ KINDS = {
     "conv 2d, few positions": Kind(
         conv(nn.Conv2d, (64, 2, 2), 64, 48, 3, padding=1), (64, 2, 2), "formula"
     ),
+    "conv 2d, few positions, dilated": Kind(
+        conv(nn.Conv2d, (64, 3, 4), 64, 48, 3, padding=2, dilation=2), (64, 3, 4), "formula"
+    ),
+    "conv 2d, few positions, strided": Kind(
+        conv(nn.Conv2d, (64, 4, 3), 64, 48, 3, padding=1, stride=(2, 1)), (64, 4, 3), "formula"
+    ),
+    "conv 2d, few positions, padding 'same'": Kind(
+        conv(nn.Conv2d, (64, 3, 2), 64, 48, (2, 3), padding="same"), (64, 3, 2), "formula"
+    ),
     "conv 2d, strided": Kind(
         conv(nn.Conv2d, IMAGE, 4, 3, 3, stride=(2, 1), padding=1), IMAGE, "formula"
     ),

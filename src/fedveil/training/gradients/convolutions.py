@@ -108,8 +108,7 @@ def _seen_channels_last(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> to
     padded = nn.functional.pad(a, layer._reversed_padding_repeated_twice)
     padded = padded.permute(0, 2, 3, 1).contiguous()
     example, *sides, _ = padded.stride()
-    apart = [d * s for d, s in zip(layer.dilation, sides, strict=True)]
-    along = [t * s for t, s in zip(layer.stride, sides, strict=True)]
+    apart, along = _strides(layer, sides)
     patches = padded.as_strided(
         (len(a), *error.shape[2:], *layer.kernel_size, a.shape[1]), (example, *along, *apart, 1)
     )
@@ -121,8 +120,14 @@ def _patches(layer: Conv, a: torch.Tensor, error: torch.Tensor) -> torch.Tensor:
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     padded = nn.functional.pad(a, layer._reversed_padding_repeated_twice, mode=mode).contiguous()
     example, channel, *sides = padded.stride()
-    apart = [d * s for d, s in zip(layer.dilation, sides, strict=True)]
-    along = [t * s for t, s in zip(layer.stride, sides, strict=True)]
+    apart, along = _strides(layer, sides)
     return padded.as_strided(
         (*a.shape[:2], *layer.kernel_size, *error.shape[2:]), (example, channel, *apart, *along)
     )
+
+
+def _strides(layer: Conv, sides: list[int]) -> tuple[list[int], list[int]]:
+    """How far apart the pixels of a patch are, and the patches: `sides` are a padded image's."""
+    apart = [d * s for d, s in zip(layer.dilation, sides, strict=True)]
+    along = [t * s for t, s in zip(layer.stride, sides, strict=True)]
+    return apart, along
