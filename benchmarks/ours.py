@@ -179,7 +179,7 @@ def million(rounds: int, *, secure: bool, mode: Mode | None) -> fv.Training:
 
 def profile(work: Work, rounds: int) -> list[str]:
     """Where one process alone spends its time: the functions with most time of their own."""
-    rounds = min(rounds, 3) if work.model == "fu-cnn" else rounds
+    rounds = min(rounds, 3) if work.model not in ("linear", "mlp") else rounds
     training = replace(training_of(work, rounds), workers=1)
     training.engine  # noqa: B018  the choice of the mode is not part of a round
     profiler = cProfile.Profile()
