@@ -11,9 +11,15 @@ import torch
 from torch import nn
 
 from fedveil.models import zoo
+from fedveil.models.text import TextLstm
 
-_OWN = {"resnet": models.resnet18, "transformer": models.Transformer, "lstm": models.Lstm}
-_OF_WORDS = ("transformer", "lstm")
+_OWN = {
+    "resnet": models.resnet18,
+    "transformer": models.Transformer,
+    "lstm": models.Lstm,
+    "small-lstm": lambda classes: TextLstm(models.WORDS, 16, (32,), classes),
+}
+_OF_WORDS = ("transformer", "lstm", "small-lstm")
 
 
 @dataclass(frozen=True)
@@ -135,14 +141,14 @@ WORK = {
         ),
         Work(
             "k",
-            "words and an LSTM, 40 of 100 clients, 32 texts of 20 words, E = 2: 51,200 words",
-            "lstm",
+            "an LSTM of 32 units, 40 of 100 clients, 20 texts of 20 words, E = 4: 64,000 words",
+            "small-lstm",
             (20,),
-            10,
+            2,
             100,
             40,
-            32,
-            2,
+            20,
+            4,
             0.1,
         ),
     )
