@@ -11,7 +11,7 @@ WHEEL := $(VENV)-wheel
 # Two workers on two cores, so one thread each; tests start many processes, so bytecode is kept.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all wheel mutants check bench bench-micro clean
+.PHONY: demo test test-all wheel mutants check bench bench-growth bench-micro clean
 
 demo: $(STAMP)
 	$(BIN)/fedveil run
@@ -36,6 +36,9 @@ mutants: $(STAMP)
 
 bench: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/run.py
+
+bench-growth: $(PEERS)/.installed
+	$(PEERS)/bin/python benchmarks/run.py --growth
 
 bench-micro: $(STAMP)
 	$(BIN)/python -m pytest benchmarks/test_*.py --benchmark-only

@@ -1,5 +1,7 @@
 """`make bench`: the same work on fedveil and on its peers, in one go; writes benchmarks/RESULTS.md.
 
+`make bench-growth`: how fedveil grows with clients and parameters; writes benchmarks/GROWTH.md.
+
 Every measurement is a process of its own, and fedveil and its peers take turns on one machine. A
 peer is measured in each of its configurations and the best one counts. A run that was cut off goes
 on with what it kept in benchmarks/kept.jsonl.
@@ -23,7 +25,7 @@ from growth import CLIENTS, COHORTS, PARAMETERS
 from work import WORK
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "RESULTS.md"
+RESULTS, GROWTH = HERE / "RESULTS.md", HERE / "GROWTH.md"
 NOTES = HERE / "NOTES.md"
 _TRIES = 3
 
@@ -438,7 +440,20 @@ def profiles(found: Found) -> list[str]:
     return lines
 
 
-def report(found: Found, curves: dict[str, list[dict[str, Any]]]) -> str:
+def growth_report(curves: dict[str, list[dict[str, Any]]]) -> str:
+    lines = [
+        "# How fedveil grows",
+        "",
+        "Written by `make bench-growth`: one run, one machine.",
+        "",
+        machine(),
+        *growth_tables(curves),
+        *("", "## Fu's Fig. 5 grid", "", *grid_lines()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def report(found: Found) -> str:
     titles = [f"- ({item}) {WORK[item].title}" for item in WORK]
     titles.append(
         "- (e) clipping 10 updates of 10 million parameters, their sum, Gaussian noise on it"
@@ -466,8 +481,6 @@ def report(found: Found, curves: dict[str, list[dict[str, Any]]]) -> str:
             "",
         ],
         ["## Ratios", "", *ratio_table(found)],
-        ["", "## Growth", *growth_tables(curves)],
-        ["", "## Fu's Fig. 5 grid", "", *grid_lines()],
         ["", "## Every configuration", "", *all_timings(found)],
     ]
     where = profiles(found)
@@ -482,6 +495,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, for a look")
     parser.add_argument("--only", help="some items, as in f-loop,f-dp: a table, and no file")
+    parser.add_argument("--growth", action="store_true", help="growth alone: GROWTH.md")
     options = parser.parse_args()
     if options.only:
         only = frozenset(options.only.split(","))
@@ -490,8 +504,11 @@ def main() -> None:
         found = against_peers(options.quick, only)
         print("\n".join([*ratio_table(found), "", *all_timings(found)]))
         return
-    text = report(against_peers(options.quick, frozenset(ITEMS)), grown())
-    RESULTS.write_text(text)
+    if options.growth:
+        path, text = GROWTH, growth_report(grown())
+    else:
+        path, text = RESULTS, report(against_peers(options.quick, frozenset(ITEMS)))
+    path.write_text(text)
     KEPT.path.unlink()
     print(text)
 
