@@ -87,7 +87,7 @@ def test_a_delta_that_is_none_is_refused(delta):
             AnyMechanism(Counts(1, 2, 1, 2), delta)
 
 
-def gaussian(noise, delta):
+def gaussian(noise, delta, fine=True):
     return epsilon(Gaussian(noise), 1, delta, Relation.ZERO_OUT)
 
 
@@ -116,7 +116,7 @@ def test_the_claimed_kind_is_gaussian_dp_for_a_gaussian(threshold):
 def test_the_claimed_kind_rules_out_exactly_what_the_claim_rules_out():
     """By brute force: no noise below the answer contradicts the counts, the answer's does."""
 
-    def sampled(noise, delta):
+    def sampled(noise, delta, fine=True):
         event = PoissonSampled(0.3, Gaussian(noise))
         return epsilon(event, 5, delta, Relation.ZERO_OUT, interval=1e-3)
 

@@ -33,7 +33,7 @@ def test_choosing_on_the_draws_that_are_counted_would_be_wrong():
 
     Chosen and counted on the same draws they would in nearly all. False-alarm rate 1e-6.
     """
-    generator, audits, wrong = np.random.default_rng(2), 200, 0
+    generator, audits, wrong = np.random.default_rng(2), 60, 0
     for _ in range(audits):
         scores = generator.normal(size=(2, 40, 60))
         wrong += AnyMechanism(counted(scores[0], scores[1], log_ratio(0.0)), 0.0).epsilon(0.05) > 0

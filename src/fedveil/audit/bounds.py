@@ -166,8 +166,10 @@ class OfGaussian:
         return gaussian_epsilon(mu, self.delta) if mu > 0 else 0.0
 
 
-Curve = Callable[[float, float], float]
-"""(noise multiplier, delta) -> epsilon of the claimed kind of release with that noise."""
+Curve = Callable[[float, float, bool], float]
+"""(noise multiplier, delta, fine) -> epsilon of the claimed kind of release with that noise.
+
+An upper bound on it: a quick one where many are compared, as fine as the claim at the end."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class OfKind:
         def ruled_out(noise: float) -> bool:
             for right, wrong in both:
                 for share in _SHARES if right > 0 else ():
-                    cost = self.curve(noise, right * share)
+                    cost = self.curve(noise, right * share, False)
                     if cost < 700 and right * (1 - share) > math.exp(cost) * wrong:
                         return True
             return False
@@ -224,7 +226,7 @@ class OfKind:
             low, high = (low, middle) if ruled_out(middle) else (middle, high)
             if high < low * (1 + 1e-4):
                 break
-        return self.curve(high, self.delta)
+        return self.curve(high, self.delta, True)
 
 
 def _checked(alpha: float) -> float:
