@@ -54,6 +54,11 @@ class Finding:
             return Verdict.VIOLATED
         return Verdict.CHANCE if self.lower > self.claim.epsilon else Verdict.HOLDS
 
+    @property
+    def violated(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.verdict is Verdict.VIOLATED
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {

@@ -32,10 +32,11 @@ from fedveil.privacy.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import TwoPointReports
+from fedveil.training.reports import Rows
 
 ATTACK = "randomiser"
 DRAWS = 100_000
-_WATCHED = 3_000
+_WATCHED = 1_500
 _MOST_TURNS = 32
 _FEW_TURNS = 2
 _ANGLES = 12
@@ -127,7 +128,9 @@ class Randomiser:
             rows = -(-self.draws // size)
             turn = bench.turn(1, np.arange(rows))
             sent = bench.sent(turn, torch.full((rows, size), sign * 1e3), short=False)
-            return sent.reports.rows.double().numpy().ravel()[: self.draws]  # type: ignore[attr-defined]
+            if not isinstance(sent.reports, Rows):
+                raise AssertionError("reports of weights are rows")
+            return np.asarray(sent.reports.rows.double().numpy().ravel()[: self.draws])
 
         claim = claim_of(line, 1)
         counts = _counts(scores(-1.0), scores(1.0), line.event, claim)

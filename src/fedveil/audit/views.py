@@ -7,6 +7,7 @@ written again here.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +94,8 @@ class Bench:
 
     def sent(self, turn: Turn, rows: torch.Tensor, *, short: bool) -> Sent:
         """What clients with these updates send."""
-        return client_report(Sending(rows, short), self.plan, turn)
+        work: Any = Sending(rows, short)
+        return client_report(work, self.plan, turn)
 
     def summed(self, turn: Turn, sent: Sent) -> CohortSum:
         """What the server has of it before noise."""
