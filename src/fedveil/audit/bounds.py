@@ -229,6 +229,22 @@ class OfKind:
         return self.curve(high, self.delta, True)
 
 
+@dataclass(frozen=True)
+class Computed:
+    """An epsilon that follows from a sensitivity which was computed and not guessed from draws.
+
+    Guarantee: that of the computation; no confidence is needed.
+    """
+
+    value: float
+    draws: int
+
+    how = "computed without noise"
+
+    def epsilon(self, alpha: float) -> float:
+        return self.value
+
+
 def _checked(alpha: float) -> float:
     if not 0 < alpha < 1:
         raise BadInput(f"alpha is {alpha}: a probability in (0, 1) is needed")

@@ -4,7 +4,8 @@ Half of the clients send canaries: orthonormal random directions, each far longe
 A coin decides for each whether it is in; if not, its client sends nothing (or, where a neighbour
 is a replacement, the opposite). They are rows of the real cohorts, sampled, accepted, summed and
 noised like everybody else. The adversary of a claim knows everything but the coin: the other
-clients' sums are taken off before a round is scored.
+clients' sums are taken off before a round is scored, and what another training released in the
+same round is taken off as well, which tells whether trainings share noise.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from fedveil.training.session import Training, new_ledger
 ATTACK = "canaries"
 CANARIES = 1000
 _TOO_LONG = 1e3
+_KEPT = 20_000_000
 
 OnTraining = Callable[[int, int], None]
 """(trainings done, of how many)."""
@@ -90,8 +92,9 @@ class Canaries:
         of = -(-self.canaries // each)
         final: list[tuple[Scores, npt.NDArray[np.bool_]]] = []
         rounds: list[tuple[Scores, npt.NDArray[np.bool_]]] = []
+        before: list[Scores] = []
         for k in range(of):
-            inside, last, every = self._one(training, line, each, k)
+            inside, last, every, before = self._one(training, line, each, k, before)
             final.append((last[None, :], inside))
             rounds.append((every, inside))
             on_training(k + 1, of)
@@ -105,9 +108,12 @@ class Canaries:
             yield Finding(ATTACK, what, claim, evidence, estimate=estimate)
 
     def _one(
-        self, training: Training, line: BudgetLine, each: int, k: int
-    ) -> tuple[npt.NDArray[np.bool_], Scores, Scores]:
-        """(who was in, scores from the final model [k], from all rounds [ways, k])."""
+        self, training: Training, line: BudgetLine, each: int, k: int, before: list[Scores]
+    ) -> tuple[npt.NDArray[np.bool_], Scores, Scores, list[Scores]]:
+        """(who was in, scores from the final model [k], from all rounds [ways, k], what was seen).
+
+        `before` is what was seen of the training before this one, whose noise must be another's.
+        """
         generator = np.random.default_rng([self.seed, k, 0xCA9A])
         plan, size = training.plan, training.task.size
         ids = np.sort(generator.choice(plan.population, each, replace=False)).astype(np.int64)
@@ -126,13 +132,16 @@ class Canaries:
             clients_every=None,
         )
         start = again.start().params.double()
-        ways = np.zeros((2, each))
-        last = start
-        for seen, clip, state in released(again, ids):
-            along = directions @ (seen / clip)
-            ways += np.stack([along, _log_ratio(line, along)])
+        ways, noted, last = np.zeros((3, each)), [], start
+        for number, (noisy, clip, state) in enumerate(released(again, ids)):
+            seen = noisy / clip
+            along = directions @ seen
+            less = along - directions @ before[number] if before else along
+            ways += np.stack([along, _log_ratio(line, along), less])
             last = state.double()
-        return inside, directions @ (last - start).numpy(), ways
+            if plan.rounds * size <= _KEPT:
+                noted.append(seen)
+        return inside, directions @ (last - start).numpy(), ways, noted
 
 
 def released(training: Training, apart: Ids) -> Iterator[tuple[Scores, float, torch.Tensor]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.audit import canaries, randomisers, records
+from fedveil.audit import canaries, randomisers, records, sensitivity
 from fedveil.audit.canaries import Canaries
 from fedveil.audit.finding import ALARM, Finding
 from fedveil.audit.randomisers import Randomiser
@@ -15,7 +15,7 @@ from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.opened import OpenedRun
 
-ATTACKS = (randomisers.ATTACK, canaries.ATTACK, records.ATTACK)
+ATTACKS = (randomisers.ATTACK, sensitivity.ATTACK, canaries.ATTACK, records.ATTACK)
 
 OnStep = Callable[[str, int, int], None]
 """(attack, steps done, of how many)."""
@@ -102,6 +102,9 @@ def audit(
         match attack:
             case randomisers.ATTACK:
                 found += question.randomiser.findings(training.plan)
+                on_step(attack, 1, 1)
+            case sensitivity.ATTACK:
+                found += sensitivity.findings(training, question.seed)
                 on_step(attack, 1, 1)
             case canaries.ATTACK:
                 found += question.clients.findings(

@@ -17,7 +17,8 @@ def audit(
         typer.Argument(metavar="[RUN]", help="The directory of a run that has ended."),
     ] = None,
     attacks: Annotated[
-        str | None, typer.Option(help="randomiser, canaries, one-run; default: all that fit.")
+        str | None,
+        typer.Option(help="Of randomiser, sensitivity, canaries, one-run; default: all."),
     ] = None,
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Audit every release of this installation.")
