@@ -30,6 +30,7 @@ from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training import exchange, session
 from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.gradients.per_example import ExampleBounds
 
 QUICK = Randomiser(draws=20_000)
 SMALL = ("engine.workers=1", "data.clients=40", "client.epochs=1", "rounds=5")
@@ -187,7 +188,22 @@ def test_a_record_moves_a_step_by_the_clip_at_most(module):
 
 
 def test_a_module_that_mixes_examples_unnoticed(monkeypatch):
+    """Each record's own loss, differentiated in the batch: what a naive clip per example does."""
+
+    def naively(self, row, flat, x, y, clip, keys=None):
+        task = self._task
+        for k in range(len(y)):
+            leaves = {n: v.clone().requires_grad_() for n, v in task.named(flat).items()}
+            with torch.enable_grad():
+                loss = task.losses(leaves, x, y)[k]
+            found = torch.autograd.grad(loss, list(leaves.values()))
+            gradient = task.flattened(dict(zip(leaves, found, strict=True)))
+            row += clip.apply_(gradient[None, :]).rows[0]
+
+    monkeypatch.setattr(ExampleBounds, "add_clipped_", naively)
     monkeypatch.setattr(session, "mixes_records", lambda *_: False)
+    (finding,) = sensitivity.findings(records(nn.Linear(6, 3)))
+    assert not finding.violated
     (finding,) = sensitivity.findings(records(Mixing()))
     assert finding.violated, finding.what
 
@@ -224,7 +240,8 @@ def test_seeds_shared_by_trials(monkeypatch):
 
 def test_noise_left_out_of_the_steps_shows_in_one_run(monkeypatch):
     """Without noise 300 canary records of one run are told apart beyond the claim."""
-    settings = ("data.clients=10", "sample.size=5", "rounds=10", "sample.max_participations=none")
+    few = ("data.clients=10", "data.most_records=5", "rounds=10")
+    settings = (*few, "sample.size=10", "sample.max_participations=none")
     training = build(load_recipe("dp-sgd", ["engine.workers=1", *settings, "budget.epsilon=1"]))
     assert not any(finding.violated for finding in OneRunAudit(300).findings(training))
     monkeypatch.setattr(GaussianMechanism, "add_", lambda *_: None)
