@@ -5,6 +5,7 @@ from pathlib import Path
 from planted import Project
 
 _ABOVE = {
+    "audit": (),
     "data": ("runs",),
     "mixing": (),
     "privacy": ("training", "runs"),
@@ -12,6 +13,8 @@ _ABOVE = {
     "runs": (),
 }
 _ALSO = {
+    "audit/finding.py": ("audit/test_planted_bugs.py", "audit/test_command.py"),
+    "audit/views.py": ("audit/test_planted_bugs.py",),
     "data/arrays.py": ("data/test_federated.py", "training/test_whole_numbers.py"),
     "data/federated.py": ("data/test_schema.py", "data/test_own_table.py"),
     "data/partition.py": ("data/test_own_table.py",),

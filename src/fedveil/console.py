@@ -14,6 +14,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.explain import Part, apart, recipes_text
 
 if TYPE_CHECKING:  # tables need no torch
+    from fedveil.audit.finding import Finding
     from fedveil.runs.run import Run
 
 
@@ -170,6 +171,24 @@ def print_rows(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> 
     for row in rows:
         table.add_row(*(f"{v:.6g}" if isinstance(v, float) else str(v) for v in row.values()))
     console.print(table)
+
+
+def print_findings(console: Console, title: str, findings: "Sequence[Finding]") -> None:
+    """What attacks found, beside the claims; a claim that is violated is a red line."""
+    table = Table(title=title, title_justify="left")
+    rows = [(finding.row(), finding.violated) for finding in findings]
+    for key in rows[0][0] if rows else ():
+        table.add_column(key, overflow="fold")
+    for row, violated in rows:
+        table.add_row(*row.values(), style="bold red" if violated else None)
+    console.print(table)
+    broken = sum(violated for _, violated in rows)
+    if broken:
+        told = f"{broken} of {len(rows)} claims are violated: more is released than is claimed"
+        console.print(told, style="bold red", highlight=False, soft_wrap=True)
+    else:
+        told = "no claim is violated; a lower bound below a claim does not prove the claim"
+        console.print(told, highlight=False, soft_wrap=True)
 
 
 def print_overview(console: Console, rows: Sequence[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ import typer
 
 import fedveil
 from fedveil.checks import shown
-from fedveil.cli import look, mix, reproduce, results, train, tune
+from fedveil.cli import audit, look, mix, reproduce, results, train, tune
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    *(train.run, tune.plan, tune.sweep, reproduce.reproduce),
+    *(train.run, tune.plan, tune.sweep, reproduce.reproduce, audit.audit),
     *(
         results.evaluate,
         results.predict,

@@ -1,0 +1,1 @@
+"""Canaries and scores: lower bounds on epsilon, beside the claim."""

@@ -1,0 +1,251 @@
+"""From counts of right and wrong guesses to lower bounds on epsilon that hold with confidence.
+
+An attacker looks at what was released and says which of two inputs it came from. How often that is
+right (the true positive rate) and how often it is a false alarm (the false positive rate) limits
+every epsilon from below. Rates are not known, only counted, so the ends of their Clopper-Pearson
+intervals take their place. docs/proofs/audit.md says why each bound holds.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from scipy.special import betaincinv, ndtri
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.composition import gaussian_epsilon
+
+_SHARES = (0.999, 0.99, 0.97, 0.93, 0.85, 0.7, 0.5, 0.3, 0.15, 0.07, 0.03, 0.01, 1e-3)
+_LEAST_NOISE, _MOST_NOISE = 0.02, 1e3
+_STEPS = 40
+
+
+class Evidence(Protocol):
+    """What an attack has found, as a lower bound on epsilon for any chance of being wrong."""
+
+    @property
+    def draws(self) -> int:
+        """How many guesses were counted."""
+        ...
+
+    @property
+    def how(self) -> str:
+        """The kind of bound, in a few words."""
+        ...
+
+    def epsilon(self, alpha: float) -> float:
+        """A lower bound on epsilon that is wrong with probability `alpha` at most."""
+        ...
+
+
+@dataclass(frozen=True)
+class Counts:
+    """`hits` of `positives` guesses "in" where it was, `alarms` of `negatives` where it was not.
+
+    Guarantee: if guesses are independent, `least_hit(a)` exceeds the true positive rate, and
+    `most_alarm(a)` falls below the false positive rate, with probability `a` at most each
+    (Clopper and Pearson 1934, one-sided).
+
+    | edge | behaviour |
+    |---|---|
+    | no hits | least_hit is 0 |
+    | only alarms | most_alarm is 1 |
+    | no guesses on one side, counts that are negative or too large | BadInput |
+    | alpha outside (0, 1) | BadInput |
+
+    >>> Counts(10, 10, 0, 10).least_hit(0.05) == 0.05 ** 0.1
+    True
+    """
+
+    hits: int
+    positives: int
+    alarms: int
+    negatives: int
+
+    def __post_init__(self) -> None:
+        for found, of in ((self.hits, self.positives), (self.alarms, self.negatives)):
+            if of < 1 or not 0 <= found <= of:
+                raise BadInput(f"{found} guesses of {of}: at least one, and no more than all")
+
+    @property
+    def draws(self) -> int:
+        return self.positives + self.negatives
+
+    def least_hit(self, alpha: float) -> float:
+        """A lower end for the true positive rate."""
+        return float(least(self.hits, self.positives, _checked(alpha)))
+
+    def most_alarm(self, alpha: float) -> float:
+        """An upper end for the false positive rate."""
+        return float(most(self.alarms, self.negatives, _checked(alpha)))
+
+
+def least(found: Any, of: int, alpha: float) -> Any:
+    """Clopper-Pearson's lower end, one-sided, for one count or an array of them."""
+    found = np.asarray(found, dtype=np.float64)
+    inside = betaincinv(np.maximum(found, 1.0), of - np.maximum(found, 1.0) + 1, alpha)
+    return np.where(found > 0, inside, 0.0)
+
+
+def most(found: Any, of: int, alpha: float) -> Any:
+    """Clopper-Pearson's upper end, one-sided, for one count or an array of them."""
+    return 1.0 - least(of - np.asarray(found), of, alpha)
+
+
+@dataclass(frozen=True)
+class AnyMechanism:
+    """Of whatever was released: TPR <= e^epsilon FPR + delta.
+
+    Guarantee: (epsilon, delta)-DP implies that for every guess that was fixed before these draws.
+    Each rate gets half of alpha, so the bound is wrong with probability alpha at most.
+
+    | edge | behaviour |
+    |---|---|
+    | a true positive rate not above delta, or not above the false positive rate | 0 |
+    | delta outside [0, 1) | BadInput |
+    """
+
+    counts: Counts
+    delta: float
+
+    how = "Clopper-Pearson"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.delta < 1:
+            raise BadInput(f"delta is {self.delta}: a number from 0 to below 1 is needed")
+
+    @property
+    def draws(self) -> int:
+        return self.counts.draws
+
+    def epsilon(self, alpha: float) -> float:
+        hit, alarm = self.counts.least_hit(alpha / 2), self.counts.most_alarm(alpha / 2)
+        gain = hit - self.delta
+        return max(0.0, math.log(gain / alarm)) if gain > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class OfGaussian:
+    """Of a Gaussian mechanism, of which mu = sensitivity / std is all there is to know.
+
+    Guarantee: mu-GDP implies Phi^-1(TPR) - Phi^-1(FPR) <= mu for every guess (Dong, Roth and Su
+    2022), and the epsilon at delta grows with mu. A release that claims a Gaussian mechanism and
+    exceeds its mu is not that mechanism.
+
+    | edge | behaviour |
+    |---|---|
+    | a rate whose end is 0 or 1 | 0: nothing is known of mu |
+    | mu not positive | 0 |
+    | delta outside (0, 1) | BadInput |
+    """
+
+    counts: Counts
+    delta: float
+
+    how = "Gaussian DP"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise BadInput(f"delta is {self.delta}: a number in (0, 1) is needed")
+
+    @property
+    def draws(self) -> int:
+        return self.counts.draws
+
+    def mu(self, alpha: float) -> float:
+        """A lower bound on mu."""
+        hit, alarm = self.counts.least_hit(alpha / 2), self.counts.most_alarm(alpha / 2)
+        if hit <= 0 or alarm >= 1:
+            return 0.0
+        return max(0.0, float(ndtri(hit) - ndtri(alarm)))
+
+    def epsilon(self, alpha: float) -> float:
+        mu = self.mu(alpha)
+        return gaussian_epsilon(mu, self.delta) if mu > 0 else 0.0
+
+
+Curve = Callable[[float, float, bool], float]
+"""(noise multiplier, delta, fine) -> epsilon of the claimed kind of release with that noise.
+
+An upper bound on it: a quick one where many are compared, as fine as the claim at the end."""
+
+
+@dataclass(frozen=True)
+class OfKind:
+    """Of the claimed kind of release, sampled and composed as claimed, with noise nobody knows.
+
+    `curve` is what it would cost with a given noise multiplier. The bound is the epsilon, at
+    `delta`, of the least noise that does not contradict the counts.
+
+    Guarantee: with noise m, TPR <= e^curve(m, d) FPR + d for every d at once, and so for the
+    opposite guess, 1 - FPR <= e^curve(m, d) (1 - TPR) + d. A noise for which the ends of both
+    rates break one of them for some d is ruled out, and so is every larger noise. The ends are two
+    events whatever m and d are, so nothing is tested twice.
+
+    | edge | behaviour |
+    |---|---|
+    | counts that no noise contradicts, up to 1,000 sensitivities | 0 |
+    | counts that contradict all noise down to 0.02 sensitivities | the epsilon of that |
+    | delta outside (0, 1) | BadInput |
+    """
+
+    counts: Counts
+    delta: float
+    curve: Curve
+
+    how = "the claimed release, its noise unknown"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise BadInput(f"delta is {self.delta}: a number in (0, 1) is needed")
+
+    @property
+    def draws(self) -> int:
+        return self.counts.draws
+
+    def epsilon(self, alpha: float) -> float:
+        hit, alarm = self.counts.least_hit(alpha / 2), self.counts.most_alarm(alpha / 2)
+
+        both = ((hit, alarm), (1 - alarm, 1 - hit))  # guessing "in", and guessing "out"
+
+        def ruled_out(noise: float) -> bool:
+            for right, wrong in both:
+                for share in _SHARES if right > 0 else ():
+                    cost = self.curve(noise, right * share, False)
+                    if cost < 700 and right * (1 - share) > math.exp(cost) * wrong:
+                        return True
+            return False
+
+        low, high = _LEAST_NOISE, _MOST_NOISE
+        if not ruled_out(high):
+            return 0.0
+        for _ in range(_STEPS):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if ruled_out(middle) else (middle, high)
+            if high < low * (1 + 1e-4):
+                break
+        return self.curve(high, self.delta, True)
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An epsilon that follows from a sensitivity which was computed and not guessed from draws.
+
+    Guarantee: that of the computation; no confidence is needed.
+    """
+
+    value: float
+    draws: int
+
+    how = "computed without noise"
+
+    def epsilon(self, alpha: float) -> float:
+        return self.value
+
+
+def _checked(alpha: float) -> float:
+    if not 0 < alpha < 1:
+        raise BadInput(f"alpha is {alpha}: a probability in (0, 1) is needed")
+    return alpha

@@ -1,0 +1,172 @@
+"""Canary clients in a training: random directions in place of updates (Andrew et al. 2023).
+
+Half of the clients send canaries: orthonormal random directions, each far longer than the clip.
+A coin decides for each whether it is in; if not, its client sends nothing (or, where a neighbour
+is a replacement, the opposite). They are rows of the real cohorts, sampled, accepted, summed and
+noised like everybody else. The adversary of a claim knows everything but the coin: the other
+clients' sums are taken off before a round is scored, and what another training released in the
+same round is taken off as well, which tells whether trainings share noise.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.audit.finding import Finding
+from fedveil.audit.one_shot import fitted
+from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
+from fedveil.audit.scores import Scores, counted, gap
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Trust
+from fedveil.privacy.accounting.events import PoissonSampled
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.training.adversary import Adversary, Chance, Ids
+from fedveil.training.exchange import Sent
+from fedveil.training.round import Ask, RoundResult
+from fedveil.training.session import Training, new_ledger
+
+ATTACK = "canaries"
+CANARIES = 1000
+_TOO_LONG = 1e3
+_KEPT = 20_000_000
+
+OnTraining = Callable[[int, int], None]
+"""(trainings done, of how many)."""
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryClients(Adversary):
+    """Clients `ids` send `signs` times `directions` [k, P], far too long, instead of updates."""
+
+    ids: Ids
+    directions: torch.Tensor
+    signs: npt.NDArray[np.float64]
+
+    def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+        return np.isin(ids, self.ids)
+
+    def report(self, chance: Chance) -> Sent:
+        turn = chance.turn
+        if turn.clip is None:
+            raise AssertionError("canaries are as long as a clip")
+        which = np.searchsorted(self.ids, turn.ids)
+        lengths = torch.from_numpy(self.signs[which]).float()[:, None] * turn.clip.value
+        return chance.sent(self.directions[which] * lengths * _TOO_LONG)
+
+    def told(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+        return {"kind": "canaries", "canaries": len(self.ids)}
+
+    def assumption(self, plan: PrivacyPlan) -> str:
+        return f"{len(self.ids)} clients are canaries in this simulation"
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """`canaries` of them over as many trainings as that takes, from `seed`."""
+
+    canaries: int = CANARIES
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.canaries < 50:
+            raise BadInput(f"--canaries is {self.canaries}: at least 50 are needed")
+
+    def findings(
+        self, training: Training, on_training: OnTraining = lambda done, of: None
+    ) -> Iterator[Finding]:
+        """One from the final model, one from all rounds; none where clients protect themselves."""
+        plan = training.plan
+        line = strict_line(plan)
+        if line is None or line.trust is not Trust.CENTRAL:
+            return
+        if training.adversary is not None:
+            raise BadInput("the run has an attack of its own: leave out --attacks canaries")
+        each = min(plan.population // 2, training.task.size)
+        if each < 1:
+            raise BadInput("canaries take the place of clients, and there is one: leave them out")
+        of = -(-self.canaries // each)
+        final: list[tuple[Scores, npt.NDArray[np.bool_]]] = []
+        rounds: list[tuple[Scores, npt.NDArray[np.bool_]]] = []
+        before: list[Scores] = []
+        for k in range(of):
+            inside, last, every, before = self._one(training, line, each, k, before)
+            final.append((last[None, :], inside))
+            rounds.append((every, inside))
+            on_training(k + 1, of)
+        turns = line.participations(plan.permitted)
+        claim = claim_of(line, turns)
+        for what, found in (("the final model", final), ("all rounds", rounds)):
+            in_ = np.concatenate([scores[:, b] for scores, b in found], axis=1)
+            out = np.concatenate([scores[:, ~b] for scores, b in found], axis=1)
+            evidence = evidence_of(line, turns, claim, counted(out, in_, gap))
+            estimate = fitted(in_[0], out[0], claim.delta)
+            yield Finding(ATTACK, what, claim, evidence, estimate=estimate)
+
+    def _one(
+        self, training: Training, line: BudgetLine, each: int, k: int, before: list[Scores]
+    ) -> tuple[npt.NDArray[np.bool_], Scores, Scores, list[Scores]]:
+        """(who was in, scores from the final model [k], from all rounds [ways, k], what was seen).
+
+        `before` is what was seen of the training before this one, whose noise must be another's.
+        """
+        generator = np.random.default_rng([self.seed, k, 0xCA9A])
+        plan, size = training.plan, training.task.size
+        ids = np.sort(generator.choice(plan.population, each, replace=False)).astype(np.int64)
+        basis, _ = np.linalg.qr(generator.normal(size=(size, each)))
+        directions = basis.T
+        inside = generator.random(each) < 0.5
+        out = -1.0 if line.relation is Relation.REPLACE else 0.0
+        rows = torch.from_numpy(np.ascontiguousarray(directions)).float()
+        canaries = CanaryClients(ids, rows, np.where(inside, 1.0, out))
+        again = replace(
+            training,
+            adversary=canaries,
+            seed=int(generator.integers(2**31)),
+            workers=1,
+            every=plan.rounds,
+            clients_every=None,
+        )
+        start = again.start().params.double()
+        ways, noted, last = np.zeros((3, each)), [], start
+        for number, (noisy, clip, state) in enumerate(released(again, ids)):
+            seen = noisy / clip
+            along = directions @ seen
+            less = along - directions @ before[number] if before else along
+            ways += np.stack([along, _log_ratio(line, along), less])
+            last = state.double()
+            if plan.rounds * size <= _KEPT:
+                noted.append(seen)
+        return inside, directions @ (last - start).numpy(), ways, noted
+
+
+def released(training: Training, apart: Ids) -> Iterator[tuple[Scores, float, torch.Tensor]]:
+    """Each round's noisy sum less the part of clients not in `apart`, its clip, and the model."""
+    plan, engine = training.plan, training.engine
+    course = training.course(training.start(), new_ledger(plan))
+    for ask in course:
+        if not isinstance(ask, Ask):
+            raise AssertionError("a round begins with what it asks for")
+        cohort = engine.run(ask.round, ask.ids, ask.state)
+        others = ask.ids[~np.isin(ask.ids, apart)]
+        rest = engine.run(ask.round, others, ask.state).total.numpy().copy()
+        weight = cohort.weight
+        result = course.send(cohort)
+        clip = plan.clip(ask.state.moving, ask.round)
+        if not isinstance(result, RoundResult) or clip is None:
+            raise AssertionError("a round that was sent its sum has a result, and a clip")
+        noisy = cohort.total.numpy() * plan.release.divisor(weight, plan.expected)
+        yield noisy - rest, clip.value, result.state.params
+
+
+def _log_ratio(line: BudgetLine, along: Scores) -> Scores:
+    """How much likelier a round is with the canary than without, by the event that is claimed."""
+    if not isinstance(line.event, PoissonSampled):
+        return along
+    rate, noise = line.event.rate, line.event.event.multiplier
+    exponent = np.minimum((2 * along - 1) / (2 * noise * noise), 500.0)
+    return np.asarray(np.log1p(rate * np.expm1(exponent)))

@@ -1,0 +1,88 @@
+"""`Finding`: what one attack found, beside the claim that it was held against."""
+
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR
+from enum import StrEnum
+from typing import Any
+
+from fedveil.audit.bounds import Evidence
+from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
+
+SHOWN = 0.05
+"""Lower bounds are shown at 95 %."""
+
+ALARM = 1e-4
+"""A claim is called violated where chance would do so in one audit of ten thousand."""
+
+
+class Verdict(StrEnum):
+    """What is said of a claim: it holds against this attack, or it does not, or by chance."""
+
+    HOLDS = "holds"
+    CHANCE = "above, which chance explains"
+    VIOLATED = "violated"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A lower bound on epsilon from `evidence` about `what`, and the claim about the same.
+
+    `estimate`, where there is one, is the likeliest epsilon, without any confidence. `alarm` is
+    the chance of a false alarm that this finding is allowed.
+    """
+
+    attack: str
+    what: str
+    claim: PrivacyClaim
+    evidence: Evidence
+    alarm: float = ALARM
+    estimate: float | None = None
+
+    @property
+    def lower(self) -> float:
+        """The lower bound at 95 %."""
+        return self.evidence.epsilon(SHOWN)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Violated only if the bound exceeds the claim where it is hardly ever wrong.
+
+        A bound at 95 % is wrong once in twenty audits where the attack is as good as the claim
+        allows; an exit code must not be.
+        """
+        if self.evidence.epsilon(self.alarm) > self.claim.epsilon:
+            return Verdict.VIOLATED
+        return Verdict.CHANCE if self.lower > self.claim.epsilon else Verdict.HOLDS
+
+    @property
+    def violated(self) -> bool:
+        """Whether the claim is refuted."""
+        return self.verdict is Verdict.VIOLATED
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "attack": self.attack,
+            "what": self.what,
+            "claim": self.claim.to_dict(),
+            "lower_bound": self.lower,
+            "confidence": 1 - SHOWN,
+            "estimate": self.estimate,
+            "draws": self.evidence.draws,
+            "how": self.evidence.how,
+            "verdict": str(self.verdict),
+        }
+
+    def row(self) -> dict[str, str]:
+        """For a table."""
+        estimate = "" if self.estimate is None else rendered(self.estimate, ROUND_FLOOR)
+        return {
+            "attack": self.attack,
+            "about": self.what,
+            "claim": self.claim.short,
+            "at least (95 %)": rendered(self.lower, ROUND_FLOOR),
+            "estimate": estimate,
+            "draws": f"{self.evidence.draws:,}",
+            "by": self.evidence.how,
+            "claim is": str(self.verdict),
+        }

@@ -1,0 +1,233 @@
+"""Auditing a release by itself: which of two worst-case inputs was it? From many draws, in seconds.
+
+The draws come from the plan's own release (`audit.views`). What is held against them is the plan's
+own budget line for as many turns as were seen.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedveil.audit.bounds import AnyMechanism, Counts, Evidence, OfGaussian, OfKind
+from fedveil.audit.finding import Finding
+from fedveil.audit.scores import Scores, counted, gap, log_ratio
+from fedveil.audit.steps import step_views
+from fedveil.audit.views import Bench, client_views, server_views, watched_views
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Relation, Trust, Unit
+from fedveil.privacy.accounting.composition import FINE, epsilon
+from fedveil.privacy.accounting.events import (
+    Event,
+    FixedSampled,
+    Gaussian,
+    GaussianWithBit,
+    GaussianWithCurator,
+    PoissonSampled,
+)
+from fedveil.privacy.identity import seed_of
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.two_point import TwoPointReports
+from fedveil.training.reports import Rows
+
+ATTACK = "randomiser"
+DRAWS = 100_000
+_WATCHED = 1_500
+_MOST_TURNS = 32
+_FEW_TURNS = 2
+_ANGLES = 12
+_COARSE = 5e-3
+
+
+@dataclass(frozen=True)
+class Randomiser:
+    """How often each input is drawn, and the seed of the draws."""
+
+    draws: int = DRAWS
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.draws < 100:
+            raise BadInput(f"--draws is {self.draws}: at least 100 are needed")
+
+    def findings(self, plan: PrivacyPlan) -> Iterator[Finding]:
+        """One finding for each view of the plan's release; none if it claims nothing."""
+        line = strict_line(plan)
+        if line is None:
+            return
+        if isinstance(plan.release, TwoPointReports):
+            yield self._weights(plan)
+            if plan.release.shuffled:
+                yield self._shuffled(plan, line)
+        elif plan.release.counted:
+            for turns in _turns(line.participations(plan.rounds)):
+                yield self._client(plan, line, turns)
+        else:
+            for turns in (1, 2)[: plan.rounds]:
+                yield self._server(plan, line, turns)
+        if plan.watched is not None and plan.watched.noise:
+            yield self._watched(plan, line)
+
+    def _streams(self, plan: PrivacyPlan, *parts: object) -> Streams:
+        """Of this audit and of no training."""
+        return Streams(seed_of("audit", self.seed, *parts), plan.secure)
+
+    def _client(self, plan: PrivacyPlan, line: BudgetLine, turns: int) -> Finding:
+        draws = self.draws if turns <= _FEW_TURNS or plan.steps is None else self.draws // 10
+
+        def scores(sign: float) -> Scores:
+            streams = self._streams(plan, "client", turns, sign)
+            views = client_views if plan.steps is None else step_views
+            blocks = views(plan, streams, sign, turns, draws)
+            return np.concatenate([_ways(*block) for block in blocks], axis=1)
+
+        claim = claim_of(line, turns)
+        counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
+        what = "one report" if turns == 1 else f"{turns} reports of one client"
+        return Finding(ATTACK, what, claim, evidence_of(line, turns, claim, counts))
+
+    def _server(self, plan: PrivacyPlan, line: BudgetLine, turns: int) -> Finding:
+        line = _present(line)
+
+        def scores(sign: float) -> Scores:
+            streams = self._streams(plan, "server", turns, sign)
+            found = server_views(plan, streams, sign, turns, self.draws)
+            return np.asarray((found * _signs(turns)).sum(axis=0))
+
+        claim = claim_of(line, turns)
+        counts = _counts(scores(_other(line)), scores(1.0), line.event, claim)
+        what = f"{turns} sum{'s' if turns > 1 else ''} that one client is in"
+        return Finding(ATTACK, what, claim, evidence_of(line, turns, claim, counts))
+
+    def _watched(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
+        line, draws = _present(line), min(self.draws, _WATCHED)
+
+        def views(sign: float) -> tuple[Scores, Scores]:
+            return watched_views(plan, self._streams(plan, "watched", sign), sign, draws)
+
+        out, in_ = views(_other(line)), views(1.0)
+        spreads = [float(column.std()) or 1.0 for column in in_]
+        angles = np.linspace(0, math.pi, _ANGLES, endpoint=False)
+        turned = np.stack([np.cos(angles) / spreads[0], np.sin(angles) / spreads[1]], axis=1)
+        claim = claim_of(line, 1)
+        counts = _counts(turned @ np.array(out), turned @ np.array(in_), line.event, claim)
+        what = "one round, with what the clip watches"
+        return Finding(ATTACK, what, claim, evidence_of(line, 1, claim, counts))
+
+    def _weights(self, plan: PrivacyPlan) -> Finding:
+        """Every weight of a report is a draw."""
+        (line,) = (each for each in plan.lines if each.unit is Unit.WEIGHT)
+        size = plan.parameters or 1
+
+        def scores(sign: float) -> Scores:
+            bench = Bench.of(plan, self._streams(plan, "weights", sign), size)
+            rows = -(-self.draws // size)
+            turn = bench.turn(1, np.arange(rows))
+            sent = bench.sent(turn, torch.full((rows, size), sign * 1e3), short=False)
+            if not isinstance(sent.reports, Rows):
+                raise AssertionError("reports of weights are rows")
+            return np.asarray(sent.reports.rows.double().numpy().ravel()[: self.draws])
+
+        claim = claim_of(line, 1)
+        counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
+        return Finding(ATTACK, "one weight of one report", claim, AnyMechanism(counts, claim.delta))
+
+    def _shuffled(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
+        """One position behind the shuffler, all others low; every position is a draw."""
+        line, size = replace(line, per=1), plan.parameters or 1
+        reports = plan.release.minimum
+
+        def scores(sign: float) -> Scores:
+            bench = Bench.of(plan, self._streams(plan, "shuffled", sign), size)
+            found = []
+            for round in range(-(-self.draws // size)):
+                turn = replace(bench.turn(1, np.arange(reports)), round=round + 1)
+                rows = torch.full((reports, size), -1e3)
+                rows[0] *= -sign
+                total = bench.summed(turn, bench.sent(turn, rows, short=False)).total
+                found.append(total.numpy().copy())
+            return np.concatenate(found)[: self.draws]
+
+        claim = claim_of(line, 1)
+        counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
+        what = f"one weight of {reports:,} shuffled reports"
+        return Finding(ATTACK, what, claim, AnyMechanism(counts, claim.delta))
+
+
+def strict_line(plan: PrivacyPlan) -> BudgetLine | None:
+    """The line that an audit is held against: the first that is a guarantee."""
+    return next((line for line in plan.lines if not line.as_published), None)
+
+
+def claim_of(line: BudgetLine, turns: int) -> PrivacyClaim:
+    """What the line claims of so many turns: the pure claim of a single one, if there is one."""
+    claims = line.claims(turns)
+    pure = [claim for claim in claims if claim.accountant is Accountant.PURE]
+    return pure[0] if pure and turns == 1 else claims[0]
+
+
+def evidence_of(line: BudgetLine, turns: int, claim: PrivacyClaim, counts: Counts) -> Evidence:
+    """The tightest bound that the claimed event allows."""
+    event, count, relation = line.event, line.per * turns, line.relation
+
+    def curve(noise: float, delta: float, fine: bool) -> float:
+        interval = FINE if fine else _COARSE
+        return epsilon(with_noise(event, noise), count, delta, relation, interval=interval)
+
+    match event:
+        case Gaussian() | GaussianWithCurator():
+            return OfGaussian(counts, claim.delta)
+        case PoissonSampled() | GaussianWithBit():
+            return OfKind(counts, claim.delta, curve)
+    return AnyMechanism(counts, claim.delta)
+
+
+def with_noise(event: Event, noise: float) -> Event:
+    """The same kind of release with another noise multiplier."""
+    match event:
+        case PoissonSampled():
+            return replace(event, event=Gaussian(noise))
+        case GaussianWithBit():
+            return replace(event, gaussian=Gaussian(noise))
+    raise AssertionError(f"{event} has no noise to vary")
+
+
+def _turns(most: int) -> list[int]:
+    return sorted({1, min(2, most), min(most, _MOST_TURNS)})
+
+
+def _signs(turns: int) -> Scores:
+    return np.array([(-1.0) ** t for t in range(turns)])[:, None]
+
+
+def _ways(mine: Scores, other: Scores, told: Scores) -> Scores:
+    """Ways of scoring a block: reports added up, cut first, less another's, with what was told."""
+    signs = _signs(len(mine))
+    added, cut = (signs * mine).sum(axis=0), np.clip(signs * mine, -1, 1).sum(axis=0)
+    ways = [added, cut, added - (signs * other).sum(axis=0)]
+    if told.any():
+        ways += [added + weight * np.sign(told).sum(axis=0) for weight in (0.25, 0.5, 1, 2, 4)]
+    return np.array(ways)
+
+
+def _counts(out: Scores, in_: Scores, event: Event, claim: PrivacyClaim) -> Counts:
+    noisy = Gaussian | GaussianWithCurator | GaussianWithBit | PoissonSampled | FixedSampled
+    return counted(out, in_, gap if isinstance(event, noisy) else log_ratio(claim.delta))
+
+
+def _present(line: BudgetLine) -> BudgetLine:
+    """The line of a client that is known to take part: nothing is amplified."""
+    match line.event:
+        case PoissonSampled(_, event) | FixedSampled(_, _, event):
+            return replace(line, event=event)
+    return line
+
+
+def _other(line: BudgetLine) -> float:
+    """What the second input is: the opposite under replacement, and nothing otherwise."""
+    local = line.trust in (Trust.LOCAL, Trust.CURATOR)
+    return -1.0 if local or line.relation is Relation.REPLACE else 0.0

@@ -1,0 +1,82 @@
+"""From scores of two inputs to counts: the guess is chosen on some draws and counted on others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+from fedveil.audit.bounds import Counts, least, most
+from fedveil.errors import BadInput
+
+Scores = npt.NDArray[np.float64]
+Worth = Callable[[Any, Any], Any]
+"""(lower ends of true, upper ends of false positive rates) -> what a threshold is worth."""
+
+CHOOSING = 0.2
+_LEVEL = 0.025
+_THRESHOLDS = 500
+
+
+def gap(hit: Any, alarm: Any) -> Any:
+    """What a threshold says of mu."""
+    with np.errstate(invalid="ignore"):
+        found = ndtri(np.clip(hit, 0, 1)) - ndtri(np.clip(alarm, 0, 1))
+    return np.where(np.isnan(found), -np.inf, found)
+
+
+def log_ratio(delta: float) -> Worth:
+    """What a threshold says of epsilon at `delta`."""
+
+    def worth(hit: Any, alarm: Any) -> Any:
+        gain = np.maximum(hit - delta, 0.0)
+        with np.errstate(divide="ignore"):
+            return np.log(gain) - np.log(alarm)
+
+    return worth
+
+
+def counted(without: Scores, with_: Scores, worth: Worth) -> Counts:
+    """Counts of the best guess, which the first fifth of the draws chose.
+
+    Scores are [n], or [ways of scoring, n]; column k of each is one draw. A guess is a way of
+    scoring, a side and a threshold.
+
+    Guarantee: no draw that is counted had a say in which guess is counted, so the counts are
+    binomial if the draws are independent.
+
+    | edge | behaviour |
+    |---|---|
+    | fewer than ten draws of either input | BadInput |
+    | scores that are not finite | BadInput |
+    """
+    without, with_ = np.atleast_2d(without), np.atleast_2d(with_)
+    if min(without.shape[1], with_.shape[1]) < 10:
+        raise BadInput(f"{without.shape[1]} and {with_.shape[1]} draws: at least ten are needed")
+    if not (np.isfinite(without).all() and np.isfinite(with_).all()):
+        raise BadInput("a score is not finite: nothing can be told from it")
+    ends = int(without.shape[1] * CHOOSING), int(with_.shape[1] * CHOOSING)
+    best, chosen = -np.inf, (0, 1.0, 0.0)
+    for way, (out, in_) in enumerate(zip(without[:, : ends[0]], with_[:, : ends[1]], strict=True)):
+        for side in (1.0, -1.0):
+            value, threshold = _best(side * out, side * in_, worth)
+            if value > best:
+                best, chosen = value, (way, side, threshold)
+    way, side, threshold = chosen
+    out, in_ = side * without[way, ends[0] :], side * with_[way, ends[1] :]
+    return Counts(int((in_ >= threshold).sum()), len(in_), int((out >= threshold).sum()), len(out))
+
+
+def _best(out: Scores, in_: Scores, worth: Worth) -> tuple[float, float]:
+    """The threshold that is worth most on these draws, and what it is worth."""
+    both = np.sort(np.concatenate([out, in_]))
+    places = np.unique(np.linspace(0, len(both) - 1, _THRESHOLDS).astype(np.int64))
+    few = np.unique(np.minimum(np.geomspace(1, len(both), 60).astype(np.int64), len(both)))
+    places = np.unique(np.concatenate([places, len(both) - few]))
+    thresholds = np.unique(both[places])
+    hits = len(in_) - np.searchsorted(np.sort(in_), thresholds)
+    alarms = len(out) - np.searchsorted(np.sort(out), thresholds)
+    values = worth(least(hits, len(in_), _LEVEL), most(alarms, len(out), _LEVEL))
+    best = int(np.argmax(values))
+    return float(values[best]), float(thresholds[best])

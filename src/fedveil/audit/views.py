@@ -1,0 +1,226 @@
+"""What an adversary sees of one client: rounds of a plan, through the code that a training runs.
+
+A client sends one of two worst-case inputs, far too long, so that clips are put to the test as
+well. It goes through `client_report`, `server_sum` and the release's own noise; nothing of them is
+written again here.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil.data.federated import FederatedData
+from fedveil.models.task import Task, squared_error
+from fedveil.privacy.clip import Clip, Clipped
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.priv_unit import PrivUnitReports
+from fedveil.privacy.releases.release import NOBODY
+from fedveil.privacy.releases.two_point import TwoPointReports
+from fedveil.privacy.rows import Norm
+from fedveil.training.cohort import CohortData
+from fedveil.training.exchange import Sent, client_report, server_sum
+from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
+from fedveil.training.reports import Rows
+from fedveil.training.sums import CohortSum
+from fedveil.training.turn import Turn
+
+Ids = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float64]
+
+FEW = 4
+"""Coordinates of rows where their number does not matter to the release."""
+
+_TOO_LONG = 1e3
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Sending:
+    """Local work that learns nothing: clients send the rows they were told to.
+
+    `short` tells the clip, where it asks, whether they were within it.
+    """
+
+    rows: torch.Tensor
+    short: bool
+
+    def visits(self, records: int) -> int:
+        return records
+
+    def at_once(self, records: int) -> int:
+        return records
+
+    def whole(self, records: int) -> bool:
+        return True
+
+    def updates(self, turn: Turn) -> Clipped:
+        rows = self.rows.clone()
+        clipped = torch.full((len(rows),), not self.short)
+        norms = torch.full((len(rows),), 0.0 if self.short else 1e12, dtype=torch.float64)
+        return Clipped(rows, norms, clipped)
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """Turns of clients that have one record of no meaning each."""
+
+    plan: PrivacyPlan
+    streams: Streams
+    size: int
+    data: FederatedData
+    gradients: Gradients
+
+    @classmethod
+    def of(cls, plan: PrivacyPlan, streams: Streams, size: int) -> "Bench":
+        """For rows of `size` coordinates."""
+        x, y = np.zeros((2, 1), dtype=np.float32), np.zeros(2, dtype=np.float32)
+        data = FederatedData.from_clients([("0", x, y), ("1", x, y)], test=(x, y), classes=0)
+        task = Task(nn.Linear(1, 1), squared_error)
+        return cls(plan, streams, size, data, gradients_of(task, Mode.VECTORISED, data))
+
+    def turn(self, round: int, ids: Ids) -> Turn:
+        """The turn of clients `ids` in `round`, from a model of zeros."""
+        start = torch.zeros(self.size)
+        moving = self.plan.start(start)
+        cohort = CohortData(self.data, ids, np.zeros(len(ids), dtype=np.int64))
+        clip = self.plan.clip(moving, round)
+        return Turn(round, start, cohort, clip, self.gradients, self.streams, moving=moving)
+
+    def sent(self, turn: Turn, rows: torch.Tensor, *, short: bool) -> Sent:
+        """What clients with these updates send."""
+        work: Any = Sending(rows, short)
+        return client_report(work, self.plan, turn)
+
+    def summed(self, turn: Turn, sent: Sent) -> CohortSum:
+        """What the server has of it before noise."""
+        noisy = self.plan.release.randomises
+        total = CohortSum.zero(self.size, self.plan.width, noisy=noisy)
+        weights = torch.ones(len(turn.ids), dtype=torch.float64)
+        server_sum([(total, slice(None))], self.plan, turn, sent, weights)
+        return total
+
+    def watched(self, turn: Turn, total: CohortSum) -> Values:
+        """What is published of what the clip watches; empty if it watches nothing."""
+        told = self.plan.watched
+        if told is None or not told.due(turn.round):
+            return np.zeros(0)
+        keys = self.streams.keys(told.purpose, turn.round, NOBODY)
+        return told.noisy(total.watched, keys).numpy()
+
+
+def worst(clip: Clip | None, size: int) -> torch.Tensor:
+    """A direction in which noise hides least, [size], as long as the clip's norm allows.
+
+    In L2 it has two coordinates of opposite signs, so that noise which they share cancels.
+    """
+    row = torch.zeros(size, dtype=torch.float64)
+    row[0] = 1.0
+    if size > 1 and (clip is None or clip.norm is Norm.L2):
+        row[0], row[1] = 0.5**0.5, -(0.5**0.5)
+    return row
+
+
+def reduced(plan: PrivacyPlan) -> tuple[PrivacyPlan, int]:
+    """The plan with a release of a few coordinates, where it says the same about fewer."""
+    release = plan.release
+    if isinstance(release, PrivUnitReports):
+        small = replace(release.mechanism, dimension=min(FEW, release.mechanism.dimension))
+        few = replace(plan, release=replace(release, mechanism=small), parameters=small.dimension)
+        return few, small.dimension
+    if isinstance(release, TwoPointReports):
+        return plan, sum(release.ranges.sizes)
+    return plan, FEW
+
+
+def client_views(
+    plan: PrivacyPlan, streams: Streams, sign: float, turns: int, draws: int
+) -> Iterator[tuple[Values, Values, Values]]:
+    """Reports of clients that protect themselves, a block of draws at a time.
+
+    Each draw is a client whose update points along the worst direction in odd turns and against
+    it in even ones, times `sign`, and beside it one that sends nothing. Yields [turns, draws] of
+    its reports along the direction over the clip, of the other's, and of what it told the clip.
+    """
+    plan, size = reduced(plan)
+    bench = Bench.of(plan, streams, size)
+    together = max(1, _BLOCK // (2 * size))
+    short = sign > 0
+    for first in range(0, draws, together):
+        count = min(together, draws - first)
+        ids = 2 * first + np.arange(2 * count)
+        mine, other, told = [], [], []
+        for t in range(turns):
+            turn = bench.turn(t + 1, ids)
+            clip = 1.0 if turn.clip is None else turn.clip.value
+            along = worst(turn.clip, size)
+            rows = torch.zeros(2 * count, size)
+            length = (1 - 2e-6 if plan.watched is not None and short else _TOO_LONG) * clip
+            rows[::2] = (sign * (-1) ** t * length * along).float()
+            sent = bench.sent(turn, rows, short=short)
+            if not isinstance(sent.reports, Rows):
+                raise AssertionError("reports of clients that protect themselves are rows")
+            seen = (sent.reports.rows.double() @ along).numpy() / clip
+            mine.append(seen[::2])
+            other.append(seen[1::2])
+            flips = plan.watched is not None and plan.watched.flip > 0  # what the server sees
+            told.append(sent.watched[::2].sum(dim=1).numpy() if flips else np.zeros(count))
+        yield np.array(mine), np.array(other), np.array(told)
+
+
+def server_views(
+    plan: PrivacyPlan, streams: Streams, sign: float, turns: int, draws: int
+) -> Values:
+    """Noisy sums that one client is in, over the clip, [turns, draws].
+
+    `sign` 0 is the client that contributes nothing. What the server accepts of a row that is far
+    too long is in every coordinate, so that each round's noise gives as many draws.
+    """
+    bench = Bench.of(plan, streams, 1)
+    wide = min(draws, 1 << 16)
+    found = []
+    for first in range(0, draws, wide):
+        rounds = []
+        for t in range(turns):
+            round = 1 + t + turns * (first // wide)
+            turn = replace(bench.turn(1 + t, np.zeros(1, dtype=np.int64)), round=round)
+            if turn.clip is None:
+                raise AssertionError("noise on a sum needs a clip")
+            row = torch.full((1, 1), sign * (-1) ** t * _TOO_LONG * turn.clip.value)
+            accepted = bench.summed(turn, bench.sent(turn, row, short=False)).total
+            total = accepted.expand(wide).clone()
+            plan.release.noise_(total, turn.clip, round, streams)
+            rounds.append(total.numpy() / turn.clip.value)
+        found.append(np.array(rounds))
+    return np.concatenate(found, axis=1)[:, :draws]
+
+
+def watched_views(
+    plan: PrivacyPlan, streams: Streams, sign: float, draws: int
+) -> tuple[Values, Values]:
+    """One round of one client and what a curator, or the server, publishes of what it watches.
+
+    (the report or the noisy sum over the clip, what was watched along its worst direction), [draws]
+    each. One published sum is one draw. `sign` 0 is a client that is not there.
+    """
+    bench, every = Bench.of(plan, streams, 2), 1 if plan.watched is None else plan.watched.every
+    seen, told = np.empty(draws), np.empty(draws)
+    ids = np.zeros(1 if sign else 0, dtype=np.int64)
+    for k in range(draws):
+        turn = replace(bench.turn(1, ids), round=1 + k * every)
+        if turn.clip is None:
+            raise AssertionError("what watches is a clip")
+        along = worst(turn.clip, 2)
+        length = (1 - 2e-6 if sign > 0 else _TOO_LONG) * turn.clip.value
+        rows = (sign * length * along).float().expand(len(ids), -1)
+        total = bench.summed(turn, bench.sent(turn, rows, short=sign > 0))
+        plan.release.noise_(total.total, turn.clip, turn.round, streams)
+        seen[k] = float(total.total @ along) / turn.clip.value
+        published = bench.watched(turn, total)
+        told[k] = published[0] if len(published) == 1 else published[0] - published[-1]
+    return seen, told

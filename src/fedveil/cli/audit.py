@@ -1,0 +1,72 @@
+"""`fedveil audit`: what attacks find of a finished run, or of this installation, beside claims."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.loading import loading
+from fedveil.cli.options import AllowCode, Data, Json, Quiet, check_path
+from fedveil.errors import BadInput
+
+
+def audit(
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="The directory of a run that has ended."),
+    ] = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option(help="Of randomiser, sensitivity, canaries, one-run; default: all."),
+    ] = None,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Audit every release of this installation.")
+    ] = False,
+    draws: Annotated[int, typer.Option(help="Draws of each input of a randomiser.")] = 100_000,
+    canaries: Annotated[int, typer.Option(help="Canaries, of clients or of records.")] = 1_000,
+    seed: Annotated[int, typer.Option(help="Seed of the audit's own draws.")] = 0,
+    data: Data = None,
+    allow_code: AllowCode = False,
+    quiet: Quiet = False,
+    json_: Json = False,
+) -> int:
+    """Attack a finished run and show what is found beside its claim: exit 1 if it is violated."""
+    if self_test == (run is not None):
+        raise BadInput("give a run directory, or --self-test, and not both")
+    if self_test and (attacks is not None or data is not None):
+        raise BadInput("--self-test audits releases by themselves: leave out --attacks and --data")
+    if seed < 0:
+        raise BadInput(f"--seed is {seed}: a number from 0 on is needed")
+    check_path("--data", data)
+    check_path("RUN", run)
+    with loading(quiet=quiet):
+        from rich.console import Console
+
+        from fedveil.audit.command import ATTACKS, Question
+        from fedveil.audit.command import audit as audited
+        from fedveil.audit.self_test import self_test as tested
+        from fedveil.console import Counter, print_findings
+
+        chosen = ATTACKS if attacks is None else tuple(attacks.split(","))
+        question = Question(chosen, draws, canaries, seed)
+    with Counter(Console(stderr=True, quiet=quiet, markup=False, emoji=False), "steps") as counter:
+        if run is None:
+            found = tuple(tested(question.randomiser, counter.show))
+            told = {"findings": [finding.to_dict() for finding in found]}
+        else:
+            whole = audited(
+                run,
+                question,
+                data,
+                allow_code=allow_code,
+                on_step=lambda attack, done, of: counter.show_of(attack, done, of, ""),
+            )
+            found, told = whole.findings, whole.to_dict()
+    violated = any(finding.violated for finding in found)
+    if json_:
+        print(json.dumps({**told, "violated": violated}, indent=2))
+    else:
+        title = "self-test of every release" if run is None else str(run)
+        print_findings(Console(markup=False, emoji=False), title, found)
+    return 1 if violated else 0
