@@ -108,9 +108,14 @@ def row(name: str, kind: Any, words: int) -> str:
     y = torch.arange(RECORDS) % 3
     mine = seconds(ours(kind.make(), x, y))
     others = [seconds(step) for step in theirs(kind.make, x, y)]
-    speed = [f"{RECORDS / s / 1e3:,.1f}" for s in (mine, *others)]
-    beside = f"{max(speed[1:], key=lambda s: float(s.replace(',', '')))} | {min(others) / mine:.2g}"
-    return f"| {name} | {WAYS[kind.way]} | {speed[0]} | {beside if others else 'refused | '} |"
+    start = f"| {name} | {WAYS[kind.way]} | {speed(mine)} |"
+    if not others:
+        return f"{start} refused | |"
+    return f"{start} {speed(min(others))} | {min(others) / mine:.2g} |"
+
+
+def speed(seconds: float) -> str:
+    return f"{RECORDS / seconds / 1e3:,.1f}"
 
 
 def main() -> None:
