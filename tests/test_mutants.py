@@ -102,7 +102,7 @@ def test_the_list_fits_the_source(planted):
     mutants = planted.read(planted.Project(ROOT))
     assert planted.check(planted.Project(ROOT), mutants) == []
     assert len(mutants) >= 150
-    packages = {"attacks", "data", "models", "privacy", "mixing", "training", "runs"}
+    packages = {"attacks", "audit", "data", "models", "privacy", "mixing", "training", "runs"}
     assert {m.file.split("/")[0] for m in mutants} == packages
     assert all(m.why for m in mutants)
 
