@@ -113,6 +113,7 @@ def test_the_claimed_kind_is_gaussian_dp_for_a_gaussian(threshold):
     assert 0.93 * exact < found <= exact * (1 + 1e-3)
 
 
+@pytest.mark.slow
 def test_the_claimed_kind_rules_out_exactly_what_the_claim_rules_out():
     """By brute force: no noise below the answer contradicts the counts, the answer's does."""
 

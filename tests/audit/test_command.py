@@ -10,6 +10,7 @@ from fedveil.cli import main as commands
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
+from tests.contracts.test_no_bare_epsilon import bare, bare_in_json
 
 FEW = ("--draws", "2000", "--canaries", "60", "--quiet")
 
@@ -55,6 +56,7 @@ def test_an_audit_shows_claim_and_bound_and_leaves_the_run_as_it_was(cli, centra
     assert "at delta 1e-05 per client (zero-out, central trust)" in out
     for word in ("randomiser", "canaries", "the final model", "all rounds"):
         assert word in out
+    assert bare(out) + bare(err) == []
     assert left(central) == before
 
 
@@ -69,6 +71,7 @@ def test_json_is_the_last_on_standard_output(cli, central):
     assert 0 < first["lower_bound"] < first["claim"]["epsilon"]
     assert first["confidence"] == 0.95
     assert len(found["findings"]) == 2
+    assert bare_in_json(found) == []
 
 
 def test_a_violated_claim_is_exit_code_one(cli, central, monkeypatch):

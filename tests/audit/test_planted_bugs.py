@@ -206,7 +206,7 @@ def test_a_module_that_mixes_examples_unnoticed(monkeypatch):
 def test_statistics_fitted_in_the_clear_are_in_every_claim():
     """No audit of an exchange can see what was done to records before it: the claim says it."""
     training = build(load_recipe("dp-fedavg", ["engine.workers=1", "data.statistics=clients"]))
-    (finding, *_) = QUICK.findings(training.plan)
+    (finding, *_) = Randomiser(draws=100).findings(training.plan)
     assert any("fitted on clients' records" in text for text in finding.claim.assumptions)
     with pytest.raises(fv.BadInput, match="fitted"):
         training.data.check_secure()
@@ -225,6 +225,7 @@ def test_a_curator_left_out_of_the_line():
     assert found[1].what.endswith("what the clip watches")
 
 
+@pytest.mark.slow
 def test_seeds_shared_by_trials(monkeypatch):
     """Two trainings with the same noise: their difference has none."""
     training = build(load_recipe("central", [*SMALL, "sample.kind=all", "budget.epsilon=2"]))

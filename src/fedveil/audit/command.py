@@ -14,6 +14,7 @@ from fedveil.checks import shown
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.opened import OpenedRun
+from fedveil.runs.own import brought
 
 ATTACKS = (randomisers.ATTACK, sensitivity.ATTACK, canaries.ATTACK, records.ATTACK)
 
@@ -91,11 +92,13 @@ def audit(
     | edge | behaviour |
     |---|---|
     | the run has not ended, or a file of it was changed | BadInput |
+    | the run has records or a module of its own, which no file holds | BadInput |
     | the run claims nothing, or none of the attacks fits what it claims | BadInput |
     """
     run = OpenedRun.at(folder, allow_code=allow_code)
     if not run.claims:
         raise BadInput(f"{folder} claims nothing: there is no claim to hold an attack against")
+    brought(run.recipe, None, None)
     training = replace(build(run.recipe, data_root, allow_code=allow_code), workers=1)
     found: list[Finding] = []
     for attack in question.attacks:

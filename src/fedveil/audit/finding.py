@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from fedveil.audit.bounds import Evidence
@@ -38,12 +39,12 @@ class Finding:
     alarm: float = ALARM
     estimate: float | None = None
 
-    @property
+    @cached_property
     def lower(self) -> float:
         """The lower bound at 95 %."""
         return self.evidence.epsilon(SHOWN)
 
-    @property
+    @cached_property
     def verdict(self) -> Verdict:
         """Violated only if the bound exceeds the claim where it is hardly ever wrong.
 

@@ -19,6 +19,7 @@ from fedveil.models.task import Task, squared_error
 from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.client_noise import ClientNoise
 from fedveil.privacy.releases.priv_unit import PrivUnitReports
 from fedveil.privacy.releases.release import NOBODY
 from fedveil.privacy.releases.two_point import TwoPointReports
@@ -127,8 +128,15 @@ def worst(clip: Clip | None, size: int) -> torch.Tensor:
 
 
 def reduced(plan: PrivacyPlan) -> tuple[PrivacyPlan, int]:
-    """The plan with a release of a few coordinates, where it says the same about fewer."""
+    """The plan with a release of a few coordinates, where it says the same about fewer.
+
+    Where clients have noise of their own, everybody has that of the client with the least, which
+    the first line is about.
+    """
     release = plan.release
+    if isinstance(release, ClientNoise) and release.multipliers is not None:
+        least = type(release.mechanism)(float(release.multipliers.min()))
+        return replace(plan, release=replace(release, mechanism=least, multipliers=None)), FEW
     if isinstance(release, PrivUnitReports):
         small = replace(release.mechanism, dimension=min(FEW, release.mechanism.dimension))
         few = replace(plan, release=replace(release, mechanism=small), parameters=small.dimension)
@@ -208,6 +216,7 @@ def watched_views(
     (the report or the noisy sum over the clip, what was watched along its worst direction), [draws]
     each. One published sum is one draw. `sign` 0 is a client that is not there.
     """
+    plan, _ = reduced(plan)
     bench, every = Bench.of(plan, streams, 2), 1 if plan.watched is None else plan.watched.every
     seen, told = np.empty(draws), np.empty(draws)
     ids = np.zeros(1 if sign else 0, dtype=np.int64)

@@ -1,0 +1,95 @@
+"""Views of every kind of plan: what is seen, and that it stays below the claim on fixed seeds.
+
+False-alarm rate 1e-4 for each finding.
+"""
+
+import numpy as np
+import pytest
+
+import fedveil as fv
+from fedveil.audit.randomisers import Randomiser, claim_of, evidence_of, strict_line
+from fedveil.audit.views import client_views, server_views, worst
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import Accountant
+from fedveil.privacy.clip import Clip
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.rows import Norm
+
+BUDGET = fv.Budget(2.0, 1e-5)
+CLIENTS = 50
+
+
+def local(schedule, **more):
+    settings = {"laplace": False, "rounds": 2, "budgets": (BUDGET,), **more}
+    return fv.client_noise(fv.Everyone(), CLIENTS, schedule, **settings)
+
+
+def test_reports_have_the_signal_and_the_noise_of_the_plan():
+    """In clips: +1 then -1, with the multiplier times two clips as spread; the other is at 0."""
+    plan = local(fv.Fixed(0.3))
+    ((mine, other, told),) = client_views(plan, Streams(1), 1.0, 2, 20_000)
+    spread = 2 * plan.release.multiplier
+    assert mine.shape == other.shape == (2, 20_000)
+    assert np.allclose(mine.mean(axis=1), [1, -1], atol=5 * spread / 20_000**0.5)
+    assert np.allclose(other.mean(axis=1), 0, atol=5 * spread / 20_000**0.5)
+    assert np.allclose([*mine.std(axis=1), *other.std(axis=1)], spread, rtol=0.03)
+    assert not told.any()
+
+
+def test_sums_have_the_signal_and_the_noise_of_the_plan():
+    plan = fv.central(fv.Poisson(0.1), CLIENTS, fv.Fixed(0.3), rounds=3, budget=BUDGET)
+    found = server_views(plan, Streams(1), 1.0, 2, 20_000)
+    spread = plan.release.multiplier
+    assert np.allclose(found.mean(axis=1), [1, -1], atol=5 * spread / 20_000**0.5)
+    assert np.allclose(found.std(axis=1), spread, rtol=0.03)
+
+
+def test_worst_directions_are_as_long_as_the_norm_allows():
+    assert float(worst(Clip(1.0), 4).norm()) == pytest.approx(1.0)
+    assert float(worst(Clip(1.0), 4).sum()) == 0.0
+    assert worst(Clip(1.0, Norm.L1), 4).tolist() == [1, 0, 0, 0]
+    assert worst(Clip(1.0), 1).tolist() == [1]
+
+
+PLANS = {
+    "a clip that the server watches": lambda: fv.central(
+        *(fv.Poisson(0.5), CLIENTS, fv.Quantile(1.0, 0.5, noise=8.0)),
+        rounds=2,
+        budget=BUDGET,
+    ),
+    "noise of their own": lambda: local(
+        fv.Fixed(1.0),
+        budgets=(fv.Budget(2.0, 1e-5), fv.Budget(6.0, 1e-5)),
+        group_of=np.arange(CLIENTS) % 2,
+    ),
+    "a histogram of norms": lambda: local(fv.Median(0.5, -3, 3, 1, fv.Budget(1.0, 1e-6)), rounds=1),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plans_that_are_less_common(name):
+    found = list(Randomiser(draws=300).findings(PLANS[name]()))
+    assert found
+    assert not any(finding.violated for finding in found)
+    watching = [f for f in found if f.what.endswith("what the clip watches")]
+    assert len(watching) == (name != "noise of their own")
+
+
+def test_what_is_claimed_decides_how_it_is_held_against():
+    plan = fv.central(fv.Poisson(0.1), CLIENTS, fv.Fixed(1.0), rounds=3, budget=BUDGET)
+    line = strict_line(plan)
+    claim = claim_of(line, 3)
+    assert claim.epsilon == pytest.approx(2.0, abs=2e-3)
+    (first, *_) = Randomiser(draws=300).findings(plan)
+    assert first.claim.epsilon > claim.epsilon  # of a client that is known to take part
+    counts = first.evidence.counts
+    assert evidence_of(line, 3, claim, counts).how.startswith("the claimed release")
+    pure = strict_line(local(fv.Fixed(1.0, Norm.L1), laplace=True))
+    assert claim_of(pure, 1).accountant is Accountant.PURE
+    assert claim_of(pure, 1).delta == 0
+
+
+def test_plans_without_a_claim_have_no_findings():
+    assert list(Randomiser().findings(fv.unprotected(fv.Everyone(), 5, rounds=1))) == []
+    with pytest.raises(BadInput, match="--draws is 5"):
+        Randomiser(draws=5)
