@@ -85,6 +85,7 @@ def test_no_dependency_is_named_twice(wheel):
     assert metadata["Requires-Python"] == ">=3.11"
 
 
+@pytest.mark.slow
 def test_names_are_found(run, place):
     """From the wheel, not from the repository."""
     code = "import fedveil as fv; fv.Task; print(fv.__file__)"
