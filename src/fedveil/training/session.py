@@ -192,9 +192,7 @@ class Training:
     @property
     def chosen(self) -> Mode:
         """The mode that was given, or the faster one."""
-        return self.mode or min(
-            self.timings, key=self.timings.__getitem__, default=Mode.VECTORISED
-        )
+        return self.mode or min(self.timings, key=self.timings.__getitem__, default=Mode.VECTORISED)
 
     @property
     def _job(self) -> Job:
