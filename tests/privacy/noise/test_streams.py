@@ -234,6 +234,7 @@ LONG = (1 << 20) + (1 << 18) + 5
 def test_blocks_of_long_rows_are_standard_normal_far_out_too_and_share_nothing():
     """Sums of large models: two rows of six blocks, the last one short."""
     rows = normals(Streams(8).keys("noise", 1, [4, 5]), LONG, torch.float64).numpy()
+    assert (rows != 0).all()
     assert stats.kstest(rows.ravel()[::3], "norm").pvalue > ALARM / 3
     far = int((np.abs(rows) > 4.5).sum())
     assert stats.binomtest(far, rows.size, 2 * stats.norm.sf(4.5)).pvalue > ALARM / 3
