@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
 
 from fedveil.errors import BadInput
 
@@ -22,8 +23,10 @@ Inside = npt.NDArray[np.bool_]
 ENOUGH = 64
 """Reference models from which on LiRA takes a variance for each record (Carlini et al., VI-B)."""
 
-GAMMA = 2.0
-"""How much likelier a record must have become than one of the population, to beat it."""
+GAMMA = 1.0
+"""How much likelier a record must have become than one of the population, to beat it.
+
+Within one model every gamma gives the same order, up to ties: 1 leaves fewest of them."""
 
 _LEAST_LOSS = 1e-14
 _LEAST_SPREAD = 1e-12
@@ -158,13 +161,13 @@ def _beaten(
 ) -> Numbers:
     """The share of the population whose ratio is at most 1 / gamma of each record's.
 
-    Ties are broken by the ratio itself, which costs nothing: shares stay within their steps.
+    Records that beat equally many are ordered by their ratios, within half a step: otherwise all
+    that beat everybody would be one, and no threshold could tell few false alarms apart.
     """
     own = -losses - np.log(np.maximum(expected, _LEAST_CHANCE))
     theirs = np.sort(-population - np.log(np.maximum(expected_there, _LEAST_CHANCE)))
-    shares = np.searchsorted(theirs, own - np.log(gamma), side="right") / len(theirs)
-    within = (1 + np.tanh(own)) / 2
-    return np.asarray(shares + within * 0.5 / len(theirs))
+    beaten = np.searchsorted(theirs, own - np.log(gamma), side="right")
+    return np.asarray((beaten + expit(own) / 2) / len(theirs))
 
 
 def _mean(values: Numbers, side: Inside) -> Numbers:

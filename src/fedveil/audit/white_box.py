@@ -22,10 +22,11 @@ from fedveil.audit.roc import Roc, roc_png
 from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, taken
+from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
-from fedveil.training.round import Ask
+from fedveil.training.round import Ask, RoundResult
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.sums import CohortSum
 from fedveil.tuning.bench import Bench
@@ -36,7 +37,8 @@ WATCHED = 8
 
 SERVER, CLIENT, ACTIVE = "passive, the server", "passive, a client", "active, the server"
 _SEES_REPORTS = (Trust.LOCAL, Trust.CURATOR)
-_CLIP = 1.0, 99.0
+_ENDS = 1.0, 99.0
+"""Percentiles at which features are cut."""
 
 Numbers = npt.NDArray[np.float64]
 
@@ -71,7 +73,7 @@ class WhiteBox:
     ) -> dict[str, Roc]:
         """Scores by attacker: of each record, once in and once not."""
         seen = self._seen(halves, on_training)
-        scores = {way: [] for way in (SERVER, CLIENT, ACTIVE)}
+        scores: dict[str, list[Numbers]] = {way: [] for way in (SERVER, CLIENT, ACTIVE)}
         for number, inside in enumerate(halves.inside):
             passive, active = seen[number], seen[2 + number]
             views = {SERVER: passive[0], CLIENT: passive[1], ACTIVE: active[0]}
@@ -104,41 +106,127 @@ class WhiteBox:
 
 
 def watched(halves: Halves, numbers: Sequence[int]) -> list[Numbers]:
-    """What attackers see in trainings 0 and 1 of a pair, and in 2 and 3: the same, but active."""
-    return [
-        _Observed(halves, active=number >= 2).run(halves.at(number % 2)) for number in numbers
-    ]
+    """What attackers see in trainings 0 and 1 of a pair, and in 2 and 3: the same, but active.
+
+    Each is [views, records, features]: by the record's own client's reports, by global models.
+    """
+    return [_watch(halves, halves.at(number % 2), active=number >= 2) for number in numbers]
 
 
-class _Observed:
-    """One training with its rounds watched: sums over what each record showed, and the last."""
+def _watch(halves: Halves, training: Training, *, active: bool) -> Numbers:
+    """Train, and look at every record whenever its client reports in a round that is watched."""
+    plan, engine = training.plan, training.engine
+    if not isinstance(engine, Serial):
+        raise AssertionError("an audit runs in this process")
+    engine = replace(engine, job=replace(engine.job, rows=True))
+    asked = _Asked(halves.training.data, halves.seed, active=active)
+    seen = _Seen(asked.data.records)
+    rounds = {int(r) for r in np.linspace(1, plan.permitted, WATCHED).round()}
+    course = training.course(training.start(), new_ledger(plan))
+    for ask in course:
+        if not isinstance(ask, Ask):
+            raise AssertionError("a round begins with what it asks for")
+        look = ask.round in rounds
+        starts = {k: asked.start(training.task, ask, k) for k in ask.ids.tolist() if look}
+        total = _reported(engine, ask, starts if active else {})
+        reports = [pair for ids, rows in total.kept or [] for pair in zip(ids, rows, strict=True)]
+        result = course.send(total)
+        if not isinstance(result, RoundResult):
+            raise AssertionError("a round that was sent its sum has a result")
+        for client, report in reports if look else []:
+            rows = asked.records(ask.round, int(client))
+            before = starts[int(client)]
+            afters = before + report, result.state.params
+            seen.add(rows, traces(training.task, before, afters, *asked.at(rows)))
+    return seen.rows
 
-    def __init__(self, halves: Halves, *, active: bool) -> None:
-        self._task, self._data = halves.training.task, halves.training.data
-        self._seed, self._active = halves.seed, active
-        self._last: list[dict[int, Numbers]] = []
-        self._sum: Numbers | None = None
-        self._times = np.zeros(self._data.records)
 
-    def run(self, training: Training) -> Numbers:
-        """[views, records, features]: by one's own client's report, and by the global model."""
-        plan, engine = training.plan, training.engine
-        if not isinstance(engine, Serial):
-            raise AssertionError("an audit runs in this process")
-        engine = replace(engine, job=replace(engine.job, rows=True))
-        rounds = set(np.linspace(1, plan.permitted, WATCHED).round().astype(int).tolist())
-        course = training.course(training.start(), new_ledger(plan))
-        for ask in course:
-            if not isinstance(ask, Ask):
-                raise AssertionError("a round begins with what it asks for")
-            chosen = self._chosen(ask.round) if ask.round in rounds else None
-            starts, total = self._summed(engine, ask, chosen)
-            reports = {int(k): row for ids, rows in total.kept or [] for k, row in zip(ids, rows)}
-            total.kept = None
-            result = course.send(total)
-            if chosen is not None:
-                after = result.state.params  # type: ignore[union-attr]
-                for client, report in reports.items():
-                    before = starts.get(client, ask.state.params)
-                    self._look(client, chosen, before, before + report, after)
-        return self._found()
+def _reported(engine: Serial, ask: Ask, starts: dict[int, torch.Tensor]) -> CohortSum:
+    """The sum over the cohort, each client from its own start where it has one."""
+    if not starts:
+        return engine.run(ask.round, ask.ids, ask.state)
+    total = engine.job.zero()
+    for client, start in starts.items():
+        state = replace(ask.state, params=start)
+        total.add_(engine.run(ask.round, np.array([client]), state))
+    return total
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """The records in question, clients' own and others dealt to them, and how they are asked.
+
+    The active server asks about half of them at a time, another half in every round.
+    """
+
+    data: FederatedData
+    seed: int
+    active: bool
+
+    def records(self, round: int, client: int) -> npt.NDArray[np.int64]:
+        """Those of a client that are looked at in a round."""
+        own = np.arange(self.data.offsets[client], self.data.offsets[client + 1])
+        if not self.active:
+            return own
+        generator = np.random.default_rng([self.seed, client, round, 0xA5C])
+        return np.sort(generator.permutation(own)[: max(1, len(own) // 2)])
+
+    def at(self, rows: npt.NDArray[np.int64]) -> tuple[Inputs[Array], Array]:
+        """Features and targets."""
+        return taken(self.data.x, rows), self.data.y[rows]
+
+    def start(self, task: Task, ask: Ask, client: int) -> torch.Tensor:
+        """The model that is sent to a client."""
+        if not self.active:
+            return ask.state.params
+        return ascended(task, ask.state.params, *self.at(self.records(ask.round, client)))
+
+
+class _Seen:
+    """What each record showed, on average and when it was last looked at."""
+
+    def __init__(self, records: int) -> None:
+        self._records, self._times = records, np.zeros(records)
+        self._sum = self._last = np.zeros((2, records, 0))
+
+    def add(self, rows: npt.NDArray[np.int64], shown: Numbers) -> None:
+        """Take in [views, rows, features]."""
+        if not self._times.any():
+            self._sum = np.zeros((len(shown), self._records, shown.shape[2]))
+            self._last = self._sum.copy()
+        self._sum[:, rows] += shown
+        self._last[:, rows] = shown
+        self._times[rows] += 1
+
+    @property
+    def rows(self) -> Numbers:
+        """[views, records, 2 x features]; zeros of records whose client never reported."""
+        mean = self._sum / np.maximum(self._times, 1)[:, None]
+        return np.concatenate([mean, self._last], axis=2)
+
+
+def guessed(rows: Numbers, inside: npt.NDArray[np.bool_], seed: int) -> Numbers:
+    """Scores of all records [n] by what a logistic regression learns from the other half of them.
+
+    Whose membership is known is a coin for each record, and the same in every training: nothing
+    about a record is used to score it.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    known = np.random.default_rng([seed, 0xF01D]).random(len(rows)) < 0.5
+    scores = np.zeros(len(rows))
+    for learnt in (known, ~known):
+        ends = np.percentile(rows[learnt], _ENDS, axis=0)
+        cut = np.clip(rows, *ends)
+        if len(np.unique(inside[learnt])) < 2 or not rows.shape[1]:
+            continue
+        model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
+        model.fit(cut[learnt], inside[learnt])
+        scores[~learnt] = model.decision_function(cut[~learnt])
+    return scores
+
+
+def _name(number: int) -> str:
+    return f"white-box-{number}"
