@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedveil.audit import canaries, membership, randomisers, records, sensitivity
+from fedveil.audit import canaries, membership, randomisers, records, sensitivity, white_box
 from fedveil.audit.canaries import Canaries
 from fedveil.audit.finding import ALARM, Finding
 from fedveil.audit.kept import Kept
@@ -15,6 +15,7 @@ from fedveil.audit.leak import Leak
 from fedveil.audit.membership import Membership
 from fedveil.audit.randomisers import Randomiser
 from fedveil.audit.records import OneRunAudit
+from fedveil.audit.white_box import WhiteBox
 from fedveil.checks import check_workers, shown
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -26,7 +27,7 @@ from fedveil.training.session import Training
 BOUNDS = (randomisers.ATTACK, sensitivity.ATTACK, canaries.ATTACK, records.ATTACK)
 """Attacks that bound epsilon from below, and so need a claim."""
 
-LEAKS = (membership.ATTACK,)
+LEAKS = (membership.ATTACK, white_box.ATTACK)
 """Attacks that say how much they learn, whether anything is claimed or not."""
 
 ATTACKS = (*BOUNDS, *LEAKS)
@@ -120,7 +121,7 @@ def audit(
     |---|---|
     | the run has not ended, or a file of it was changed | BadInput |
     | the run has records or a module of its own, which no file holds | BadInput |
-    | none of the attacks fits what the run claims, or it claims nothing and all need a claim | BadInput |
+    | none of the attacks fits what the run claims, or does not | BadInput |
     | `out` is, or is in, the directory of the run | BadInput |
     """
     run = OpenedRun.at(folder, allow_code=allow_code)
@@ -181,8 +182,12 @@ def _leaks(
     found: list[Leak] = []
     claim = claims[0] if claims else None
     for attack in question.attacks:
+        on_training = partial(on_step, attack)
         match attack:
             case membership.ATTACK:
                 members = replace(question.members, kept=kept)
-                found += members.leaks(training, claim, partial(on_step, attack))
+                found += members.leaks(training, claim, on_training)
+            case white_box.ATTACK:
+                inside = WhiteBox(question.seed, question.workers, kept)
+                found += inside.leaks(training, claim, on_training)
     return found

@@ -21,7 +21,7 @@ def audit(
     attacks: Annotated[
         str | None,
         typer.Option(
-            help="Of randomiser, sensitivity, canaries, one-run, membership; default: all."
+            help="Of randomiser, sensitivity, canaries, one-run, membership, white-box; default: all."
         ),
     ] = None,
     self_test: Annotated[
