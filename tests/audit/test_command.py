@@ -51,7 +51,8 @@ def left(folder):
 
 def test_an_audit_shows_claim_and_bound_and_leaves_the_run_as_it_was(cli, central):
     before = left(central)
-    code, out, err = cli(central, *FEW)
+    attacks = "randomiser,canaries,membership,white-box"
+    code, out, err = cli(central, "--attacks", attacks, *FEW)
     assert code == 0, err
     assert "no claim is violated" in out
     assert "at delta 1e-05 per client (zero-out, central trust)" in out
@@ -61,6 +62,28 @@ def test_an_audit_shows_claim_and_bound_and_leaves_the_run_as_it_was(cli, centra
         assert word in out
     assert bare(out) + bare(err) == []
     assert left(central) == before
+
+
+@pytest.mark.slow
+def test_all_attacks_that_fit_are_one_row_and_leave_the_run_as_it_was(cli, central):
+    before = left(central)
+    code, out, err = cli(central, *FEW)
+    assert code == 0, err
+    for word in ("property", "planted, passively", "inversion", "PSNR", "in one row"):
+        assert word in out
+    assert bare(out) == []
+    assert left(central) == before
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_left_out_unless_it_was_asked_for(cli, tmp_path):
+    folder = made(tmp_path / "run", "fedavg", "data.name=diabetes", "model.name=linear", "client.lr=0.1")
+    code, out, err = cli(folder, *FEW)
+    assert code == 0, err
+    assert "left out: inversion: inversion is of images" in out
+    code, _, err = cli(folder, "--attacks", "inversion", *FEW)
+    assert code == 2
+    assert "inversion is of images" in err
 
 
 def test_json_is_the_last_on_standard_output(cli, central):

@@ -21,7 +21,8 @@ def audit(
     attacks: Annotated[
         str | None,
         typer.Option(
-            help="Of randomiser, sensitivity, canaries, one-run, membership, white-box; default: all."
+            help="Of randomiser, sensitivity, canaries, one-run, membership, white-box, property, "
+            "inversion; default: all that fit."
         ),
     ] = None,
     self_test: Annotated[
@@ -32,6 +33,14 @@ def audit(
     references: Annotated[
         int, typer.Option(help="Reference models of a membership attack.")
     ] = 16,
+    property_: Annotated[
+        str,
+        typer.Option(
+            "--property",
+            help="What is asked of clients: planted, a trait of images (thickness, slant, "
+            "brightness), or COLUMN[=VALUE] of a table.",
+        ),
+    ] = "planted",
     seed: Annotated[int, typer.Option(help="Seed of the audit's own draws.")] = 0,
     out: Annotated[
         Path | None,
@@ -59,20 +68,21 @@ def audit(
     with loading(quiet=quiet):
         from rich.console import Console
 
-        from fedveil.audit.command import ATTACKS, Question
+        from fedveil.audit.attack import Question
         from fedveil.audit.command import audit as audited
         from fedveil.audit.self_test import self_test as tested
-        from fedveil.console import Counter, print_findings, print_leaks
+        from fedveil.console import Counter, print_findings, print_leaks, print_rows
         from fedveil.training.engines.workers import WorkerLost
 
-        chosen = ATTACKS if attacks is None else tuple(attacks.split(","))
-        question = Question(chosen, draws, canaries, references, seed, workers)
+        chosen = None if attacks is None else tuple(attacks.split(","))
+        question = Question(chosen, draws, canaries, references, property_, seed, workers)
     progress = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
+    console = Console(markup=False, emoji=False)
     again = "" if out is None else f": the same command resumes it in {out}"
     try:
         with Counter(progress, "steps") as counter:
             if run is None:
-                found, leaks = tuple(tested(question.randomiser, counter.show)), ()
+                found = tuple(tested(question.randomiser, counter.show))
                 told = {"findings": [finding.to_dict() for finding in found]}
             else:
                 whole = audited(
@@ -83,7 +93,7 @@ def audit(
                     allow_code=allow_code,
                     on_step=lambda attack, done, of: counter.show_of(attack, done, of, ""),
                 )
-                found, leaks, told = whole.findings, whole.leaks, whole.to_dict()
+                found, told = whole.findings, whole.to_dict()
     except KeyboardInterrupt:
         print(f"interrupted{again}", file=sys.stderr)
         return 1
@@ -93,10 +103,13 @@ def audit(
     violated = any(finding.violated for finding in found)
     if json_:
         print(json.dumps({**told, "violated": violated}, indent=2))
-    else:
-        console = Console(markup=False, emoji=False)
-        title = "self-test of every release" if run is None else str(run)
-        if found:
-            print_findings(console, title, found)
-        print_leaks(console, title, leaks)
+        return 1 if violated else 0
+    title = "self-test of every release" if run is None else str(run)
+    if found:
+        print_findings(console, title, found)
+    if run is not None:
+        print_leaks(console, title, whole.leaks)
+        print_rows(console, f"{title}: in one row", [whole.row])
+        for reason in whole.found.left_out:
+            console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
     return 1 if violated else 0
