@@ -43,7 +43,7 @@ def probabilities(weights, x):
 
 
 def descended(halves, inside):
-    """Softmax regression in NumPy: the mean over clients of their mean gradients, round by round."""
+    """Softmax regression in NumPy: the mean over clients of their mean gradients, each round."""
     data = halves.training.data
     start = halves.training.start().params.double().numpy()
     width = data.x.shape[1] if data.x.ndim == 2 else int(np.prod(data.x.shape[1:]))

@@ -58,7 +58,14 @@ def test_an_audit_shows_claim_and_bound_and_leaves_the_run_as_it_was(cli, centra
     assert "at delta 1e-05 per client (zero-out, central trust)" in out
     for word in ("randomiser", "canaries", "the final model", "all rounds"):
         assert word in out
-    for word in ("LiRA", "RMIA, offline", "passive, a client", "AUC", "TPR at 0.1 % FPR"):
+    for word in (
+        "LiRA",
+        "RMIA, offline",
+        "passive client",
+        "active client",
+        "AUC",
+        "TPR at 0.1 % FPR",
+    ):
         assert word in out
     assert bare(out) + bare(err) == []
     assert left(central) == before
@@ -77,7 +84,9 @@ def test_all_attacks_that_fit_are_one_row_and_leave_the_run_as_it_was(cli, centr
 
 @pytest.mark.slow
 def test_what_does_not_fit_is_left_out_unless_it_was_asked_for(cli, tmp_path):
-    folder = made(tmp_path / "run", "fedavg", "data.name=diabetes", "model.name=linear", "client.lr=0.1")
+    folder = made(
+        tmp_path / "run", "fedavg", "data.name=diabetes", "model.name=linear", "client.lr=0.1"
+    )
     code, out, err = cli(folder, *FEW)
     assert code == 0, err
     assert "left out: inversion: inversion is of images" in out
@@ -197,7 +206,10 @@ def test_an_audit_that_was_interrupted_goes_on(cli, baseline, tmp_path, monkeypa
 def test_another_audit_in_the_folder_is_refused(cli, central, baseline, tmp_path):
     options = ("--attacks", "membership", *FEW, "--out", tmp_path / "out")
     assert cli(baseline, *options)[0] == 0
-    for arguments, word in (((baseline, *options, "--seed", "3"), "seed"), ((central, *options), "recipe")):
+    for arguments, word in (
+        ((baseline, *options, "--seed", "3"), "seed"),
+        ((central, *options), "recipe"),
+    ):
         code, _, err = cli(*arguments)
         assert code == 2
         assert f"holds another audit (its {word} is" in err

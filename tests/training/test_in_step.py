@@ -187,9 +187,7 @@ def test_trainings_on_other_records_are_those_alone(kind):
         for results, alone in zip(found, train(training), strict=True):
             together = dict(results)[number]
             assert together.clients == alone.clients
-            assert torch.allclose(
-                together.state.params, alone.state.params, rtol=1e-4, atol=1e-5
-            )
+            assert torch.allclose(together.state.params, alone.state.params, rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_one_block_does_not_go_in_step():

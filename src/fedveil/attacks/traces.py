@@ -21,7 +21,7 @@ from fedveil.training.gradients.vmapped import example_gradients
 Numbers = npt.NDArray[np.float64]
 
 _AT_ONCE = 1 << 24
-_TINY = 1e-30
+_TINY, _LARGE = 1e-30, 1e6
 _RISE = 1.0
 _STEPS = 2.0 ** np.arange(-6, 7)
 
@@ -47,44 +47,41 @@ def gradients_at(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -
 
 
 def traces(
-    task: Task, before: torch.Tensor, afters: tuple[torch.Tensor, ...], x: Inputs[Array], y: Array
+    task: Task, before: torch.Tensor, after: torch.Tensor, x: Inputs[Array], y: Array
 ) -> Numbers:
-    """What each record shows of the step from `before` to each of the models `afters`.
+    """What each record shows of the step from `before` to `after`, [records, features].
 
-    [afters, records, features]: the loss afterwards and what it fell by, log(p / (1 - p))
-    afterwards, and for each layer the logarithm of the gradient's length before, its product with
-    the step, and their cosine.
+    The loss afterwards and what it fell by, log(p / (1 - p)) afterwards, and for each layer the
+    logarithm of the gradient's length before, its product with the step, and their cosine.
     """
-    first = losses_of(task, before, x, y)
-    found = []
-    products = _products(task, before, [after - before for after in afters], x, y)
-    for after, rows in zip(afters, products, strict=True):
-        last = losses_of(task, after, x, y)
-        found.append(np.concatenate([np.stack([last, first - last, scaled(last)], 1), rows], 1))
-    return np.nan_to_num(np.stack(found), nan=0.0, posinf=1e6, neginf=-1e6)
+    first, last = (losses_of(task, params, x, y) for params in (before, after))
+    shown = np.stack([last, first - last, scaled(last)], axis=1)
+    found = np.concatenate([shown, _products(task, before, after - before, x, y)], axis=1)
+    return np.nan_to_num(found, nan=0.0, posinf=_LARGE, neginf=-_LARGE)
 
 
 def _products(
-    task: Task, at: torch.Tensor, steps: list[torch.Tensor], x: Inputs[Array], y: Array
+    task: Task, at: torch.Tensor, step: torch.Tensor, x: Inputs[Array], y: Array
 ) -> Numbers:
-    """Lengths and products by layer, [steps, records, 3 x layers], a piece of records at a time."""
-    sizes = task.layer_sizes
-    pieces = []
-    at_once = max(1, _AT_ONCE // task.size)
-    parts = [step.split_with_sizes(sizes) for step in steps]
-    for a in range(0, count(x), at_once):
-        some = slice(a, a + at_once)
+    """Lengths and products by layer, [records, 3 x layers], a piece of the records at a time."""
+    sizes, pieces = task.layer_sizes, []
+    parts = step.split_with_sizes(sizes)
+    lengths = torch.stack([part.norm() for part in parts]).double()
+    for some in _pieces(task, x):
         rows = gradients_at(task, at, taken(x, some), y[some]).neg_()
         layers = rows.split_with_sizes(sizes, dim=1)
         norms = torch.stack([layer.norm(dim=1) for layer in layers], dim=1).double()
-        each = []
-        for part in parts:
-            along = torch.stack([r @ s for r, s in zip(layers, part, strict=True)], dim=1).double()
-            lengths = torch.tensor([float(s.norm()) for s in part]).double()
-            cosines = along / (norms * lengths).clamp_min(_TINY)
-            each.append(torch.cat([norms.clamp_min(_TINY).log(), along, cosines], dim=1))
-        pieces.append(torch.stack(each).numpy())
-    return np.concatenate(pieces, axis=1)
+        along = [layer @ part for layer, part in zip(layers, parts, strict=True)]
+        products = torch.stack(along, dim=1).double()
+        cosines = products / (norms * lengths).clamp_min(_TINY)
+        pieces.append(torch.cat([norms.clamp_min(_TINY).log(), products, cosines], dim=1))
+    return np.asarray(torch.cat(pieces).numpy())
+
+
+def _pieces(task: Task, x: Inputs[Array]) -> list[slice]:
+    """The records in pieces whose gradients fit into memory."""
+    step = max(1, _AT_ONCE // task.size)
+    return [slice(a, a + step) for a in range(0, count(x), step)]
 
 
 def ascended(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> torch.Tensor:
@@ -93,9 +90,7 @@ def ascended(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> to
     One step along the mean gradient, as long as that takes, among powers of two.
     """
     direction = torch.zeros_like(params)
-    at_once = max(1, _AT_ONCE // task.size)
-    for a in range(0, count(x), at_once):
-        some = slice(a, a + at_once)
+    for some in _pieces(task, x):
         direction += gradients_at(task, params, taken(x, some), y[some]).sum(dim=0)
     length = float(direction.norm())
     if not length > 0 or not np.isfinite(length):

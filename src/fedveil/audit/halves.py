@@ -114,7 +114,9 @@ class Halves:
         """
         found = {n: kept.array(_name(n)) for n in range(self.count)}
         left = [n for n in found if found[n] is None]
-        together = max(1, min(fitting_together(self._common), -(-len(left) // self._cores(workers))))
+        together = max(
+            1, min(fitting_together(self._common), -(-len(left) // self._cores(workers)))
+        )
         blocks = [left[a : a + together] for a in range(0, len(left), together)]
         for numbers, losses in self._trained(blocks, workers):
             for number, each in zip(numbers, losses, strict=True):

@@ -7,7 +7,7 @@ NAME.png     figures
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,10 +78,10 @@ class Kept:
             np.save(buffer, values, allow_pickle=False)
             write_atomic(self.folder / f"{name}.npy", buffer.getvalue())
 
-    def picture(self, name: str, content: bytes) -> None:
-        """Write a figure."""
+    def picture(self, name: str, draw: Callable[[], bytes]) -> None:
+        """Draw a figure, if there is where to put it."""
         if self.folder is not None:
-            write_atomic(self.folder / f"{name}.png", content)
+            write_atomic(self.folder / f"{name}.png", draw())
 
 
 def _check(folder: Path, told: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ class Membership:
             raise BadInput("the run has an attack of its own: leave out --attacks membership")
         found = self.curves(Halves(training, self.references // 2 + 1, self.seed), on_training)
         what = f"{training.data.records:,} records, in and out; {self.references} references"
-        self.kept.picture("membership", roc_png(found, what))
+        self.kept.picture(ATTACK, lambda: roc_png(found, what))
         for way, roc in found.items():
             yield Leak(ATTACK, f"{way}: {what}", roc.measures, claim)
 
@@ -83,7 +83,9 @@ def attacked(losses: Numbers, inside: npt.NDArray[np.bool_]) -> dict[str, Roc]:
     references = References(losses[2:, :records], inside[2:], losses[2:, records:])
     found = {}
     for way, score in WAYS:
-        scores = np.stack([score(each[:records], each[records:], references) for each in losses[:2]])
+        scores = np.stack(
+            [score(each[:records], each[records:], references) for each in losses[:2]]
+        )
         members = np.where(inside[0], scores[0], scores[1])
         others = np.where(inside[0], scores[1], scores[0])
         found[way] = Roc(members, others, paired=True)

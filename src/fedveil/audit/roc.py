@@ -75,8 +75,9 @@ class Roc:
         Its interval is DeLong's (1988); of pairs, that of Obuchowski (1997), in which what the two
         scores of a record say is one observation.
         """
-        below, above = _placements(self.members, self.others), _placements(
-            -self.others, -self.members
+        below, above = (
+            _placements(self.members, self.others),
+            _placements(-self.others, -self.members),
         )
         value = float(below.mean())
         if self.paired:

@@ -30,9 +30,7 @@ def audit(
     ] = False,
     draws: Annotated[int, typer.Option(help="Draws of each input of a randomiser.")] = 100_000,
     canaries: Annotated[int, typer.Option(help="Canaries, of clients or of records.")] = 1_000,
-    references: Annotated[
-        int, typer.Option(help="Reference models of a membership attack.")
-    ] = 16,
+    references: Annotated[int, typer.Option(help="Reference models of a membership attack.")] = 16,
     property_: Annotated[
         str,
         typer.Option(

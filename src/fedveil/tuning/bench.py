@@ -43,9 +43,7 @@ class Bench(Generic[C, R]):
         """Whether all jobs are about its cells."""
         return all(id(cell) in self._places for cell, _ in jobs)
 
-    def outcomes(
-        self, jobs: Sequence[tuple[C, Sequence[int]]]
-    ) -> Iterator[tuple[int, list[R]]]:
+    def outcomes(self, jobs: Sequence[tuple[C, Sequence[int]]]) -> Iterator[tuple[int, list[R]]]:
         """(number of the job, its outcomes) as they finish."""
         waiting: dict[Future[list[R]], int] = {}
         left = iter(range(len(jobs)))
