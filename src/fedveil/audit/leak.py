@@ -1,4 +1,4 @@
-"""`Leak`: how well one attack did, in the field's own measures, beside the claim it stands next to."""
+"""`Leak`: how well one attack did, in the field's own measures, beside the claim it belongs to."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -22,7 +22,7 @@ from fedveil.training.round import Ask, RoundResult
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.sums import CohortSum
 
-WATCHED = 8
+WATCHED = 5
 """Rounds that are watched, the last among them."""
 
 Numbers = npt.NDArray[np.float64]

@@ -9,13 +9,13 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from fedveil.audit.attack import Found, Question, attacked
+from fedveil.audit import membership, white_box
+from fedveil.audit.attack import BOUNDS, Found, Question, attacked
 from fedveil.audit.kept import Kept
 from fedveil.audit.leak import Leak
 from fedveil.audit.roc import AUC
 from fedveil.audit.seen import claimed
 from fedveil.audit.summary import COLUMNS, summary
-from fedveil.audit.white_box import ATTACK as WHITE_BOX
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.naseri import (
     CENTRAL,
@@ -85,23 +85,30 @@ def deployments(experiment: Experiment) -> list[Deployment]:
     return [location, replace(digits, rounds=20)]
 
 
-def rows_of(where: Deployment) -> list[Defence]:
-    """The defences of the paper, and gradients that clients protect from everybody."""
+def rows_of(where: Deployment) -> list[tuple[Defence, str]]:
+    """(defence, epsilon): the paper's, and gradients that clients protect from everybody."""
     gradients = (
         *(*where.shared, *where.fixed, "client.kind=gradient", f"budget.delta={DELTA}"),
         f"sample.max_participations={where.cap}",
         "clip.value=0.05",
         "server.lr=40.0",
     )
-    return [*defences(where), Defence(GRADIENTS, "ldp-sgd", gradients, private=True)]
+    found = [
+        (defence, epsilon)
+        for defence in defences(where)
+        for epsilon in (EPSILONS if defence.private else ("",))
+    ]
+    return [*found, (Defence(GRADIENTS, "ldp-sgd", gradients, private=True), EPSILONS[-1])]
 
 
-def question(experiment: Experiment) -> Question:
-    """How large the attacks are."""
+def question(experiment: Experiment, where: Deployment) -> Question:
+    """Which attacks, and how large they are: properties and inversion are asked of images."""
+    of_records = (*BOUNDS, membership.ATTACK, white_box.ATTACK)
     return Question(
+        None if where.data == "digits" else of_records,
         draws=experiment.choose(20_000, 100_000),
         canaries=experiment.choose(200, 1000),
-        references=experiment.choose(14, 64),
+        references=experiment.choose(10, 64),
         workers=experiment.workers,
     )
 
@@ -109,23 +116,21 @@ def question(experiment: Experiment) -> Question:
 def privacy(experiment: Experiment) -> Page:
     """Every defence and epsilon, and every attack on it, as one table for each deployment."""
     page, repeat = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
-    asked = question(experiment)
+    cases = deployments(experiment)
+    references = question(experiment, cases[0]).references
     page.settings += [
         f"The numbers of the paper are {UNPUBLISHED}; all of these are ours. Accuracy on the test "
         f"split, {repeat} repetitions, mean +- half of the 95 % interval. Membership: the best of "
-        f"LiRA and RMIA against final models, {asked.references} reference models, each record "
-        "once in and once not, TPR at 0.1 % FPR; white box: the best attacker inside the training whom "
-        "the claim does not trust. Property: half of the clients' records are dimmed. Inversion: "
-        "one record's update, cosine and total variation. In brackets intervals at 95 %. The "
-        "empirical epsilon is a lower bound at 95 % and belongs to the claim beside it.",
+        f"LiRA and RMIA against final models, {references} reference models, each record once in "
+        "and once not, TPR at 0.1 % FPR; white box: the best attacker inside the training whom the "
+        "claim does not trust. Of images also: a property, half of the clients' records being "
+        "dimmed, and inversion of one record's update by cosine and total variation. In brackets "
+        "intervals at 95 %. The empirical epsilon is a lower bound at 95 % and belongs to the "
+        "claim beside it.",
     ]
     page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
-    for where in deployments(experiment):
-        rows = [
-            _row(experiment, where, defence, epsilon, repeat, asked)
-            for defence in rows_of(where)
-            for epsilon in (EPSILONS if defence.private else ("",))
-        ]
+    for where in cases:
+        rows = [_row(experiment, where, *row, repeat) for row in rows_of(where)]
         page.settings.append(f"- {where}")
         table = tuple(row.cells for row in rows)
         page.tables.append(TextTable(_HEADERS, table, f"{where.title}:"))
@@ -142,17 +147,17 @@ def privacy(experiment: Experiment) -> Page:
 def findings(title: str, rows: list[Row]) -> list[Finding]:
     """What is to be seen in a table."""
     by = {(row.defence, row.epsilon): row for row in rows}
-    none = by[NONE, ""].auc("membership")
+    none = by[NONE, ""].auc(membership.ATTACK)
     least = EPSILONS[0]
-    record, client = (by[name, least].auc("membership") for name in (LOCAL, CENTRAL))
-    inside = {name: by[name, least].auc(WHITE_BOX) for name in (LOCAL, CENTRAL)}
+    record, client = (by[name, least].auc(membership.ATTACK) for name in (LOCAL, CENTRAL))
+    inside = {name: by[name, least].auc(white_box.ATTACK) for name in (LOCAL, CENTRAL)}
     return [
         Finding(
             f"{title}: undefended, membership is found, and by an attacker inside the training "
             "more surely.",
-            none > REMEMBERS and by[NONE, ""].auc(WHITE_BOX) > REMEMBERS,
+            none > REMEMBERS and by[NONE, ""].auc(white_box.ATTACK) > REMEMBERS,
             f"Rule: both AUC above {REMEMBERS:g}. Here {none:.3f} black box and "
-            f"{by[NONE, ''].auc(WHITE_BOX):.3f} white box.",
+            f"{by[NONE, ''].auc(white_box.ATTACK):.3f} white box.",
         ),
         Finding(
             f"{title}: both kinds of DP take membership away from who sees the models.",
@@ -178,8 +183,8 @@ def _row(
     defence: Defence,
     epsilon: str,
     repeat: int,
-    asked: Question,
 ) -> Row:
+    asked = question(experiment, where)
     settings = (*defence.settings, *([f"budget.epsilon={epsilon}"] if epsilon else []))
     name = f"naseri-privacy-{where.data}-{defence.recipe}{f'-{epsilon}' if epsilon else ''}"
     sweep = experiment.sweep(name, defence.recipe, settings, [], repeat)
