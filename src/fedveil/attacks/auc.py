@@ -8,6 +8,8 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 from scipy.stats import rankdata
 
+_NEAR = 1e-9
+
 Values = npt.NDArray[np.float64]
 
 
@@ -44,6 +46,7 @@ def auc_interval(area: float, with_: int, without: int, confidence: float) -> tu
     def above(true: float) -> float:
         return true - area - off(true)
 
-    low = float(brentq(below, 0.0, area)) if below(0.0) * below(area) < 0 else 0.0
-    high = float(brentq(above, area, 1.0)) if above(area) * above(1.0) < 0 else 1.0
+    under, over = max(area - _NEAR, 0.0), min(area + _NEAR, 1.0)  # at 0 and 1 nothing varies
+    low = float(brentq(below, 0.0, under)) if below(under) < 0 < below(0.0) else 0.0
+    high = float(brentq(above, over, 1.0)) if above(over) < 0 < above(1.0) else 1.0
     return low, high

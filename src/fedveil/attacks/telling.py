@@ -39,7 +39,7 @@ class Telling:
         every = np.tile(has, len(seen) // len(made))
         within = noisy - np.where(every[:, None], mean[1], mean[0])
         spread, _ = ledoit_wolf(within, assume_centered=True)
-        spread += np.trace(spread) / len(spread) * _RANK * np.eye(len(spread))
+        spread += (np.trace(spread) / len(spread) or 1.0) * _RANK * np.eye(len(spread))
         along = basis @ np.linalg.solve(spread, mean[1] - mean[0])
         return cls(along, float(centre @ along + (mean[0] + mean[1]) @ (basis.T @ along) / 2))
 

@@ -91,8 +91,15 @@ class InversionAudit:
 
     def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
         """One for each view of an update."""
+        for _, leak in self.seen(training, on_step):
+            yield leak
+
+    def seen(
+        self, training: Training, on_step: OnStep = lambda done, of: None
+    ) -> Iterator[tuple[Reconstruction, Leak]]:
+        """The images that were made out, and what is said of them."""
         claim = claimed(training.plan)
-        for found in self.reconstructions(training, on_step):
+        for found in self._reconstructions(training, on_step):
             one = "one record" if self.records == 1 else f"{self.records} records"
             what = f"an update of {one} in round {self.round}, by {self.method}, {found.view}"
             measures = (
@@ -101,10 +108,10 @@ class InversionAudit:
                 mean_of("PSNR of the mean image", found.mean_psnr),
                 Measure("labels told", float(found.labels.mean())),
             )
-            yield Leak(ATTACK, what, measures, claim)
+            yield found, Leak(ATTACK, what, measures, claim)
 
-    def reconstructions(
-        self, training: Training, on_step: OnStep = lambda done, of: None
+    def _reconstructions(
+        self, training: Training, on_step: OnStep
     ) -> Iterator[Reconstruction]:
         """The images themselves, one view after the other."""
         data = training.data

@@ -4,6 +4,7 @@ What draws it is imported when it is drawn.
 """
 
 import io
+import textwrap
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from fedveil.audit.inversion import Images, Reconstruction
 from fedveil.errors import BadInput
 
-_INCH = 0.9
+_INCH, _TEXT = 0.8, 3.5
 
 
 def side_by_side_png(found: Mapping[str, Reconstruction], most: int = 8) -> bytes:
@@ -33,13 +34,17 @@ def side_by_side_png(found: Mapping[str, Reconstruction], most: int = 8) -> byte
         )
         for name, each in found.items()
     }
-    figure = Figure(figsize=(3.2 + _INCH * count, _INCH * len(rows)), layout="constrained")
-    axes = figure.subplots(len(rows), count, squeeze=False)
-    for line, (name, images) in zip(axes, rows.items(), strict=True):
+    size = (_INCH * (_TEXT + count), _INCH * len(rows))
+    figure = Figure(figsize=size, layout="constrained")
+    ratios = [_TEXT, *([1] * count)]
+    axes = figure.subplots(len(rows), 1 + count, squeeze=False, width_ratios=ratios)
+    for (said, *line), (name, images) in zip(axes, rows.items(), strict=True):
+        said.axis("off")
+        words = "\n".join(textwrap.fill(each, 46) for each in name.splitlines())
+        said.text(1.0, 0.5, words, ha="right", va="center", fontsize=7, transform=said.transAxes)
         for axis, image in zip(line, images, strict=False):
             axis.imshow(_drawn(image), cmap="gray", vmin=first.pixels.low, vmax=first.pixels.high)
             axis.set(xticks=[], yticks=[])
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
