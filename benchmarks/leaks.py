@@ -1,14 +1,17 @@
-"""What updates show under each recipe: tables and pictures of docs/results/inversion.md, properties.md.
+"""What updates show under each recipe: docs/results/inversion.md and properties.md.
 
     python benchmarks/leaks.py inversion mnist-cnn      # or mnist-mlp, digits
     python benchmarks/leaks.py methods                  # DLG, iDLG and cosine, one record and more
-    python benchmarks/leaks.py properties digits        # or femnist-thickness, femnist-slant, loans
+    python benchmarks/leaks.py properties digits planted
+    python benchmarks/leaks.py properties femnist thickness            # or slant
+    python benchmarks/leaks.py properties loans purpose=credit_card    # or addr_state=CA
 
 Data are looked for in $FEDVEIL_DATA. A picture goes to docs/results.
 """
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +21,7 @@ from fedveil.audit.inversion import InversionAudit, Reconstruction
 from fedveil.audit.leak import Leak
 from fedveil.audit.pictures import side_by_side_png
 from fedveil.audit.property import PropertyAudit
+from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
@@ -30,11 +34,25 @@ IMAGES = {
     "mnist-mlp": ("data.name=mnist", "model.name=mlp", "model.hidden=[64]"),
     "mnist-cnn": ("data.name=mnist", "model.name=fu-cnn"),
 }
+WRITERS = ("data.name=femnist", "data.partition=natural", "data.digits=true", "data.clients=500")
 CLIENTS = {
     "digits": ("data.name=digits", "data.clients=200", "model.name=mlp", "model.hidden=[32]"),
-    "femnist": ("data.name=femnist", "data.partition=natural", "model.name=mlp", "model.hidden=[64]"),
-    "loans": ("data.name=table", "model.name=linear"),
+    "femnist": (*WRITERS, "data.min_records=5", "model.name=mlp", "model.hidden=[32]"),
+    "loans": ("data.name=saved", "data.clients=none", "data.partition=none", "model.name=linear"),
 }
+COHORTS = {
+    "fedsgd": ("sample.size=100",),
+    "fedavg": ("sample.size=100",),
+    "norm-bound": ("sample.size=100",),
+    "dp-sgd": ("sample.size=40",),
+    "ldp-sgd": ("sample.size=40",),
+    "ldp-fl": ("shuffle.minimum=180", "rounds=10"),
+}
+LOANS = "lending_club/lending_club_loans.parquet"
+ABOUT = (
+    *("zip_code", "loan_amnt", "term", "annual_inc", "dti", "revol_util", "total_acc"),
+    *("home_ownership", "purpose", "addr_state", "int_rate"),
+)
 STEPS = ("client.epochs=3", "client.lr=0.1")
 LAPLACE = ("budget.epsilon=8", "client.steps=3", "client.lr=0.1")
 RECIPES = {
@@ -105,20 +123,35 @@ def methods() -> None:
     table("methods", leaks())
 
 
-def properties(case: str) -> None:
+def loans(folder: str) -> str:
+    """Loans by the borrower's postal district; a district has 50 of them or is left out."""
+    from pyarrow import parquet
+
+    table = parquet.read_table(Path(os.environ["FEDVEIL_DATA"]) / LOANS, columns=list(ABOUT))
+    whole = table.drop_null()
+    data = FederatedData.from_table(
+        whole, target="int_rate", client="zip_code", features=ABOUT[1:-1], min_records=50
+    )
+    data.save(Path(folder) / "loans")
+    return f"data.path={Path(folder) / 'loans'}"
+
+
+def properties(case: str, trait: str) -> None:
     """Every recipe, one property."""
-    data, _, trait = case.partition("-")
-    asked = PropertyAudit(trait or "planted", rounds=10)
+    asked = PropertyAudit(trait, rounds=10)
 
     def leaks() -> Iterator[tuple[str, Leak]]:
         for name, settings in RECIPES.items():
             try:
-                for leak in asked.leaks(training(name, *CLIENTS[data], *settings)):
+                some = (*CLIENTS[case], *settings, *COHORTS.get(name, ()), *path)
+                for leak in asked.leaks(training(name, *some)):
                     yield name, leak
             except BadInput as refused:
                 print(f"| `{name}` | {refused} |")
 
-    table(case, leaks())
+    with tempfile.TemporaryDirectory() as folder:
+        path = (loans(folder),) if case == "loans" else ()
+        table(f"{case}, {trait}", leaks())
 
 
 if __name__ == "__main__":
@@ -128,8 +161,8 @@ if __name__ == "__main__":
             inversion(case)
         case ["methods"]:
             methods()
-        case ["properties", case]:
-            properties(case)
+        case ["properties", case, trait]:
+            properties(case, trait)
         case _:
             raise SystemExit(__doc__)
     print(f"\n{time.perf_counter() - began:.0f} s")

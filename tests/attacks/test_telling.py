@@ -1,4 +1,4 @@
-"""Telling two kinds of updates apart: as well as noise allows, and not at all where nothing shows."""
+"""Telling updates apart: as well as noise allows, and not at all where nothing shows."""
 
 import numpy as np
 import pytest

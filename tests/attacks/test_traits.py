@@ -89,6 +89,8 @@ def test_traits_that_records_do_not_have():
     with pytest.raises(BadInput, match="texts or whole numbers"):
         trait_of("brightness", words)
     several = {"a": np.zeros((6, 2), dtype=np.float32), "b": np.zeros((6, 3), dtype=np.float32)}
-    named = replace(images, x={k: np.concatenate([v, v]) for k, v in several.items()}, test_x=several)
+    named = replace(
+        images, x={k: np.concatenate([v, v]) for k, v in several.items()}, test_x=several
+    )
     with pytest.raises(BadInput, match="inputs a, b"):
         trait_of("brightness", named)

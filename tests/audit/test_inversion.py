@@ -1,11 +1,19 @@
 """Inversion of what runs show: of baselines all, of local reports no more than the mean image."""
 
+import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from fedveil.audit.inversion import ATTACK, InversionAudit, mean_of, pixels_of
+from fedveil.audit.inversion import (
+    ATTACK,
+    InversionAudit,
+    check_images,
+    mean_of,
+    pixels_of,
+)
 from fedveil.audit.pictures import side_by_side_png
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
@@ -132,13 +140,7 @@ def test_what_does_not_fit_the_run_gets_one_line():
             list(audit.leaks(fedsgd))
 
 
-def data_with(data, **changes):
-    return replace(data, **changes)
-
-
 def test_records_that_are_no_images_are_refused():
-    from fedveil.audit.inversion import check_images
-
     data = training("fedsgd", "sample.size=10").data
     x, test_x = np.asarray(data.x), np.asarray(data.test_x)
     flat = replace(data, x=x.reshape(len(x), -1), test_x=test_x.reshape(len(test_x), -1))
@@ -158,11 +160,6 @@ def test_records_that_are_no_images_are_refused():
 
 
 def test_a_picture_has_originals_and_reconstructions():
-    pytest.importorskip("PIL")
-    import io
-
-    from PIL import Image
-
     quick = replace(QUICK, steps=2)
     central = list(quick.seen(training("central", "client.epochs=1")))
     found = {leak.what: each for each, leak in central}

@@ -15,7 +15,7 @@ from fedveil.training.gradients.choice import Mode
 from fedveil.training.session import new_ledger
 from fedveil.training.work import OneGradient
 
-FEW = ("engine.workers=1", "data.clients=40", "rounds=3")
+FEW = ("engine.workers=1", "engine.mode=vectorised", "data.clients=40", "rounds=3")
 RECIPES = {
     "fedavg": ("sample.size=10", "client.epochs=2"),
     "fedsgd": ("sample.size=10",),
@@ -95,7 +95,9 @@ def test_what_an_attacker_makes_has_no_noise():
 
 
 def test_whose_view_it_is():
-    words = {name: [v.told(training(name).plan) for v in views(training(name).plan)] for name in RECIPES}
+    words = {
+        name: [v.told(training(name).plan) for v in views(training(name).plan)] for name in RECIPES
+    }
     assert words["fedavg"] == words["ldp-sgd"] == words["dp-sgd"] == ["as the server sees it"]
     assert words["central"] == [
         "as the trusted server sees it",

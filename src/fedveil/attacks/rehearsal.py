@@ -112,7 +112,9 @@ class Rehearsal:
             params = params.clone().requires_grad_()
         named = self.task.named(params)
         outputs = self.task.outputs(named, x)
-        found = torch.autograd.grad(self._loss(outputs, labels), list(named.values()), create_graph=True)
+        found = torch.autograd.grad(
+            self._loss(outputs, labels), list(named.values()), create_graph=True
+        )
         return torch.cat([part.reshape(-1) for part in found])
 
     def _loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from fedveil.attacks.labels import label_shares, labels_of
 from fedveil.attacks.likeness import matched, psnr, ssim
 from fedveil.attacks.rehearsal import Rehearsal
 from fedveil.audit.leak import Leak, Measure
-from fedveil.audit.seen import Witness, again, claimed, replayed, views
+from fedveil.audit.seen import Witness, again, check_own, claimed, replayed, views
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
@@ -110,29 +110,29 @@ class InversionAudit:
             )
             yield found, Leak(ATTACK, what, measures, claim)
 
-    def _reconstructions(
-        self, training: Training, on_step: OnStep
-    ) -> Iterator[Reconstruction]:
+    def _reconstructions(self, training: Training, on_step: OnStep) -> Iterator[Reconstruction]:
         """The images themselves, one view after the other."""
         data = training.data
         check_images(data)
+        check_own(training, ATTACK)
         if self.round > training.plan.permitted:
             raise BadInput(
                 f"--round is {self.round} and the plan has {training.plan.permitted}: attack an "
                 "earlier one"
             )
         attacked = again(training, self.seed, adversary=None)
-        *_, ask = replayed(attacked, self.round)
+        for ask in replayed(attacked, self.round):
+            last = ask
         ids, victims = self._victims(data)
         witness = Witness(attacked, victims, self._streams(attacked))
         whose = np.arange(len(ids))
         kinds = views(training.plan)
         done, of = 0, len(kinds) * len(ids)
         for view in kinds:
-            seen = witness.seen(view, self.round, ask.state, ids, whose)
+            seen = witness.seen(view, self.round, last.state, ids, whose)
             found, labels = [], []
             for k in range(len(ids)):
-                x, y = self._inverted(attacked, ask, seen[k], k)
+                x, y = self._inverted(attacked, last, seen[k], k)
                 found.append(x)
                 labels.append(y)
                 done += 1
@@ -162,11 +162,12 @@ class InversionAudit:
         self, training: Training, ask: Ask, seen: torch.Tensor, k: int
     ) -> tuple[Images, npt.NDArray[np.int64]]:
         data, task = training.data, training.task
-        shares = label_shares(task, seen, data.classes)
         x: Any = data.test_x
-        outputs = task.answers(ask.state.params, torch.tensor(x[:_PUBLIC]))
-        chances = outputs[:, : data.classes].softmax(dim=1).mean(dim=0).double().numpy()
-        labels = labels_of(shares, chances, self.records)
+        labels = np.zeros(self.records, dtype=np.int64)
+        if self.method != Method.DLG:
+            outputs = task.answers(ask.state.params, torch.tensor(x[:_PUBLIC]))
+            chances = outputs[:, : data.classes].softmax(dim=1).mean(dim=0).double().numpy()
+            labels = labels_of(label_shares(task, seen, data.classes), chances, self.records)
         inversion = Inversion(Method(self.method), self.steps, self.restarts)
         seed = int(np.random.default_rng([self.seed, k]).integers(2**31))
         found = inversion.invert(

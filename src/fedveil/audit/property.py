@@ -19,7 +19,7 @@ from fedveil.attacks.multi_task import MultiTask, last_layer
 from fedveil.attacks.telling import Telling
 from fedveil.attacks.traits import Trait, check_real, relative, trait_of
 from fedveil.audit.leak import Leak, Measure
-from fedveil.audit.seen import View, Witness, again, claimed, replayed, views
+from fedveil.audit.seen import View, Witness, again, check_own, claimed, replayed, views
 from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
@@ -69,10 +69,9 @@ class Told:
         self.total[ids] += scores
         self.times[ids] += 1
 
-    def leak(self, has: Flags, apart: Ids) -> tuple[int, Measure]:
-        """(how many clients were seen, the AUC of their mean scores), the attackers `apart`."""
+    def leak(self, has: Flags) -> tuple[int, Measure]:
+        """(how many clients were seen, the AUC of their mean scores)."""
         seen = np.flatnonzero(self.times > 0)
-        seen = seen[~np.isin(seen, apart)]
         kinds = has[seen]
         if kinds.all() or not kinds.any():
             raise BadInput(
@@ -114,6 +113,7 @@ class PropertyAudit:
 
     def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
         """One for each view, passive; and as many active ones."""
+        check_own(training, ATTACK)
         asked = self.question(training.data)
         rounds = min(self.rounds, training.plan.permitted)
         kinds = ["passively", "actively"] if self.active and _hidden(training) else ["passively"]
@@ -124,12 +124,14 @@ class PropertyAudit:
                 attacker = self._attacker(training, asked)
                 ids = attacker.ids
                 attacked = replace(attacked, adversary=attacker)
+            clients = Witness(attacked, asked.data, attacked.streams)
+            mine = [Witness(attacked, asked.own, own) for own in self._streams(training)]
             told = {view: Told(np.zeros(len(asked.has))) for view in views(training.plan)}
             for ask in replayed(attacked, rounds):
-                self._watch(attacked, asked, ask, ids, told)
+                self._watch(clients, mine, asked, ask, ids, told)
                 on_step(number * rounds + ask.round, len(kinds) * rounds)
             for view, scores in told.items():
-                seen, measure = scores.leak(asked.has, ids)
+                seen, measure = scores.leak(asked.has)
                 what = f"{self.property}, {kind}, of {seen} clients in {rounds} rounds, "
                 what += view.told(training.plan)
                 yield Leak(ATTACK, what, (measure,), claimed(training.plan))
@@ -168,7 +170,8 @@ class PropertyAudit:
             chosen = np.where(_across(np.repeat(has, size), chosen), _dimmed(chosen), chosen)
         else:
             public = trait(np.asarray(x))
-            upper = relative(public, data.test_y, public, data.test_y, data.classes) > 0
+            above = relative(public, data.test_y, public, data.test_y, data.classes)
+            upper = above > 0 if (above > 0).any() else above >= 0
             if upper.all() or not upper.any():
                 raise BadInput(
                     f"property {self.property!r}: no test records to learn it from, all are alike"
@@ -189,28 +192,30 @@ class PropertyAudit:
 
     def _watch(
         self,
-        training: Training,
+        clients: Witness,
+        mine: list[Witness],
         asked: Question,
         ask: Ask,
         apart: Ids,
         told: dict[View, Told],
     ) -> None:
         """Score one round's reports, by what the attacker's own records make of its model."""
-        secure = training.plan.secure
         ids = ask.ids[~np.isin(ask.ids, apart)]
         if not len(ids):
             return
         every = np.arange(len(asked.own_has))
-        names = every % training.plan.population
-        clients = Witness(training, asked.data, training.streams)
-        streams = [Streams(seed_of("property", self.seed, draw), secure) for draw in range(_DRAWS)]
-        mine = [Witness(training, asked.own, own) for own in streams]
+        names = every % len(asked.has)
         made = mine[0].unnoised(ask.round, ask.state, names, every).numpy()
         for view, scores in told.items():
             shown = [each.seen(view, ask.round, ask.state, names, every).numpy() for each in mine]
             telling = Telling.fitted(made, np.concatenate(shown), asked.own_has)
             rows = clients.seen(view, ask.round, ask.state, ids, ids).numpy()
             scores.add_(ids, telling.scores(rows))
+
+    def _streams(self, training: Training) -> list[Streams]:
+        """Of the attacker's own clients, one for each time that it noises their updates."""
+        secure = training.plan.secure
+        return [Streams(seed_of("property", self.seed, k), secure) for k in range(_DRAWS)]
 
     def _attacker(self, training: Training, asked: Question) -> MultiTask:
         """Clients drawn at random that train on the attacker's records."""

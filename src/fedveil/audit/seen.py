@@ -9,6 +9,7 @@ part, and takes it off.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ import torch
 
 from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
@@ -24,7 +26,7 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
 from fedveil.training.exchange import client_report
-from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
 from fedveil.training.reports import Rows, accept
 from fedveil.training.round import Ask
 from fedveil.training.server import ServerState
@@ -66,6 +68,12 @@ def claimed(plan: PrivacyPlan) -> PrivacyClaim | None:
     """What a leak stands beside: the first claim that is a guarantee; None if there is none."""
     line = strict_line(plan)
     return None if line is None else claim_of(line, line.participations(plan.permitted))
+
+
+def check_own(training: Training, attack: str) -> None:
+    """Refuse a run that is attacked already."""
+    if training.adversary is not None:
+        raise BadInput(f"the run has an attack of its own: leave out --attacks {attack}")
 
 
 def replayed(training: Training, rounds: int) -> Iterator[Ask]:
@@ -127,23 +135,27 @@ class Witness:
     def _turns(self, round: int, state: ServerState, ids: Ids, whose: Ids) -> Iterator[Turn]:
         """In blocks of clients that are computed together; one by one where they have to be."""
         training = self.training
-        engine = training.engine
-        if not isinstance(engine, Serial):
-            raise AssertionError("an audit runs in this process")
-        gradients = gradients_of(
-            training.task,
-            engine.mode,
-            self.data,
-            mixes=engine.job.mixes,
-            private=training.plan.steps is not None,
-        )
-        step = 1 if engine.mode is Mode.LOOPED else max(1, _BLOCK // training.task.size)
+        looped = self._engine.mode is Mode.LOOPED
+        step = 1 if looped else max(1, _BLOCK // training.task.size)
         clip = training.plan.clip(state.moving, round)
         for a in range(0, len(ids), step):
             cohort = CohortData(self.data, ids[a : a + step], whose[a : a + step])
-            yield Turn(
-                *(round, state.params, cohort, clip, gradients, self.streams), moving=state.moving
-            )
+            known = (round, state.params, cohort, clip, self._gradients, self.streams)
+            yield Turn(*known, moving=state.moving)
+
+    @property
+    def _engine(self) -> Serial:
+        engine = self.training.engine
+        if not isinstance(engine, Serial):
+            raise AssertionError("an audit runs in this process")
+        return engine
+
+    @cached_property
+    def _gradients(self) -> Gradients:
+        training, engine = self.training, self._engine
+        private = training.plan.steps is not None
+        mixes = engine.job.mixes
+        return gradients_of(training.task, engine.mode, self.data, mixes=mixes, private=private)
 
     def _summed(self, turn: Turn, k: int, row: torch.Tensor) -> torch.Tensor:
         """The round's released sum that the report `row` is in, less what the others are known for.
