@@ -22,7 +22,7 @@ from fedveil.runs.run import Run
 from tests.audit.test_command import left
 
 FEW = ("engine.workers=1", "data.clients=40", "rounds=3", "engine.mode=looped")
-QUICK = InversionAudit(clients=2, steps=80, restarts=1)
+QUICK = InversionAudit(clients=1, steps=60, restarts=1)
 
 
 def training(name, *settings):
@@ -36,7 +36,7 @@ def measures(leak):
 def test_a_baseline_shows_its_records():
     fedsgd = training("fedsgd", "sample.size=10")
     steps = []
-    (leak,) = QUICK.leaks(fedsgd, lambda done, of: steps.append((done, of)))
+    (leak,) = replace(QUICK, clients=2).leaks(fedsgd, lambda done, of: steps.append((done, of)))
     found = measures(leak)
     assert leak.attack == ATTACK
     assert leak.what == "an update of one record in round 1, by cosine, as the server sees it"
@@ -49,7 +49,7 @@ def test_a_baseline_shows_its_records():
 
 def test_several_local_steps_are_seen_through():
     fedavg = training("fedavg", "sample.size=10", "client.epochs=2")
-    (leak,) = replace(QUICK, clients=1, steps=60).leaks(fedavg)
+    (leak,) = QUICK.leaks(fedavg)
     assert measures(leak)["PSNR"] > 18
 
 
@@ -66,7 +66,7 @@ def test_the_trusted_server_sees_what_nobody_else_does():
 @pytest.mark.parametrize("name", ["ldp-sgd", "dp-sgd"])
 def test_what_clients_noise_is_no_better_than_the_mean_image(name):
     settings = ("budget.epsilon=8", "sample.size=10", "data.clients=20")
-    (leak,) = QUICK.leaks(training(name, *settings))
+    (leak,) = replace(QUICK, steps=30).leaks(training(name, *settings))
     found = measures(leak)
     assert found["PSNR"] < found["PSNR of the mean image"]
     assert leak.claim is not None
@@ -74,7 +74,7 @@ def test_what_clients_noise_is_no_better_than_the_mean_image(name):
 
 
 def test_two_valued_reports_show_nothing_behind_the_shuffler():
-    before, behind = replace(QUICK, clients=1).leaks(
+    before, behind = replace(QUICK, steps=30).leaks(
         training("ldp-fl", "shuffle.minimum=30", "client.epochs=1")
     )
     assert "before the shuffler" in before.what
@@ -82,7 +82,7 @@ def test_two_valued_reports_show_nothing_behind_the_shuffler():
 
 
 def test_a_later_round_and_a_batch():
-    few = replace(QUICK, records=2, round=2, steps=20, clients=1)
+    few = replace(QUICK, records=2, round=2, steps=20)
     ((found, leak),) = few.seen(training("fedsgd", "sample.size=10"))
     assert found.found.shape == found.originals.shape == (2, 1, 8, 8)
     assert leak.what.startswith("an update of 2 records in round 2")

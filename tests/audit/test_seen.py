@@ -30,7 +30,7 @@ def training(name, *settings):
     return again(build(load_recipe(name, (*FEW, *RECIPES[name], *settings)), None), 0)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["fedsgd", "central", "ldp-sgd", "dp-sgd", "ldp-fl"])
 def test_a_report_is_what_clients_send(name):
     """An observer of the training itself has seen the same, noise included."""
     seen = {}
