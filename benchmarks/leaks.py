@@ -2,7 +2,7 @@
 
     python benchmarks/leaks.py inversion mnist-cnn      # or mnist-mlp, digits
     python benchmarks/leaks.py methods                  # DLG, iDLG and cosine, one record and more
-    python benchmarks/leaks.py properties digits planted
+    python benchmarks/leaks.py properties digits planted               # and recipes, left out: all
     python benchmarks/leaks.py properties femnist thickness            # or slant
     python benchmarks/leaks.py properties loans purpose=credit_card    # or addr_state=CA
 
@@ -46,7 +46,7 @@ COHORTS = {
     "norm-bound": ("sample.size=100",),
     "dp-sgd": ("sample.size=40",),
     "ldp-sgd": ("sample.size=40",),
-    "ldp-fl": ("shuffle.minimum=180", "rounds=10"),
+    "ldp-fl": ("shuffle.minimum=180", "rounds=2"),
 }
 LOANS = "lending_club/lending_club_loans.parquet"
 ABOUT = (
@@ -98,7 +98,7 @@ def inversion(case: str) -> None:
             fixed = (*IMAGES[case], "data.clients=500", "data.seed=1", "engine.mode=looped")
             for found, leak in asked.seen(training(name, *fixed, *settings)):
                 pictures[f"{name}, {found.view.split(',')[0]}"] = found
-                yield name, leak
+                yield name, replace(leak, what=found.view)
 
     table(case, leaks())
     (RESULTS / f"inversion-{case}.png").write_bytes(side_by_side_png(pictures))
@@ -110,14 +110,15 @@ def methods() -> None:
     def leaks() -> Iterator[tuple[str, Leak]]:
         cases = [*IMAGES.items(), ("mnist-small-cnn", ("data.name=mnist", "model.name=small-cnn"))]
         for case, settings in cases:
-            fixed = ("data.clients=500", "data.seed=1", "engine.mode=looped")
+            fixed = ("data.clients=100", "data.seed=1", "engine.mode=looped")
             built = training("fedsgd", *fixed, *settings)
             for method in ("dlg", "idlg", "cosine"):
-                asked = InversionAudit(clients=3, method=method, steps=300, restarts=2)
+                asked = InversionAudit(clients=3, method=method, steps=300, restarts=1)
                 for leak in asked.leaks(built):
                     yield case, leak
             for records in (2, 4):
-                for leak in InversionAudit(clients=2, records=records, steps=600).leaks(built):
+                asked = InversionAudit(clients=2, records=records, steps=300, restarts=1)
+                for leak in asked.leaks(built):
                     yield case, leak
 
     table("methods", leaks())
@@ -136,12 +137,14 @@ def loans(folder: str) -> str:
     return f"data.path={Path(folder) / 'loans'}"
 
 
-def properties(case: str, trait: str) -> None:
+def properties(case: str, trait: str, only: list[str]) -> None:
     """Every recipe, one property."""
     asked = PropertyAudit(trait, rounds=10)
 
     def leaks() -> Iterator[tuple[str, Leak]]:
         for name, settings in RECIPES.items():
+            if only and name not in only:
+                continue
             try:
                 some = (*CLIENTS[case], *settings, *COHORTS.get(name, ()), *path)
                 for leak in asked.leaks(training(name, *some)):
@@ -161,8 +164,8 @@ if __name__ == "__main__":
             inversion(case)
         case ["methods"]:
             methods()
-        case ["properties", case, trait]:
-            properties(case, trait)
+        case ["properties", case, trait, *only]:
+            properties(case, trait, only)
         case _:
             raise SystemExit(__doc__)
     print(f"\n{time.perf_counter() - began:.0f} s")

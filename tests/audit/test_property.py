@@ -10,6 +10,7 @@ from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
+from fedveil.training.adversary import ReportAttack
 from tests.audit.test_command import left
 
 FEW = ("engine.workers=1", "engine.mode=vectorised", "data.clients=80", "rounds=6")
@@ -43,7 +44,7 @@ def test_clients_that_have_nothing_are_not_told_apart(monkeypatch):
 
     Five of them are a false alarm of 6e-7.
     """
-    monkeypatch.setattr("fedveil.audit.property._dimmed", lambda x: x)
+    monkeypatch.setattr("fedveil.audit.holders._dimmed", lambda x: x)
     (leak,) = QUICK.leaks(training("fedavg", *MLP))
     assert area(leak).value == pytest.approx(0.5, abs=0.35)
     assert area(leak).low < 0.5 < area(leak).high
@@ -78,35 +79,6 @@ def test_central_noise_hides_it_from_everybody_but_the_server():
     assert area(others).value < area(server).value - 0.1
 
 
-def test_a_trait_of_images_is_that_of_half_of_the_clients():
-    asked = replace(QUICK, property="thickness").question(training("fedavg", *MLP).data)
-    assert asked.has.sum() == 40
-    assert len(asked.own_has) == 60
-    (leak,) = replace(QUICK, property="brightness", rounds=1).leaks(training("fedavg", *MLP))
-    assert leak.what.startswith("brightness, passively")
-
-
-def test_the_attacker_has_test_records_only():
-    data = training("fedavg", *MLP).data
-    public = {image.tobytes() for image in np.asarray(data.test_x)}
-    for name in ("planted", "slant"):
-        own = replace(QUICK, property=name).question(data).own
-        images = [image for image in np.asarray(own.x) if image.tobytes() in public]
-        assert len(images) >= len(own.x) / 2
-        private = {image.tobytes() for image in np.asarray(data.x)} - public
-        assert not any(image.tobytes() in private for image in np.asarray(own.x))
-
-
-def test_planting_changes_those_who_have_it_and_nobody_else():
-    data = training("fedavg", *MLP).data
-    asked = QUICK.question(data)
-    rows = np.repeat(asked.has, data.sizes)
-    before, after = np.asarray(data.x), np.asarray(asked.data.x)
-    np.testing.assert_array_equal(after[~rows], before[~rows])
-    np.testing.assert_allclose(after[rows], 0.6 * before[rows], rtol=1e-6)
-    assert asked.has.sum() == 40
-
-
 def test_a_run_is_left_as_it_was(tmp_path):
     recipe = load_recipe("central", (*FEW, "client.epochs=1", "evaluate.every=1000"))
     Run.start(recipe, tmp_path / "run", None).execute()
@@ -129,28 +101,24 @@ def test_bad_settings_get_one_line(settings, words):
         PropertyAudit(**settings)
 
 
-def test_a_property_that_nobody_or_everybody_has_is_refused():
-    data = training("fedavg", *MLP).data
-    ones = [np.ones_like(np.asarray(x)) for x in (data.x, data.test_x)]
-    same = replace(data, x=ones[0], test_x=ones[1])
-    with pytest.raises(BadInput, match="property 'brightness': nobody of 80 clients"):
-        replace(QUICK, property="brightness").question(same)
+def test_too_many_attackers_are_refused():
+    with pytest.raises(BadInput, match="--attackers is 40 of 80 clients"):
+        list(replace(QUICK, active=True, attackers=40, rounds=1).leaks(training("fedavg", *MLP)))
+
+
+def test_other_properties_are_attacked_as_well():
+    (leak,) = replace(QUICK, property="brightness", rounds=1).leaks(training("fedavg", *MLP))
+    assert leak.what.startswith("brightness, passively")
+
+
+def test_clients_of_one_kind_are_refused():
     told = Told(np.zeros(4))
     told.add_(np.array([0, 1]), np.array([0.1, 0.2]))
     with pytest.raises(BadInput, match="all of the 2 clients that took part have the property"):
         told.leak(np.array([True, True, False, False]))
 
 
-def test_texts_and_named_inputs_are_refused():
-    data = training("fedavg", *MLP).data
-    x, test_x = np.asarray(data.x), np.asarray(data.test_x)
-    words = replace(data, x=x.astype(np.int64), test_x=test_x.astype(np.int64))
-    named = replace(data, x={"a": x, "b": x}, test_x={"a": test_x, "b": test_x})
-    for other, said in ((words, "texts or whole numbers"), (named, "inputs a, b")):
-        with pytest.raises(BadInput, match=said):
-            QUICK.question(other)
-
-
-def test_too_many_attackers_are_refused():
-    with pytest.raises(BadInput, match="--attackers is 40 of 80 clients"):
-        list(replace(QUICK, active=True, attackers=40, rounds=1).leaks(training("fedavg", *MLP)))
+def test_a_run_with_an_attack_of_its_own_is_refused():
+    attacked = replace(training("fedavg", *MLP), adversary=ReportAttack(lambda r, i, rows: rows))
+    with pytest.raises(BadInput, match="leave out --attacks property"):
+        list(QUICK.leaks(attacked))
