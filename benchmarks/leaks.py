@@ -90,7 +90,7 @@ def table(title: str, leaks: Iterator[tuple[str, Leak]]) -> None:
 
 def inversion(case: str) -> None:
     """Every recipe on one record of the same four clients."""
-    asked = InversionAudit(clients=4, steps=300, restarts=2)
+    asked = InversionAudit(clients=4, steps=200, restarts=1)
     pictures: dict[str, Reconstruction] = {}
 
     def leaks() -> Iterator[tuple[str, Leak]]:
@@ -113,11 +113,11 @@ def methods() -> None:
             fixed = ("data.clients=100", "data.seed=1", "engine.mode=looped")
             built = training("fedsgd", *fixed, *settings)
             for method in ("dlg", "idlg", "cosine"):
-                asked = InversionAudit(clients=3, method=method, steps=300, restarts=1)
+                asked = InversionAudit(clients=2, method=method, steps=200, restarts=1)
                 for leak in asked.leaks(built):
                     yield case, leak
             for records in (2, 4):
-                asked = InversionAudit(clients=2, records=records, steps=300, restarts=1)
+                asked = InversionAudit(clients=1, records=records, steps=200, restarts=1)
                 for leak in asked.leaks(built):
                     yield case, leak
 

@@ -52,3 +52,18 @@ def test_nothing_is_told_where_nothing_lies_apart():
 def test_updates_that_are_all_the_same_tell_nothing():
     same = np.ones((80, 12), dtype=np.float32)
     assert np.ptp(Telling.fitted(same, same, HAS).scores(same[:5])) == 0.0
+
+
+def test_that_something_moves_at_all_is_told_where_there_is_no_noise():
+    """A weight that moves up or down, or not at all: no direction, and still a property."""
+    generator = np.random.default_rng(3)
+
+    def rows(count):
+        has = np.arange(count) % 2 == 1
+        found = (0.1 * generator.normal(size=(count, 20))).astype(np.float32)
+        found[:, 7] = has * generator.choice([-1.0, 1.0], size=count)
+        return found, has
+
+    made, has = rows(80)
+    tried, kinds = rows(200)
+    assert auc(Telling.fitted(made, made, has).scores(tried), kinds) > 0.99
