@@ -15,14 +15,20 @@ Rows = npt.NDArray[np.float32]
 Values = npt.NDArray[np.float64]
 
 _RANK = 1e-6
+_LITTLE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
 class Telling:
-    """A direction [P] and the score of a row that lies between the two kinds."""
+    """A direction [P] and the score of a row that lies between the two kinds.
+
+    Where there is hardly any noise, `magnitudes` are looked at beside the numbers themselves,
+    direction [2 P]: that a weight has a gradient at all tells what occurs in a client's records.
+    """
 
     direction: Values
     middle: float
+    magnitudes: bool
 
     @classmethod
     def fitted(cls, made: Rows, seen: Rows, has: npt.NDArray[np.bool_]) -> "Telling":
@@ -32,6 +38,9 @@ class Telling:
         """
         from sklearn.covariance import ledoit_wolf
 
+        off = np.square(seen[: len(made)] - made).sum()
+        magnitudes = bool(off < _LITTLE * np.square(made).sum())
+        made, seen = _features(made, magnitudes), _features(seen, magnitudes)
         centre = made.mean(axis=0, dtype=np.float64)
         basis = _span(made - centre)
         coordinates, noisy = (made - centre) @ basis, (seen - centre) @ basis
@@ -41,11 +50,17 @@ class Telling:
         spread, _ = ledoit_wolf(within, assume_centered=True)
         spread += (np.trace(spread) / len(spread) or 1.0) * _RANK * np.eye(len(spread))
         along = basis @ np.linalg.solve(spread, mean[1] - mean[0])
-        return cls(along, float(centre @ along + (mean[0] + mean[1]) @ (basis.T @ along) / 2))
+        middle = float(centre @ along + (mean[0] + mean[1]) @ (basis.T @ along) / 2)
+        return cls(along, middle, magnitudes)
 
     def scores(self, rows: Rows) -> Values:
         """Of updates [K, P]: positive for those that look as if they had the property."""
-        return np.asarray(rows.astype(np.float64) @ self.direction - self.middle)
+        features = _features(rows, self.magnitudes).astype(np.float64)
+        return np.asarray(features @ self.direction - self.middle)
+
+
+def _features(rows: Rows, magnitudes: bool) -> Rows:
+    return np.concatenate([rows, np.abs(rows)], axis=1) if magnitudes else rows
 
 
 def _span(rows: Values) -> Values:

@@ -15,6 +15,7 @@ from fedveil.audit.halves import Halves, OnTraining
 from fedveil.audit.kept import Kept
 from fedveil.audit.leak import Leak
 from fedveil.audit.roc import Roc, roc_png
+from fedveil.audit.seen import check_own
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.training.session import Training
@@ -58,8 +59,7 @@ class Membership:
         on_training: OnTraining = lambda done, of: None,
     ) -> Iterator[Leak]:
         """One for each way of scoring, best known first."""
-        if training.adversary is not None:
-            raise BadInput("the run has an attack of its own: leave out --attacks membership")
+        check_own(training, ATTACK)
         found = self.curves(Halves(training, self.references // 2 + 1, self.seed), on_training)
         what = f"{training.data.records:,} records, in and out; {self.references} references"
         self.kept.picture(ATTACK, lambda: roc_png(found, what))

@@ -17,11 +17,9 @@ import torch
 from fedveil.attacks.auc import auc, auc_interval
 from fedveil.attacks.multi_task import MultiTask, last_layer
 from fedveil.attacks.telling import Telling
-from fedveil.attacks.traits import Trait, check_real, relative, trait_of
+from fedveil.audit.holders import PLANTED, Flags, Question, question
 from fedveil.audit.leak import Leak, Measure
 from fedveil.audit.seen import View, Witness, again, check_own, claimed, replayed, views
-from fedveil.data.arrays import Array
-from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.privacy.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
@@ -29,30 +27,17 @@ from fedveil.training.round import Ask
 from fedveil.training.session import Training
 
 ATTACK = "property"
-PLANTED = "planted"
 
 Ids = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float64]
 
 _CONFIDENCE = 0.95
-_DIMMED = 0.6
 _DRAWS = 3
 _LESSON = 512
 """Records that an active attacker trains on."""
 
 OnStep = Callable[[int, int], None]
 """(rounds seen, of how many)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Question:
-    """The clients' records, which clients have the property, and the attacker's own records."""
-
-    data: FederatedData
-    has: Flags
-    own: FederatedData
-    own_has: Flags
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +99,7 @@ class PropertyAudit:
     def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
         """One for each view, passive; and as many active ones."""
         check_own(training, ATTACK)
-        asked = self.question(training.data)
+        asked = question(self.property, training.data, self.auxiliary, self.seed)
         rounds = min(self.rounds, training.plan.permitted)
         kinds = ["passively", "actively"] if self.active and _hidden(training) else ["passively"]
         for number, kind in enumerate(kinds):
@@ -135,60 +120,6 @@ class PropertyAudit:
                 what = f"{self.property}, {kind}, of {seen} clients in {rounds} rounds, "
                 what += view.told(training.plan)
                 yield Leak(ATTACK, what, (measure,), claimed(training.plan))
-
-    def question(self, data: FederatedData) -> Question:
-        """Who has the property, and the attacker's own clients with and without it."""
-        generator = np.random.default_rng([self.seed, 0x9120])
-        if self.property == PLANTED:
-            check_real(data)
-            has = generator.permutation(data.clients) < data.clients // 2
-            _check_both(self.property, has)
-            x: Any = data.x
-            rows = np.repeat(has, data.sizes)
-            planted = np.where(_across(rows, x), _dimmed(x), x).astype(x.dtype)
-            own, own_has = self._own(data, None, generator)
-            return Question(replace(data, x=planted), has, own, own_has)
-        trait = trait_of(self.property, data)
-        public = trait(np.asarray(data.test_x))
-        values = relative(trait(np.asarray(data.x)), data.y, public, data.test_y, data.classes)
-        means = np.add.reduceat(values, data.offsets[:-1]) / data.sizes
-        has = means > np.median(means)
-        _check_both(self.property, has)
-        own, own_has = self._own(data, trait, generator)
-        return Question(data, has, own, own_has)
-
-    def _own(
-        self, data: FederatedData, trait: Trait | None, generator: np.random.Generator
-    ) -> tuple[FederatedData, Flags]:
-        """Clients of test records, as large as half of the clients are: of either kind as many."""
-        x: Any = data.test_x
-        size = max(1, int(np.median(data.sizes)))
-        has = np.arange(2 * self.auxiliary) % 2 == 1
-        if trait is None:
-            rows = generator.integers(len(x), size=(len(has), size))
-            chosen = x[rows.reshape(-1)]
-            chosen = np.where(_across(np.repeat(has, size), chosen), _dimmed(chosen), chosen)
-        else:
-            public = trait(np.asarray(x))
-            above = relative(public, data.test_y, public, data.test_y, data.classes)
-            upper = above > 0 if (above > 0).any() else above >= 0
-            if upper.all() or not upper.any():
-                raise BadInput(
-                    f"property {self.property!r}: no test records to learn it from, all are alike"
-                )
-            share = generator.uniform(0.5, 1.0, size=len(has))
-            share = np.where(has, share, 1 - share)[:, None]
-            high = generator.random((len(has), size)) < share
-            rows = np.where(
-                high,
-                generator.choice(np.flatnonzero(upper), size=high.shape),
-                generator.choice(np.flatnonzero(~upper), size=high.shape),
-            )
-            chosen = x[rows.reshape(-1)]
-        offsets = np.arange(len(has) + 1, dtype=np.int64) * size
-        y = data.test_y[rows.reshape(-1)]
-        own = replace(data, x=chosen.astype(x.dtype), y=y, offsets=offsets, names=None)
-        return own, has
 
     def _watch(
         self,
@@ -246,22 +177,3 @@ def _hidden(training: Training) -> bool:
     except BadInput:
         return False
     return True
-
-
-def _dimmed(x: Array) -> Array:
-    found: Array = x * np.asarray(_DIMMED, dtype=x.dtype)
-    return found
-
-
-def _across(flags: Flags, x: Array) -> Flags:
-    """Flags [N] in the shape of records [N, ...]."""
-    return flags.reshape(-1, *(1 for _ in x.shape[1:]))
-
-
-def _check_both(name: str, has: Flags) -> None:
-    if has.all() or not has.any():
-        who = "everybody" if has.all() else "nobody"
-        raise BadInput(
-            f"property {name!r}: {who} of {len(has)} clients has it more than half of the others; "
-            "a property that tells clients apart is needed"
-        )

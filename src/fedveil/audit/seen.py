@@ -95,8 +95,9 @@ def replayed(training: Training, rounds: int) -> Iterator[Ask]:
 
 def again(training: Training, seed: int, **changes: object) -> Training:
     """The training with the audit's own randomness, measured never, in this process."""
-    own = {"workers": 1, "every": training.plan.rounds, "clients_every": None, **changes}
-    return replace(training, seed=seed, **own)  # type: ignore[arg-type]
+    own = int(np.random.default_rng([seed, 0xA6A1]).integers(2**31))
+    alone = {"workers": 1, "every": training.plan.rounds, "clients_every": None, **changes}
+    return replace(training, seed=own, **alone)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)

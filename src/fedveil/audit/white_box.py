@@ -15,8 +15,8 @@ from fedveil.audit.halves import Halves, OnTraining
 from fedveil.audit.kept import Kept
 from fedveil.audit.leak import Leak
 from fedveil.audit.roc import Roc, roc_png
+from fedveil.audit.seen import check_own
 from fedveil.audit.watching import Asked, by_active_client, by_active_server, by_client, by_server
-from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
 from fedveil.training.engines.workers import available
 from fedveil.training.session import Training
@@ -58,8 +58,7 @@ class WhiteBox:
         on_training: OnTraining = lambda done, of: None,
     ) -> Iterator[Leak]:
         """One for each attacker; nothing is claimed against a server that the claim trusts."""
-        if training.adversary is not None:
-            raise BadInput("the run has an attack of its own: leave out --attacks white-box")
+        check_own(training, ATTACK)
         found = self.curves(Halves(training, 1, self.seed), on_training)
         what = f"{training.data.records:,} records, in and out; half of them known"
         self.kept.picture(ATTACK, lambda: roc_png(found, what))
