@@ -23,6 +23,7 @@ from fedveil.audit.inversion import InversionAudit
 from fedveil.audit.kept import Kept
 from fedveil.audit.leak import Leak
 from fedveil.audit.membership import Membership
+from fedveil.audit.pictures import side_by_side_png
 from fedveil.audit.property import PropertyAudit
 from fedveil.audit.randomisers import Randomiser
 from fedveil.audit.records import OneRunAudit
@@ -170,6 +171,9 @@ def _leaks(
         case properties.ATTACK:
             yield from question.properties.leaks(training, on_step)
         case inversion.ATTACK:
-            yield from InversionAudit(seed=question.seed).leaks(training, on_step)
+            pairs = list(InversionAudit(seed=question.seed).seen(training, on_step))
+            views = {found.view: found for found, _ in pairs}
+            kept.picture(attack, lambda: side_by_side_png(views))
+            yield from (leak for _, leak in pairs)
         case _:
             raise AssertionError(f"{attack} is no attack on records or clients")

@@ -20,7 +20,7 @@ from fedveil.attacks.labels import label_shares, labels_of
 from fedveil.attacks.likeness import matched, psnr, ssim
 from fedveil.attacks.rehearsal import Rehearsal
 from fedveil.audit.leak import Leak, Measure
-from fedveil.audit.seen import Witness, again, check_own, claimed, replayed, views
+from fedveil.audit.seen import Witness, again, beside, check_own, replayed, views
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
@@ -98,8 +98,8 @@ class InversionAudit:
         self, training: Training, on_step: OnStep = lambda done, of: None
     ) -> Iterator[tuple[Reconstruction, Leak]]:
         """The images that were made out, and what is said of them."""
-        claim = claimed(training.plan)
-        for found in self._reconstructions(training, on_step):
+        every = self._reconstructions(training, on_step)
+        for view, found in zip(views(training.plan), every, strict=True):
             one = "one record" if self.records == 1 else f"{self.records} records"
             what = f"an update of {one} in round {self.round}, by {self.method}, {found.view}"
             measures = (
@@ -108,7 +108,7 @@ class InversionAudit:
                 mean_of("PSNR of the mean image", found.mean_psnr),
                 Measure("labels told", float(found.labels.mean())),
             )
-            yield found, Leak(ATTACK, what, measures, claim)
+            yield found, Leak(ATTACK, what, measures, beside(view, training.plan))
 
     def _reconstructions(self, training: Training, on_step: OnStep) -> Iterator[Reconstruction]:
         """The images themselves, one view after the other."""

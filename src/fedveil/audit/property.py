@@ -19,7 +19,7 @@ from fedveil.attacks.multi_task import MultiTask, last_layer
 from fedveil.attacks.telling import Telling
 from fedveil.audit.holders import PLANTED, Flags, Question, question
 from fedveil.audit.leak import Leak, Measure
-from fedveil.audit.seen import View, Witness, again, check_own, claimed, replayed, views
+from fedveil.audit.seen import View, Witness, again, beside, check_own, replayed, views
 from fedveil.errors import BadInput
 from fedveil.privacy.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
@@ -119,7 +119,7 @@ class PropertyAudit:
                 seen, measure = scores.leak(asked.has)
                 what = f"{self.property}, {kind}, of {seen} clients in {rounds} rounds, "
                 what += view.told(training.plan)
-                yield Leak(ATTACK, what, (measure,), claimed(training.plan))
+                yield Leak(ATTACK, what, (measure,), beside(view, training.plan))
 
     def _watch(
         self,

@@ -70,6 +70,11 @@ def claimed(plan: PrivacyPlan) -> PrivacyClaim | None:
     return None if line is None else claim_of(line, line.participations(plan.permitted))
 
 
+def beside(view: View, plan: PrivacyPlan) -> PrivacyClaim | None:
+    """What a leak in this view stands beside: nothing is claimed against whom the claim trusts."""
+    return None if view is View.REPORT and plan.release.needs_sum else claimed(plan)
+
+
 def check_own(training: Training, attack: str) -> None:
     """Refuse a run that is attacked already."""
     if training.adversary is not None:
