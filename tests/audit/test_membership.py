@@ -27,11 +27,11 @@ def noise_labels(records, features, clients=20, seed=0):
     return federation((records // clients,) * clients, features, seed)
 
 
-def overfitted():
-    data = noise_labels(400, 60, 10)
+def overfitted(records=400, clients=10, rounds=5):
+    data = noise_labels(records, 60, clients)
     torch.manual_seed(0)
     task = Task(nn.Linear(60, 3), cross_entropy)
-    plan = unprotected(Everyone(), 10, rounds=5)
+    plan = unprotected(Everyone(), clients, rounds=rounds)
     work = ClientSgd(Batches(0, epochs=5), 0.5)
     return Training(task, data, plan, work, mode=Mode.VECTORISED, workers=1)
 

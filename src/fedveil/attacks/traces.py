@@ -57,7 +57,7 @@ def traces(
     first, last = (losses_of(task, params, x, y) for params in (before, after))
     shown = np.stack([last, first - last, scaled(last)], axis=1)
     found = np.concatenate([shown, _products(task, before, after - before, x, y)], axis=1)
-    return np.nan_to_num(found, nan=0.0, posinf=_LARGE, neginf=-_LARGE)
+    return np.asarray(np.nan_to_num(found, nan=0.0, posinf=_LARGE, neginf=-_LARGE))
 
 
 def _products(
