@@ -43,10 +43,10 @@ class Ascending(Adversary):
 
     def report(self, chance: Chance) -> Sent:
         turn = chance.turn
-        step = ascended(self.task, turn.start, *self.records(turn.round)) - turn.start
+        step = ascended(self.task, turn.start, *self.aimed_at(turn.round)) - turn.start
         return chance.sent(chance.skipping(self.boost * step[None]))
 
-    def records(self, round: int) -> tuple[Inputs[Array], Array]:
+    def aimed_at(self, round: int) -> tuple[Inputs[Array], Array]:
         """What is asked about in a round."""
         rows = self.aims[round]
         return taken(self.asked.x, rows), self.asked.y[rows]

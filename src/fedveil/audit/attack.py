@@ -19,6 +19,7 @@ from fedveil.audit import (
 from fedveil.audit import property as properties
 from fedveil.audit.canaries import Canaries
 from fedveil.audit.finding import ALARM, Finding
+from fedveil.audit.holders import PLANTED
 from fedveil.audit.inversion import InversionAudit
 from fedveil.audit.kept import Kept
 from fedveil.audit.leak import Leak
@@ -63,7 +64,7 @@ class Question:
     draws: int = randomisers.DRAWS
     canaries: int = canaries.CANARIES
     references: int = membership.REFERENCES
-    property: str = properties.PLANTED
+    property: str = PLANTED
     seed: int = 0
     workers: int = 0
 
