@@ -170,6 +170,16 @@ def test_a_lower_loss_is_a_higher_score():
         assert (low > high).all()
 
 
+def test_offline_needs_no_model_that_trained_on_the_record():
+    """What models with a record say of it changes no offline LiRA score, and every online one."""
+    references = made()
+    raised = references.losses + 3.0 * references.inside
+    other = References(raised, references.inside, references.population)
+    losses = np.full(5, 0.5)
+    assert lira_offline(losses, other) == pytest.approx(lira_offline(losses, references))
+    assert (lira(losses, other) != lira(losses, references)).all()
+
+
 def test_a_record_must_have_become_likelier_by_gamma():
     """One loss beats the whole population, or just fails to."""
     references, gamma = made(others=1), 3.0
