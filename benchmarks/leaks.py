@@ -34,7 +34,7 @@ IMAGES = {
     "mnist-mlp": ("data.name=mnist", "model.name=mlp", "model.hidden=[64]"),
     "mnist-cnn": ("data.name=mnist", "model.name=fu-cnn"),
 }
-WRITERS = ("data.name=femnist", "data.partition=natural", "data.digits=true", "data.clients=500")
+WRITERS = ("data.name=femnist", "data.partition=natural", "data.digits=true", "data.clients=300")
 CLIENTS = {
     "digits": ("data.name=digits", "data.clients=200", "model.name=mlp", "model.hidden=[32]"),
     "femnist": (*WRITERS, "data.min_records=5", "model.name=mlp", "model.hidden=[32]"),
@@ -113,11 +113,11 @@ def methods() -> None:
             fixed = ("data.clients=100", "data.seed=1", "engine.mode=looped")
             built = training("fedsgd", *fixed, *settings)
             for method in ("dlg", "idlg", "cosine"):
-                asked = InversionAudit(clients=2, method=method, steps=200, restarts=1)
+                asked = InversionAudit(clients=4, method=method, steps=200, restarts=1)
                 for leak in asked.leaks(built):
                     yield case, leak
             for records in (2, 4):
-                asked = InversionAudit(clients=1, records=records, steps=200, restarts=1)
+                asked = InversionAudit(clients=2, records=records, steps=200, restarts=1)
                 for leak in asked.leaks(built):
                     yield case, leak
 

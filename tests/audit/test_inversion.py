@@ -63,7 +63,10 @@ def test_the_trusted_server_sees_what_nobody_else_does():
     assert others.claim is not None
 
 
-@pytest.mark.parametrize("name", ["ldp-sgd", "dp-sgd"])
+SLOW = pytest.param("dp-sgd", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["ldp-sgd", SLOW])
 def test_what_clients_noise_is_no_better_than_the_mean_image(name):
     settings = ("budget.epsilon=8", "sample.size=10", "data.clients=20")
     (leak,) = replace(QUICK, steps=30).leaks(training(name, *settings))
@@ -73,6 +76,7 @@ def test_what_clients_noise_is_no_better_than_the_mean_image(name):
     assert leak.claim.epsilon <= 8
 
 
+@pytest.mark.slow
 def test_two_valued_reports_show_nothing_behind_the_shuffler():
     before, behind = replace(QUICK, steps=30).leaks(
         training("ldp-fl", "shuffle.minimum=30", "client.epochs=1")

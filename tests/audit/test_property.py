@@ -71,6 +71,7 @@ def test_noise_of_clients_hides_it():
     assert leak.claim is not None
 
 
+@pytest.mark.slow
 def test_central_noise_hides_it_from_everybody_but_the_server():
     settings = ("model.name=mlp", "model.hidden=[16]", "client.epochs=2", "client.lr=0.3")
     server, others = replace(QUICK, rounds=3).leaks(training("central", *settings))
@@ -79,6 +80,7 @@ def test_central_noise_hides_it_from_everybody_but_the_server():
     assert area(others).value < area(server).value - 0.1
 
 
+@pytest.mark.slow
 def test_a_run_is_left_as_it_was(tmp_path):
     recipe = load_recipe("central", (*FEW, "client.epochs=1", "evaluate.every=1000"))
     Run.start(recipe, tmp_path / "run", None).execute()
@@ -106,6 +108,7 @@ def test_too_many_attackers_are_refused():
         list(replace(QUICK, active=True, attackers=40, rounds=1).leaks(training("fedavg", *MLP)))
 
 
+@pytest.mark.slow
 def test_other_properties_are_attacked_as_well():
     (leak,) = replace(QUICK, property="brightness", rounds=1).leaks(training("fedavg", *MLP))
     assert leak.what.startswith("brightness, passively")

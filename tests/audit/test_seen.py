@@ -24,13 +24,16 @@ RECIPES = {
     "dp-sgd": ("data.clients=20",),
     "ldp-fl": ("shuffle.minimum=30", "client.epochs=1"),
 }
+OTHERS = ("fedavg", "fedsgd", "ldp-sgd", "dp-sgd")
 
 
 def training(name, *settings):
     return again(build(load_recipe(name, (*FEW, *RECIPES[name], *settings)), None), 0)
 
 
-@pytest.mark.parametrize("name", ["fedsgd", "central", "ldp-sgd", "dp-sgd", "ldp-fl"])
+@pytest.mark.parametrize(
+    "name", ["central", "ldp-fl", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_a_report_is_what_clients_send(name):
     """An observer of the training itself has seen the same, noise included."""
     seen = {}

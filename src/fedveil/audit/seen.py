@@ -125,9 +125,11 @@ class Witness:
         found = []
         for turn in self._turns(round, state, ids, whose):
             rows = _accepted(work, plan, turn)
-            found.append(rows if view is View.SUM else plan.release.updates_of(rows, turn))
             if view is View.SUM:
-                found[-1] = torch.stack([self._summed(turn, k, rows[k]) for k in range(len(rows))])
+                sums = [self._summed(turn, k, row) for k, row in enumerate(rows)]
+                found.append(torch.stack(sums))
+            else:
+                found.append(plan.release.updates_of(rows, turn))
         return torch.cat(found)
 
     def unnoised(self, round: int, state: ServerState, ids: Ids, whose: Ids) -> torch.Tensor:
@@ -195,5 +197,8 @@ def _accepted(work: ClientWork, plan: PrivacyPlan, turn: Turn) -> torch.Tensor:
 
 
 def _updates(work: ClientWork, turn: Turn) -> torch.Tensor:
+    """Updates as clients compute them; one that is not finite counts as zero, as everywhere."""
     done = work.updates(turn)
-    return Rows.of(done.rows, turn.start.shape[-1]).rows  # type: ignore[union-attr]
+    reports = Rows.of(done.rows, turn.start.shape[-1])  # type: ignore[union-attr]
+    accept(reports, None)
+    return reports.rows
