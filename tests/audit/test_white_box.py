@@ -29,7 +29,7 @@ from tests.audit.test_membership import noise_labels, overfitted
 def found():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(watching, "WATCHED", 2)
-        return WhiteBox(workers=1).curves(Halves(overfitted(300, 4, rounds=3), 1))
+        return WhiteBox(workers=1).curves(Halves(overfitted(300, 3, rounds=2), 1))
 
 
 def test_all_attackers_find_what_an_overfitted_model_remembers(found):

@@ -31,8 +31,8 @@ _OWN_FILES = ("lock", f".{_ABOUT}.tmp")
 class Kept:
     """Arrays by name in `folder`; None keeps nothing.
 
-    Arrays are functions of what audit.json says, so that an audit which was killed and started
-    again computes no array twice and ends with the same numbers.
+    Arrays are functions of what audit.json says, up to rounding, so that an audit which was killed
+    and started again computes no array twice and ends with the same findings.
     """
 
     folder: Path | None = None
