@@ -35,6 +35,17 @@ def test_without_a_folder_nothing_is_kept_or_drawn():
         assert kept.array("losses") is None
 
 
+def test_what_was_said_comes_back_unless_it_is_torn(tmp_path):
+    with Kept.at(tmp_path, IDENTITY) as kept:
+        assert kept.told("row") is None
+        kept.tell("row", {"cells": ["a", "b"]})
+        assert kept.told("row") == {"cells": ["a", "b"]}
+        (tmp_path / "row.json").write_text('{"cells": [')
+        assert kept.told("row") is None
+    Kept().tell("row", {})
+    assert Kept().told("row") is None
+
+
 def test_a_picture_is_a_file(tmp_path):
     with Kept.at(tmp_path, IDENTITY) as kept:
         kept.picture("roc", lambda: b"png")

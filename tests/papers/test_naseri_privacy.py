@@ -3,8 +3,7 @@
 import pytest
 
 from fedveil.audit import watching
-from fedveil.audit.attack import Found, Question
-from fedveil.audit.leak import Leak, Measure
+from fedveil.audit.attack import Question
 from fedveil.papers import naseri_privacy
 from fedveil.papers.experiment import Experiment
 from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP
@@ -16,15 +15,21 @@ from tests.papers.test_naseri import SMALL
 FEW = ("randomiser", "canaries", "one-run", "membership", "white-box", "property")
 
 
-@pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])
-def page(tmp_path_factory):
+def small(out):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(naseri_privacy, "deployments", lambda experiment: [SMALL])
         patch.setattr(watching, "WATCHED", 2)
         few = Question(FEW, draws=1000, canaries=50, references=4, workers=1)
         patch.setattr(naseri_privacy, "question", lambda experiment, where: few)
-        out = tmp_path_factory.mktemp("naseri")
         return naseri_privacy.privacy(Experiment(out, repeat=2, workers=1))
+
+
+@pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])
+def page(tmp_path_factory):
+    out = tmp_path_factory.mktemp("naseri")
+    found = small(out)
+    found.out = out
+    return found
 
 
 def test_it_is_the_last_item():
@@ -48,12 +53,14 @@ def test_no_epsilon_of_the_page_is_bare(page, check_epsilons):
     check_epsilons(page)
 
 
+def test_a_row_that_is_done_is_not_attacked_again(page, monkeypatch):
+    monkeypatch.setattr(naseri_privacy, "attacked", None)
+    assert small(page.out).tables == page.tables
+
+
 def row(defence, epsilon, membership, white_box):
-    leaks = [
-        Leak(attack, "records", (Measure("AUC", auc),), None)
-        for attack, auc in (("membership", membership), ("white-box", white_box))
-    ]
-    return Row(defence, epsilon, mean_of([50.0, 51.0]), Found((), tuple(leaks)), None)
+    best = {"membership": membership, "white-box": white_box}
+    return Row(defence, epsilon, mean_of([50.0, 51.0]), ("-",), best)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +68,7 @@ def row(defence, epsilon, membership, white_box):
     [
         ((0.9, 0.95), (0.51, 0.52), (0.49, 0.8), [True, True, True]),
         ((0.6, 0.95), (0.56, 0.9), (0.5, 0.8), [False, False, False]),
+        ((0.9, 0.8), (0.5, 0.5), (0.5, 0.51), [False, True, True]),
     ],
 )
 def test_what_is_to_be_seen(none, local, central, seen):

@@ -2,6 +2,7 @@
 
 audit.json   what is audited, and with which settings
 NAME.npy     one array each, written as soon as it is there
+NAME.json    what was found, where that is kept
 NAME.png     figures
 """
 
@@ -77,6 +78,20 @@ class Kept:
             buffer = io.BytesIO()
             np.save(buffer, values, allow_pickle=False)
             write_atomic(self.folder / f"{name}.npy", buffer.getvalue())
+
+    def told(self, name: str) -> dict[str, Any] | None:
+        """What was said under a name; None if nothing was."""
+        if self.folder is None:
+            return None
+        try:
+            return dict(json.loads((self.folder / f"{name}.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def tell(self, name: str, said: dict[str, Any]) -> None:
+        """Write plain JSON values."""
+        if self.folder is not None:
+            write_atomic(self.folder / f"{name}.json", json.dumps(said, indent=2).encode())
 
     def picture(self, name: str, draw: Callable[[], bytes]) -> None:
         """Draw a figure, if there is where to put it."""
