@@ -201,6 +201,11 @@ class BackdoorAttack(Adversary):
                 "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: use 'comply' "
                 "or 'skip', or noise.where = 'client'"
             )
+        if self.noise is AttackerNoise.SKIP and not plan.release.randomises and plan.steps is None:
+            raise BadInput(
+                "attack.noise is 'skip' and clients add no noise: leave it out (noise that the "
+                "server adds holds for attackers too)"
+            )
         if self.project and plan.steps is not None:
             raise BadInput("attack.project is for a clip on updates, which dp-sgd has not: drop it")
         if plan.secure:

@@ -96,10 +96,11 @@ class Deployment:
         taken = f"batches of {self.batch}" if self.batch else "all records"
         return (
             f"{self.title}: {self.clients} clients ({self.partition}) with {own}, {self.cohort} "
-            f"a round, {self.rounds} rounds, model {self.model}; {self.steps} local steps, plain "
-            f"ones on {taken} at learning rate {self.lr:g}, private ones on a share of "
-            f"{self.rate:g} at {self.private_lr:g}; bound {self.bound:g} on an update, "
-            f"{self.clip:g} on an example's gradient under local DP"
+            f"a round, {self.rounds} rounds, model {self.model}. In its turn a client takes "
+            f"{self.steps} steps: plain ones on {taken} at learning rate {self.lr:g}, those of "
+            f"DP-SGD on {self.rate:.0%} of its records, drawn anew, at {self.private_lr:g}. The "
+            f"bound on an update is {self.bound:g}, that on an example's gradient in DP-SGD "
+            f"{self.clip:g}"
         )
 
 

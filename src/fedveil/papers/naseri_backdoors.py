@@ -22,11 +22,14 @@ from fedveil.papers.naseri_defences import (
     ATTACKERS,
     BOUND,
     CENTRAL,
+    GRADIENTS,
     LOCAL,
     NOBODY,
+    NOISES,
     UNDEFENDED,
     Defence,
     defences,
+    legend,
 )
 from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.tuning.axes import Axis
@@ -45,6 +48,14 @@ _HEADERS = ("defence", "claim", "accuracy, main task", "backdoor")
 
 
 @dataclass(frozen=True)
+class Rates:
+    """In percent: test records answered rightly, triggered ones answered as the attacker wants."""
+
+    main: Mean
+    backdoor: Mean
+
+
+@dataclass(frozen=True)
 class Measured:
     """What a defence came to: its sweep, one cell for each epsilon."""
 
@@ -58,6 +69,12 @@ class Measured:
             for cell in range(len(self.sweep.cells))
         ]
 
+    @property
+    def rates(self) -> list[Rates]:
+        """For each cell."""
+        pairs = zip(self.at_end(MAIN), self.at_end(BACKDOOR), strict=True)
+        return [Rates(main, works) for main, works in pairs]
+
 
 Table = Mapping[str, Measured]
 """By the name of the defence."""
@@ -68,14 +85,14 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     arena, repeat = arena_of(experiment), experiment.repetitions(3, 5)
     page, found = Page(arena.title), _measured(experiment, arena, repeat)
     claims = [claim_of(one.sweep) for one in found.values() if one.defence.private]
-    page.settings += [f"{arena.deployment}.", _told(arena, repeat), meaning(*claims)]
+    page.settings += [*_told(arena, repeat), meaning(*claims)]
     page.tables.append(TextTable(_HEADERS, tuple(_rows(found))))
     page.findings += findings(
-        found[NOBODY].at_end(MAIN)[0].value,
-        found[UNDEFENDED].at_end(MAIN)[0].value,
-        found[UNDEFENDED].at_end(BACKDOOR)[0].value,
-        found[BOUND].at_end(BACKDOOR)[0].value,
-        [mean.value for mean in found[CENTRAL].at_end(BACKDOOR)],
+        found[NOBODY].rates[0],
+        found[UNDEFENDED].rates[0],
+        found[BOUND].rates[0],
+        found[CENTRAL].rates,
+        {how: found[f"{GRADIENTS}{how}"].rates[0] for how in NOISES},
     )
     page.figures[f"naseri-backdoor-{arena.name}.png"] = _figure(found)
     certificates = [
@@ -83,35 +100,54 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
         for prepared in found[CENTRAL].sweep.prepared
     ]
     page.notes += [
-        "**What the claim itself certifies** against attackers that take part only when they are "
-        "drawn (here they are in every round, which no claim covers), if the backdoor works by "
-        f"itself for {BASE_RATE:.0%} of records: " + "; ".join(certificates),
-        "Backdoors are measured against these attackers. Attackers that adapt to a defence, or "
-        "that comply with the noise and cooperate, have been published since and do better.",
+        "**What the claims of central DP certify by themselves**, whatever the attack, if the "
+        f"backdoor works for {BASE_RATE:.0%} of records without attackers. This is about attackers "
+        "that take part only when they are drawn; those above are in every round, which no claim "
+        "covers.\n\n" + "\n".join(f"- {told}" for told in certificates),
+        "**What this does not say.** These are numbers about one simple attacker. Attackers that "
+        "adapt to a defence, or that comply with the noise and cooperate, have been published "
+        "since and do better: a low number in this table is no defence.",
     ]
     return page
 
 
 def findings(
-    clean: float, main: float, works: float, bound: float, central: Sequence[float]
+    nobody: Rates,
+    undefended: Rates,
+    bound: Rates,
+    central: Sequence[Rates],
+    noises: Mapping[str, Rates],
 ) -> list[Finding]:
-    """What is to be seen, in percent: the main task without and with the attacker, then backdoors.
+    """What is to be seen: `central` in the order of `EPSILONS`, LDP-SGD by what attackers do."""
+    works, gradients = undefended.backdoor.value, {h: r.backdoor for h, r in noises.items()}
+    lost = nobody.main.value - undefended.main.value
+    stopped = (bound, *central)
 
-    `central` is in the order of `EPSILONS`.
-    """
+    def cost(rates: Rates) -> str:
+        points = nobody.main.value - rates.main.value
+        return f"{rates.backdoor.value:.1f} % for {points:.1f} points"
+
     return [
         Finding(
             "Undefended, one boosted attacker brings the backdoor in and leaves the main task.",
-            works > WORKS and clean - main < LOST,
-            f"Rule: above {WORKS:g} %, less than {LOST:g} points lost. Here {works:.1f} %, "
-            f"{clean - main:.1f} points.",
+            works > WORKS and lost < LOST,
+            f"Rule: above {WORKS:g} %, less than {LOST:g} points lost. Here {works:.1f} % "
+            f"({nobody.backdoor.value:.1f} % without an attacker) for {lost:.1f} points.",
         ),
         Finding(
             "Norm bounding and central DP bring it down.",
-            max(bound, *central) < works - LESS,
-            f"Rule: by more than {LESS:g} points each. Here {bound:.1f} % with the bound, "
-            + ", ".join(f"{c:.1f} %" for c in central)
-            + f" at epsilon {', '.join(EPSILONS)}.",
+            max(rates.backdoor.value for rates in stopped) < works - LESS,
+            f"Rule: by more than {LESS:g} points each. Here {cost(bound)} of the main task with "
+            "the bound; with central DP "
+            + ", ".join(f"{cost(c)} at epsilon {e}" for c, e in zip(central, EPSILONS, strict=True))
+            + ".",
+        ),
+        Finding(
+            "Noise that clients add does not hold those who leave it out: under LDP-SGD, attackers "
+            "that skip it do better than those that comply.",
+            gradients["skip"].value > gradients["comply"].value + LESS,
+            f"Rule: by more than {LESS:g} points. Here {gradients['skip']} % against "
+            f"{gradients['comply']} %; those that hide in it have {gradients['hide']} %.",
         ),
     ]
 
@@ -144,26 +180,28 @@ def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, Me
     }
 
 
-def _told(arena: Arena, repeat: int) -> str:
-    learnt = ", ".join(key.removeprefix("attack.").replace("=", " ") for key in arena.training)
-    return (
-        f"The backdoor: {arena.backdoor}. One attacker, in every round beside the clients that are "
-        "drawn, half of whose records teach the backdoor unless another share is given, and who "
-        "sends its update times clients per round over the server's learning rate; it does as "
-        f"honest clients do{f', but {learnt}' if learnt else ''}. Where each report is noised, "
-        f"there are {ATTACKERS} (LDP-SGD: times 1000, clipped where they comply). {repeat} "
-        "repetitions, mean +- half of the 95 % interval, in percent; the paper's numbers are "
-        f"{UNPUBLISHED}."
-    )
+def _told(arena: Arena, repeat: int) -> list[str]:
+    return [
+        f"**Federation.** {arena.deployment}.",
+        f"**Backdoor.** {arena.backdoor}.",
+        f"**Attacker.** One, in every round beside the clients that are drawn. {arena.attacker}. "
+        "In the rows of LDP-SGD, DP-FedAvg and LDP-FL, where each report is protected by itself, "
+        f"there are {ATTACKERS}, who learn as honest clients do from records half of which teach "
+        "the backdoor.",
+        "**Rows.**\n\n" + "\n".join(f"- {line}" for line in legend(arena)),
+        "**Columns.** Accuracy on the test records, and the share of triggered test records that "
+        f"are answered as the attacker wants; in percent, mean of {repeat} repetitions +- half of "
+        "the 95 % interval (Student's t, so wide with few of them). The paper's numbers are "
+        f"{UNPUBLISHED}.",
+    ]
 
 
 def _rows(found: Table) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, measured in found.items():
-        pairs = zip(measured.at_end(MAIN), measured.at_end(BACKDOOR), strict=True)
-        for prepared, (main, works) in zip(measured.sweep.prepared, pairs, strict=True):
-            claims = "; ".join(claim.short for claim in prepared.claims)
-            rows.append((name, claims or "nothing claimed", str(main), str(works)))
+        for prepared, rates in zip(measured.sweep.prepared, measured.rates, strict=True):
+            claims = "; ".join(claim.short for claim in prepared.claims) or "nothing claimed"
+            rows.append((name, claims, str(rates.main), str(rates.backdoor)))
     return rows
 
 
