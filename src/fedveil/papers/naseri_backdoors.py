@@ -43,7 +43,7 @@ WORKS, LOST, LESS = 80.0, 5.0, 10.0
 points by which a defence brings it down at least."""
 
 MAIN, BACKDOOR = "accuracy", "backdoor"
-_POINTS = 10
+_POINTS = 5
 _HEADERS = ("defence", "claim", "accuracy, main task", "backdoor")
 
 
@@ -163,7 +163,7 @@ ITEMS: dict[str, Item] = {
 
 
 def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, Measured]:
-    every = f"evaluate.every={max(1, arena.deployment.rounds // _POINTS)}"
+    every = f"evaluate.every={-(-arena.deployment.rounds // _POINTS)}"
     return {
         row.name: Measured(
             row,
