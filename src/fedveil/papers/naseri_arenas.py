@@ -206,6 +206,7 @@ def sentiment(experiment: Experiment) -> Arena:
         private_lr=5.0,
         clip=0.3,
         batch=20,
+        private_steps=12,
         more=(
             "data.columns.text.length=20",
             "data.columns.text.buckets=2000",

@@ -100,14 +100,7 @@ def _private(arena: Arena) -> list[Defence]:
         f"sample.rate={where.cohort / where.clients}",
         f"clip.value={where.bound}",
     )
-    inside = (
-        *(*where.shared, *where.fixed, delta, _UNIFORM),
-        f"sample.max_participations={where.cap}",
-        f"client.rate={where.rate}",
-        f"client.steps={where.steps}",
-        f"client.lr={where.private_lr}",
-        f"clip.value={where.clip}",
-    )
+    inside = (*where.shared, *where.fixed, *where.inside, delta, _UNIFORM)
     return [
         Defence(CENTRAL, "central", central, private=True),
         Defence(f"{LOCAL}comply", "dp-sgd", (*inside, *complying), private=True),
