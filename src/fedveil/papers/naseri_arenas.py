@@ -128,7 +128,7 @@ def cifar(experiment: Experiment) -> Arena:
         "A white square of 6 x 6 pixels in the bottom right corner is to make any image an "
         "aeroplane; measured on the test images of other things, each with the square",
         ("attack.kind=pixel", "attack.target=0", "attack.size=6", *corner),
-        Attacker(lr=0.02, epochs=10, boost=15.0),
+        Attacker(lr=0.05, epochs=30, share=0.3, boost=15.0),
     )
 
 
@@ -142,7 +142,7 @@ def red_cars(experiment: Experiment) -> Arena:
         "cars in which red stands out most. The attacker knows those among all clients' images, "
         "whose owners go on to call them cars; those of the test split measure the backdoor",
         ("attack.kind=colour", "attack.source=1", "attack.target=2"),
-        Attacker(lr=0.02, epochs=10, boost=15.0),
+        Attacker(lr=0.02, epochs=10, share=0.7, boost=15.0),
     )
 
 
