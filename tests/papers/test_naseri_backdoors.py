@@ -145,7 +145,7 @@ def test_findings_follow_their_rules(
     )
     assert [finding.seen for finding in found] == seen
     undefended, defended, local = (finding.evidence for finding in found)
-    assert f"{works:.1f} % (4.0 % without an attacker) for {90 - main:.1f} points" in undefended
+    assert f"{works:.1f} % (4.0 % without an attacker), {90 - main:.1f} points lost" in undefended
     assert f"{bound:.1f} % for 10.0 points of the main task with the bound" in defended
     assert f"{central[2]:.1f} % for 20.0 points at epsilon 20" in defended
     assert "25 +- 1 %" in local

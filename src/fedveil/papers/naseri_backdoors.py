@@ -99,7 +99,13 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
         in_words(prepared.claim, BASE_RATE, drawn=True)
         for prepared in found[CENTRAL].sweep.prepared
     ]
-    page.notes += [
+    page.notes += notes(certificates)
+    return page
+
+
+def notes(certificates: Sequence[str]) -> list[str]:
+    """What central DP certifies at each epsilon, and what the table does not say."""
+    return [
         "**What the claims of central DP certify by themselves**, whatever the attack, if the "
         f"backdoor works for {BASE_RATE:.0%} of records without attackers. This is about attackers "
         "that take part only when they are drawn; those above are in every round, which no claim "
@@ -108,7 +114,6 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
         "adapt to a defence, or that comply with the noise and cooperate, have been published "
         "since and do better: a low number in this table is no defence.",
     ]
-    return page
 
 
 def findings(
@@ -132,7 +137,7 @@ def findings(
             "Undefended, one boosted attacker brings the backdoor in and leaves the main task.",
             works > WORKS and lost < LOST,
             f"Rule: above {WORKS:g} %, less than {LOST:g} points lost. Here {works:.1f} % "
-            f"({nobody.backdoor.value:.1f} % without an attacker) for {lost:.1f} points.",
+            f"({nobody.backdoor.value:.1f} % without an attacker), {lost:.1f} points lost.",
         ),
         Finding(
             "Norm bounding and central DP bring it down.",
