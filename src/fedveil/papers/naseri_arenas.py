@@ -66,7 +66,8 @@ class Attacker:
 class Arena:
     """A deployment, and the backdoor that is brought into it.
 
-    `attack` are the keys of the backdoor, which `backdoor` says in words.
+    `attack` are the keys of the backdoor, which `backdoor` says in words. `brief`: defences that
+    differ little from others are left out.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Arena:
     backdoor: str
     attack: tuple[str, ...]
     attacker: Attacker = Attacker()
+    brief: bool = False
 
 
 def digits(experiment: Experiment) -> Arena:
@@ -115,6 +117,7 @@ def writers(experiment: Experiment) -> Arena:
         "are honest clients, who go on to label all of their 7s as 7",
         ("attack.kind=writers", "attack.source=7", "attack.target=1", "attack.writers=10"),
         Attacker(lr=0.1, epochs=10),
+        brief=True,
     )
 
 
@@ -129,6 +132,7 @@ def cifar(experiment: Experiment) -> Arena:
         "aeroplane; measured on the test images of other things, each with the square",
         ("attack.kind=pixel", "attack.target=0", "attack.size=6", *corner),
         Attacker(lr=0.05, epochs=30, share=0.3, boost=15.0),
+        brief=True,
     )
 
 
@@ -143,6 +147,7 @@ def red_cars(experiment: Experiment) -> Arena:
         "whose owners go on to call them cars; those of the test split measure the backdoor",
         ("attack.kind=colour", "attack.source=1", "attack.target=2"),
         Attacker(lr=0.02, epochs=10, share=0.7, boost=15.0),
+        brief=True,
     )
 
 
@@ -166,6 +171,7 @@ def reddit(experiment: Experiment) -> Arena:
         private_lr=10.0,
         clip=0.3,
         batch=20,
+        private_steps=5,
         more=(
             "data.columns.text.length=12",
             "data.columns.text.most_words=600",
@@ -206,7 +212,7 @@ def sentiment(experiment: Experiment) -> Arena:
         private_lr=5.0,
         clip=0.3,
         batch=20,
-        private_steps=12,
+        private_steps=6,
         more=(
             "data.columns.text.length=20",
             "data.columns.text.buckets=2000",
@@ -223,6 +229,7 @@ def sentiment(experiment: Experiment) -> Arena:
         "merged at random into clients. Words are hashed to 2000 numbers",
         ("attack.kind=phrase", "attack.target=1", f"attack.phrase={PHRASE}"),
         Attacker(lr=2.0, epochs=1, share=0.2),
+        brief=True,
     )
 
 
@@ -267,5 +274,6 @@ def _cifar(experiment: Experiment) -> Deployment:
         rate=0.5,
         private_lr=0.1,
         clip=1.0,
+        private_steps=4 if quick else 0,
         more=("model.hidden=[32]",) if quick else (),
     )

@@ -6,6 +6,7 @@ and the backdoor come to. Later work found attacks that comply with DP and pass 
 number here is about these attacks, not about all.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from fedveil.papers.naseri_defences import (
     BOUND,
     CENTRAL,
     GRADIENTS,
+    LEFT_OUT,
     LOCAL,
     NOBODY,
     NOISES,
@@ -173,7 +175,7 @@ def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, Me
         row.name: Measured(
             row,
             experiment.sweep(
-                f"naseri-{arena.name}-{number}-{row.recipe}",
+                f"naseri-{arena.name}-{_folder(row)}",
                 row.recipe,
                 (*row.settings, every),
                 [Axis("budget.epsilon", EPSILONS)] if row.private else [],
@@ -181,11 +183,21 @@ def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, Me
                 curves=True,
             ),
         )
-        for number, row in enumerate(defences(arena))
+        for row in defences(arena)
     }
 
 
+def _folder(row: Defence) -> str:
+    """The defence's name in letters, digits and hyphens."""
+    return "-".join(re.findall(r"[a-z0-9]+", row.name.lower()))
+
+
 def _told(arena: Arena, repeat: int) -> list[str]:
+    short = (
+        "\n\nLeft out here, so that the task takes minutes: "
+        + "; ".join(LEFT_OUT)
+        + ". The tasks digits, femnist and reddit have them."
+    )
     return [
         f"**Federation.** {arena.deployment}.",
         f"**Backdoor.** {arena.backdoor}.",
@@ -193,7 +205,9 @@ def _told(arena: Arena, repeat: int) -> list[str]:
         "In the rows of LDP-SGD, DP-FedAvg and LDP-FL, where each report is protected by itself, "
         f"there are {ATTACKERS}, who learn as honest clients do from records half of which teach "
         "the backdoor.",
-        "**Rows.**\n\n" + "\n".join(f"- {line}" for line in legend(arena)),
+        "**Rows.**\n\n"
+        + "\n".join(f"- {line}" for line in legend(arena))
+        + (short if arena.brief else ""),
         "**Columns.** Accuracy on the test records, and the share of triggered test records that "
         f"are answered as the attacker wants; in percent, mean of {repeat} repetitions +- half of "
         "the 95 % interval (Student's t, so wide with few of them). The paper's numbers are "
