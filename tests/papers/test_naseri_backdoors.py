@@ -14,6 +14,7 @@ from fedveil.papers.naseri_defences import (
     ATTACKERS,
     BOUND,
     CENTRAL,
+    LEFT_OUT,
     LOCAL,
     NOBODY,
     UNDEFENDED,
@@ -84,6 +85,18 @@ def test_rows_are_recipes_against_one_backdoor(
     assert len(set(names)) == len(names)
     told = {name.rsplit(": ", 1)[-1] for name in names if ": " in name}
     assert told == {"comply", "skip", "hide"}
+    assert arena.brief == set(LEFT_OUT).isdisjoint(names)
+    assert set(LEFT_OUT) < {row.name for row in defences(replace(arena, brief=False))}
+
+
+def test_brief_pages_say_what_they_leave_out(tmp_path: Path) -> None:
+    for arena_of in ARENAS:
+        arena = arena_of(Experiment(tmp_path))
+        told = " ".join(naseri_backdoors.told(arena, 3))
+        assert arena.brief == ("Left out here" in told)
+        if arena.brief:
+            assert all(name in told for name in LEFT_OUT)
+        assert arena.backdoor in told
 
 
 def test_the_words_of_the_sentences_are_known(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     arena, repeat = arena_of(experiment), experiment.repetitions(3, 5)
     page, found = Page(arena.title), _measured(experiment, arena, repeat)
     claims = [claim_of(one.sweep) for one in found.values() if one.defence.private]
-    page.settings += [*_told(arena, repeat), meaning(*claims)]
+    page.settings += [*told(arena, repeat), meaning(*claims)]
     page.tables.append(TextTable(_HEADERS, tuple(_rows(found))))
     page.findings += findings(
         found[NOBODY].rates[0],
@@ -103,6 +103,30 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     ]
     page.notes += notes(certificates)
     return page
+
+
+def told(arena: Arena, repeat: int) -> list[str]:
+    """What was done: federation, backdoor, attacker, and what rows and columns are."""
+    short = (
+        "\n\nLeft out here, so that the task takes minutes: "
+        + "; ".join(LEFT_OUT)
+        + ". The tasks digits, femnist and reddit have them."
+    )
+    return [
+        f"**Federation.** {arena.deployment}.",
+        f"**Backdoor.** {arena.backdoor}.",
+        f"**Attacker.** One, in every round beside the clients that are drawn. {arena.attacker}. "
+        "In the rows of LDP-SGD, DP-FedAvg and LDP-FL, where each report is protected by itself, "
+        f"there are {ATTACKERS}, who learn as honest clients do from records half of which teach "
+        "the backdoor.",
+        "**Rows.**\n\n"
+        + "\n".join(f"- {line}" for line in legend(arena))
+        + (short if arena.brief else ""),
+        "**Columns.** Accuracy on the test records, and the share of triggered test records that "
+        f"are answered as the attacker wants; in percent, mean of {repeat} repetitions +- half of "
+        "the 95 % interval (Student's t, so wide with few of them). The paper's numbers are "
+        f"{UNPUBLISHED}.",
+    ]
 
 
 def notes(certificates: Sequence[str]) -> list[str]:
@@ -190,29 +214,6 @@ def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, Me
 def _folder(row: Defence) -> str:
     """The defence's name in letters, digits and hyphens."""
     return "-".join(re.findall(r"[a-z0-9]+", row.name.lower()))
-
-
-def _told(arena: Arena, repeat: int) -> list[str]:
-    short = (
-        "\n\nLeft out here, so that the task takes minutes: "
-        + "; ".join(LEFT_OUT)
-        + ". The tasks digits, femnist and reddit have them."
-    )
-    return [
-        f"**Federation.** {arena.deployment}.",
-        f"**Backdoor.** {arena.backdoor}.",
-        f"**Attacker.** One, in every round beside the clients that are drawn. {arena.attacker}. "
-        "In the rows of LDP-SGD, DP-FedAvg and LDP-FL, where each report is protected by itself, "
-        f"there are {ATTACKERS}, who learn as honest clients do from records half of which teach "
-        "the backdoor.",
-        "**Rows.**\n\n"
-        + "\n".join(f"- {line}" for line in legend(arena))
-        + (short if arena.brief else ""),
-        "**Columns.** Accuracy on the test records, and the share of triggered test records that "
-        f"are answered as the attacker wants; in percent, mean of {repeat} repetitions +- half of "
-        "the 95 % interval (Student's t, so wide with few of them). The paper's numbers are "
-        f"{UNPUBLISHED}.",
-    ]
 
 
 def _rows(found: Table) -> list[tuple[str, ...]]:
