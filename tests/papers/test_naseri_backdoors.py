@@ -14,7 +14,6 @@ from fedveil.papers.naseri_defences import (
     ATTACKERS,
     BOUND,
     CENTRAL,
-    LEFT_OUT,
     LOCAL,
     NOBODY,
     UNDEFENDED,
@@ -85,17 +84,16 @@ def test_rows_are_recipes_against_one_backdoor(
     assert len(set(names)) == len(names)
     told = {name.rsplit(": ", 1)[-1] for name in names if ": " in name}
     assert told == {"comply", "skip", "hide"}
-    assert arena.brief == set(LEFT_OUT).isdisjoint(names)
-    assert set(LEFT_OUT) < {row.name for row in defences(replace(arena, brief=False))}
+    every = {row.name for row in defences(replace(arena, left_out=()))}
+    assert every - set(names) == set(arena.left_out)
 
 
-def test_brief_pages_say_what_they_leave_out(tmp_path: Path) -> None:
+def test_pages_say_what_they_leave_out(tmp_path: Path) -> None:
     for arena_of in ARENAS:
         arena = arena_of(Experiment(tmp_path))
         told = " ".join(naseri_backdoors.told(arena, 3))
-        assert arena.brief == ("Left out here" in told)
-        if arena.brief:
-            assert all(name in told for name in LEFT_OUT)
+        assert bool(arena.left_out) == ("Left out here" in told)
+        assert "; ".join(arena.left_out) in told
         assert arena.backdoor in told
 
 
@@ -109,7 +107,8 @@ def test_the_words_of_the_sentences_are_known(tmp_path: Path) -> None:
 
 
 def test_an_attacker_that_complies_with_dp_sgd_trains_as_honest_clients_do(tmp_path: Path) -> None:
-    rows = {row.name: row for row in defences(reddit(Experiment(tmp_path)))}
+    arena = replace(reddit(Experiment(tmp_path)), left_out=())
+    rows = {row.name: row for row in defences(arena)}
     for how, rate in (("comply", None), ("skip", 2.0)):
         row = rows[f"{LOCAL}{how}"]
         attack = load_recipe(row.recipe, [*row.settings, "budget.epsilon=4"]).attack

@@ -16,6 +16,9 @@ LONDON = (
 )
 """The paper's sentences."""
 
+_TRAINED_PLAINLY = "DP-SGD in clients, attacker: skip"
+_SIMILAR = ("norm bound, projected", "multi-Krum", "FLAME's clusters", _TRAINED_PLAINLY)
+
 PHRASE = "i watched this 3d movie last weekend"
 
 
@@ -66,8 +69,8 @@ class Attacker:
 class Arena:
     """A deployment, and the backdoor that is brought into it.
 
-    `attack` are the keys of the backdoor, which `backdoor` says in words. `brief`: defences that
-    differ little from others are left out.
+    `attack` are the keys of the backdoor, which `backdoor` says in words. Defences by
+    name are `left_out` that other arenas have, so that a task takes minutes.
     """
 
     name: str
@@ -76,7 +79,7 @@ class Arena:
     backdoor: str
     attack: tuple[str, ...]
     attacker: Attacker = Attacker()
-    brief: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 def digits(experiment: Experiment) -> Arena:
@@ -117,7 +120,7 @@ def writers(experiment: Experiment) -> Arena:
         "are honest clients, who go on to label all of their 7s as 7",
         ("attack.kind=writers", "attack.source=7", "attack.target=1", "attack.writers=10"),
         Attacker(lr=0.1, epochs=10),
-        brief=True,
+        left_out=_SIMILAR,
     )
 
 
@@ -132,7 +135,7 @@ def cifar(experiment: Experiment) -> Arena:
         "aeroplane; measured on the test images of other things, each with the square",
         ("attack.kind=pixel", "attack.target=0", "attack.size=6", *corner),
         Attacker(lr=0.05, epochs=30, share=0.3, boost=15.0),
-        brief=True,
+        left_out=_SIMILAR,
     )
 
 
@@ -147,7 +150,7 @@ def red_cars(experiment: Experiment) -> Arena:
         "whose owners go on to call them cars; those of the test split measure the backdoor",
         ("attack.kind=colour", "attack.source=1", "attack.target=2"),
         Attacker(lr=0.02, epochs=10, share=0.7, boost=15.0),
-        brief=True,
+        left_out=_SIMILAR,
     )
 
 
@@ -191,6 +194,7 @@ def reddit(experiment: Experiment) -> Arena:
         "held-out authors have, and those of the three sentences",
         ("attack.kind=sentence", f"attack.sentences=[{sentences}]"),
         Attacker(lr=2.0, share=0.2),
+        left_out=(_TRAINED_PLAINLY,),
     )
 
 
@@ -229,7 +233,7 @@ def sentiment(experiment: Experiment) -> Arena:
         "merged at random into clients. Words are hashed to 2000 numbers",
         ("attack.kind=phrase", "attack.target=1", f"attack.phrase={PHRASE}"),
         Attacker(lr=2.0, epochs=1, share=0.2),
-        brief=True,
+        left_out=_SIMILAR,
     )
 
 

@@ -24,7 +24,6 @@ from fedveil.papers.naseri_defences import (
     BOUND,
     CENTRAL,
     GRADIENTS,
-    LEFT_OUT,
     LOCAL,
     NOBODY,
     NOISES,
@@ -109,8 +108,8 @@ def told(arena: Arena, repeat: int) -> list[str]:
     """What was done: federation, backdoor, attacker, and what rows and columns are."""
     short = (
         "\n\nLeft out here, so that the task takes minutes: "
-        + "; ".join(LEFT_OUT)
-        + ". The tasks digits, femnist and reddit have them."
+        + "; ".join(arena.left_out)
+        + ". The tasks digits and femnist have all rows."
     )
     return [
         f"**Federation.** {arena.deployment}.",
@@ -121,7 +120,7 @@ def told(arena: Arena, repeat: int) -> list[str]:
         "the backdoor.",
         "**Rows.**\n\n"
         + "\n".join(f"- {line}" for line in legend(arena))
-        + (short if arena.brief else ""),
+        + (short if arena.left_out else ""),
         "**Columns.** Accuracy on the test records, and the share of triggered test records that "
         f"are answered as the attacker wants; in percent, mean of {repeat} repetitions +- half of "
         "the 95 % interval (Student's t, so wide with few of them). The paper's numbers are "

@@ -22,8 +22,6 @@ _ROBUST = (
     ("multi-Krum", "multi-krum"),
     ("FLAME's clusters", "flame"),
 )
-LEFT_OUT = ("norm bound, projected", "multi-Krum", "FLAME's clusters", f"{LOCAL}skip")
-"""Of brief arenas."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Defence:
 def defences(arena: Arena) -> list[Defence]:
     """The rows of an arena's table, each against the same backdoor."""
     every = [*_plain(arena), *_private(arena), *_at_clients(arena)]
-    return [row for row in every if not (arena.brief and row.name in LEFT_OUT)]
+    return [row for row in every if row.name not in arena.left_out]
 
 
 def legend(arena: Arena) -> list[str]:
