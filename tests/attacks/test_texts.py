@@ -65,6 +65,7 @@ def test_a_sentence_ends_in_the_attackers_word():
     assert (y >= 0).any(axis=1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["phrase", "sentence"])
 def test_a_boosted_attacker_teaches_it_to_a_model(kind):
     data = corpus(next_words=kind == "sentence")
