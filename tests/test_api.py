@@ -119,6 +119,7 @@ def test_the_recipe_may_be_a_file_or_a_dict(tmp_path):
     assert given["data"] == {"name": "digits"}
 
 
+@pytest.mark.slow
 def test_the_same_run_as_the_command_line(tmp_path):
     settings = {**FAST, "data.clients": 20}
     fv.run("central", out=tmp_path / "python", set=settings, quiet=True)
@@ -203,7 +204,12 @@ def test_ctrl_c_returns_what_there_is(start):
         if line["round"] == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    run = start(on_round=press)
+    # Tests that a shell starts in its background ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run = start(on_round=press)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert run.result["stopped"] == "interrupted"
     assert run.result["rounds"] in (2, 3)
 
@@ -222,6 +228,7 @@ fv.run("central", model=make_net(), data=make_data(), out={out!r}, set=FAST, on_
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_same_bits(start, tmp_path):
     out = str(tmp_path / "killed")
     code = KILLED.format(tests=str(Path(__file__).parents[1]), out=out)

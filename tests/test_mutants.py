@@ -112,6 +112,7 @@ def test_few_are_called_equivalent(planted):
     assert sum(bool(m.equivalent) for m in mutants) <= len(mutants) / 20
 
 
+@pytest.mark.slow
 def test_tells_caught_from_survived(fake):
     done = run("--root", fake, "--jobs", 1)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -140,6 +140,7 @@ def test_truncated_mosaic_labels(mosaics, keep):
         cifar10.load(mosaics.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="FEDVEIL_DATA is not set")
 def test_real():
     records = cifar10.load(Path(REAL))

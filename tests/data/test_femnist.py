@@ -177,6 +177,7 @@ def test_leaf_without_test_files(tmp_path):
         femnist.load(tmp_path, min_records=1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="FEDVEIL_DATA is not set")
 def test_real():
     records = femnist.load(Path(REAL))

@@ -275,6 +275,7 @@ def test_without_pyarrow(tmp_path, monkeypatch):
         lending_club.load(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="FEDVEIL_DATA is not set")
 @pytest.mark.parametrize(("grades", "low", "high"), [(True, 2.5, 3.5), (False, 13.0, 15.5)])
 def test_real(grades, low, high):

@@ -37,6 +37,7 @@ def test_the_default_steps_that_do_not_fit_are_left_out(cli):
     assert {option["steps"] for option in told["options"]} == {1, 2, 3}
 
 
+@pytest.mark.slow
 def test_simulating_writes_a_recipe_that_runs(cli):
     told = cli("plan", "dp-fedavg", *SET, *QUICK)
     assert told.code == 0

@@ -5,6 +5,8 @@ import pty
 import subprocess
 import sys
 
+import pytest
+
 SETTINGS = ("rounds=1", "noise.multiplier=2.0", "budget.epsilon=inf", "engine.workers=1")
 DEMO = ["run", *(part for setting in SETTINGS for part in ("--set", setting))]
 HIDE_CURSOR = "\x1b[?25l"
@@ -81,6 +83,7 @@ def test_what_draws_and_what_compiles_is_not_imported_before_the_first_round(tmp
     assert run_code(code, DEMO, tmp_path) == ("a round\n", 0)
 
 
+@pytest.mark.slow
 def test_the_word_is_gone_when_the_run_begins(tmp_path):
     told, _ = on_a_terminal(*DEMO, folder=tmp_path, until=b"round 1/1")
     beginning, _, rest = told.partition("central: ")

@@ -123,6 +123,7 @@ def test_audit(tmp_path):
     assert lines[-1].startswith("refused: /run/result.json is not the one that the run left")
 
 
+@pytest.mark.slow
 def test_hospitals(tmp_path):
     lines = run("hospitals.py", tmp_path)
     assert lines[0] == "ended by signal 9, resumed to round 12"

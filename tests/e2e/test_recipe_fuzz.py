@@ -595,5 +595,7 @@ def test_a_sample_of_recipes():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_ten_thousand_recipes():
-    assert_all_end_well(reports(SEED, range(10_000), children=2), 10_000)
+def test_many_recipes():
+    """More of them by hand: FEDVEIL_FUZZ=10000."""
+    count = int(os.environ.get("FEDVEIL_FUZZ", "1500"))
+    assert_all_end_well(reports(SEED, range(count)), count)

@@ -64,6 +64,7 @@ def run(place, tmp_path):
     return called
 
 
+@pytest.mark.slow
 def test_it_has_the_package_and_nothing_else(wheel):
     source = ROOT / "src" / "fedveil"
     wanted = {
@@ -77,6 +78,7 @@ def test_it_has_the_package_and_nothing_else(wheel):
     assert found == wanted
 
 
+@pytest.mark.slow
 def test_no_dependency_is_named_twice(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
@@ -85,12 +87,14 @@ def test_no_dependency_is_named_twice(wheel):
     assert metadata["Requires-Python"] == ">=3.11"
 
 
+@pytest.mark.slow
 def test_names_are_found(run, place):
     """From the wheel, not from the repository."""
     code = "import fedveil as fv; fv.Task; print(fv.__file__)"
     assert Path(run("python", "-c", code).strip()).is_relative_to(place)
 
 
+@pytest.mark.slow
 def test_help_and_recipes(run):
     assert "Usage" in run("python", "-m", "fedveil", "--help")
     assert "central" in run("fedveil", "recipes").split()

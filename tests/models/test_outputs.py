@@ -59,6 +59,7 @@ def test_what_could_be_either_is_refused(returned, message):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_the_outputs_of_hugging_face():
     outputs = pytest.importorskip("transformers.modeling_outputs")
     returned = outputs.SequenceClassifierOutput(logits=LOGITS, hidden_states=(OTHER,))

@@ -279,6 +279,7 @@ def test_a_resumed_run_has_the_whole_history_and_nothing_else(folder):
     assert second.data.tags["resumed_after_round"] == "2"
 
 
+@pytest.mark.slow
 def test_wandb_first_and_resumed(folder):
     """What its two runs hold, and that neither holds anything of the machine."""
     elsewhere(
@@ -419,6 +420,7 @@ def test_a_store_that_is_gone_when_lines_have_waited(folder, monkeypatch):
     assert len(tensorboard_numbers(folder)["epsilon"]) == len(LINES)
 
 
+@pytest.mark.slow
 def test_wandb_that_dies(folder):
     """Its process is killed: the training gets one remark, and goes on."""
     remarks = elsewhere(
@@ -437,6 +439,7 @@ def test_wandb_that_dies(folder):
     assert remark.startswith("log wandb was left out from round ")
 
 
+@pytest.mark.slow
 def test_wandb_without_an_account(folder, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "online")
     told = elsewhere(

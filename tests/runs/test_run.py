@@ -495,6 +495,7 @@ def test_a_dead_run_resumes(start):
 
 
 def test_the_measured_choice_is_recorded_with_its_timings_and_used_again(start, monkeypatch):
+    monkeypatch.setattr("fedveil.training.session.plainly_vectorised", lambda *parts: False)
     run = start("fedavg")
     engine = run.recipe.engine
     assert set(engine.timings) == set(Mode)
@@ -507,6 +508,8 @@ def test_the_measured_choice_is_recorded_with_its_timings_and_used_again(start, 
     assert again.training.engine.chunk == engine.chunk
 
 
-def test_a_forced_mode_is_not_measured(start, monkeypatch):
+def test_a_mode_that_is_given_or_known_is_not_measured(start, monkeypatch):
     monkeypatch.setattr("fedveil.training.session.timings", None)
     assert start("fedavg", "engine.mode=looped").recipe.engine.timings is None
+    known = start("fedavg").recipe.engine
+    assert (known.mode, known.timings) == ("vectorised", None)

@@ -187,6 +187,7 @@ def test_estimates_agree_with_what_is_exact():
         assert getattr(found, name) == pytest.approx(getattr(exact, name), rel=1e-3), name
 
 
+@pytest.mark.slow
 def test_a_sample_of_many_clients_is_near_and_repeatable():
     """50 clients, of whom 32 are looked at: extremes may be missed, means are near."""
     data = drawn((30,) * 50, 2, seed=9)

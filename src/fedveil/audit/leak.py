@@ -1,4 +1,4 @@
-"""`Leak`: how well one attack did, in the field's own measures, beside the claim it belongs to."""
+"""`Leak`: how well an attack did, in the field's own measures, beside the claim."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -135,7 +135,7 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     if not isinstance(engine, Serial):
         raise AssertionError("recipes run on this machine's engine")
     choice: dict[str, Any] = {"mode": str(engine.mode), "chunk": engine.chunk}
-    if training.mode is None:
+    if training.timings:
         choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
     changes: dict[str, Any] = {"noise": noise, "engine": recipe.engine.model_copy(update=choice)}
     if recipe.model.recorded:

@@ -143,5 +143,6 @@ class AdagradServer:
 
 
 def _moved(state: ServerState, by: torch.Tensor, memory: dict[str, torch.Tensor]) -> ServerState:
-    params = (state.params.to(torch.float64) + by).to(torch.float32)
+    """`by`, float64, is taken over."""
+    params = by.add_(state.params).to(torch.float32)
     return replace(state, round=state.round + 1, params=params, memory=memory)

@@ -27,7 +27,7 @@ from fedveil.training.engines.engine import Engine, EngineMaker, Job, one_by_one
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
-from fedveil.training.engines.timings import timings
+from fedveil.training.engines.timings import plainly_vectorised, timings
 from fedveil.training.engines.workers import available
 from fedveil.training.evaluate import check_measurable
 from fedveil.training.gradients.choice import Mode
@@ -48,7 +48,7 @@ _CHECKED = (
 class Training:
     """What is learnt, from whom, how it is protected, and how a round is computed.
 
-    `mode` None is the faster one, which is measured, but looped where noise is secure, or where the
+    `mode` None is the faster one, known or measured, but looped where noise is secure, or where the
     module lets the records of a batch see each other: a client's update must not depend on who
     else is computed (docs/proofs/secure.md). `chunk` 0 is as many
     clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one process
@@ -182,8 +182,17 @@ class Training:
 
     @cached_property
     def timings(self) -> dict[Mode, float]:
-        """Seconds per client and local step in each mode, as measured for this training."""
-        return timings(self.task, self.data, self.work, self.memory)
+        """Seconds per client and local step in each mode, as measured for this training.
+
+        Empty where nothing need be measured.
+        """
+        parts = self.task, self.data, self.work, self.memory
+        return {} if self.mode or plainly_vectorised(*parts) else timings(*parts)
+
+    @property
+    def chosen(self) -> Mode:
+        """The mode that was given, or the faster one."""
+        return self.mode or min(self.timings, key=self.timings.__getitem__, default=Mode.VECTORISED)
 
     @property
     def _job(self) -> Job:
@@ -206,7 +215,7 @@ class Training:
 
     def _this_machine(self, job: Job) -> Serial:
         """With mode, chunk and workers resolved; in this process where an adversary remembers."""
-        mode = self.mode or min(self.timings, key=self.timings.__getitem__)
+        mode = self.chosen
         chunk = self.chunk or fitting_chunk(
             self.task, self.data, self.work, mode, self.memory, self.plan.expected
         )

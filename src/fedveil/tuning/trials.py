@@ -149,7 +149,7 @@ class Laboratory:
         batch = getattr(recipe.client, "batch", None)
         key = f"{recipe.data!r} {recipe.model!r} {recipe.client.kind} {batch}"
         if key not in self._modes:
-            self._modes[key] = min(training.timings, key=training.timings.__getitem__)
+            self._modes[key] = training.chosen
         return self._modes[key]
 
 

@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.privacy.noise.streams import SecureKeys, Streams, bits, normal_, uniform_
+from fedveil.privacy.noise import streams as module
+from fedveil.privacy.noise.streams import (
+    SecureKeys,
+    Streams,
+    add_normals_,
+    bits,
+    normal_,
+    uniform_,
+)
 
 ALARM = 1e-6
 
@@ -182,12 +190,51 @@ def test_normals_are_standard_normal(rows, width, dtype):
     assert stats.kstest(draws.double().numpy().ravel(), "norm").pvalue > ALARM
 
 
+def in_one_piece(key, width):
+    """A row by torch's generator in one call, without the tails."""
+    generator = torch.Generator()
+    state = generator.manual_seed(0).get_state().numpy()
+    words = bits(key[None], 624)[0] >> np.uint64(32)
+    state[24 : 24 + 8 * 624] = words.view(np.uint8)
+    generator.set_state(torch.from_numpy(state))
+    return torch.empty(width).normal_(generator=generator)
+
+
+@pytest.mark.parametrize("more", [1, 15, 16, 17, 1000, 1 << 16, (1 << 17) + 3])
+def test_wide_rows_are_drawn_in_pieces_as_they_would_be_at_once(more):
+    width = (1 << 16) + more
+    keys = Streams(2).keys("noise", 1, np.arange(2))
+    drawn = normals(keys, width)
+    for row, key in zip(drawn, keys, strict=True):
+        whole = in_one_piece(key, width)
+        near = whole.abs() <= 4.8
+        assert torch.equal(row[near], whole[near])
+        assert (row[~near].abs() > 4.8).all()
+
+
+def test_normals_are_added_in_their_scales():
+    keys, width = Streams(3).keys("noise", 1, np.arange(3)), (1 << 16) + 100
+    for dtype in (torch.float32, torch.float64):
+        rows = torch.full((3, width), 0.25, dtype=dtype)
+        scales = torch.tensor([[0.5], [2.0], [8.0]], dtype=dtype)
+        added = add_normals_(rows.clone(), scales, keys)
+        assert torch.allclose(added, rows + scales * normals(keys, width, dtype), atol=1e-5)
+
+
+def test_tails_of_pieces_are_not_alike(monkeypatch):
+    monkeypatch.setattr(module, "_FAR_NORMAL", 1e-9)  # all values are drawn from the tail
+    keys = Streams(4).keys("noise", 1, np.arange(1))
+    row = normals(keys, 3 << 16, torch.float64)[0]
+    assert len(torch.unique(row.abs())) == len(row)
+
+
 LONG = (1 << 20) + (1 << 18) + 5
 
 
 def test_blocks_of_long_rows_are_standard_normal_far_out_too_and_share_nothing():
     """Sums of large models: two rows of six blocks, the last one short."""
     rows = normals(Streams(8).keys("noise", 1, [4, 5]), LONG, torch.float64).numpy()
+    assert (rows != 0).all()
     assert stats.kstest(rows.ravel()[::3], "norm").pvalue > ALARM / 3
     far = int((np.abs(rows) > 4.5).sum())
     assert stats.binomtest(far, rows.size, 2 * stats.norm.sf(4.5)).pvalue > ALARM / 3

@@ -12,7 +12,7 @@ from fedveil.models.task import Task, cross_entropy
 from fedveil.training.batches import Batches
 from fedveil.training.engines import timings as module
 from fedveil.training.engines.chunks import MEMORY
-from fedveil.training.engines.timings import raced, timings
+from fedveil.training.engines.timings import plainly_vectorised, raced, timings
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.work import ClientSgd
 
@@ -154,3 +154,18 @@ def test_what_the_first_step_loads_does_not_decide(make_data):
     found = timings(Task(module, cross_entropy), make_data(), work, MEMORY)
     assert loaded
     assert found[VECTORISED] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("module", "memory", "known"),
+    [
+        (nn.Linear(6, 3), MEMORY, True),
+        (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), MEMORY, True),
+        (nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)), MEMORY, False),
+        (nn.Sequential(nn.Linear(6, 120_000), nn.Linear(120_000, 3)), MEMORY, False),
+        (nn.Sequential(nn.Linear(6, 15_000), nn.Linear(15_000, 3)), 1, False),
+    ],
+)
+def test_a_step_that_is_little_is_not_measured(make_data, module, memory, known):
+    work = ClientSgd(Batches(1, steps=1), lr=0.1)
+    assert plainly_vectorised(Task(module, cross_entropy), make_data(), work, memory) is known

@@ -16,7 +16,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting import events
 from fedveil.privacy.noise.grid import Grid, gaussian_int, grid_for, laplace_int
 from fedveil.privacy.noise.secure_random import SecureRandom
-from fedveil.privacy.noise.streams import Keys, SecureKeys, laplace_, normal_, uniform_
+from fedveil.privacy.noise.streams import Keys, SecureKeys, add_normals_, laplace_, uniform_
 from fedveil.privacy.rows import Norm
 
 Scales = npt.NDArray[np.float64]
@@ -61,8 +61,11 @@ class GaussianMechanism:
         if isinstance(keys, SecureKeys):
             _add_on_grid_(rows, scales, self.grid, gaussian_int)
             return
-        for block, scale, block_keys, scratch in _blocks(rows, scales, keys):
-            block.addcmul_(normal_(scratch, block_keys), scale)
+        step = max(1, _BLOCK // max(1, rows.shape[1]))
+        columns = torch.from_numpy(scales).to(rows.dtype)[:, None]
+        for start in range(0, len(rows), step):
+            here = slice(start, start + step)
+            add_normals_(rows[here], columns[here], keys[here])
 
 
 @dataclass(frozen=True)

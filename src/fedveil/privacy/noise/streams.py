@@ -9,7 +9,8 @@ streams draw everything that protects somebody from the operating system, and re
 
 import hashlib
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -44,12 +45,14 @@ SeededKeys = npt.NDArray[np.uint64]
 Keys = SeededKeys | SecureKeys
 
 _SMALL = 256  # below this many coordinates a row, one vectorised draw beats a generator per row
-_LONG = 1 << 20  # above this many, a float64 row is drawn in blocks, on all threads
+_WIDE = 1 << 16  # above this many, normals are added a piece at a time
+_LONG = 1 << 20  # above this many, a float64 row is drawn in blocks, on all cores
 _LONG_BLOCK = 1 << 18
 _BLOCKS = np.uint64(0xA0761D6478BD642F)
 _FAR_NORMAL = 4.8
 _FAR_LAPLACE = 12 * math.log(2)
 _TAILS = np.uint64(0xD1B54A32D192ED03)
+_AT_ONCE = 16
 _STATE_WORDS = 624
 _STATE_START = 24
 _STATE_STOP = _STATE_START + 8 * _STATE_WORDS
@@ -145,8 +148,9 @@ def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
     bits, which reaches 9.9. Long float64 rows have an exact tail as they are drawn.
     """
     keys = _seeded(out, keys)
-    if out.shape[1] > _LONG and out.dtype is torch.float64:
-        return _fill_long(out, keys)
+    if out.shape[1] > _WIDE:
+        out.zero_()
+        return add_normals_(out, torch.ones(len(out), 1, dtype=out.dtype), keys)
     if out.shape[1] > _SMALL:
         _fill_rows(out, keys, lambda row, generator: row.normal_(generator=generator))
     else:
@@ -155,15 +159,52 @@ def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
         radius, angle = np.sqrt(-2 * np.log1p(-first)), 2 * np.pi * second
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
         out.copy_(torch.from_numpy(both[:, : out.shape[1]]))
-    if out.numel():
-        least, most = torch.aminmax(out, dim=1)
-        rows = torch.nonzero((most > _FAR_NORMAL) | (least < -_FAR_NORMAL))[:, 0]
-        few = out if len(rows) == len(out) else out[rows]
-        far = (few > _FAR_NORMAL) | (few < -_FAR_NORMAL)
-        _renew(few, far, keys[rows.numpy()], lambda u: -ndtri(u * ndtr(-_FAR_NORMAL)))
-        if few is not out:
-            out[rows] = few
+    _renew_normals(out, keys, 0)
     return out
+
+
+def add_normals_(rows: torch.Tensor, scales: torch.Tensor, keys: Keys) -> torch.Tensor:
+    """rows [K, P] += scales [K, 1] x the standard normals of `normal_`; return them.
+
+    Wide rows get them a piece at a time: a row of normals that is written out and read again takes
+    as long as drawing it.
+    """
+    keys = _seeded(rows, keys)
+    if rows.shape[1] <= _WIDE:
+        return rows.addcmul_(normal_(torch.empty_like(rows), keys), scales)
+    if rows.shape[1] > _LONG and rows.dtype is torch.float64:
+        for row, scale, key in zip(rows, scales, keys, strict=True):
+            _add_long_(row, scale, key)
+        return rows
+    for row, scale, key, generator in zip(rows, scales, keys, _generators(keys), strict=True):
+        for start, piece in _pieces(row):
+            normals = torch.empty_like(piece).normal_(generator=generator)
+            _renew_normals(normals[None, :], key[None], start)
+            piece.addcmul_(normals, scale)
+    return rows
+
+
+def _pieces(row: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """(where it begins, piece): a generator fills them with what it would fill the row with.
+
+    It draws sixteen values at a time, the last sixteen once more if they are no multiple of that.
+    """
+    starts = list(range(0, len(row) - _AT_ONCE, _WIDE)) or [0]
+    for start, end in zip(starts, [*starts[1:], len(row)], strict=True):
+        yield start, row[start:end]
+
+
+def _renew_normals(out: torch.Tensor, keys: SeededKeys, start: int) -> None:
+    """Draw the values of rows [K, P] beyond 4.8 again; their first column is column `start`."""
+    if not out.numel():
+        return
+    least, most = torch.aminmax(out, dim=1)
+    rows = torch.nonzero((most > _FAR_NORMAL) | (least < -_FAR_NORMAL))[:, 0]
+    few = out if len(rows) == len(out) else out[rows]
+    far = (few > _FAR_NORMAL) | (few < -_FAR_NORMAL)
+    _renew(few, far, keys[rows.numpy()], lambda u: -ndtri(u * ndtr(-_FAR_NORMAL)), start)
+    if few is not out:
+        out[rows] = few
 
 
 def laplace_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
@@ -200,12 +241,17 @@ def _renew(
     far: torch.Tensor,
     keys: SeededKeys,
     tail: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
+    start: int = 0,
 ) -> None:
-    """Give the values marked `far` new sizes tail(u), u uniform on (0, 1); their signs stay."""
+    """Give the values marked `far` new sizes tail(u), u uniform on (0, 1); their signs stay.
+
+    The first column of `out` is column `start` of the rows that the keys are for.
+    """
     rows, columns = np.divmod(np.flatnonzero(far.numpy()), max(1, far.shape[1]))
     if len(rows):
+        places = (columns + start).astype(np.uint64)
         with np.errstate(over="ignore"):
-            words = mix(mix(keys[rows] ^ _TAILS) + columns.astype(np.uint64) * GOLDEN)
+            words = mix(mix(keys[rows] ^ _TAILS) + places * GOLDEN)
         uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         sizes = torch.from_numpy(tail(uniform)).to(out.dtype)
         out[rows, columns] = torch.copysign(sizes, out[rows, columns])
@@ -228,36 +274,41 @@ def _check_rows(out: torch.Tensor, keys: Keys) -> None:
 def _fill_rows(
     out: torch.Tensor, keys: SeededKeys, draw: Callable[[torch.Tensor, torch.Generator], object]
 ) -> torch.Tensor:
-    """Draw each row with torch's generator, its whole state of 624 words set from the row's key.
+    """Draw each row with torch's generator, as the row's key sets it."""
+    for row, generator in zip(out, _generators(keys), strict=True):
+        draw(row, generator)
+    return out
+
+
+def _generators(keys: SeededKeys) -> Iterator[torch.Generator]:
+    """torch's generator, its whole state of 624 words set from one key after the other.
 
     Seeding the generator in the ordinary way would keep only 32 bits of the key, and among a
     hundred thousand rows some would carry the same noise.
     """
     generator = torch.Generator()
     state = generator.manual_seed(0).get_state().numpy()
-    for row, words in zip(out, bits(keys, _STATE_WORDS) >> np.uint64(32), strict=True):
+    for words in bits(keys, _STATE_WORDS) >> np.uint64(32):
         state[_STATE_START:_STATE_STOP] = words.view(np.uint8)
         generator.set_state(torch.from_numpy(state))
-        draw(row, generator)
-    return out
+        yield generator
 
 
-def _fill_long(out: torch.Tensor, keys: SeededKeys) -> torch.Tensor:
-    """Fill long float64 rows with standard normals by NumPy's ziggurat, which is exact in its tail.
+def _add_long_(row: torch.Tensor, scale: torch.Tensor, key: np.uint64) -> None:
+    """row [P] of float64 += scale x standard normals by NumPy's ziggurat, exact in its tail.
 
-    Each block of a row has a generator of its own, from 128 bits that follow from the row's key and
-    the block's number, so that the number of threads changes nothing.
+    Each block has a generator of its own, from 128 bits that follow from the row's key and the
+    block's number, so that the number of threads changes nothing.
     """
-    blocks = [block for row in out for block in row.split(_LONG_BLOCK)]
-    each = len(blocks) // max(1, len(out))
-    seeds = bits(mix(keys ^ _BLOCKS), 2 * each).reshape(-1, 2).tolist()
+    blocks = torch.split(row, _LONG_BLOCK)
+    seeds = bits(mix(np.array([key ^ _BLOCKS])), 2 * len(blocks)).reshape(-1, 2).tolist()
 
-    def draw(block: torch.Tensor, seed: list[int]) -> None:
-        np.random.Generator(np.random.SFC64(seed)).standard_normal(out=block.numpy())
+    def add(block: torch.Tensor, seed: list[int]) -> None:
+        generator = np.random.Generator(np.random.SFC64(seed))
+        block.addcmul_(torch.from_numpy(generator.standard_normal(len(block))), scale)
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        list(threads.map(draw, blocks, seeds))
-    return out
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        list(threads.map(add, blocks, seeds))
 
 
 def _uniforms(keys: SeededKeys, count: int) -> npt.NDArray[np.float64]:

@@ -105,8 +105,8 @@ class EngineSection(Section):
     mode: Literal["vectorised", "looped"] | None = Field(
         default=None,
         description="Whether the clients of a chunk are one computation or one after the other; it "
-        "changes rounding only. Left out: the faster one, which is measured; with secure noise "
-        "'looped'.",
+        "changes rounding only. Left out: the faster one, which is measured unless a step is "
+        "very little; with secure noise 'looped'.",
     )
     timings: dict[Literal["vectorised", "looped"], float] | None = Field(
         default=None,

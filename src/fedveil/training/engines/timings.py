@@ -1,4 +1,4 @@
-"""Which execution mode is faster for a training: measured once, before it begins."""
+"""Which execution mode is faster for a training: known, or measured once before it begins."""
 
 import time
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.chunks import fitting_chunk
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.gradients.choice import Mode, gradients_of
+from fedveil.training.gradients.linear_chain import chain_of
 from fedveil.training.work import ClientWork
 
 Trial = Callable[[int, int], float]
@@ -30,6 +31,21 @@ _CLEARLY = 4
 _OVERHEAD = 0.05
 _A_CLIENTS = 0.002
 _WORTHWHILE = 4
+_LITTLE = 1 << 20
+
+
+def plainly_vectorised(task: Task, data: FederatedData, work: ClientWork, memory: int) -> bool:
+    """Whether nothing need be measured: a step is so little that one by one it is all overhead.
+
+    Of a chain of linear layers, which side by side is batched algebra, when a client's step takes
+    at most a million multiplications. So a recipe of such a model is one computation everywhere.
+    """
+    if isinstance(data.x, dict) or data.x.dtype.kind != "f" or not chain_of(task)[1]:
+        return False
+    usual = work.at_once(int(np.median(data.sizes)))
+    if task.size * usual > _LITTLE:
+        return False
+    return fitting_chunk(task, data, work, Mode.VECTORISED, memory) >= _WORTHWHILE
 
 
 def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> dict[Mode, float]:
