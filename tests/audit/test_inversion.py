@@ -163,6 +163,7 @@ def test_records_that_are_no_images_are_refused():
             check_images(other)
 
 
+@pytest.mark.slow
 def test_a_picture_has_originals_and_reconstructions():
     quick = replace(QUICK, steps=2)
     central = list(quick.seen(training("central", "client.epochs=1")))
