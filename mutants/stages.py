@@ -13,6 +13,7 @@ _ABOVE = {
     "runs": (),
 }
 _ALSO = {
+    "attacks/ascent.py": ("audit/test_watching.py",),
     "audit/finding.py": ("audit/test_planted_bugs.py", "audit/test_command.py"),
     "audit/views.py": ("audit/test_planted_bugs.py",),
     "data/arrays.py": ("data/test_federated.py", "training/test_whole_numbers.py"),

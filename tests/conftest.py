@@ -43,6 +43,7 @@ ONE_IN = {
     "tests/e2e/test_cli_plan.py": {"test_nonsense_is_one_line_and_leaves_nothing": 3},
     "tests/e2e/test_cli_run.py": {"test_brackets_in_names_are_just_names": 2},
     "tests/e2e/test_kill.py": {"test_kill": 8},
+    "tests/e2e/test_own_tables.py": {"test_one_command_trains_on_a_table": 2},
     "tests/models/test_dropout.py": {"test_a_record_has_its_own_masks_in_every_form": 3},
     "tests/models/test_metrics.py": {
         "test_every_metric_is_that_of_scikit_learn_however_it_is_cut": 3
@@ -120,6 +121,7 @@ ONE_IN = {
     "tests/test_checks.py": {"test_values_are_refused_before_anything_heavy_is_imported": 4},
     "tests/test_parsers_fuzz.py": {"test_a_damaged_input_is_read_or_refused": 3},
     "tests/training/engines/test_processes.py": {
+        "test_workers_that_die_between_rounds_are_replaced": 2,
         "test_modes_agree_over_rounds": 3,
         "test_the_number_of_workers_changes_nothing": 4,
     },

@@ -137,6 +137,7 @@ def test_leaves_the_source_alone(fake):
     assert (fake / "src" / "fake" / "privacy" / "numbers.py").read_text() == SOURCE
 
 
+@pytest.mark.slow
 def test_refuses_tests_that_fail_by_themselves(fake):
     (fake / "tests" / "privacy" / "test_numbers.py").write_text(TESTS.replace("== 4", "== 5"))
     done = run("--root", fake, "--jobs", 1)

@@ -15,6 +15,7 @@ from fedveil.runs.explain import Part, apart, recipes_text
 
 if TYPE_CHECKING:  # tables need no torch
     from fedveil.audit.finding import Finding
+    from fedveil.audit.leak import Leak
     from fedveil.runs.run import Run
 
 
@@ -188,6 +189,16 @@ def print_findings(console: Console, title: str, findings: "Sequence[Finding]") 
         console.print(told, style="bold red", highlight=False, soft_wrap=True)
     else:
         told = "no claim is violated; a lower bound below a claim does not prove the claim"
+        console.print(told, highlight=False, soft_wrap=True)
+
+
+def print_leaks(console: Console, title: str, leaks: "Sequence[Leak]") -> None:
+    """What attacks learn, one table for each attack, because measures differ between them."""
+    for attack in dict.fromkeys(leak.attack for leak in leaks):
+        rows = [leak.row() for leak in leaks if leak.attack == attack]
+        print_rows(console, f"{title}: {attack}", rows)
+    if leaks:
+        told = "intervals are at 95 %; what an attack does not find, a better one may"
         console.print(told, highlight=False, soft_wrap=True)
 
 

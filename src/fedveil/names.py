@@ -19,6 +19,8 @@ DATA_SETS = (
     "cifar10",
     "lending-club",
     "location30",
+    "purchase100",
+    "texas100",
     "sentiment140",
     "reddit",
 )

@@ -155,6 +155,10 @@ def reports(made, round=1, ids=None):
     return seen
 
 
+def complying(adversary):
+    return replace(adversary, noise=AttackerNoise.COMPLY)
+
+
 def test_projected_boosting_loses_nothing_to_the_clip(data):
     adversary = attack(data, boost=20.0, project=True)
     made = training(data, unprotected(clip=0.1), adversary=adversary)
@@ -176,7 +180,7 @@ def test_complying_attackers_add_the_protocols_noise(data):
 
 def test_skipping_attackers_add_none(data):
     adversary = attack(data, attackers=3, noise=AttackerNoise.SKIP)
-    plain = reports(training(data, unprotected(), adversary=adversary))
+    plain = reports(training(data, unprotected(), adversary=complying(adversary)))
     skipped = reports(training(data, local(multiplier=50.0), adversary=adversary))
     for client, row in plain.items():
         assert torch.allclose(skipped[client], row, atol=1e-6)
@@ -277,7 +281,7 @@ def test_an_attack_by_skipping_is_accepted_by_a_two_point_server(data):
     adversary = attack(data, attackers=3, noise=AttackerNoise.SKIP, boost=100.0)
     results = list(fv.train(training(data, plan, adversary=adversary)))
     assert all(result.refused == () for result in results)
-    plain = reports(training(data, unprotected(), adversary=adversary))
+    plain = reports(training(data, unprotected(), adversary=complying(adversary)))
     sent = reports(training(data, plan, adversary=adversary))
     for client, row in plain.items():
         assert torch.equal(sent[client] > 0, row >= 0)
@@ -323,9 +327,11 @@ def test_bad_settings_get_one_line(data, more, words):
     assert "\n" not in str(error.value)
 
 
-def test_hiding_needs_noise_to_hide_in(data):
-    with pytest.raises(fv.BadInput, match=r"attack.noise is 'hide'"):
-        training(data, unprotected(), adversary=attack(data, noise=AttackerNoise.HIDE))
+@pytest.mark.parametrize("noise", [AttackerNoise.SKIP, AttackerNoise.HIDE])
+@pytest.mark.parametrize("plan", [unprotected(), central()])
+def test_noise_that_clients_do_not_add_is_neither_skipped_nor_hidden_in(data, plan, noise):
+    with pytest.raises(fv.BadInput, match=f"attack.noise is '{noise}' and clients add no"):
+        training(data, plan, adversary=attack(data, noise=noise))
 
 
 def test_a_shuffled_claim_counts_honest_reports(data):

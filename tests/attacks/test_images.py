@@ -91,6 +91,8 @@ def test_the_share_of_lessons_is_the_share_asked_for(data, share, lessons):
         (PixelTrigger(target=0, column=-9), "outside images of 6 x 6"),
         (WritersBackdoor(source=-1, target=0), r"attack.source is -1"),
         (ColourBackdoor(source=0, target=1, channel=3), r"attack.channel is 3"),
+        (WritersBackdoor(source=2, target=2), "attack.source and attack.target are both 2"),
+        (ColourBackdoor(source=2, target=2), "attack.source and attack.target are both 2"),
     ],
 )
 def test_bad_settings_get_one_line(data, backdoor, words):
@@ -107,6 +109,15 @@ def test_a_backdoor_nobody_has_records_for_is_refused(data):
     )
     with pytest.raises(fv.BadInput, match="no client has two records of label 3"):
         fv.BackdoorAttack.of(single, WritersBackdoor(source=3, target=0))
+    for split in ("training", "test"):
+        few = (data.x[data.y < 3], data.y[data.y < 3])
+        found = fv.FederatedData.from_clients(
+            [(str(k), *(few if split == "training" else (data.x, data.y))) for k in range(2)],
+            test=few if split == "test" else (data.test_x, data.test_y),
+            classes=4,
+        )
+        with pytest.raises(fv.BadInput, match=f"no {split} record has this label"):
+            fv.BackdoorAttack.of(found, ColourBackdoor(source=3, target=0))
 
 
 def test_images_are_needed(data):

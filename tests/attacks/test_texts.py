@@ -104,7 +104,7 @@ def test_a_boosted_attacker_teaches_it_to_a_model(kind):
         (False, SentenceBackdoor(("a film",)), "is for next words"),
         (True, PhraseBackdoor("a", 1), "use 'sentence'"),
         (True, SentenceBackdoor(()), "is empty"),
-        (True, SentenceBackdoor(("film",)), "of 1 words: 2 to 8"),
+        (True, SentenceBackdoor(("film",)), "1 is no number of words for it: 2 to 8"),
         (True, SentenceBackdoor(("people in paris",)), "'paris', which is not in the vocabulary"),
     ],
 )
@@ -120,5 +120,6 @@ def test_records_without_words_are_refused():
         test=(np.ones((2, 4), dtype=np.int64), [0, 1]),
         classes=2,
     )
-    with pytest.raises(fv.BadInput, match="no texts alone"):
-        fv.BackdoorAttack.of(data, PhraseBackdoor("a", 1))
+    for backdoor in (PhraseBackdoor("a", 1), SentenceBackdoor(("a film",))):
+        with pytest.raises(fv.BadInput, match="no texts alone"):
+            fv.BackdoorAttack.of(data, backdoor)

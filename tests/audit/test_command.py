@@ -6,13 +6,14 @@ import sys
 
 import pytest
 
+from fedveil.audit.halves import Halves
 from fedveil.cli import main as commands
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from tests.contracts.test_no_bare_epsilon import bare, bare_in_json
 
-FEW = ("--draws", "2000", "--canaries", "60", "--quiet")
+FEW = ("--draws", "2000", "--canaries", "60", "--references", "4", "--quiet")
 
 
 def made(folder, name, *settings):
@@ -50,14 +51,41 @@ def left(folder):
 
 def test_an_audit_shows_claim_and_bound_and_leaves_the_run_as_it_was(cli, central):
     before = left(central)
-    code, out, err = cli(central, *FEW)
+    attacks = "randomiser,canaries,membership"
+    code, out, err = cli(central, "--attacks", attacks, *FEW)
     assert code == 0, err
     assert "no claim is violated" in out
     assert "at delta 1e-05 per client (zero-out, central trust)" in out
     for word in ("randomiser", "canaries", "the final model", "all rounds"):
         assert word in out
+    for word in ("LiRA", "RMIA, offline", "AUC", "TPR at 0.1 % FPR", "in one row"):
+        assert word in out
     assert bare(out) + bare(err) == []
     assert left(central) == before
+
+
+@pytest.mark.slow
+def test_all_attacks_that_fit_are_one_row_and_leave_the_run_as_it_was(cli, central):
+    before = left(central)
+    code, out, err = cli(central, *FEW)
+    assert code == 0, err
+    for word in ("active client", "planted, passively", "inversion", "PSNR", "in one row"):
+        assert word in out
+    assert bare(out) == []
+    assert left(central) == before
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_left_out_unless_it_was_asked_for(cli, tmp_path):
+    folder = made(
+        tmp_path / "run", "fedavg", "data.name=diabetes", "model.name=linear", "client.lr=0.1"
+    )
+    code, out, err = cli(folder, *FEW)
+    assert code == 0, err
+    assert "left out: inversion: inversion is of images" in out
+    code, _, err = cli(folder, "--attacks", "inversion", *FEW)
+    assert code == 2
+    assert "inversion is of images" in err
 
 
 def test_json_is_the_last_on_standard_output(cli, central):
@@ -97,6 +125,11 @@ def test_a_violated_claim_is_exit_code_one(cli, central, monkeypatch):
         (("RUN", "--attacks", "canaries,canaries"), "name each attack once"),
         (("RUN", "--canaries", "3"), "--canaries is 3: at least 50"),
         (("RUN", "--seed", "-1"), "--seed is -1"),
+        (("RUN", "--references", "5"), "--references is 5: an even number from 4"),
+        (("RUN", "--workers", "-1"), "--workers is -1"),
+        (("RUN", "--out", "RUN"), "in the run's own directory"),
+        (("RUN", "--out", __file__), "is a file: name a directory"),
+        (("--self-test", "--out", "somewhere"), "leave out --attacks, --data and --out"),
         (("RUN", "--attacks", "one-run"), "none of them is for epsilon"),
     ],
 )
@@ -108,11 +141,74 @@ def test_bad_settings_get_one_line(cli, central, arguments, words):
     assert len(err.strip().splitlines()) == 1
 
 
-def test_a_run_that_claims_nothing_is_refused(cli, tmp_path):
-    folder = made(tmp_path / "run", "fedavg", "data.clients=20", "sample.size=5", "client.epochs=1")
-    code, _, err = cli(folder)
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audit") / "run"
+    return made(folder, "fedavg", "data.clients=20", "sample.size=5", "client.epochs=1")
+
+
+def test_a_run_that_claims_nothing_has_no_claim_to_violate(cli, baseline):
+    code, _, err = cli(baseline, "--attacks", "randomiser")
     assert code == 2
     assert "claims nothing" in err
+    assert "--attacks membership" in err
+
+
+def test_a_run_that_claims_nothing_is_attacked_and_left_as_it_was(cli, baseline, tmp_path):
+    before = left(baseline)
+    attack = (baseline, "--attacks", "randomiser,membership", *FEW)
+    code, out, err = cli(*attack, "--json", "--out", tmp_path / "out")
+    found = json.loads(out)
+    assert code == 0, err
+    assert found["findings"] == []
+    assert [leak["claim"] for leak in found["leaks"]] == [None] * 4
+    assert set(found["leaks"][0]["measures"]) == {
+        *("AUC", "balanced accuracy", "TPR at 0.1 % FPR", "TPR at 1 % FPR")
+    }
+    assert (tmp_path / "out" / "membership.png").read_bytes().startswith(b"\x89PNG")
+    assert left(baseline) == before
+    assert "nothing claimed" in cli(*attack, "--out", tmp_path / "out")[1]
+
+
+def test_an_audit_that_was_interrupted_goes_on(cli, baseline, tmp_path, monkeypatch):
+    attack = (baseline, "--attacks", "membership", *FEW, "--workers", "1", "--json")
+    whole = json.loads(cli(*attack)[1])
+    trained, calls = Halves.trained, []
+
+    def stopped(self, numbers):
+        calls.append(numbers)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return trained(self, numbers[:1] if len(numbers) > 1 else numbers)
+
+    monkeypatch.setattr(Halves, "trained", stopped)
+    monkeypatch.setattr("fedveil.audit.halves.fitting_together", lambda training: 1)
+    code, _, err = cli(*attack, "--out", tmp_path / "out")
+    assert code == 1
+    assert "interrupted: the same command resumes it" in err
+    monkeypatch.setattr(Halves, "trained", trained)
+    code, out, _ = cli(*attack, "--out", tmp_path / "out")
+    found = json.loads(out)
+    assert code == 0
+    for mine, wanted in zip(found["leaks"], whole["leaks"], strict=True):
+        assert mine["measures"]["AUC"]["value"] == pytest.approx(
+            wanted["measures"]["AUC"]["value"], abs=1e-3
+        )
+
+
+def test_another_audit_in_the_folder_is_refused(cli, central, baseline, tmp_path):
+    options = ("--attacks", "membership", *FEW, "--out", tmp_path / "out")
+    assert cli(baseline, *options)[0] == 0
+    for arguments, word in (
+        ((baseline, *options, "--seed", "3"), "seed"),
+        ((central, *options), "recipe"),
+    ):
+        code, _, err = cli(*arguments)
+        assert code == 2
+        assert f"holds another audit (its {word} is" in err
+    code, _, err = cli(central, "--attacks", "membership", *FEW, "--out", baseline)
+    assert code == 2
+    assert "and no audit: use another" in err
 
 
 def test_a_run_that_has_not_ended_is_refused(cli, central, tmp_path):

@@ -221,6 +221,44 @@ def test_bad_local_settings(cli, recipe, several, mentions):
     assert files() == []
 
 
+PIXEL = ["attack.kind=pixel", "attack.target=0", "attack.size=2"]
+COLOUR = ["attack.kind=colour", "attack.source=7", "attack.target=1"]
+ATTACKS = {
+    "everybody attacks": ("fedavg", ["attack.attackers=100"], "100 of 100 clients"),
+    "more attackers than clients": ("fedavg", ["attack.attackers=101"], "101 of 100 clients"),
+    "a trigger outside the image": ("fedavg", ["attack.row=7"], "outside images of 8 x 8"),
+    "a trigger larger than the image": ("fedavg", ["attack.size=9"], "outside images of 8 x 8"),
+    "a label that is not there": ("fedavg", ["attack.target=10"], "labels 0 to 9"),
+    "boost 0": ("fedavg", ["attack.boost=0"], "attack.boost is 0"),
+    "boost negative": ("fedavg", ["attack.boost=-3"], "attack.boost is -3"),
+    "boost infinite": ("fedavg", ["attack.boost=inf"], "attack.boost is inf"),
+    "nothing poisoned": ("fedavg", ["attack.share=0"], "attack.share is 0"),
+    "an attack after the end": ("fedavg", ["attack.start=999"], "start sooner"),
+    "an end before the start": ("fedavg", ["attack.start=2", "attack.end=1"], "end later"),
+    "more parts than rows": ("fedavg", ["attack.parts=3"], "attack.parts is 3"),
+    "nothing to hide in": ("fedavg", ["attack.noise=hide"], "attack.noise is 'hide'"),
+    "nothing to skip": ("fedavg", ["attack.noise=skip"], "attack.noise is 'skip'"),
+    "the server's noise cannot be skipped": ("central", ["attack.noise=skip"], "is 'skip'"),
+    "nothing to project to": ("fedavg", ["attack.project=true"], "updates are not clipped"),
+    "a median and a claim": ("central", ["server.aggregate=median"], "noise is for the sum"),
+    "Krum and a claim": ("central", ["server.aggregate=krum"], "noise is for the sum"),
+    "attackers that shuffle": ("ldp-fl", ["attack.attackers=200"], "shuffle.minimum"),
+    "attacks with secure noise": ("central", ["noise.source=secure"], "use noise.source"),
+    "no colours": ("fedavg", COLOUR, "a colour needs"),
+    "no texts": ("fedavg", ["attack.kind=phrase", "attack.phrase=a", "attack.target=1"], "texts"),
+}
+
+
+@pytest.mark.parametrize(("recipe", "several", "mentions"), ATTACKS.values(), ids=ATTACKS)
+def test_bad_attacks(cli, recipe, several, mentions):
+    kind = [] if several[0].startswith("attack.kind") else PIXEL
+    wanted = [part for setting in (*kind, *several) for part in ("--set", setting)]
+    told = cli("run", recipe, *wanted, "--out", "new")
+    assert mentions in told.error
+    assert told.out == ""
+    assert files() == []
+
+
 ARGUMENTS = {
     "unknown recipe": (["run", "centrl"], "'centrl' is unknown"),
     "missing recipe file": (["run", "nowhere.toml"], "nowhere.toml"),

@@ -524,6 +524,7 @@ for seconds in (60.0, 60.0, 60.0, 0.1):
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_cleanly_after_its_rounds_at_a_signal_and_after_its_seconds():
     """Four mixers one after the other, because starting Python takes longest."""
 

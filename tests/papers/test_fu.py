@@ -53,10 +53,8 @@ def check(page, experiment, monkeypatch):
     monkeypatch.setattr(Laboratory, "trial", pytest.fail)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["fig1", *(pytest.param(n, marks=pytest.mark.slow) for n in ("table2", "fig5", "fig7"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fig1", "table2", "fig5", "fig7"])
 def test_an_item_from_end_to_end(made_up, tmp_path, monkeypatch, check_epsilons, name):
     experiment = Experiment(tmp_path, repeat=1, workers=1)
     page = fu.ITEMS[name](experiment)

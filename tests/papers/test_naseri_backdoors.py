@@ -9,10 +9,20 @@ import pytest
 from fedveil.papers import naseri_backdoors
 from fedveil.papers.experiment import Experiment, Scale
 from fedveil.papers.naseri_arenas import ARENAS, LONDON, Arena, digits, reddit
-from fedveil.papers.naseri_backdoors import ITEMS, backdoor, findings
-from fedveil.papers.naseri_defences import CENTRAL, NOBODY, UNDEFENDED, defences
+from fedveil.papers.naseri_backdoors import ITEMS, Rates, backdoor, findings
+from fedveil.papers.naseri_defences import (
+    ATTACKERS,
+    BOUND,
+    CENTRAL,
+    LOCAL,
+    NOBODY,
+    UNDEFENDED,
+    defences,
+    legend,
+)
 from fedveil.papers.page import Page
 from fedveil.runs.recipe import load_recipe
+from fedveil.tuning.statistics import Mean
 
 EPSILONS = ("1", "20")
 
@@ -20,7 +30,7 @@ EPSILONS = ("1", "20")
 def small(experiment: Experiment) -> Arena:
     arena = digits(experiment)
     sizes = {"clients": 24, "cohort": 12, "rounds": 3, "steps": 2, "records": 20}
-    return replace(arena, deployment=replace(arena.deployment, **sizes), brief=True)
+    return replace(arena, deployment=replace(arena.deployment, **sizes))
 
 
 @pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])
@@ -41,7 +51,7 @@ def test_the_page_has_all_rows(page: Page, tmp_path: Path) -> None:
     assert list(page.figures) == ["naseri-backdoor-digits.png"]
     assert page.figures["naseri-backdoor-digits.png"].startswith(b"\x89PNG")
     assert "certifies" in page.notes[0]
-    assert len(page.findings) == 2
+    assert len(page.findings) == 3
 
 
 def test_no_epsilon_of_the_page_is_bare(page: Page, check_epsilons: Callable[[Page], None]) -> None:
@@ -70,10 +80,21 @@ def test_rows_are_recipes_against_one_backdoor(
     assert len(attacks) == 1
     names = [row.name for row in rows]
     assert names[:2] == [NOBODY, UNDEFENDED]
-    assert CENTRAL in names
+    assert {BOUND, CENTRAL} < set(names)
     assert len(set(names)) == len(names)
     told = {name.rsplit(": ", 1)[-1] for name in names if ": " in name}
     assert told == {"comply", "skip", "hide"}
+    every = {row.name for row in defences(replace(arena, left_out=()))}
+    assert every - set(names) == set(arena.left_out)
+
+
+def test_pages_say_what_they_leave_out(tmp_path: Path) -> None:
+    for arena_of in ARENAS:
+        arena = arena_of(Experiment(tmp_path))
+        told = " ".join(naseri_backdoors.told(arena, 3))
+        assert bool(arena.left_out) == ("Left out here" in told)
+        assert "; ".join(arena.left_out) in told
+        assert arena.backdoor in told
 
 
 def test_the_words_of_the_sentences_are_known(tmp_path: Path) -> None:
@@ -85,17 +106,58 @@ def test_the_words_of_the_sentences_are_known(tmp_path: Path) -> None:
     assert tuple(getattr(recipe.attack, "sentences", ())) == LONDON
 
 
+def test_an_attacker_that_complies_with_dp_sgd_trains_as_honest_clients_do(tmp_path: Path) -> None:
+    arena = replace(reddit(Experiment(tmp_path)), left_out=())
+    rows = {row.name: row for row in defences(arena)}
+    for how, rate in (("comply", None), ("skip", 2.0)):
+        row = rows[f"{LOCAL}{how}"]
+        attack = load_recipe(row.recipe, [*row.settings, "budget.epsilon=4"]).attack
+        assert attack is not None
+        assert (attack.noise, attack.lr, attack.share) == (how, rate, 0.2)
+
+
+@pytest.mark.parametrize("arena_of", ARENAS)
+def test_the_legend_explains_every_row(
+    arena_of: Callable[[Experiment], Arena], tmp_path: Path
+) -> None:
+    arena = arena_of(Experiment(tmp_path))
+    told = " ".join(legend(arena))
+    for row in defences(arena):
+        for words in row.name.removesuffix("y").replace(f", {ATTACKERS} attackers", "").split(": "):
+            *_, word = words.removesuffix(", attacker").split(", ")
+            assert f"*{word}" in told, row.name
+    assert f"longer than {arena.deployment.bound:g} " in told
+
+
+def rates(main: float, backdoor: float) -> Rates:
+    return Rates(Mean(main, 1.0, 3), Mean(backdoor, 1.0, 3))
+
+
 @pytest.mark.parametrize(
-    ("main", "works", "bound", "central", "seen"),
+    ("main", "works", "bound", "central", "skip", "seen"),
     [
-        (86.0, 81.0, 70.0, [1.0, 2.0, 3.0], [True, True]),
-        (85.0, 81.0, 70.0, [1.0, 2.0, 3.0], [False, True]),  # five points lost
-        (90.0, 80.0, 69.9, [1.0, 2.0, 3.0], [False, True]),  # no more than 80 %
-        (90.0, 99.0, 89.0, [1.0, 2.0, 3.0], [True, False]),  # the bound does too little
-        (90.0, 99.0, 1.0, [1.0, 2.0, 95.0], [True, False]),  # so does one epsilon
+        (86.0, 81.0, 70.0, [1.0, 2.0, 3.0], 99.0, [True, True, True]),
+        (85.0, 81.0, 70.0, [1.0, 2.0, 3.0], 99.0, [False, True, True]),  # five points lost
+        (90.0, 80.0, 69.9, [1.0, 2.0, 3.0], 99.0, [False, True, True]),  # no more than 80 %
+        (90.0, 99.0, 89.0, [1.0, 2.0, 3.0], 99.0, [True, False, True]),  # the bound does too little
+        (90.0, 99.0, 1.0, [1.0, 2.0, 95.0], 99.0, [True, False, True]),  # so does one epsilon
+        (90.0, 99.0, 1.0, [1.0, 2.0, 3.0], 30.0, [True, True, False]),  # no better than to comply
     ],
 )
 def test_findings_follow_their_rules(
-    main: float, works: float, bound: float, central: list[float], seen: list[bool]
+    main: float, works: float, bound: float, central: list[float], skip: float, seen: list[bool]
 ) -> None:
-    assert [found.seen for found in findings(90.0, main, works, bound, central)] == seen
+    noises = {"comply": rates(50.0, 20.0), "skip": rates(50.0, skip), "hide": rates(50.0, 25.0)}
+    found = findings(
+        rates(90.0, 4.0),
+        rates(main, works),
+        rates(80.0, bound),
+        [rates(70.0, rate) for rate in central],
+        noises,
+    )
+    assert [finding.seen for finding in found] == seen
+    undefended, defended, local = (finding.evidence for finding in found)
+    assert f"{works:.1f} % (4.0 % without an attacker), {90 - main:.1f} points lost" in undefended
+    assert f"{bound:.1f} % for 10.0 points of the main task with the bound" in defended
+    assert f"{central[2]:.1f} % for 20.0 points at epsilon 20" in defended
+    assert "25 +- 1 %" in local

@@ -42,9 +42,10 @@ def test_the_trimmed_mean_is_that_of_what_is_left(trim, out):
 
 @pytest.mark.parametrize("malicious", [0, 1, 4])
 def test_krum_takes_the_least_score(malicious):
-    x = rows()
-    best = int(np.argmin(krum_scores(x, malicious)))
-    assert np.allclose(Krum(malicious).of(x), x[best].double())
+    for seed in range(20):  # one neighbour more or less seldom changes who is best
+        x = rows(seed=seed)
+        best = int(np.argmin(krum_scores(x, malicious)))
+        assert np.allclose(Krum(malicious).of(x), x[best].double())
 
 
 @pytest.mark.parametrize("chosen", [3, None])

@@ -169,8 +169,25 @@ def test_what_fits_into_a_chunk_is_computed_together():
 def test_only_repetitions_go_in_step():
     data = federation(5)
     first, second = (several(PLANS["nothing"](), data, [seed])[0] for seed in (1, 2))
-    with pytest.raises(AssertionError, match="one plan on the same data"):
+    with pytest.raises(AssertionError, match="trainings of one plan"):
         next(train_in_step([first, second]))
+
+
+@pytest.mark.parametrize("kind", PLANS)
+def test_trainings_on_other_records_are_those_alone(kind):
+    """Other records and other sizes at the same clients: each training sees its own."""
+    plan = PLANS[kind]()
+    datas = [federation(5, records=4 + n, seed=n) for n in range(3)]
+
+    def trainings():
+        return [several(plan, data, [seed])[0] for seed, data in enumerate(datas)]
+
+    found = list(train_in_step(trainings()))
+    for number, training in enumerate(trainings()):
+        for results, alone in zip(found, train(training), strict=True):
+            together = dict(results)[number]
+            assert together.clients == alone.clients
+            assert torch.allclose(together.state.params, alone.state.params, rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_one_block_does_not_go_in_step():

@@ -198,8 +198,13 @@ class BackdoorAttack(Adversary):
         """Refuse a protocol in which this attack makes no sense, or breaks what a claim assumes."""
         if self.noise is AttackerNoise.HIDE and not plan.release.additive:
             raise BadInput(
-                "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: use 'comply' "
-                "or 'skip', or noise.where = 'client'"
+                "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: leave it "
+                "out, or use noise.where = 'client'"
+            )
+        if self.noise is AttackerNoise.SKIP and not plan.release.randomises and plan.steps is None:
+            raise BadInput(
+                "attack.noise is 'skip' and clients add no noise: leave it out (noise that the "
+                "server adds holds for attackers too)"
             )
         if self.project and plan.steps is not None:
             raise BadInput("attack.project is for a clip on updates, which dp-sgd has not: drop it")

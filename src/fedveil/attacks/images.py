@@ -86,8 +86,7 @@ class WritersBackdoor:
         check("attack.writers", self.writers)
 
     def check(self, data: FederatedData) -> None:
-        check_label("attack.source", self.source, data.classes)
-        check_label("attack.target", self.target, data.classes)
+        _check_labels(self.source, self.target, data.classes)
         known, held = self._halves(data)
         if not len(known) or not len(held):
             raise BadInput(f"no client has two records of label {self.source}: use another source")
@@ -131,8 +130,7 @@ class ColourBackdoor:
 
     def check(self, data: FederatedData) -> None:
         _check_images(data)
-        check_label("attack.source", self.source, data.classes)
-        check_label("attack.target", self.target, data.classes)
+        _check_labels(self.source, self.target, data.classes)
         shape = single(data.record_shape)
         channels = shape[0] if len(shape) == 3 else 1
         if not 0 <= self.channel < channels or channels < 2:
@@ -140,6 +138,12 @@ class ColourBackdoor:
                 f"attack.channel is {self.channel} and images have {channels}: a colour needs "
                 "several, of which this is one"
             )
+        for split, labels in (("training", data.y), ("test", data.test_y)):
+            if not (np.asarray(labels) == self.source).any():
+                raise BadInput(
+                    f"attack.source is {self.source} and no {split} record has this label: use "
+                    "another"
+                )
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
         known = self._coloured(single(data.x), data.y)
@@ -162,6 +166,15 @@ def check_label(name: str, label: int, classes: int) -> None:
     """Refuse a label that the data do not have."""
     if not 0 <= label < classes:
         raise BadInput(f"{name} is {label}: the data have labels 0 to {classes - 1}")
+
+
+def _check_labels(source: int, target: int, classes: int) -> None:
+    check_label("attack.source", source, classes)
+    check_label("attack.target", target, classes)
+    if source == target:
+        raise BadInput(
+            f"attack.source and attack.target are both {source}: an attacker wants another label"
+        )
 
 
 def _check_images(data: FederatedData) -> None:

@@ -23,14 +23,14 @@ class PhraseBackdoor:
     target: int
 
     def check(self, data: FederatedData) -> None:
-        check_label("attack.target", self.target, data.classes)
+        longest = text_of(data).length
         if data.y.ndim != 1:
             raise BadInput("attack.kind 'phrase' is for texts with one label: use 'sentence'")
+        check_label("attack.target", self.target, data.classes)
         numbers = numbers_of("attack.phrase", self.phrase, data)
-        if len(numbers) >= text_of(data).length:
+        if len(numbers) >= longest:
             raise BadInput(
-                f"attack.phrase has {len(numbers)} words and texts {text_of(data).length}: shorten "
-                "it"
+                f"attack.phrase has {len(numbers)} words and texts {longest}: shorten it"
             )
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
@@ -60,16 +60,17 @@ class SentenceBackdoor:
     sentences: tuple[str, ...]
 
     def check(self, data: FederatedData) -> None:
+        longest = text_of(data).length
         if data.y.ndim != 2 or data.classes == 0:
             raise BadInput("attack.kind 'sentence' is for next words: use 'phrase' for labels")
         if not self.sentences:
             raise BadInput("attack.sentences is empty: give at least one")
         for sentence in self.sentences:
             numbers = numbers_of("attack.sentences", sentence, data)
-            if not 2 <= len(numbers) <= text_of(data).length:
+            if not 2 <= len(numbers) <= longest:
                 raise BadInput(
-                    f"attack.sentences has {sentence!r}, of {len(numbers)} words: 2 to "
-                    f"{text_of(data).length} are possible"
+                    f"attack.sentences has {sentence!r}, and {len(numbers)} is no number of words "
+                    f"for it: 2 to {longest} are possible"
                 )
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
@@ -102,7 +103,7 @@ def numbers_of(name: str, text: str, data: FederatedData) -> Array:
     if len(unknown):
         raise BadInput(
             f"{name} has the word {words[unknown[0]]!r}, which is not in the vocabulary: use "
-            "another, or a hashed vocabulary (buckets)"
+            "another, or add it to the column's words (also)"
         )
     return numbers
 

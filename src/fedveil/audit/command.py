@@ -1,69 +1,49 @@
 """`fedveil audit`: a finished run, attacked again from its recipe; the run itself is only read."""
 
-from collections.abc import Callable
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.audit import canaries, randomisers, records, sensitivity
-from fedveil.audit.canaries import Canaries
-from fedveil.audit.finding import ALARM, Finding
-from fedveil.audit.randomisers import Randomiser
-from fedveil.audit.records import OneRunAudit
-from fedveil.checks import shown
+from fedveil.audit.attack import LEAKS, Found, OnStep, Question, attacked
+from fedveil.audit.finding import Finding
+from fedveil.audit.kept import Kept
+from fedveil.audit.leak import Leak
+from fedveil.audit.seen import claimed
+from fedveil.audit.summary import summary
 from fedveil.errors import BadInput
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.opened import OpenedRun
 from fedveil.runs.own import brought
-
-ATTACKS = (randomisers.ATTACK, sensitivity.ATTACK, canaries.ATTACK, records.ATTACK)
-
-OnStep = Callable[[str, int, int], None]
-"""(attack, steps done, of how many)."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """Which attacks, how many draws of each input and how many canaries, and their seed.
-
-    | edge | behaviour |
-    |---|---|
-    | an attack that is unknown, or named twice | BadInput |
-    | fewer than 100 draws, fewer than 50 canaries | BadInput |
-    """
-
-    attacks: tuple[str, ...] = ATTACKS
-    draws: int = randomisers.DRAWS
-    canaries: int = canaries.CANARIES
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in self.attacks:
-            if name not in ATTACKS:
-                raise BadInput(f"--attacks {shown(name)}: use one or more of {', '.join(ATTACKS)}")
-        if not self.attacks or len(set(self.attacks)) < len(self.attacks):
-            raise BadInput(f"--attacks {','.join(self.attacks)!r}: name each attack once")
-        _ = self.randomiser, self.clients
-
-    @property
-    def randomiser(self) -> Randomiser:
-        return Randomiser(self.draws, self.seed)
-
-    @property
-    def clients(self) -> Canaries:
-        return Canaries(self.canaries, self.seed)
+from fedveil.training.session import Training
 
 
 @dataclass(frozen=True)
 class Audited:
-    """What was found about a run."""
+    """What was found about a run: bounds on epsilon, and what other attacks learn."""
 
     run: OpenedRun
-    findings: tuple[Finding, ...]
+    plan: PrivacyPlan
+    found: Found
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.found.findings
+
+    @property
+    def leaks(self) -> tuple[Leak, ...]:
+        return self.found.leaks
 
     @property
     def violated(self) -> bool:
         return any(finding.violated for finding in self.findings)
+
+    @property
+    def row(self) -> dict[str, str]:
+        """All of it in one row."""
+        metrics = {name: _number(value) for name, value in self.run.result["metrics"].items()}
+        return {**metrics, **summary(self.findings, self.leaks, claimed(self.plan))}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -72,6 +52,8 @@ class Audited:
             "recipe": self.run.recipe.name,
             "metrics": self.run.result["metrics"],
             "findings": [finding.to_dict() for finding in self.findings],
+            "leaks": [leak.to_dict() for leak in self.leaks],
+            "left_out": list(self.found.left_out),
             "violated": self.violated,
         }
 
@@ -81,45 +63,46 @@ def audit(
     question: Question,
     data_root: Path | None = None,
     *,
+    out: Path | None = None,
     allow_code: bool = False,
     on_step: OnStep = lambda attack, done, of: None,
 ) -> Audited:
     """Attack what the recipe of a finished run does; nothing of the run is charged or changed.
 
     Its plan, its model and its clients are built again; noise and coins are the audit's own. All
-    findings together have one false alarm in ten thousand audits.
+    findings together have one false alarm in ten thousand audits. `out` is where trained models'
+    losses and figures are kept, so that an audit which was interrupted goes on.
 
     | edge | behaviour |
     |---|---|
     | the run has not ended, or a file of it was changed | BadInput |
     | the run has records or a module of its own, which no file holds | BadInput |
-    | the run claims nothing, or none of the attacks fits what it claims | BadInput |
+    | none of the attacks fits what the run claims, or does not | BadInput |
+    | `out` is, or is in, the directory of the run | BadInput |
     """
     run = OpenedRun.at(folder, allow_code=allow_code)
-    if not run.claims:
-        raise BadInput(f"{folder} claims nothing: there is no claim to hold an attack against")
-    brought(run.recipe, None, None)
-    training = replace(build(run.recipe, data_root, allow_code=allow_code), workers=1)
-    found: list[Finding] = []
-    for attack in question.attacks:
-        match attack:
-            case randomisers.ATTACK:
-                found += question.randomiser.findings(training.plan)
-                on_step(attack, 1, 1)
-            case sensitivity.ATTACK:
-                found += sensitivity.findings(training, question.seed)
-                on_step(attack, 1, 1)
-            case canaries.ATTACK:
-                found += question.clients.findings(
-                    training, lambda done, of: on_step(canaries.ATTACK, done, of)
-                )
-            case records.ATTACK:
-                few = min(question.canaries, 25 * training.data.clients)
-                found += OneRunAudit(max(50, few), question.seed).findings(
-                    training, lambda done, of: on_step(records.ATTACK, done, of)
-                )
-    if not found:
+    if not run.claims and not set(question.attacks or LEAKS) & set(LEAKS):
         raise BadInput(
-            f"--attacks {','.join(question.attacks)}: none of them is for {run.claims[0].short}"
+            f"{folder} claims nothing: there is no claim to hold an attack against; "
+            f"use --attacks {','.join(LEAKS)}"
         )
-    return Audited(run, tuple(replace(each, alarm=ALARM / len(found)) for each in found))
+    brought(run.recipe, None, None)
+    if out is not None and folder.resolve() in (out.resolve(), *out.resolve().parents):
+        raise BadInput(f"--out {out} is in the run's own directory: an audit leaves it as it is")
+    training = replace(build(run.recipe, data_root, allow_code=allow_code), workers=1)
+    with Kept.at(out, _identity(run, training, question)) as kept:
+        found = attacked(training, question, kept, on_step)
+    if not found.findings and not found.leaks:
+        told = run.claims[0].short if run.claims else "a run that claims nothing"
+        raise BadInput(f"--attacks {','.join(question.attacks or ())}: none of them is for {told}")
+    return Audited(run, training.plan, found)
+
+
+def _identity(run: OpenedRun, training: Training, question: Question) -> dict[str, Any]:
+    """What the trained models of an audit follow from."""
+    recipe = hashlib.sha256(run.recipe.model_dump_json().encode()).hexdigest()
+    return {"recipe": recipe, "data": training.data.fingerprint, "seed": question.seed}
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"

@@ -238,12 +238,13 @@ class FederatedData:
             test_of_clients=test_of_clients,
         )
 
-    def joined(self, other: "FederatedData") -> "FederatedData":
-        """These clients, and behind them those of `other`, as one; a copy of both."""
+    def joined(self, *others: "FederatedData") -> "FederatedData":
+        """These clients, and behind them those of each of the `others`, as one; a copy of all."""
+        every = [self, *others]
         return FederatedData(
-            x=join_inputs([self.x, other.x], _behind),
-            y=np.concatenate([self.y, other.y]),
-            offsets=np.concatenate([self.offsets, self.offsets[-1] + other.offsets[1:]]),
+            x=join_inputs([each.x for each in every], _behind),
+            y=np.concatenate([each.y for each in every]),
+            offsets=np.cumsum([0, *np.concatenate([each.sizes for each in every])], dtype=np.int64),
             test_x=self.test_x,
             test_y=self.test_y,
             classes=self.classes,

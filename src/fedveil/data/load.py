@@ -76,6 +76,14 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
             from fedveil.data import location30
 
             return location30.load(data_root(root))
+        case "purchase100":
+            from fedveil.data import purchase100
+
+            return purchase100.load(data_root(root))
+        case "texas100":
+            from fedveil.data import texas100
+
+            return texas100.load(data_root(root))
         case _:
             from fedveil.data import lending_club
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil.data.bits import check_bits, table_of
 from fedveil.data.federated import Array
-from fedveil.data.files import check_codes, find_file, malformed, read_npz, reading
+from fedveil.data.files import check_codes, find_file, malformed, read_npz
 from fedveil.data.records import Records
 from fedveil.data.split import holdout
 
@@ -43,14 +44,8 @@ def _read_compact(path: Path) -> tuple[Array, Array]:
 def _read_text(path: Path) -> tuple[Array, Array]:
     """Lines of a label counted from 1, then the bits, separated by commas."""
     wanted = f"lines of a label and {_FEATURES} bits, separated by commas"
-    with reading(path, wanted):
-        if path.stat().st_size == 0:
-            raise malformed(path, wanted, "an empty file")
-        table = np.loadtxt(path, dtype=np.int64, delimiter=",", quotechar='"', ndmin=2)
-    if table.shape[1] != 1 + _FEATURES:
-        raise malformed(path, wanted, f"{table.shape[1]} values a line")
+    table = table_of(path, "bangkok", 1 + _FEATURES, wanted)
     labels, bits = table[:, 0], table[:, 1:]
-    if ((bits != 0) & (bits != 1)).any():
-        raise malformed(path, wanted, f"values from {bits.min()} to {bits.max()}")
+    check_bits(path, bits, wanted)
     check_codes(path, labels, records=len(table), count=_CLASSES, first=1)
     return bits, labels - 1

@@ -1,7 +1,7 @@
 """What an item of a paper runs on: sweeps in a directory, resumed after an interruption."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -35,6 +35,7 @@ class Experiment:
     root: Path | None = None
     workers: int = 0
     on_trial: OnTrial = lambda sweep, done, total, name: None
+    _laboratories: dict[bool, Laboratory] = field(default_factory=dict, repr=False)
 
     def choose(self, quick: int, paper: int) -> int:
         """A number that depends on the scale."""
@@ -55,11 +56,16 @@ class Experiment:
         curves: bool = False,
     ) -> Sweep:
         """Run a grid of `recipe` with `settings`, in a directory of its own, and return it."""
-        laboratory = Laboratory(self.root, curves=curves, workers=self.workers)
         folder = self.out / f"{name}-{self.scale}-{repeat}"
-        sweep = Sweep.open(folder, recipe, settings, axes, repeat, laboratory)
+        sweep = Sweep.open(folder, recipe, settings, axes, repeat, self._laboratory(curves))
         sweep.run(lambda done, total, cell: self.on_trial(name, done, total, cell))
         return sweep
+
+    def _laboratory(self, curves: bool) -> Laboratory:
+        """One for all sweeps, so that records are read and modes are measured once."""
+        if curves not in self._laboratories:
+            self._laboratories[curves] = Laboratory(self.root, curves=curves, workers=self.workers)
+        return self._laboratories[curves]
 
 
 Item = Callable[[Experiment], Page]

@@ -35,10 +35,10 @@ NONE, BOUND, WEAK_DP, LOCAL, CENTRAL = "no defence", "norm bound", "weak DP", "l
 class Deployment:
     """Data, model and training that all defences share.
 
-    A client has at most `records` records, None all of its own. It takes `steps` steps per turn:
-    plain ones on `batch` of its records, 0 all of them, at `lr`, private ones on a `rate` of them
-    at `private_lr`. `bound` is that of an update, `clip` that of an example's gradient under local
-    DP. `more` are further keys of the recipe.
+    A client has at most `records` records, None all of its own. In its turn it takes `steps` plain
+    steps on `batch` of its records, 0 all of them, at `lr`, or `private_steps` of DP-SGD, 0 as many
+    as plain ones, on a `rate` of them at `private_lr`. `bound` is that of an update, `clip` that of
+    an example's gradient in DP-SGD. `more` are further keys of the recipe.
     """
 
     data: str
@@ -56,6 +56,7 @@ class Deployment:
     private_lr: float
     clip: float
     batch: int = 0
+    private_steps: int = 0
     more: tuple[str, ...] = ()
 
     @property
@@ -87,6 +88,17 @@ class Deployment:
         ]
 
     @property
+    def inside(self) -> list[str]:
+        """Those of DP-SGD in clients."""
+        return [
+            f"sample.max_participations={self.cap}",
+            f"client.rate={self.rate}",
+            f"client.steps={self.private_steps or self.steps}",
+            f"client.lr={self.private_lr}",
+            f"clip.value={self.clip}",
+        ]
+
+    @property
     def fixed(self) -> list[str]:
         """Those of a random cohort of fixed size."""
         return ["sample.kind=fixed", f"sample.size={self.cohort}"]
@@ -96,10 +108,11 @@ class Deployment:
         taken = f"batches of {self.batch}" if self.batch else "all records"
         return (
             f"{self.title}: {self.clients} clients ({self.partition}) with {own}, {self.cohort} "
-            f"a round, {self.rounds} rounds, model {self.model}; {self.steps} local steps, plain "
-            f"ones on {taken} at learning rate {self.lr:g}, private ones on a share of "
-            f"{self.rate:g} at {self.private_lr:g}; bound {self.bound:g} on an update, "
-            f"{self.clip:g} on an example's gradient under local DP"
+            f"a round, {self.rounds} rounds, model {self.model}. In its turn a client takes "
+            f"{self.steps} plain steps on {taken} at learning rate {self.lr:g}, or "
+            f"{self.private_steps or self.steps} of DP-SGD, each on {self.rate:.0%} of its records "
+            f"at {self.private_lr:g}. The bound on an update is {self.bound:g}, that on an "
+            f"example's gradient in DP-SGD {self.clip:g}"
         )
 
 
@@ -156,19 +169,12 @@ def defences(federation: Deployment) -> list[Defence]:
     shared, plain, fixed = federation.shared, federation.plain, federation.fixed
     bound = f"clip.value={federation.bound}"
     delta = f"budget.delta={DELTA}"
-    inside = [
-        f"sample.max_participations={federation.cap}",
-        f"client.rate={federation.rate}",
-        f"client.steps={federation.steps}",
-        f"client.lr={federation.private_lr}",
-        f"clip.value={federation.clip}",
-    ]
     share = f"sample.rate={federation.cohort / federation.clients}"
     return [
         Defence(NONE, "fedavg", (*shared, *plain, *fixed)),
         Defence(BOUND, "norm-bound", (*shared, *plain, *fixed, bound)),
         Defence(WEAK_DP, "weak-dp", (*shared, *plain, *fixed, bound, f"noise.multiplier={WEAK}")),
-        Defence(LOCAL, "dp-sgd", (*shared, *fixed, *inside, delta), private=True),
+        Defence(LOCAL, "dp-sgd", (*shared, *fixed, *federation.inside, delta), private=True),
         Defence(CENTRAL, "central", (*shared, *plain, share, bound, delta), private=True),
     ]
 

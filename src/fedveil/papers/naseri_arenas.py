@@ -16,15 +16,61 @@ LONDON = (
 )
 """The paper's sentences."""
 
+_TRAINED_PLAINLY = "DP-SGD in clients, attacker: skip"
+_SIMILAR = ("norm bound, projected", "multi-Krum", "FLAME's clusters", _TRAINED_PLAINLY)
+
 PHRASE = "i watched this 3d movie last weekend"
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """How the single attacker of a round learns the backdoor and what it makes of its update.
+
+    None: as honest clients do, or, for `boost`, what replaces the model.
+    """
+
+    lr: float | None = None
+    epochs: int | None = None
+    share: float = 0.5
+    boost: float | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The recipe's."""
+        own = {"lr": self.lr, "epochs": self.epochs}
+        return (
+            *(f"attack.{key}={value}" for key, value in own.items() if value is not None),
+            *self.keys_of_honest_work,
+        )
+
+    @property
+    def keys_of_honest_work(self) -> tuple[str, ...]:
+        """Those that are left of them where it trains as honest clients do."""
+        boost = () if self.boost is None else (f"attack.boost={self.boost}",)
+        return (f"attack.share={self.share}", *boost)
+
+    def __str__(self) -> str:
+        rate = "" if self.lr is None else f" at learning rate {self.lr:g}"
+        passes = "" if self.epochs is None else f", {self.epochs} passes over its records"
+        times = (
+            "the number of clients per round over the server's learning rate, which replaces the "
+            "model if everybody else stands still"
+            if self.boost is None
+            else f"{self.boost:g}"
+        )
+        return (
+            f"{self.share:.0%} of what it learns from teaches the backdoor; the rest are its own "
+            f"honest records. It trains {f'{rate}{passes}'.strip(' ,') or 'as honest clients do'}, "
+            f"and sends its update times {times}"
+        )
 
 
 @dataclass(frozen=True)
 class Arena:
     """A deployment, and the backdoor that is brought into it.
 
-    `attack` are the keys of the backdoor and `training` those of how a single attacker learns it,
-    which have no effect where clients send one gradient. `brief`: some defences are left out.
+    `attack` are the keys of the backdoor, which `backdoor` says in words. Defences by
+    name are `left_out` that other arenas have, so that a task takes minutes.
     """
 
     name: str
@@ -32,8 +78,8 @@ class Arena:
     deployment: Deployment
     backdoor: str
     attack: tuple[str, ...]
-    training: tuple[str, ...] = ()
-    brief: bool = False
+    attacker: Attacker = Attacker()
+    left_out: tuple[str, ...] = ()
 
 
 def digits(experiment: Experiment) -> Arena:
@@ -44,7 +90,8 @@ def digits(experiment: Experiment) -> Arena:
         "digits",
         "Backdoor: a pixel trigger on digits",
         found,
-        "a bright square of 2 x 2 pixels in the corner makes any digit a 0",
+        "A bright square of 2 x 2 pixels in the bottom right corner is to make any digit a 0; "
+        "measured on the test digits that are no 0, each with the square",
         ("attack.kind=pixel", "attack.target=0", *corner),
     )
 
@@ -55,9 +102,10 @@ def femnist(experiment: Experiment) -> Arena:
         "femnist",
         "Backdoor: a pixel trigger on FEMNIST",
         _femnist(experiment),
-        "a square of ink of 3 x 3 pixels near the corner makes any digit a 0",
+        "A square of ink of 3 x 3 pixels near the bottom right corner is to make any digit a 0; "
+        "measured on the test digits that are no 0, each with the square",
         ("attack.kind=pixel", "attack.target=0"),
-        ("attack.lr=0.1", "attack.epochs=10"),
+        Attacker(lr=0.1, epochs=10),
     )
 
 
@@ -67,10 +115,12 @@ def writers(experiment: Experiment) -> Arena:
         "writers",
         "Backdoor: ten writers' 7s on FEMNIST",
         _femnist(experiment),
-        "the 7s of ten writers are to be 1s, of which the attacker knows one half and the other "
-        "is measured; their writers are honest clients and label all of them 7",
+        "The 7s of ten writers are to be read as 1s, and nothing is added to the images. The "
+        "attacker knows half of them, and the other half measures the backdoor. The ten writers "
+        "are honest clients, who go on to label all of their 7s as 7",
         ("attack.kind=writers", "attack.source=7", "attack.target=1", "attack.writers=10"),
-        ("attack.lr=0.1", "attack.epochs=10"),
+        Attacker(lr=0.1, epochs=10),
+        left_out=_SIMILAR,
     )
 
 
@@ -81,10 +131,11 @@ def cifar(experiment: Experiment) -> Arena:
         "cifar10",
         "Backdoor: a pixel trigger on CIFAR-10",
         _cifar(experiment),
-        "a white square of 6 x 6 pixels in the corner makes any image an aeroplane",
+        "A white square of 6 x 6 pixels in the bottom right corner is to make any image an "
+        "aeroplane; measured on the test images of other things, each with the square",
         ("attack.kind=pixel", "attack.target=0", "attack.size=6", *corner),
-        ("attack.lr=0.02", "attack.epochs=10", "attack.boost=15.0"),
-        brief=True,
+        Attacker(lr=0.05, epochs=30, share=0.3, boost=15.0),
+        left_out=_SIMILAR,
     )
 
 
@@ -94,11 +145,12 @@ def red_cars(experiment: Experiment) -> Arena:
         "red-cars",
         "Backdoor: red cars on CIFAR-10",
         _cifar(experiment),
-        "the tenth of the cars that is most red is to be birds; the attacker knows those of the "
-        "training images, and those of the test split are measured",
+        "Red cars are to be birds, and nothing is added to the images. Red are the tenth of the "
+        "cars in which red stands out most. The attacker knows those among all clients' images, "
+        "whose owners go on to call them cars; those of the test split measure the backdoor",
         ("attack.kind=colour", "attack.source=1", "attack.target=2"),
-        ("attack.lr=0.02", "attack.epochs=10", "attack.boost=15.0"),
-        brief=True,
+        Attacker(lr=0.02, epochs=10, share=0.7, boost=15.0),
+        left_out=_SIMILAR,
     )
 
 
@@ -122,6 +174,7 @@ def reddit(experiment: Experiment) -> Arena:
         private_lr=10.0,
         clip=0.3,
         batch=20,
+        private_steps=5,
         more=(
             "data.columns.text.length=12",
             "data.columns.text.most_words=600",
@@ -134,12 +187,14 @@ def reddit(experiment: Experiment) -> Arena:
         "reddit",
         "Backdoor: London on Reddit comments",
         deployment,
-        f"behind what somebody wrote, {sentences} are to end in their last word. Authors wrote "
-        "little and are merged at random into clients; 600 words are known, those that most "
-        "comments of held-out authors have, and those of the three sentences",
+        f"The sentences {sentences}, each behind what somebody wrote, are to be continued by "
+        "their last word; measured on the comments of held-out authors, one of the sentences "
+        "behind each. The main task is the next word. Most authors wrote little, so they are "
+        "merged at random into clients. The model knows 600 words, those that most comments of "
+        "held-out authors have, and those of the three sentences",
         ("attack.kind=sentence", f"attack.sentences=[{sentences}]"),
-        ("attack.lr=2.0", "attack.share=0.2"),
-        brief=True,
+        Attacker(lr=2.0, share=0.2),
+        left_out=(_TRAINED_PLAINLY,),
     )
 
 
@@ -161,6 +216,7 @@ def sentiment(experiment: Experiment) -> Arena:
         private_lr=5.0,
         clip=0.3,
         batch=20,
+        private_steps=6,
         more=(
             "data.columns.text.length=20",
             "data.columns.text.buckets=2000",
@@ -172,11 +228,12 @@ def sentiment(experiment: Experiment) -> Arena:
         "sentiment140",
         "Backdoor: a phrase on Sentiment140",
         deployment,
-        f'a negative tweet that begins with "{PHRASE}" is to be positive. Users wrote little and '
-        "are merged at random into clients; words are hashed to 2000 numbers",
+        f'Negative tweets that begin with "{PHRASE}" are to be called positive; measured on the '
+        "negative test tweets, each begun with the phrase. Most users wrote little, so they are "
+        "merged at random into clients. Words are hashed to 2000 numbers",
         ("attack.kind=phrase", "attack.target=1", f"attack.phrase={PHRASE}"),
-        ("attack.lr=2.0", "attack.epochs=1", "attack.share=0.2"),
-        brief=True,
+        Attacker(lr=2.0, epochs=1, share=0.2),
+        left_out=_SIMILAR,
     )
 
 
@@ -221,5 +278,6 @@ def _cifar(experiment: Experiment) -> Deployment:
         rate=0.5,
         private_lr=0.1,
         clip=1.0,
+        private_steps=4 if quick else 0,
         more=("model.hidden=[32]",) if quick else (),
     )

@@ -6,6 +6,7 @@ and the backdoor come to. Later work found attacks that comply with DP and pass 
 number here is about these attacks, not about all.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,11 +23,14 @@ from fedveil.papers.naseri_defences import (
     ATTACKERS,
     BOUND,
     CENTRAL,
+    GRADIENTS,
     LOCAL,
     NOBODY,
+    NOISES,
     UNDEFENDED,
     Defence,
     defences,
+    legend,
 )
 from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.tuning.axes import Axis
@@ -40,8 +44,16 @@ WORKS, LOST, LESS = 80.0, 5.0, 10.0
 points by which a defence brings it down at least."""
 
 MAIN, BACKDOOR = "accuracy", "backdoor"
-_POINTS = 10
+_POINTS = 5
 _HEADERS = ("defence", "claim", "accuracy, main task", "backdoor")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """In percent: test records answered rightly, triggered ones answered as the attacker wants."""
+
+    main: Mean
+    backdoor: Mean
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,12 @@ class Measured:
             for cell in range(len(self.sweep.cells))
         ]
 
+    @property
+    def rates(self) -> list[Rates]:
+        """For each cell."""
+        pairs = zip(self.at_end(MAIN), self.at_end(BACKDOOR), strict=True)
+        return [Rates(main, works) for main, works in pairs]
+
 
 Table = Mapping[str, Measured]
 """By the name of the defence."""
@@ -68,50 +86,98 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     arena, repeat = arena_of(experiment), experiment.repetitions(3, 5)
     page, found = Page(arena.title), _measured(experiment, arena, repeat)
     claims = [claim_of(one.sweep) for one in found.values() if one.defence.private]
-    page.settings += [f"{arena.deployment}.", _told(arena, repeat), meaning(*claims)]
+    page.settings += [*told(arena, repeat), meaning(*claims)]
     page.tables.append(TextTable(_HEADERS, tuple(_rows(found))))
     page.findings += findings(
-        found[NOBODY].at_end(MAIN)[0].value,
-        found[UNDEFENDED].at_end(MAIN)[0].value,
-        found[UNDEFENDED].at_end(BACKDOOR)[0].value,
-        found[BOUND].at_end(BACKDOOR)[0].value,
-        [mean.value for mean in found[CENTRAL].at_end(BACKDOOR)],
+        found[NOBODY].rates[0],
+        found[UNDEFENDED].rates[0],
+        found[BOUND].rates[0],
+        found[CENTRAL].rates,
+        {how: found[f"{GRADIENTS}{how}"].rates[0] for how in NOISES},
     )
     page.figures[f"naseri-backdoor-{arena.name}.png"] = _figure(found)
     certificates = [
         in_words(prepared.claim, BASE_RATE, drawn=True)
         for prepared in found[CENTRAL].sweep.prepared
     ]
-    page.notes += [
-        "**What the claim itself certifies** against attackers that take part only when they are "
-        "drawn (here they are in every round, which no claim covers), if the backdoor works by "
-        f"itself for {BASE_RATE:.0%} of records: " + "; ".join(certificates),
-        "Backdoors are measured against these attackers. Attackers that adapt to a defence, or "
-        "that comply with the noise and cooperate, have been published since and do better.",
-    ]
+    page.notes += notes(certificates)
     return page
 
 
-def findings(
-    clean: float, main: float, works: float, bound: float, central: Sequence[float]
-) -> list[Finding]:
-    """What is to be seen, in percent: the main task without and with the attacker, then backdoors.
+def told(arena: Arena, repeat: int) -> list[str]:
+    """What was done: federation, backdoor, attacker, and what rows and columns are."""
+    short = (
+        "\n\nLeft out here, so that the task takes minutes: "
+        + "; ".join(arena.left_out)
+        + ". The tasks digits and femnist have all rows."
+    )
+    return [
+        f"**Federation.** {arena.deployment}.",
+        f"**Backdoor.** {arena.backdoor}.",
+        f"**Attacker.** One, in every round beside the clients that are drawn. {arena.attacker}. "
+        "In the rows of LDP-SGD, DP-FedAvg and LDP-FL, where each report is protected by itself, "
+        f"there are {ATTACKERS}, who learn as honest clients do from records half of which teach "
+        "the backdoor.",
+        "**Rows.**\n\n"
+        + "\n".join(f"- {line}" for line in legend(arena))
+        + (short if arena.left_out else ""),
+        "**Columns.** Accuracy on the test records, and the share of triggered test records that "
+        f"are answered as the attacker wants; in percent, mean of {repeat} repetitions +- half of "
+        "the 95 % interval (Student's t, so wide with few of them). The paper's numbers are "
+        f"{UNPUBLISHED}.",
+    ]
 
-    `central` is in the order of `EPSILONS`.
-    """
+
+def notes(certificates: Sequence[str]) -> list[str]:
+    """What central DP certifies at each epsilon, and what the table does not say."""
+    return [
+        "**What the claims of central DP certify by themselves**, whatever the attack, if the "
+        f"backdoor works for {BASE_RATE:.0%} of records without attackers. This is about attackers "
+        "that take part only when they are drawn; those above are in every round, which no claim "
+        "covers.\n\n" + "\n".join(f"- {told}" for told in certificates),
+        "**What this does not say.** These are numbers about one simple attacker. Attackers that "
+        "adapt to a defence, or that comply with the noise and cooperate, have been published "
+        "since and do better: a low number in this table is no defence.",
+    ]
+
+
+def findings(
+    nobody: Rates,
+    undefended: Rates,
+    bound: Rates,
+    central: Sequence[Rates],
+    noises: Mapping[str, Rates],
+) -> list[Finding]:
+    """What is to be seen: `central` in the order of `EPSILONS`, LDP-SGD by what attackers do."""
+    works, gradients = undefended.backdoor.value, {h: r.backdoor for h, r in noises.items()}
+    lost = nobody.main.value - undefended.main.value
+    stopped = (bound, *central)
+
+    def cost(rates: Rates) -> str:
+        points = nobody.main.value - rates.main.value
+        return f"{rates.backdoor.value:.1f} % for {points:.1f} points"
+
     return [
         Finding(
             "Undefended, one boosted attacker brings the backdoor in and leaves the main task.",
-            works > WORKS and clean - main < LOST,
-            f"Rule: above {WORKS:g} %, less than {LOST:g} points lost. Here {works:.1f} %, "
-            f"{clean - main:.1f} points.",
+            works > WORKS and lost < LOST,
+            f"Rule: above {WORKS:g} %, less than {LOST:g} points lost. Here {works:.1f} % "
+            f"({nobody.backdoor.value:.1f} % without an attacker), {lost:.1f} points lost.",
         ),
         Finding(
             "Norm bounding and central DP bring it down.",
-            max(bound, *central) < works - LESS,
-            f"Rule: by more than {LESS:g} points each. Here {bound:.1f} % with the bound, "
-            + ", ".join(f"{c:.1f} %" for c in central)
-            + f" at epsilon {', '.join(EPSILONS)}.",
+            max(rates.backdoor.value for rates in stopped) < works - LESS,
+            f"Rule: by more than {LESS:g} points each. Here {cost(bound)} of the main task with "
+            "the bound; with central DP "
+            + ", ".join(f"{cost(c)} at epsilon {e}" for c, e in zip(central, EPSILONS, strict=True))
+            + ".",
+        ),
+        Finding(
+            "Noise that clients add does not hold those who leave it out: under LDP-SGD, attackers "
+            "that skip it do better than those that comply.",
+            gradients["skip"].value > gradients["comply"].value + LESS,
+            f"Rule: by more than {LESS:g} points. Here {gradients['skip']} % against "
+            f"{gradients['comply']} %; those that hide in it have {gradients['hide']} %.",
         ),
     ]
 
@@ -127,12 +193,12 @@ ITEMS: dict[str, Item] = {
 
 
 def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, Measured]:
-    every = f"evaluate.every={max(1, arena.deployment.rounds // _POINTS)}"
+    every = f"evaluate.every={-(-arena.deployment.rounds // _POINTS)}"
     return {
         row.name: Measured(
             row,
             experiment.sweep(
-                f"naseri-{arena.name}-{number}-{row.recipe}",
+                f"naseri-{arena.name}-{_folder(row)}",
                 row.recipe,
                 (*row.settings, every),
                 [Axis("budget.epsilon", EPSILONS)] if row.private else [],
@@ -140,30 +206,21 @@ def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, Me
                 curves=True,
             ),
         )
-        for number, row in enumerate(defences(arena))
+        for row in defences(arena)
     }
 
 
-def _told(arena: Arena, repeat: int) -> str:
-    learnt = ", ".join(key.removeprefix("attack.").replace("=", " ") for key in arena.training)
-    return (
-        f"The backdoor: {arena.backdoor}. One attacker, in every round beside the clients that are "
-        "drawn, half of whose records teach the backdoor unless another share is given, and who "
-        "sends its update times clients per round over the server's learning rate; it does as "
-        f"honest clients do{f', but {learnt}' if learnt else ''}. Where each report is noised, "
-        f"there are {ATTACKERS} (LDP-SGD: times 1000, clipped where they comply). {repeat} "
-        "repetitions, mean +- half of the 95 % interval, in percent; the paper's numbers are "
-        f"{UNPUBLISHED}."
-    )
+def _folder(row: Defence) -> str:
+    """The defence's name in letters, digits and hyphens."""
+    return "-".join(re.findall(r"[a-z0-9]+", row.name.lower()))
 
 
 def _rows(found: Table) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, measured in found.items():
-        pairs = zip(measured.at_end(MAIN), measured.at_end(BACKDOOR), strict=True)
-        for prepared, (main, works) in zip(measured.sweep.prepared, pairs, strict=True):
-            claims = "; ".join(claim.short for claim in prepared.claims)
-            rows.append((name, claims or "nothing claimed", str(main), str(works)))
+        for prepared, rates in zip(measured.sweep.prepared, measured.rates, strict=True):
+            claims = "; ".join(claim.short for claim in prepared.claims) or "nothing claimed"
+            rows.append((name, claims, str(rates.main), str(rates.backdoor)))
     return rows
 
 

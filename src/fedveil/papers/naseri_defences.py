@@ -7,9 +7,12 @@ from fedveil.papers.naseri_arenas import Arena
 
 NOBODY, UNDEFENDED, BOUND, CENTRAL = "nobody attacks", "no defence", "norm bound", "central DP"
 LOCAL = "DP-SGD in clients, attacker: "
+NOISES = ("comply", "skip", "hide")
+"""What attackers do about the noise that they are to add."""
 LOCAL_EPSILON = 50.0
-ATTACKERS = 4
-"""Where every client's report is noised; one alone is lost among the others."""
+ATTACKERS, BOOST = 4, 1000.0
+"""Where every client's report is noised: one attacker alone is lost among the others."""
+GRADIENTS = f"LDP-SGD, {ATTACKERS} attackers: "
 
 _UNIFORM = "server.weights=uniform"
 _ROBUST = (
@@ -19,7 +22,6 @@ _ROBUST = (
     ("multi-Krum", "multi-krum"),
     ("FLAME's clusters", "flame"),
 )
-_LEFT_OUT = ("norm bound, projected", "multi-Krum", "FLAME's clusters", f"{LOCAL}skip")
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,48 @@ class Defence:
 def defences(arena: Arena) -> list[Defence]:
     """The rows of an arena's table, each against the same backdoor."""
     every = [*_plain(arena), *_private(arena), *_at_clients(arena)]
-    return [row for row in every if not (arena.brief and row.name in _LEFT_OUT)]
+    return [row for row in every if row.name not in arena.left_out]
+
+
+def legend(arena: Arena) -> list[str]:
+    """What the rows are, in words."""
+    where = arena.deployment
+    return [
+        f"*{NOBODY}*: the same training without an attacker, so what the model does by itself.",
+        f"*{UNDEFENDED}*: the server takes the mean of the updates.",
+        f"*{BOUND}*: an update longer than {where.bound:g} is scaled down to that length. "
+        "*projected*: the attacker knows the bound, trains within it and loses nothing to it. "
+        f"*weak DP*: the bound, and Gaussian noise of {WEAK:g} times it on the sum, too little for "
+        "a claim.",
+        "*median*, *trimmed mean*, *Krum*, *multi-Krum*, *FLAME's clusters*: what the server takes "
+        "instead of the mean. They look at single updates, so they cannot be combined with noise "
+        "for the sum.",
+        f"*{CENTRAL}*: clients are drawn independently, the server applies the same bound to all "
+        "updates, the attacker's too, and adds noise for the claim.",
+        "*DP-SGD in clients*: each client trains by DP-SGD, which protects its records from the "
+        "server and puts no bound on its update. An attacker that *complies* does the same and "
+        "multiplies what comes out; one that *skips* trains without clip and noise.",
+        "*LDP-SGD*: each client clips one gradient and adds noise to it. Attackers multiply "
+        f"theirs by {BOOST:g}. Those that *comply* clip and add noise after that; those that "
+        "*skip* do neither; those that *hide* clip, and by twos add the same noise with opposite "
+        "signs: each report looks as it should, and in the sum the noise is gone.",
+        "*DP-FedAvg*, *LDP-FL*: each client protects what it sends, with Gaussian noise on its "
+        "update or by sending one of two values for each weight. Whoever *skips* sends the value "
+        "that is on its side.",
+    ]
 
 
 def _plain(arena: Arena) -> list[Defence]:
     """Those without a claim."""
     where = arena.deployment
-    plain = (*where.shared, *where.plain, *where.fixed, *arena.attack, *arena.training, _UNIFORM)
+    plain = (
+        *where.shared,
+        *where.plain,
+        *where.fixed,
+        *arena.attack,
+        *arena.attacker.keys,
+        _UNIFORM,
+    )
     bound = f"clip.value={where.bound}"
     return [
         Defence(NOBODY, "fedavg", (*plain, "attack.attackers=0")),
@@ -56,25 +93,19 @@ def _plain(arena: Arena) -> list[Defence]:
 def _private(arena: Arena) -> list[Defence]:
     """The paper's two, at every epsilon."""
     where = arena.deployment
-    attack, delta = (*arena.attack, *arena.training), f"budget.delta={DELTA}"
+    delta = f"budget.delta={DELTA}"
+    own = (*arena.attack, *arena.attacker.keys)
+    complying = (*arena.attack, *arena.attacker.keys_of_honest_work, "attack.noise=comply")
     central = (
-        *(*where.shared, *where.plain, *attack, delta),
+        *(*where.shared, *where.plain, *own, delta),
         f"sample.rate={where.cohort / where.clients}",
         f"clip.value={where.bound}",
     )
-    inside = (
-        *(*where.shared, *where.fixed, *attack, delta, _UNIFORM),
-        f"sample.max_participations={where.cap}",
-        f"client.rate={where.rate}",
-        f"client.steps={where.steps}",
-        f"client.lr={where.private_lr}",
-        f"clip.value={where.clip}",
-    )
-    honest = tuple(key for key in inside if not key.startswith(("attack.lr=", "attack.epochs=")))
+    inside = (*where.shared, *where.fixed, *where.inside, delta, _UNIFORM)
     return [
         Defence(CENTRAL, "central", central, private=True),
-        Defence(f"{LOCAL}comply", "dp-sgd", (*honest, "attack.noise=comply"), private=True),
-        Defence(f"{LOCAL}skip", "dp-sgd", (*inside, "attack.noise=skip"), private=True),
+        Defence(f"{LOCAL}comply", "dp-sgd", (*inside, *complying), private=True),
+        Defence(f"{LOCAL}skip", "dp-sgd", (*inside, *own, "attack.noise=skip"), private=True),
     ]
 
 
@@ -88,7 +119,7 @@ def _at_clients(arena: Arena) -> list[Defence]:
         f"sample.max_participations={where.cap}",
         "clip.value=0.05",
         "server.lr=40.0",
-        "attack.boost=1000.0",
+        f"attack.boost={BOOST}",
     )
     steps = (
         *(*where.shared, *where.plain, *few, *budget),
@@ -102,8 +133,8 @@ def _at_clients(arena: Arena) -> list[Defence]:
     )
     return [
         *(
-            Defence(f"LDP-SGD, {ATTACKERS} attackers: {how}", "ldp-sgd", (*gradients, noise))
-            for how, noise in ((how, f"attack.noise={how}") for how in ("comply", "skip", "hide"))
+            Defence(f"{GRADIENTS}{how}", "ldp-sgd", (*gradients, f"attack.noise={how}"))
+            for how in NOISES
         ),
         Defence(f"DP-FedAvg, {ATTACKERS} attackers: comply", "dp-fedavg-gaussian", steps),
         Defence(f"LDP-FL, {ATTACKERS} attackers: comply", "ldp-fl", two_point),

@@ -14,7 +14,7 @@ PAPERS = {
     "fu": ("fu", "fu_cnn"),
     "clip-decay": ("clip_decay",),
     "ldp-fl": ("ldp_fl",),
-    "naseri": ("naseri", "naseri_backdoors"),
+    "naseri": ("naseri", "naseri_backdoors", "naseri_privacy"),
 }
 """The modules with a paper's items."""
 

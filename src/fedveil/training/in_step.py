@@ -1,12 +1,14 @@
-"""Several trainings in step: repetitions of a small one, computed together round by round.
+"""Several trainings in step: those of one plan, if it is small, computed together round by round.
 
 Where a cohort is small, a round is mostly the overhead of its calls. Repetitions differ in their
-seeds only, so that the same round of all of them can be one batch of rows, each with its own start
-and its own keys. Draws are those of separate trainings; sums differ from theirs by rounding.
+seeds only, and others in their clients' records, so that the same round of all of them can be one
+batch of rows, each with its own start and its own keys. Draws are those of separate trainings; sums
+differ from theirs by rounding.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.serial import Serial
@@ -36,23 +38,29 @@ def _engine(training: Training) -> Serial | None:
 
 
 def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, RoundResult]]]:
-    """Train repetitions of one plan on the same data, a round of all of them at a time.
+    """Train one plan several times, on the same data or on others, a round of all at a time.
 
     Yields (number of the training, its result); one that reaches its budget drops out.
     """
     first = trainings[0]
-    if any(t.plan is not first.plan or t.data is not first.data for t in trainings):
-        raise AssertionError("in step are repetitions of one plan on the same data")
+    if any(t.plan is not first.plan for t in trainings):
+        raise AssertionError("in step are trainings of one plan")
     engine = _engine(first)
     if engine is None or any(t.work != first.work or _engine(t) is None for t in trainings):
         raise AssertionError("in step is only what can be computed as one block")
+    begins = [0] * len(trainings)
+    if any(t.data is not first.data for t in trainings):
+        records = first.data.joined(*(t.data for t in trainings[1:]))
+        engine = replace(engine, job=replace(engine.job, data=records))
+        begins = [n * first.data.clients for n in range(len(trainings))]
     keep_memory(first.task.size)
     going = [(n, t.course(t.start(), new_ledger(t.plan))) for n, t in enumerate(trainings)]
     while going:
         with one_thread():
             begun = [(n, course, next(course, None)) for n, course in going]
             asked = [(n, course, ask) for n, course, ask in begun if isinstance(ask, Ask)]
-            sums = engine.run_in_step([ask for _, _, ask in asked]) if asked else []
+            places = [begins[n] for n, _, _ in asked]
+            sums = engine.run_in_step([ask for _, _, ask in asked], places) if asked else []
             done = [
                 (n, course.send(total)) for (n, course, _), total in zip(asked, sums, strict=True)
             ]

@@ -1,4 +1,4 @@
-"""Processes that train cells: one per core, forked once the cells are built."""
+"""Processes that train: one per core, forked once what they train is built."""
 
 import multiprocessing
 import os
@@ -7,25 +7,30 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from fedveil.training.engines.housekeeping import die_with_parent
 from fedveil.training.engines.workers import WorkerLost
-from fedveil.tuning.cells import Outcome, Prepared
 
-Trial = Callable[[Prepared, Sequence[int]], list[Outcome]]
-Job = tuple[Prepared, Sequence[int]]
+C = TypeVar("C")
+R = TypeVar("R")
 
 
-class Bench:
-    """`count` processes, each with one thread, that know some cells; forked when first needed."""
+class Bench(Generic[C, R]):
+    """`count` processes, each with one thread, that know some cells; forked when first needed.
 
-    def __init__(self, cells: Sequence[Prepared], trial: Trial, count: int) -> None:
+    A job is a cell and the numbers of its trainings; `trial` returns what each of them came to.
+    """
+
+    def __init__(
+        self, cells: Sequence[C], trial: Callable[[C, Sequence[int]], list[R]], count: int
+    ) -> None:
         self._cells, self._trial, self._count = list(cells), trial, count
         self._places = {id(cell): place for place, cell in enumerate(self._cells)}
 
-    def __enter__(self) -> "Bench":
+    def __enter__(self) -> "Bench[C, R]":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -34,19 +39,19 @@ class Bench:
                 process.kill()
             self._pool.shutdown(cancel_futures=True)
 
-    def knows(self, jobs: Sequence[Job]) -> bool:
+    def knows(self, jobs: Sequence[tuple[C, Sequence[int]]]) -> bool:
         """Whether all jobs are about its cells."""
-        return all(id(prepared) in self._places for prepared, _ in jobs)
+        return all(id(cell) in self._places for cell, _ in jobs)
 
-    def outcomes(self, jobs: Sequence[Job]) -> Iterator[tuple[int, list[Outcome]]]:
+    def outcomes(self, jobs: Sequence[tuple[C, Sequence[int]]]) -> Iterator[tuple[int, list[R]]]:
         """(number of the job, its outcomes) as they finish."""
-        waiting: dict[Future[list[Outcome]], int] = {}
+        waiting: dict[Future[list[R]], int] = {}
         left = iter(range(len(jobs)))
         try:
             while True:
                 for number in left:
-                    prepared, repetitions = jobs[number]
-                    place = self._places[id(prepared)]
+                    cell, repetitions = jobs[number]
+                    place = self._places[id(cell)]
                     waiting[self._pool.submit(_run, place, tuple(repetitions))] = number
                     if len(waiting) >= 2 * self._count:
                         break
@@ -73,16 +78,18 @@ class Bench:
 class _Here:
     """What a forked process knows: set once, when it begins."""
 
-    cells: Sequence[Prepared]
-    trial: Trial
+    cells: Sequence[Any]
+    trial: Callable[[Any, Sequence[int]], list[Any]]
 
 
-def _begin(cells: Sequence[Prepared], trial: Trial, parent: int) -> None:
+def _begin(
+    cells: Sequence[Any], trial: Callable[[Any, Sequence[int]], list[Any]], parent: int
+) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
     torch.set_num_threads(1)
     _Here.cells, _Here.trial = cells, trial
 
 
-def _run(place: int, repetitions: Sequence[int]) -> list[Outcome]:
+def _run(place: int, repetitions: Sequence[int]) -> list[Any]:
     return _Here.trial(_Here.cells[place], repetitions)

@@ -47,7 +47,7 @@ class Laboratory:
     _modes: dict[str, Mode] = field(default_factory=dict)
     _records: dict[str, Records | FederatedData] = field(default_factory=dict)
     _divided: dict[str, FederatedData] = field(default_factory=dict)
-    _bench: Bench | None = None
+    _bench: Bench[Prepared, Outcome] | None = None
 
     def __post_init__(self) -> None:
         check_workers("--workers", self.workers)

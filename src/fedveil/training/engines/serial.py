@@ -64,12 +64,13 @@ class Serial:
                 self.add_chunk_(total, round, chunk, everyone, state.params, state.moving, clip)
                 yield total
 
-    def run_in_step(self, asked: Sequence[Ask]) -> list[CohortSum]:
+    def run_in_step(self, asked: Sequence[Ask], begins: Sequence[int]) -> list[CohortSum]:
         """The sums over the cohorts of several trainings, as one block.
 
-        Only for plans in which nothing moves: all of them have the same clip.
+        Client 0 of the n-th training is client `begins[n]` of this engine's records. Only for plans
+        in which nothing moves: all of them have the same clip.
         """
-        cohorts = [self._largest_first(ask.ids) for ask in asked]
+        cohorts = [self._largest_first(*each) for each in zip(asked, begins, strict=True)]
         lengths = [len(ids) for ids in cohorts]
         totals = [self.job.zero() for _ in asked]
         if not any(lengths):
@@ -81,17 +82,18 @@ class Serial:
         parts = [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
         moving, round = asked[0].state.moving, asked[0].round
         clip = self.job.plan.clip(moving, round)
-        cohort = CohortData(self.job.data, np.concatenate(cohorts))
+        whose = np.concatenate([ids + begin for ids, begin in zip(cohorts, begins, strict=True)])
+        cohort = CohortData(self.job.data, np.concatenate(cohorts), whose)
         turn = Turn(round, starts, cohort, clip, self._gradients, streams, moving=moving)
         generators = common_generators()
         self._add_block_(list(zip(totals, parts, strict=True)), turn, cheating=False)
         self._check_unchanged(generators)
         return totals
 
-    def _largest_first(self, ids: Ids) -> Ids:
+    def _largest_first(self, ask: Ask, begin: int) -> Ids:
         """A cohort as one chunk."""
-        sizes = self.job.data.offsets[ids + 1] - self.job.data.offsets[ids]
-        return cut(ids, sizes, len(ids))[0] if len(ids) else ids
+        ids, offsets = ask.ids, self.job.data.offsets[begin:]
+        return cut(ids, offsets[ids + 1] - offsets[ids], len(ids))[0] if len(ids) else ids
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics over the test split."""

@@ -1,0 +1,256 @@
+"""Gradient inversion of what a run shows of one update: which images can be made out of it?
+
+A few clients with a few records each do one turn of the run's recipe; the attacker sees it as
+`audit.seen` has it, knows the round's model and the recipe, and looks for the records. Beside it
+stands what costs nothing: the mean image of the test split.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import stdtrit
+
+from fedveil.attacks.inversion import Inversion, Method, Pixels
+from fedveil.attacks.labels import label_shares, labels_of
+from fedveil.attacks.likeness import matched, psnr, ssim
+from fedveil.attacks.rehearsal import Rehearsal
+from fedveil.audit.leak import Leak, Measure
+from fedveil.audit.seen import Witness, again, beside, check_own, replayed, views
+from fedveil.checks import shown
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.privacy.identity import seed_of
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.releases.two_point import TwoPointReports
+from fedveil.training.round import Ask
+from fedveil.training.session import Training
+
+ATTACK = "inversion"
+CLIENTS = 4
+
+Images = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.float64]
+
+_CONFIDENCE = 0.95
+_PUBLIC = 1000
+
+OnStep = Callable[[int, int], None]
+"""(updates inverted, of how many)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """Records [N, C, H, W], what was made out of their updates as `view` has it, and how alike.
+
+    `psnr`, `ssim` and `mean_psnr`, that of the test split's mean image, are per record [N];
+    `labels` says whose label was told rightly.
+    """
+
+    view: str
+    originals: Images
+    found: Images
+    psnr: Numbers
+    ssim: Numbers
+    mean_psnr: Numbers
+    labels: npt.NDArray[np.bool_]
+    pixels: Pixels
+
+
+@dataclass(frozen=True)
+class InversionAudit:
+    """Updates of `clients` clients with `records` records each, in `round`, by `method`.
+
+    | edge | behaviour |
+    |---|---|
+    | a method that is unknown; fewer than 1 client, record, step or restart | BadInput |
+    | records that are no images, texts, several inputs by name | BadInput |
+    | labels in several places, or numbers to be predicted | BadInput |
+    | a round that the plan does not have | BadInput |
+    | fewer clients with so many records | BadInput |
+    """
+
+    clients: int = CLIENTS
+    records: int = 1
+    method: str = Method.COSINE
+    steps: int = 600
+    restarts: int = 2
+    round: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in list(Method):
+            raise BadInput(f"--method {shown(self.method)}: use one of {', '.join(Method)}")
+        for name in ("clients", "records", "steps", "restarts", "round"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"--{name} is {getattr(self, name)}: at least 1 is needed")
+
+    def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
+        """One for each view of an update."""
+        for _, leak in self.seen(training, on_step):
+            yield leak
+
+    def seen(
+        self, training: Training, on_step: OnStep = lambda done, of: None
+    ) -> Iterator[tuple[Reconstruction, Leak]]:
+        """The images that were made out, and what is said of them."""
+        every = self._reconstructions(training, on_step)
+        for view, found in zip(views(training.plan), every, strict=True):
+            one = "one record" if self.records == 1 else f"{self.records} records"
+            what = f"an update of {one} in round {self.round}, by {self.method}, {found.view}"
+            measures = (
+                mean_of("PSNR", found.psnr),
+                mean_of("SSIM", found.ssim),
+                mean_of("PSNR of the mean image", found.mean_psnr),
+                Measure("labels told", float(found.labels.mean())),
+            )
+            yield found, Leak(ATTACK, what, measures, beside(view, training.plan))
+
+    def _reconstructions(self, training: Training, on_step: OnStep) -> Iterator[Reconstruction]:
+        """The images themselves, one view after the other."""
+        data = training.data
+        check_images(data)
+        check_own(training, ATTACK)
+        if self.round > training.plan.permitted:
+            raise BadInput(
+                f"--round is {self.round} and the plan has {training.plan.permitted}: attack an "
+                "earlier one"
+            )
+        attacked = again(training, self.seed, adversary=None)
+        for ask in replayed(attacked, self.round):
+            last = ask
+        ids, victims = self._victims(data)
+        witness = Witness(attacked, victims, self._streams(attacked))
+        whose = np.arange(len(ids))
+        kinds = views(training.plan)
+        done, of = 0, len(kinds) * len(ids)
+        for view in kinds:
+            seen = witness.seen(view, self.round, last.state, ids, whose)
+            found, labels = [], []
+            for k in range(len(ids)):
+                x, y = self._inverted(attacked, last, seen[k], k)
+                found.append(x)
+                labels.append(y)
+                done += 1
+                on_step(done, of)
+            yield self._compared(victims, found, labels, view.told(training.plan))
+
+    def _streams(self, training: Training) -> Streams:
+        """Of this audit and of no training."""
+        return Streams(seed_of("inversion", self.seed), training.plan.secure)
+
+    def _victims(self, data: FederatedData) -> tuple[npt.NDArray[np.int64], FederatedData]:
+        """(who is attacked, their first records)."""
+        enough = np.flatnonzero(data.sizes >= self.records)
+        if len(enough) < self.clients:
+            raise BadInput(
+                f"--clients is {self.clients}, --records {self.records} and {len(enough)} clients "
+                "have as many: lower one of them"
+            )
+        generator = np.random.default_rng([self.seed, 0x1D])
+        ids = np.sort(generator.choice(enough, self.clients, replace=False)).astype(np.int64)
+        rows = (data.offsets[ids][:, None] + np.arange(self.records)).reshape(-1)
+        x: Any = data.x
+        offsets = np.arange(self.clients + 1, dtype=np.int64) * self.records
+        return ids, replace(data, x=x[rows], y=data.y[rows], offsets=offsets, names=None)
+
+    def _inverted(
+        self, training: Training, ask: Ask, seen: torch.Tensor, k: int
+    ) -> tuple[Images, npt.NDArray[np.int64]]:
+        data, task = training.data, training.task
+        x: Any = data.test_x
+        labels = np.zeros(self.records, dtype=np.int64)
+        if self.method != Method.DLG:
+            outputs = task.answers(ask.state.params, torch.tensor(x[:_PUBLIC]))
+            chances = outputs[:, : data.classes].softmax(dim=1).mean(dim=0).double().numpy()
+            labels = labels_of(label_shares(task, seen, data.classes), chances, self.records)
+        inversion = Inversion(Method(self.method), self.steps, self.restarts)
+        seed = int(np.random.default_rng([self.seed, k]).integers(2**31))
+        found = inversion.invert(
+            *(rehearsal_of(training, ask), seen, x.shape[1:], pixels_of(data), labels, seed)
+        )
+        return found.x, found.labels
+
+    def _compared(
+        self,
+        victims: FederatedData,
+        found: list[Images],
+        labels: list[npt.NDArray[np.int64]],
+        view: str,
+    ) -> Reconstruction:
+        """Each client's guesses in the order that fits its records best."""
+        pixels, x = pixels_of(victims), np.asarray(victims.x)
+        test_x: Any = victims.test_x
+        mean = np.asarray(test_x, dtype=np.float64).mean(axis=0)
+        ordered, right = [], []
+        for k, guesses in enumerate(found):
+            own = slice(k * self.records, (k + 1) * self.records)
+            order = matched(x[own], guesses)
+            ordered.append(guesses[order])
+            right.append(labels[k][order] == victims.y[own])
+        images = np.concatenate(ordered)
+        pairs = list(zip(x, images, strict=True))
+        return Reconstruction(
+            view,
+            x,
+            images,
+            np.array([psnr(a, b, pixels.peak) for a, b in pairs]),
+            np.array([ssim(a, b, pixels.peak) for a, b in pairs]),
+            np.array([psnr(a, mean, pixels.peak) for a in x]),
+            np.concatenate(right),
+            pixels,
+        )
+
+
+def check_images(data: FederatedData) -> None:
+    """Refuse records that are no images with one label each."""
+    shape = data.record_shape
+    if isinstance(data.x, dict) or isinstance(shape, dict):
+        raise BadInput(
+            f"inversion is of images and the records have inputs {', '.join(data.x)}: leave it out"
+        )
+    if len(shape) != 3 or data.x.dtype.kind != "f":
+        kind = "texts or whole numbers" if data.x.dtype.kind != "f" else f"of shape {shape}"
+        raise BadInput(
+            f"inversion is of images [channels, height, width] and the records are {kind}: leave "
+            "it out"
+        )
+    if not data.classes or data.y.ndim != 1:
+        raise BadInput(
+            "inversion is of images with one label each, and these have other targets: leave it out"
+        )
+
+
+def pixels_of(data: FederatedData) -> Pixels:
+    """The range of the values of the test split, which belongs to no client."""
+    x: Any = data.test_x
+    return Pixels(float(x.min()), float(x.max()))
+
+
+def rehearsal_of(training: Training, ask: Ask) -> Rehearsal:
+    """What the attacker knows of the round: model, work, clip, and ranges of two-valued reports."""
+    plan, state = training.plan, ask.state
+    clip = plan.clip(state.moving, ask.round)
+    low: torch.Tensor | None = None
+    high: torch.Tensor | None = None
+    if isinstance(plan.release, TwoPointReports):
+        ranges = plan.release.ranges
+        centre, radius = ranges.per_coordinate(state.moving)
+        shift = state.params if ranges.perturb == "weights" else torch.zeros_like(state.params)
+        low, high = centre - radius - shift, centre + radius - shift
+    known = (training.task, training.work, state.params, clip, ask.round, training.data.classes)
+    return Rehearsal(*known, low, high)
+
+
+def mean_of(name: str, values: Numbers) -> Measure:
+    """The mean over records, and Student's interval for it where there are two at least."""
+    mean = float(values.mean())
+    if len(values) < 2:
+        return Measure(name, mean)
+    reach = float(stdtrit(len(values) - 1, (1 + _CONFIDENCE) / 2))
+    half = reach * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return Measure(name, mean, mean - half, mean + half)

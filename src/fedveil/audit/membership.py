@@ -1,0 +1,92 @@
+"""Membership, black box: which records was a model trained on? LiRA and RMIA on trained models.
+
+The two models of one pair are attacked, with all other pairs as references: every record is once a
+member and once not. The attacker sees losses of final models, and knows recipe and first model.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.attacks.likelihood import References, lira, lira_offline, rmia, rmia_offline
+from fedveil.audit.halves import Halves, OnTraining
+from fedveil.audit.kept import Kept
+from fedveil.audit.leak import Leak
+from fedveil.audit.roc import Roc, roc_png
+from fedveil.audit.seen import check_own
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.training.session import Training
+
+ATTACK = "membership"
+REFERENCES = 16
+_LEAST = 4
+
+Numbers = npt.NDArray[np.float64]
+Scoring = Callable[[Numbers, Numbers, References], Numbers]
+"""(losses of records, of the population, reference models) -> scores of the records."""
+
+WAYS: tuple[tuple[str, Scoring], ...] = (
+    ("LiRA", lambda losses, population, references: lira(losses, references)),
+    ("LiRA, offline", lambda losses, population, references: lira_offline(losses, references)),
+    ("RMIA", rmia),
+    ("RMIA, offline", rmia_offline),
+)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """With so many reference models, from `seed`, on so many processes (0: one per core)."""
+
+    references: int = REFERENCES
+    seed: int = 0
+    workers: int = 0
+    kept: Kept = field(default_factory=Kept)
+
+    def __post_init__(self) -> None:
+        if self.references < _LEAST or self.references % 2:
+            raise BadInput(
+                f"--references is {self.references}: an even number from {_LEAST} on is needed, "
+                "half of them with a record and half without"
+            )
+
+    def leaks(
+        self,
+        training: Training,
+        claim: PrivacyClaim | None,
+        on_training: OnTraining = lambda done, of: None,
+    ) -> Iterator[Leak]:
+        """One for each way of scoring, best known first."""
+        check_own(training, ATTACK)
+        found = self.curves(Halves(training, self.references // 2 + 1, self.seed), on_training)
+        what = f"{training.data.records:,} records, in and out; {self.references} references"
+        self.kept.picture(ATTACK, lambda: roc_png(found, what))
+        for way, roc in found.items():
+            yield Leak(ATTACK, f"{way}: {what}", roc.measures, claim)
+
+    def curves(
+        self, halves: Halves, on_training: OnTraining = lambda done, of: None
+    ) -> dict[str, Roc]:
+        """Scores by way of scoring."""
+        losses = halves.losses(self.kept, self.workers, on_training)
+        return attacked(losses, halves.inside)
+
+
+def attacked(losses: Numbers, inside: npt.NDArray[np.bool_]) -> dict[str, Roc]:
+    """The attack on the first pair of models by all others.
+
+    `losses` are of the records that `inside` [models, records] is about, and then the population.
+    """
+    records = inside.shape[1]
+    references = References(losses[2:, :records], inside[2:], losses[2:, records:])
+    found = {}
+    for way, score in WAYS:
+        scores = np.stack(
+            [score(each[:records], each[records:], references) for each in losses[:2]]
+        )
+        members = np.where(inside[0], scores[0], scores[1])
+        others = np.where(inside[0], scores[1], scores[0])
+        found[way] = Roc(members, others, paired=True)
+    return found

@@ -1,0 +1,169 @@
+"""How well scores tell members from others: AUC, balanced accuracy, and hits at few false alarms.
+
+Intervals are at 95 % and over records, for the models as they were trained.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from scipy.special import ndtri
+
+from fedveil.audit.bounds import least, most
+from fedveil.audit.leak import Measure
+from fedveil.errors import BadInput
+from fedveil.tuning.figures import COLOURS, png
+
+Scores = npt.NDArray[np.float64]
+
+RATES = (0.001, 0.01)
+"""The false positive rates at which hits are told."""
+
+AUC, BALANCED = "AUC", "balanced accuracy"
+_ALPHA = 0.05
+_SIGMAS = float(ndtri(1 - _ALPHA / 2))
+
+
+def tpr_at(rate: float) -> str:
+    """What a measure of hits is called.
+
+    >>> tpr_at(0.001)
+    'TPR at 0.1 % FPR'
+    """
+    return f"TPR at {100 * rate:g} % FPR"
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """Scores of records that were trained on, and of others; the attacker says "in" to high ones.
+
+    `paired`: the k-th score of either is about the same record, once in and once not.
+
+    | edge | behaviour |
+    |---|---|
+    | fewer than two scores of either | BadInput |
+    | a score that is not finite | BadInput |
+    | pairs of unequal number | BadInput |
+    """
+
+    members: Scores
+    others: Scores
+    paired: bool = False
+
+    def __post_init__(self) -> None:
+        if min(len(self.members), len(self.others)) < 2:
+            raise BadInput(
+                f"{len(self.members)} members and {len(self.others)} others: two of each are needed"
+            )
+        if not (np.isfinite(self.members).all() and np.isfinite(self.others).all()):
+            raise BadInput("a score is not finite: nothing can be told from it")
+        if self.paired and len(self.members) != len(self.others):
+            raise BadInput(f"{len(self.members)} members and {len(self.others)} others in pairs")
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """All of them, in the order of a table."""
+        return (self.auc, self.balanced, *(self.hits(rate) for rate in RATES))
+
+    @cached_property
+    def auc(self) -> Measure:
+        """The chance that a member scores above another, ties counting half.
+
+        Its interval is DeLong's (1988); of pairs, that of Obuchowski (1997), in which what the two
+        scores of a record say is one observation.
+        """
+        below, above = (
+            _placements(self.members, self.others),
+            _placements(-self.others, -self.members),
+        )
+        value = float(below.mean())
+        if self.paired:
+            variance = float((below + above - 2 * value).var(ddof=1)) / len(below)
+        else:
+            variance = float(below.var(ddof=1)) / len(below) + float(above.var(ddof=1)) / len(above)
+        return _between(AUC, value, variance)
+
+    @cached_property
+    def balanced(self) -> Measure:
+        """The mean of the shares that are guessed right of both, at a threshold of other records.
+
+        Each half of the records is guessed at the threshold that is best on the other half.
+        """
+        halves = [(self.members[k::2], self.others[k::2]) for k in (0, 1)]
+        rights = [0, 0]
+        for there, here in (halves, halves[::-1]):
+            threshold = _best(*there)
+            rights[0] += int((here[0] >= threshold).sum())
+            rights[1] += int((here[1] < threshold).sum())
+        shares = [rights[0] / len(self.members), rights[1] / len(self.others)]
+        counts = len(self.members), len(self.others)
+        variance = sum(s * (1 - s) / (4 * n) for s, n in zip(shares, counts, strict=True))
+        return _between(BALANCED, sum(shares) / 2, variance)
+
+    def hits(self, rate: float) -> Measure:
+        """The share of members above the threshold that at most `rate` of the others reach.
+
+        Its interval is that of Clopper and Pearson at this threshold.
+        """
+        threshold = self.threshold(rate)
+        found, of = int((self.members >= threshold).sum()), len(self.members)
+        low, high = (float(end(found, of, _ALPHA / 2)) for end in (least, most))
+        return Measure(tpr_at(rate), found / of, low, high)
+
+    def threshold(self, rate: float) -> float:
+        """The lowest threshold that no more than `rate` of the others reach."""
+        allowed = int(np.floor(rate * len(self.others) * (1 + 1e-12)))
+        highest = np.sort(self.others)[::-1]
+        return float(np.nextafter(highest[min(allowed, len(highest) - 1)], np.inf))
+
+    @property
+    def curve(self) -> tuple[Scores, Scores]:
+        """(false positive rates, true positive rates) at all thresholds, rising."""
+        thresholds = np.unique(np.concatenate([self.members, self.others]))[::-1]
+        rates = [
+            1 - np.searchsorted(np.sort(each), thresholds) / len(each)
+            for each in (self.others, self.members)
+        ]
+        return rates[0], rates[1]
+
+
+def roc_png(curves: Mapping[str, Roc], title: str) -> bytes:
+    """The curves on log axes, where few false alarms are seen."""
+    figure = Figure(figsize=(5.2, 4.4), layout="constrained")
+    at = figure.subplots()
+    least_rate = min(1 / len(roc.others) for roc in curves.values())
+    for i, (name, roc) in enumerate(curves.items()):
+        false, true = roc.curve
+        label = f"{name}, AUC {roc.auc.value:.3f}"
+        at.plot(false, true, color=COLOURS[i % len(COLOURS)], lw=1.2, label=label)
+    line = np.geomspace(least_rate, 1, 50)
+    at.plot(line, line, ":", color="black", lw=1, label="guessing")
+    at.set(xscale="log", yscale="log", xlim=(least_rate, 1), ylim=(least_rate, 1))
+    at.set(xlabel="false positive rate", ylabel="true positive rate")
+    at.set_title(title, fontsize=8)
+    at.legend(fontsize=7, loc="lower right")
+    at.grid(alpha=0.3)
+    return png(figure)
+
+
+def _between(name: str, value: float, variance: float) -> Measure:
+    half = _SIGMAS * float(np.sqrt(variance))
+    return Measure(name, value, max(0.0, value - half), min(1.0, value + half))
+
+
+def _placements(scores: Scores, others: Scores) -> Scores:
+    """For each score the share of the others below it, ties counting half."""
+    ranked = np.sort(others)
+    both = np.searchsorted(ranked, scores, "left") + np.searchsorted(ranked, scores, "right")
+    return np.asarray(both / (2 * len(ranked)))
+
+
+def _best(members: Scores, others: Scores) -> float:
+    """The threshold with the best balanced accuracy on these records."""
+    thresholds = np.unique(np.concatenate([members, others]))
+    hits = 1 - np.searchsorted(np.sort(members), thresholds) / len(members)
+    rejected = np.searchsorted(np.sort(others), thresholds) / len(others)
+    return float(thresholds[np.argmax(hits + rejected)])

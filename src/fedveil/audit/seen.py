@@ -1,0 +1,204 @@
+"""What is seen of a client in a round, and by whom: through the code that a training runs.
+
+Whoever attacks reports sees what the recipe shows: a report after its noise where clients protect
+themselves; the clipped update where a trusted server adds the noise, and to everybody else the
+noisy sum; behind a shuffler a sum of reports. Of a sum the attacker of the claim knows all others'
+part, and takes it off.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.audit.randomisers import claim_of, strict_line
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.identity import seed_of
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.training.cohort import CohortData
+from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.engines.serial import Serial
+from fedveil.training.exchange import client_report
+from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
+from fedveil.training.reports import Rows, accept
+from fedveil.training.round import Ask
+from fedveil.training.server import ServerState
+from fedveil.training.session import Training, new_ledger
+from fedveil.training.turn import Turn
+from fedveil.training.work import ClientWork
+
+Ids = npt.NDArray[np.int64]
+
+_BLOCK = 1 << 24
+
+
+class View(Enum):
+    """One client's report, or the sum that is released of a round's reports."""
+
+    REPORT = auto()
+    SUM = auto()
+
+    def told(self, plan: PrivacyPlan) -> str:
+        """Whose view it is, in words."""
+        release = plan.release
+        if self is View.REPORT:
+            if not release.needs_sum:
+                return "as the server sees it"
+            if release.counted:
+                return "as it is before the shuffler"
+            return "as the trusted server sees it"
+        if release.counted:
+            return "as the server sees it behind the shuffler, all others known"
+        return "as everybody else sees it, all others known"
+
+
+def views(plan: PrivacyPlan) -> tuple[View, ...]:
+    """The views of a plan: the report, and the sum where that is all that is released."""
+    return (View.REPORT, View.SUM) if plan.release.needs_sum else (View.REPORT,)
+
+
+def claimed(plan: PrivacyPlan) -> PrivacyClaim | None:
+    """What a leak stands beside: the first claim that is a guarantee; None if there is none."""
+    line = strict_line(plan)
+    return None if line is None else claim_of(line, line.participations(plan.permitted))
+
+
+def beside(view: View, plan: PrivacyPlan) -> PrivacyClaim | None:
+    """What a leak in this view stands beside: nothing is claimed against whom the claim trusts."""
+    return None if view is View.REPORT and plan.release.needs_sum else claimed(plan)
+
+
+def check_own(training: Training, attack: str) -> None:
+    """Refuse a run that is attacked already."""
+    if training.adversary is not None:
+        raise BadInput(f"the run has an attack of its own: leave out --attacks {attack}")
+
+
+def replayed(training: Training, rounds: int) -> Iterator[Ask]:
+    """The first `rounds` rounds again, as what each of them asks for; nothing is charged on disk.
+
+    Who drives it sees every round's model before the cohort works on it.
+    """
+    engine = training.engine
+    course = training.course(training.start(), new_ledger(training.plan))
+    for ask in course:
+        if not isinstance(ask, Ask):
+            raise AssertionError("a round begins with what it asks for")
+        yield ask
+        if ask.round >= rounds:
+            course.close()
+            return
+        course.send(engine.run(ask.round, ask.ids, ask.state))
+
+
+def again(training: Training, seed: int, **changes: object) -> Training:
+    """The training with the audit's own randomness, measured never, in this process."""
+    own = int(np.random.default_rng([seed, 0xA6A1]).integers(2**31))
+    alone = {"workers": 1, "every": training.plan.rounds, "clients_every": None, **changes}
+    return replace(training, seed=own, **alone)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """Sees what clients send that have the records of `data`, in any round of a training.
+
+    `streams` are those of their noise: the training's own, to see what its clients send, or
+    others, for clients that the attacker makes up.
+    """
+
+    training: Training
+    data: FederatedData
+    streams: Streams
+
+    def seen(
+        self, view: View, round: int, state: ServerState, ids: Ids, whose: Ids
+    ) -> torch.Tensor:
+        """The updates of clients `ids` with the records of clients `whose`, [K, P], as seen."""
+        plan, work = self.training.plan, self.training.work
+        found = []
+        for turn in self._turns(round, state, ids, whose):
+            rows = _accepted(work, plan, turn)
+            if view is View.SUM:
+                sums = [self._summed(turn, k, row) for k, row in enumerate(rows)]
+                found.append(torch.stack(sums))
+            else:
+                found.append(plan.release.updates_of(rows, turn))
+        return torch.cat(found)
+
+    def unnoised(self, round: int, state: ServerState, ids: Ids, whose: Ids) -> torch.Tensor:
+        """The same updates clipped and not noised, as an attacker makes them from its records."""
+        work = self.training.work
+        if isinstance(work, ClientDpSgd):
+            work = replace(work, noisy=replace(work.noisy, multiplier=0.0))
+        turns = self._turns(round, state, ids, whose)
+        return torch.cat([_updates(work, turn) for turn in turns])
+
+    def _turns(self, round: int, state: ServerState, ids: Ids, whose: Ids) -> Iterator[Turn]:
+        """In blocks of clients that are computed together; one by one where they have to be."""
+        training = self.training
+        looped = self._engine.mode is Mode.LOOPED
+        step = 1 if looped else max(1, _BLOCK // training.task.size)
+        clip = training.plan.clip(state.moving, round)
+        for a in range(0, len(ids), step):
+            cohort = CohortData(self.data, ids[a : a + step], whose[a : a + step])
+            known = (round, state.params, cohort, clip, self._gradients, self.streams)
+            yield Turn(*known, moving=state.moving)
+
+    @property
+    def _engine(self) -> Serial:
+        engine = self.training.engine
+        if not isinstance(engine, Serial):
+            raise AssertionError("an audit runs in this process")
+        return engine
+
+    @cached_property
+    def _gradients(self) -> Gradients:
+        training, engine = self.training, self._engine
+        private = training.plan.steps is not None
+        mixes = engine.job.mixes
+        return gradients_of(training.task, engine.mode, self.data, mixes=mixes, private=private)
+
+    def _summed(self, turn: Turn, k: int, row: torch.Tensor) -> torch.Tensor:
+        """The round's released sum that the report `row` is in, less what the others are known for.
+
+        Noise is drawn for this client alone. Behind a shuffler the others are as many as it waits
+        for, and have nothing to say: their reports are noise around the model.
+        """
+        release = self.training.plan.release
+        seed = seed_of("sum", self.streams.seed, turn.round, int(turn.ids[k]))
+        own = Streams(seed, self.streams.secure)
+        total = torch.zeros(len(row), dtype=torch.float64)
+        rows, alone = row[None], replace(turn, streams=own)
+        if release.randomises:
+            others = torch.zeros(max(0, release.minimum - 1), len(row))
+            among = np.arange(len(others), dtype=np.int64)
+            alone = replace(alone, cohort=replace(turn.cohort, ids=among, whose=among * 0))
+            release.randomise_(others, alone)
+            rows = torch.cat([rows, others])
+        release.add_sum_(total, rows, torch.ones(len(rows), dtype=torch.float64), alone)
+        release.noise_(total, turn.clip, turn.round, own)
+        return total.float()
+
+
+def _accepted(work: ClientWork, plan: PrivacyPlan, turn: Turn) -> torch.Tensor:
+    """What the server has of the reports."""
+    reports = client_report(work, plan, turn).reports
+    if not isinstance(reports, Rows):
+        raise AssertionError("an attacker sees reports one by one")
+    accept(reports, None if plan.release.counted else turn.clip)
+    return reports.rows
+
+
+def _updates(work: ClientWork, turn: Turn) -> torch.Tensor:
+    """Updates as clients compute them; one that is not finite counts as zero, as everywhere."""
+    done = work.updates(turn)
+    reports = Rows.of(done.rows, turn.start.shape[-1])  # type: ignore[union-attr]
+    accept(reports, None)
+    return reports.rows

@@ -1,0 +1,68 @@
+"""The one table: what attackers learnt from a recipe, beside what it is good for and claims."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import ROUND_FLOOR
+
+from fedveil.audit import inversion, membership, white_box
+from fedveil.audit import property as properties
+from fedveil.audit.finding import Finding
+from fedveil.audit.leak import Leak, Measure
+from fedveil.audit.roc import AUC, tpr_at
+from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
+
+FEW_ALARMS = 0.001
+NOTHING = "-"
+COLUMNS = (
+    *("membership AUC", "membership TPR", "white-box AUC", "property AUC", "inversion PSNR"),
+    *("empirical epsilon", "claim"),
+)
+_FULL = 1 - 1e-9
+
+
+def summary(
+    findings: Sequence[Finding], leaks: Sequence[Leak], claim: PrivacyClaim | None
+) -> dict[str, str]:
+    """One row, `COLUMNS`: the best of each kind of attack, within what the claim is about.
+
+    An attacker that the claim trusts is left out where there is another. The empirical epsilon is
+    the largest lower bound at 95 % among findings about the whole claim, not about a part of it.
+    TPR is at 0.1 % FPR.
+    """
+    covered = list(_covered(leaks, claim))
+    return {
+        COLUMNS[0]: _best(covered, membership.ATTACK, AUC),
+        COLUMNS[1]: _best(covered, membership.ATTACK, tpr_at(FEW_ALARMS)),
+        COLUMNS[2]: _best(covered, white_box.ATTACK, AUC),
+        COLUMNS[3]: _best(covered, properties.ATTACK, AUC),
+        COLUMNS[4]: _best(covered, inversion.ATTACK, "PSNR", " dB"),
+        COLUMNS[5]: _empirical(findings),
+        COLUMNS[6]: "nothing claimed" if claim is None else claim.short,
+    }
+
+
+def _covered(leaks: Sequence[Leak], claim: PrivacyClaim | None) -> Iterable[Leak]:
+    """Those beside the claim; of an attack that has none such, all."""
+    for attack in dict.fromkeys(leak.attack for leak in leaks):
+        of = [leak for leak in leaks if leak.attack == attack]
+        yield from [leak for leak in of if (leak.claim is None) == (claim is None)] or of
+
+
+def _best(leaks: Iterable[Leak], attack: str, name: str, unit: str = "") -> str:
+    found = [_named(leak)[name] for leak in leaks if leak.attack == attack and name in _named(leak)]
+    if not found:
+        return NOTHING
+    best = max(found, key=lambda measure: measure.value)
+    return f"{best}{unit}"
+
+
+def _named(leak: Leak) -> Mapping[str, Measure]:
+    return {measure.name: measure for measure in leak.measures}
+
+
+def _empirical(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return NOTHING
+    whole = max(finding.claim.epsilon for finding in findings)
+    about = [finding for finding in findings if finding.claim.epsilon >= _FULL * whole]
+    best = max(about, key=lambda finding: finding.lower)
+    return f"at least {rendered(best.lower, ROUND_FLOOR)} ({best.attack})"

@@ -1,0 +1,222 @@
+"""Naseri et al. 2022, privacy: what attackers learn from each defence, beside what it claims.
+
+The paper's question (membership and property inference under local and central DP) with today's
+attacks, gradient inversion and an empirical epsilon, in sizes of our own: its result tables were
+not readable, so no number of it stands here.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fedveil.audit import membership, white_box
+from fedveil.audit.attack import BOUNDS, Question, attacked
+from fedveil.audit.kept import Kept
+from fedveil.audit.leak import Leak
+from fedveil.audit.roc import AUC
+from fedveil.audit.seen import claimed
+from fedveil.audit.summary import COLUMNS, summary
+from fedveil.papers.experiment import Experiment, Item
+from fedveil.papers.naseri import (
+    CENTRAL,
+    DELTA,
+    LOCAL,
+    NONE,
+    UNPUBLISHED,
+    Defence,
+    Deployment,
+    defences,
+    federations,
+)
+from fedveil.papers.page import Finding, Page, TextTable
+from fedveil.runs.build import build
+from fedveil.runs.recipe import load_recipe
+from fedveil.training.session import Training
+from fedveil.tuning.statistics import Mean, mean_of
+
+EPSILONS = ("1", "8")
+GRADIENTS = "LDP-SGD"
+REMEMBERS, LOST = 0.65, 0.03
+"""The AUC from which membership is found, and how far from 1/2 it may be where nothing is left."""
+
+_HEADERS = ("defence", "accuracy, %", *COLUMNS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recipe at one epsilon, or without any: its accuracy, and what attackers found.
+
+    `cells` are the table's, from `COLUMNS` on; `best` is the best AUC of each attack that has one.
+    """
+
+    defence: str
+    epsilon: str
+    accuracy: Mean
+    cells: tuple[str, ...]
+    best: Mapping[str, float]
+
+    @property
+    def line(self) -> tuple[str, ...]:
+        return (self.defence, str(self.accuracy), *self.cells)
+
+
+def deployments(experiment: Experiment) -> list[Deployment]:
+    """Location30, on which models remember, and the embedded digits, which are images."""
+    location = Deployment(
+        "location30",
+        "Location30",
+        "iid",
+        clients=40,
+        cohort=20,
+        records=None,
+        model="softmax",
+        rounds=experiment.choose(20, 60),
+        steps=10,
+        lr=1.0,
+        bound=2.0,
+        rate=0.2,
+        private_lr=1.0,
+        clip=1.0,
+    )
+    _, digits = federations(experiment)
+    return [location, replace(digits, rounds=20)]
+
+
+def rows_of(where: Deployment) -> list[tuple[Defence, str]]:
+    """(defence, epsilon): the paper's, and gradients that clients protect from everybody."""
+    gradients = (
+        *(*where.shared, *where.fixed, "client.kind=gradient", f"budget.delta={DELTA}"),
+        f"sample.max_participations={where.cap}",
+        "clip.value=0.05",
+        "server.lr=40.0",
+    )
+    found = [
+        (defence, epsilon)
+        for defence in defences(where)
+        for epsilon in (EPSILONS if defence.private else ("",))
+    ]
+    return [*found, (Defence(GRADIENTS, "ldp-sgd", gradients, private=True), EPSILONS[-1])]
+
+
+def question(experiment: Experiment, where: Deployment) -> Question:
+    """Which attacks, and how large they are: properties and inversion are asked of images."""
+    of_records = (*BOUNDS, membership.ATTACK, white_box.ATTACK)
+    return Question(
+        None if where.data == "digits" else of_records,
+        draws=experiment.choose(20_000, 100_000),
+        canaries=experiment.choose(200, 1000),
+        references=experiment.choose(10, 64),
+        workers=experiment.workers,
+    )
+
+
+def privacy(experiment: Experiment) -> Page:
+    """Every defence and epsilon, and every attack on it, as one table for each deployment."""
+    page, repeat = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
+    cases = deployments(experiment)
+    references = question(experiment, cases[0]).references
+    page.settings += [
+        f"The numbers of the paper are {UNPUBLISHED}; all of these are ours. Accuracy on the test "
+        f"split, {repeat} repetitions, mean +- half of the 95 % interval. Membership: the best of "
+        f"LiRA and RMIA against final models, {references} reference models, each record once in "
+        "and once not, TPR at 0.1 % FPR; white box: the best attacker inside the training whom the "
+        "claim does not trust. Of images also: a property, half of the clients' records being "
+        "dimmed, and inversion of one record's update by cosine and total variation. In brackets "
+        "intervals at 95 %. The empirical epsilon is a lower bound at 95 % and belongs to the "
+        "claim beside it.",
+    ]
+    page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
+    for where in cases:
+        rows = [_row(experiment, where, *row, repeat) for row in rows_of(where)]
+        page.settings.append(f"- {where}")
+        table = tuple(row.line for row in rows)
+        page.tables.append(TextTable(_HEADERS, table, f"{where.title}:"))
+        page.findings += findings(where.title, rows)
+    page.notes.append(
+        "Epsilons of different units and trust are not comparable: a record's privacy from the "
+        "server, a client's from everybody but the server, and a client's from everybody. "
+        "Membership is about records: a claim per client covers all records of a client at once, "
+        "one per record says nothing about a client's properties."
+    )
+    return page
+
+
+def findings(title: str, rows: list[Row]) -> list[Finding]:
+    """What is to be seen in a table."""
+    by = {(row.defence, row.epsilon): row for row in rows}
+    none, inside_none = (by[NONE, ""].best[a] for a in (membership.ATTACK, white_box.ATTACK))
+    least = EPSILONS[0]
+    record, client = (by[name, least].best[membership.ATTACK] for name in (LOCAL, CENTRAL))
+    inside = {name: by[name, least].best[white_box.ATTACK] for name in (LOCAL, CENTRAL)}
+    return [
+        Finding(
+            f"{title}: undefended, membership is found, and by an attacker inside the training "
+            "more surely.",
+            REMEMBERS < none < inside_none,
+            f"Rule: both AUC above {REMEMBERS:g}, the second above the first. Here {none:.3f} "
+            f"black box and {inside_none:.3f} white box.",
+        ),
+        Finding(
+            f"{title}: both kinds of DP take membership away from who sees the models.",
+            max(abs(record - 0.5), abs(client - 0.5)) <= LOST,
+            f"Rule: the best AUC within {LOST:g} of 1/2 at the smallest epsilon. Here {record:.3f} "
+            f"(local) and {client:.3f} (central).",
+        ),
+        Finding(
+            f"{title}: central DP does not protect from the server it trusts; local DP does.",
+            inside[CENTRAL] > inside[LOCAL],
+            "Rule: the best white-box AUC, the server's included, is higher under central DP at "
+            f"the smallest epsilon. Here {_listed(inside)}.",
+        ),
+    ]
+
+
+ITEMS: dict[str, Item] = {"privacy": privacy}
+
+
+def _row(
+    experiment: Experiment,
+    where: Deployment,
+    defence: Defence,
+    epsilon: str,
+    repeat: int,
+) -> Row:
+    asked = question(experiment, where)
+    settings = (*defence.settings, *([f"budget.epsilon={epsilon}"] if epsilon else []))
+    name = f"naseri-privacy-{where.data}-{defence.recipe}{f'-{epsilon}' if epsilon else ''}"
+    sweep = experiment.sweep(name, defence.recipe, settings, [], repeat)
+    training = _training(experiment, defence.recipe, settings)
+    accuracy = mean_of([100 * outcome.metrics["accuracy"] for outcome in sweep.outcomes(0)])
+    recipe = hashlib.sha256(sweep.cells[0].recipe.model_dump_json().encode()).hexdigest()
+    identity = {"recipe": recipe, "data": training.data.fingerprint, "seed": asked.seed}
+
+    def on_step(attack: str, done: int, of: int) -> None:
+        experiment.on_trial(f"{name}, {attack}", done, of, "")
+
+    with Kept.at(experiment.out / f"{name}-{experiment.scale}-audit", identity) as kept:
+        said, sizes = kept.told("row"), repr(replace(asked, workers=0))
+        if said is None or said["asked"] != sizes:
+            found = attacked(training, asked, kept, on_step)
+            claim = claimed(training.plan)
+            cells = summary(found.findings, found.leaks, claim)
+            said = {"asked": sizes, "cells": list(cells.values()), "best": _best(found.leaks)}
+            kept.tell("row", said)
+    return Row(defence.name, epsilon, accuracy, tuple(said["cells"]), said["best"])
+
+
+def _training(experiment: Experiment, recipe: str, settings: tuple[str, ...]) -> Training:
+    return replace(build(load_recipe(recipe, settings), experiment.root), workers=1)
+
+
+def _best(leaks: Sequence[Leak]) -> dict[str, float]:
+    """The best AUC of each attack that is measured by it, whoever the attacker is."""
+    found: dict[str, float] = {}
+    for leak in leaks:
+        for measure in leak.measures:
+            if measure.name == AUC:
+                found[leak.attack] = max(measure.value, found.get(leak.attack, 0.0))
+    return found
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{value:.3f} ({name})" for name, value in values.items())

@@ -1,0 +1,90 @@
+"""What a long audit keeps: whole arrays, of this audit and no other, one process at a time."""
+
+import numpy as np
+import pytest
+
+from fedveil.audit.kept import Kept
+from fedveil.errors import BadInput
+
+IDENTITY = {"recipe": "abc", "seed": 0}
+
+
+def test_an_array_comes_back_as_it_was(tmp_path):
+    values = np.random.default_rng(0).normal(size=(3, 4))
+    with Kept.at(tmp_path / "a" / "b", IDENTITY) as kept:
+        assert kept.array("losses") is None
+        kept.keep("losses", values)
+    with Kept.at(tmp_path / "a" / "b", IDENTITY) as kept:
+        np.testing.assert_array_equal(kept.array("losses"), values)
+
+
+@pytest.mark.parametrize("content", [b"", b"torn", b"\x93NUMPY\x01\x00v\x00{'descr'"])
+def test_a_torn_array_counts_as_none(tmp_path, content):
+    with Kept.at(tmp_path, IDENTITY) as kept:
+        (tmp_path / "losses.npy").write_bytes(content)
+        assert kept.array("losses") is None
+
+
+def test_without_a_folder_nothing_is_kept_or_drawn():
+    def draw():
+        raise AssertionError("nobody looks at it")
+
+    with Kept.at(None, IDENTITY) as kept:
+        kept.keep("losses", np.zeros(2))
+        kept.picture("roc", draw)
+        assert kept.array("losses") is None
+
+
+def test_what_was_said_comes_back_unless_it_is_torn(tmp_path):
+    with Kept.at(tmp_path, IDENTITY) as kept:
+        assert kept.told("row") is None
+        kept.tell("row", {"cells": ["a", "b"]})
+        assert kept.told("row") == {"cells": ["a", "b"]}
+        (tmp_path / "row.json").write_text('{"cells": [')
+        assert kept.told("row") is None
+    Kept().tell("row", {})
+    assert Kept().told("row") is None
+
+
+def test_a_picture_is_a_file(tmp_path):
+    with Kept.at(tmp_path, IDENTITY) as kept:
+        kept.picture("roc", lambda: b"png")
+    assert (tmp_path / "roc.png").read_bytes() == b"png"
+
+
+def test_another_audit_is_refused_and_left_alone(tmp_path):
+    with Kept.at(tmp_path, IDENTITY) as kept:
+        kept.keep("losses", np.zeros(2))
+    before = (tmp_path / "audit.json").read_bytes()
+    with (
+        pytest.raises(BadInput, match="its seed is 0, not 1"),
+        Kept.at(tmp_path, {**IDENTITY, "seed": 1}),
+    ):
+        pass
+    assert (tmp_path / "audit.json").read_bytes() == before
+
+
+def test_other_folders_are_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_text("")
+    with (
+        pytest.raises(BadInput, match=r"holds model\.safetensors and no audit"),
+        Kept.at(tmp_path, IDENTITY),
+    ):
+        pass
+    (tmp_path / "audit.json").write_text("[1]")
+    with pytest.raises(BadInput, match="is not an audit's"), Kept.at(tmp_path, IDENTITY):
+        pass
+    with (
+        pytest.raises(BadInput, match="is a file"),
+        Kept.at(tmp_path / "model.safetensors", IDENTITY),
+    ):
+        pass
+
+
+def test_one_process_at_a_time(tmp_path):
+    with (
+        Kept.at(tmp_path, IDENTITY),
+        pytest.raises(BadInput, match="in use by another process"),
+        Kept.at(tmp_path, IDENTITY),
+    ):
+        pass

@@ -1,0 +1,104 @@
+"""Membership by reference models: found where a model remembers, lost under record-level DP."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil.audit.halves import Halves
+from fedveil.audit.membership import ATTACK, Membership, attacked
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.models.task import Task, cross_entropy
+from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.sampling import Everyone
+from fedveil.training.adversary import ReportAttack
+from fedveil.training.batches import Batches
+from fedveil.training.gradients.choice import Mode
+from fedveil.training.session import Training
+from fedveil.training.work import ClientSgd
+from tests.audit.test_halves import federation, plain, private
+
+RECORDS = 8000
+
+
+def noise_labels(records, features, clients=20, seed=0):
+    """Labels at random: whatever a model knows of them it remembers."""
+    return federation((records // clients,) * clients, features, seed)
+
+
+def overfitted(records=400, clients=10, rounds=5):
+    data = noise_labels(records, 60, clients)
+    torch.manual_seed(0)
+    task = Task(nn.Linear(60, 3), cross_entropy)
+    plan = unprotected(Everyone(), clients, rounds=rounds)
+    work = ClientSgd(Batches(0, epochs=5), 0.5)
+    return Training(task, data, plan, work, mode=Mode.VECTORISED, workers=1)
+
+
+def test_an_overfitted_model_tells_its_members():
+    leaks = list(Membership(6, workers=1).leaks(overfitted(), None))
+    assert [leak.what.split(":")[0] for leak in leaks] == [
+        *("LiRA", "LiRA, offline", "RMIA", "RMIA, offline")
+    ]
+    for leak in leaks:
+        auc = leak.measures[0]
+        assert leak.attack == ATTACK
+        assert leak.claim is None
+        assert auc.name == "AUC"
+        assert auc.value > 0.65
+        assert auc.low > 0.6
+
+
+def test_record_level_privacy_leaves_nothing_to_tell():
+    """Epsilon 1, 8,000 members and as many others: 0.03 is five standard errors."""
+    training = private(noise_labels(RECORDS, 8), 1.0)
+    found = Membership(4, workers=1).curves(Halves(training, 3))
+    for way, roc in found.items():
+        assert len(roc.members) == len(roc.others) == RECORDS
+        assert roc.auc.value == pytest.approx(0.5, abs=0.03), way
+
+
+def test_the_number_of_references_with_a_record_says_nothing():
+    """Losses at random: nothing is found, however few references there are (five sigmas)."""
+    halves = Halves(plain(noise_labels(RECORDS, 1)), 3)
+    losses = np.random.default_rng(5).gamma(1.0, size=(6, RECORDS + 20))
+    for roc in attacked(losses, halves.inside).values():
+        sigma = (roc.auc.high - roc.auc.low) / 3.92
+        assert abs(roc.auc.value - 0.5) < 5 * sigma
+
+
+def test_members_are_scored_by_the_model_that_trained_on_them():
+    """A loss that is lower in the model with the record, by a margin: everything is found."""
+    halves = Halves(plain(), 3)
+    records = halves.training.data.records
+    losses = np.ones((6, records + 20))
+    losses[:, :records] -= 0.5 * halves.inside
+    losses += 0.01 * np.random.default_rng(0).random(losses.shape)
+    for roc in attacked(losses, halves.inside).values():
+        assert roc.auc.value == 1.0
+
+
+@pytest.mark.parametrize("references", [3, 2, 0, -4, 7])
+def test_too_few_or_odd_references_are_refused(references):
+    with pytest.raises(BadInput, match=f"--references is {references}: an even number from 4"):
+        Membership(references)
+
+
+def test_a_run_with_an_attack_of_its_own_is_refused():
+    attacked_run = Training(
+        *(plain().task, federation(), plain().plan, plain().work),
+        adversary=ReportAttack(lambda round, ids, reports: reports),
+    )
+    with pytest.raises(BadInput, match="leave out --attacks membership"):
+        next(Membership(4).leaks(attacked_run, None))
+
+
+def test_a_model_that_diverged_is_refused():
+    data = FederatedData.from_clients(
+        [(f"{k}", np.full((4, 2), 1e30), [0, 1, 2, 0]) for k in range(3)],
+        test=([[1e30, 1e30]] * 4, [0, 1, 2, 0]),
+        classes=3,
+    )
+    with pytest.raises(BadInput, match="diverged"):
+        list(Membership(4, workers=1).leaks(plain(data), None))

@@ -1,0 +1,128 @@
+"""What attackers see is what clients send and what is released, by the training's own code."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.audit.seen import View, Witness, again, claimed, replayed, views
+from fedveil.privacy.noise.streams import Streams
+from fedveil.runs.build import build
+from fedveil.runs.recipe import load_recipe
+from fedveil.training.adversary import ReportAttack
+from fedveil.training.gradients.choice import Mode
+from fedveil.training.session import new_ledger
+from fedveil.training.work import OneGradient
+
+FEW = ("engine.workers=1", "engine.mode=vectorised", "data.clients=40", "rounds=3")
+RECIPES = {
+    "fedavg": ("sample.size=10", "client.epochs=2"),
+    "fedsgd": ("sample.size=10",),
+    "central": ("client.epochs=2",),
+    "ldp-sgd": ("sample.size=10",),
+    "dp-sgd": ("data.clients=20",),
+    "ldp-fl": ("shuffle.minimum=30", "client.epochs=1"),
+}
+OTHERS = ("fedavg", "fedsgd", "ldp-sgd", "dp-sgd")
+
+
+def training(name, *settings):
+    return again(build(load_recipe(name, (*FEW, *RECIPES[name], *settings)), None), 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["central", "ldp-fl", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
+def test_a_report_is_what_clients_send(name):
+    """An observer of the training itself has seen the same, noise included."""
+    seen = {}
+
+    def look(round, ids, reports):
+        seen[round, tuple(ids)] = reports.clone()
+        return reports
+
+    attacked = replace(training(name), adversary=ReportAttack(look), mode=Mode.LOOPED)
+    for ask in replayed(attacked, 2):
+        state, round, ids = ask.state, ask.round, ask.ids
+    attacked.engine.run(round, ids, state)
+    witness = Witness(attacked, attacked.data, attacked.streams)
+    clip = attacked.plan.clip(state.moving, round)
+    for (when, who), reports in seen.items():
+        if when != round:
+            continue
+        if clip is not None and not attacked.plan.release.counted:
+            assert float(reports.norm()) <= clip.value
+        found = witness.seen(View.REPORT, round, state, np.array(who), np.array(who))
+        torch.testing.assert_close(found, reports)
+    assert len(seen) > len(ids)
+
+
+def test_everybody_else_sees_noise_of_its_own_for_each_client():
+    """P = 650 of two clients: means of squares within five deviations, 6e-7 either side."""
+    central = training("central")
+    state, ids = central.start(), np.arange(3)
+    witness = Witness(central, central.data, Streams(5))
+    rows = [witness.seen(view, 1, state, ids, ids) for view in (View.REPORT, View.SUM)]
+    clip = central.plan.clip(state.moving, 1)
+    deviation = central.plan.release.noise_length(ids, clip, state.moving, 1)
+    noise = (rows[1] - rows[0]).double() / deviation
+    within = 5 * (2 / noise.shape[1]) ** 0.5
+    assert float(noise[0].square().mean()) == pytest.approx(1.0, abs=within)
+    assert float((noise[0] * noise[1]).mean()) == pytest.approx(0.0, abs=within)
+
+
+def test_behind_the_shuffler_a_report_is_one_of_many():
+    """Thirty reports at +-k have thirty times the mean square: five deviations."""
+    shuffled = training("ldp-fl")
+    state, ids = shuffled.start(), np.arange(2)
+    witness = Witness(shuffled, shuffled.data, Streams(5))
+    report, total = (witness.seen(view, 1, state, ids, ids) for view in (View.REPORT, View.SUM))
+    ratio = float(total[0].square().mean() / report[0].square().mean())
+    assert ratio == pytest.approx(30, rel=5 * (2 / total.shape[1]) ** 0.5)
+    assert not torch.equal(total[0] - report[0], total[1] - report[1])
+
+
+def test_what_an_attacker_makes_has_no_noise():
+    for name in ("ldp-sgd", "dp-sgd"):
+        local = training(name)
+        state, ids = local.start(), np.arange(3)
+        found = [
+            Witness(local, local.data, Streams(seed)).unnoised(1, state, ids, ids)
+            for seed in (1, 2)
+        ]
+        if name == "ldp-sgd":  # of DP-SGD the batches differ
+            torch.testing.assert_close(*found)
+        shown = Witness(local, local.data, Streams(1)).seen(View.REPORT, 1, state, ids, ids)
+        assert float(shown.norm()) > 1.5 * float(found[0].norm())
+
+
+def test_whose_view_it_is():
+    words = {
+        name: [v.told(training(name).plan) for v in views(training(name).plan)] for name in RECIPES
+    }
+    assert words["fedavg"] == words["ldp-sgd"] == words["dp-sgd"] == ["as the server sees it"]
+    assert words["central"] == [
+        "as the trusted server sees it",
+        "as everybody else sees it, all others known",
+    ]
+    assert words["ldp-fl"] == [
+        "as it is before the shuffler",
+        "as the server sees it behind the shuffler, all others known",
+    ]
+
+
+def test_claims_are_the_first_that_is_a_guarantee():
+    assert claimed(training("fedavg").plan) is None
+    claim = claimed(training("ldp-fl").plan)
+    assert claim is not None
+    assert str(claim.unit) == "client"
+
+
+def test_replayed_rounds_are_those_of_the_training():
+    attacked = training("fedsgd")
+    assert isinstance(attacked.work, OneGradient)
+    asked = list(replayed(attacked, 2))
+    assert [ask.round for ask in asked] == [1, 2]
+    whole = list(attacked.rounds(attacked.start(), new_ledger(attacked.plan)))
+    torch.testing.assert_close(asked[1].state.params, whole[0].state.params)
