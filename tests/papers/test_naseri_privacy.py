@@ -46,7 +46,7 @@ def test_every_defence_and_epsilon_has_a_row_and_every_attack_a_cell(page):
         for column in ("membership AUC", "membership TPR", "white-box AUC", "property AUC"):
             assert cells[column] != "-", column
         claims = cells["claim"] != "nothing claimed"
-        assert (cells["empirical epsilon"] != "-") == claims == (row[0] in private)
+        assert (cells["at least (95 %)"] != "-") == claims == (row[0] in private)
 
 
 def test_no_epsilon_of_the_page_is_bare(page, check_epsilons):

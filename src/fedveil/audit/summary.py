@@ -14,7 +14,7 @@ FEW_ALARMS = 0.001
 NOTHING = "-"
 COLUMNS = (
     *("membership AUC", "membership TPR", "white-box AUC", "property AUC", "inversion PSNR"),
-    *("empirical epsilon", "claim"),
+    *("at least (95 %)", "claim"),
 )
 _FULL = 1 - 1e-9
 
@@ -65,4 +65,4 @@ def _empirical(findings: Sequence[Finding]) -> str:
     whole = max(finding.claim.epsilon for finding in findings)
     about = [finding for finding in findings if finding.claim.epsilon >= _FULL * whole]
     best = max(about, key=lambda finding: finding.lower)
-    return f"at least {rendered(best.lower, ROUND_FLOOR)} ({best.attack})"
+    return f"{rendered(best.lower, ROUND_FLOOR)} ({best.attack})"

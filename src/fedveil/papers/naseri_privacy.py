@@ -122,8 +122,8 @@ def privacy(experiment: Experiment) -> Page:
         "and once not, TPR at 0.1 % FPR; white box: the best attacker inside the training whom the "
         "claim does not trust. Of images also: a property, half of the clients' records being "
         "dimmed, and inversion of one record's update by cosine and total variation. In brackets "
-        "intervals at 95 %. The empirical epsilon is a lower bound at 95 % and belongs to the "
-        "claim beside it.",
+        'intervals at 95 %. "At least" is an empirical epsilon: a lower bound in the terms of '
+        "the claim beside it.",
     ]
     page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
     for where in cases:
