@@ -272,7 +272,7 @@ ARGUMENTS = {
     "two recipes": (["run", "central", "fedavg"], "fedavg"),
     "option without a value": (["run", "--out"], "--out"),
     "missing ledger": (["ledger", "nowhere"], "nowhere"),
-    "ledger of nothing": (["ledger"], "path"),
+    "ledger of nothing": (["ledger"], "Missing argument"),
     "ledger of an empty folder": (["ledger", "."], "ledger.db"),
     "account of nothing": (["account"], "--delta"),
     "account with nothing to solve": (

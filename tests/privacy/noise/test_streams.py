@@ -3,6 +3,7 @@
 Statistical tests use fixed seeds and a false-alarm rate of 1e-6 each.
 """
 
+import os
 import subprocess
 import sys
 
@@ -253,6 +254,14 @@ def test_long_rows_depend_on_their_keys_only_and_not_on_threads():
         assert torch.equal(normals(keys[1:], LONG, torch.float64), whole[1:])
     finally:
         torch.set_num_threads(before)
+
+
+def test_long_rows_are_drawn_where_the_system_does_not_tell_its_cores(monkeypatch):
+    keys = Streams(1).keys("noise", 1, np.arange(1))
+    whole = normals(keys, LONG, torch.float64)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert torch.equal(normals(keys, LONG, torch.float64), whole)
 
 
 def test_first_normal_of_many_rows_is_standard_normal():

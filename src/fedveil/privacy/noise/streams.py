@@ -9,7 +9,6 @@ streams draw everything that protects somebody from the operating system, and re
 
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import ndtr, ndtri
 
+from fedveil.checks import cores
 from fedveil.privacy.noise.secure_random import SecureRandom
 from fedveil.splitmix import GOLDEN, mix, words_at
 
@@ -307,7 +307,7 @@ def _add_long_(row: torch.Tensor, scale: torch.Tensor, key: np.uint64) -> None:
         generator = np.random.Generator(np.random.SFC64(seed))
         block.addcmul_(torch.from_numpy(generator.standard_normal(len(block))), scale)
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    with ThreadPoolExecutor(cores()) as threads:
         list(threads.map(add, blocks, seeds))
 
 
