@@ -28,7 +28,7 @@ SEEDED = {"kind": "gaussian", "where": "server", "multiplier": 2.0}
 SECURE = {**SEEDED, "source": "secure"}
 AT_SITES = {"kind": "gaussian", "where": "client", "multiplier": 2.0, "source": "secure"}
 POLICY = {
-    "epsilon": {"client": 1e6, "record": 1e6},
+    "epsilon": {"client": 1e12, "record": 1e12},
     "trust": ["local", "central"],
     "seeded": True,
     "unprotected": True,

@@ -9,7 +9,7 @@ from fedveil.errors import BadInput
 from fedveil.flower.server import ABSENT, CARRIED
 from fedveil.runs import checkpoint
 from tests.flower import transports
-from tests.flower.conftest import NAMES, SEEDED, lines, proven
+from tests.flower.conftest import AT_SITES, FREE, NAMES, SECURE, SEEDED, lines, proven
 from tests.flower.sites import CENTRAL, DP_SGD, FEDAVG, LOCAL, QUANTILE, TWO_POINT
 
 AT_CLIENTS = {"kind": "gaussian", "where": "client"}
@@ -33,12 +33,22 @@ def test_without_noise_the_model_is_the_simulators(trio, recipe):
 
 
 @pytest.mark.parametrize(
-    "recipe", [CENTRAL, {**CENTRAL, "noise": SEEDED}, LOCAL, QUANTILE, TWO_POINT, DP_SGD]
+    "recipe",
+    [
+        {**CENTRAL, "noise": SECURE, "budget": FREE},
+        {**CENTRAL, "noise": SEEDED},
+        {**LOCAL, "noise": AT_SITES, "budget": FREE},
+        {**QUANTILE, "noise": AT_SITES, "budget": FREE},
+        {**TWO_POINT, "rounds": 2},
+        {**DP_SGD, "noise": {**DP_SGD["noise"], "multiplier": 2.0}, "budget": FREE},
+    ],
+    ids=["central", "seeded", "ldp-sgd", "quantile", "ldp-fl", "dp-sgd"],
 )
 def test_claims_are_the_simulators(trio, recipe):
     three = trio(recipe)
     ours, theirs = three.server().serve(), three.simulated()
-    assert ours["rounds"] == theirs["rounds"] == 4
+    assert ours["rounds"] == theirs["rounds"] == recipe["rounds"]
+    assert all(outcome.answered == outcome.asked for outcome in three.outcomes)
     assert len(ours["claims"]) == len(theirs["claims"]) > 0
     for a, b in zip(ours["claims"], theirs["claims"], strict=True):
         assert [a[key] for key in TOLD] == [b[key] for key in TOLD]
