@@ -6,7 +6,7 @@ every ask that the site has taken up. Nothing is kept in memory between two asks
 
 import fcntl
 import json
-import sqlite3
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -26,6 +26,8 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.looking import one_look
 from fedveil.privacy.ledger.verification import verify
 from fedveil.runs.disk import sync_folder, write_atomic
+
+LOG = logging.getLogger("fedveil.site")
 
 _PATIENCE = 60.0
 _ASKS = """
@@ -85,7 +87,8 @@ class SiteLedger:
             others = [spent for run, spent in self.spendings().items() if run != ask.run]
             beyond = policy.too_much(terms, others, today)
             if beyond is not None:
-                raise Declined(beyond)
+                LOG.warning("round %d of run %s: %s", ask.round, ask.run, beyond.whole)
+                raise Declined(beyond.told)
             with closing(self._ledger(about, terms)) as ledger:
                 turns = ledger.charged()
                 rounds, again = self._note(ask, turns)
@@ -166,7 +169,8 @@ class SiteLedger:
                 before: list[tuple[int, int]] = db.execute(query, (ask.run,)).fetchall()
                 if charged and not before:
                     raise BadInput(
-                        f"{self.folder / 'asks.db'} has nothing of a run that was charged: restore it"
+                        f"{self.folder / 'asks.db'} knows nothing of a run that was charged: "
+                        "restore it"
                     )
                 if place in before:
                     raise Declined(f"round {ask.round}, attempt {ask.attempt}, was asked before")
