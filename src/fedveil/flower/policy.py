@@ -81,7 +81,7 @@ class Policy:
     | noise from a seed, wherever it is added | refused unless `seeded` |
     | `noise` is given and the noise has no multiplier | refused unless `report_epsilon` is |
     | a run that costs the site and protects clients | counts for a record as well |
-    | the clock goes back | no day before the last charge is today |
+    | the clock goes back | more runs count, never fewer |
     """
 
     section: PolicySection
@@ -152,7 +152,6 @@ class Policy:
         days = self.section.days
         if days is None:
             return runs
-        today = max([today, *(run.last for run in runs)])
         return [run for run in runs if run.last > today - timedelta(days=days)]
 
     @property

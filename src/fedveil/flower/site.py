@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput, FedveilError
+from fedveil.errors import BadInput
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.policy import Offer, Policy
 from fedveil.flower.site_file import SiteFile, read_site_file, recipe_of
@@ -102,8 +102,8 @@ class Site:
             return self._refusal(ask, str(e))
         except _Failed:
             return self._refusal(ask, _FAILED)
-        except (FedveilError, OSError) as e:
-            LOG.error("round %d of run %s: %s", ask.round, ask.run, e)
+        except Exception as e:  # a full disk, a ledger that was changed: nothing to tell a server
+            LOG.error("round %d of run %s: %s: %s", ask.round, ask.run, type(e).__name__, e)
             return self._refusal(ask, _UNUSABLE)
         report = sent.reports.rows[0]  # type: ignore[attr-defined]
         return Answer(ask.run, ask.round, ask.attempt, self.name, report, sent.watched[0])
