@@ -126,7 +126,7 @@ def test_rounds_beyond_the_plan_are_refused(tmp_path: Path) -> None:
 
 def test_another_plan_is_refused(tmp_path: Path) -> None:
     site = open_site(tmp_path)
-    weaker = {**LOCAL, "budget": {"epsilon": 60.0, "delta": 1e-5}}
+    weaker = {**LOCAL, "budget": {"epsilon": 20.0, "delta": 1e-5}}
     other = Server(open_site(tmp_path / "other", weaker))
     refused(site.answer(other.ask()), "own copy")
     more = open_site(tmp_path / "more", LOCAL, clients=4)
