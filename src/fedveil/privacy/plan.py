@@ -215,6 +215,27 @@ class PrivacyPlan:
         value = [] if self.schedule is None else [self.schedule.start()]
         return torch.cat([torch.tensor(value, dtype=torch.float64), self.release.start(params)])
 
+    def reachable(
+        self, moving: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
+    ) -> bool:
+        """Whether `moving` can be the moving state of `round`, for the model `params`.
+
+        `first` is the model of the first round. Noise is scaled to whatever clip is in force, so
+        that no state weakens a claim; this is for a client that does not trust who says it.
+
+        | edge | behaviour |
+        |---|---|
+        | another number of values, or one that is not finite | False |
+        | nothing moves, and it is not what the plan starts with | False |
+        | a clip or a radius that no course of rounds leads to by `round` | False |
+        """
+        if self.schedule is None:
+            return self.release.reachable(moving, params, first, round)
+        if moving.shape != (1,):
+            return False
+        least, most = self.schedule.reach(round)
+        return least <= float(moving[0]) <= most
+
     def clip(self, moving: torch.Tensor, round: int) -> Clip | None:
         """The clip in force in `round`: one and the same, however often it is asked for.
 

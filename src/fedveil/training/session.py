@@ -131,6 +131,11 @@ class Training:
         if alone:
             object.__setattr__(self, "mode", Mode.LOOPED)
 
+    @property
+    def mixes(self) -> bool:
+        """Whether the module lets the records of a batch see each other."""
+        return self._mixes
+
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""
         params = self._initial.clone()

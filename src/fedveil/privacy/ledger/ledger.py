@@ -148,9 +148,12 @@ class Ledger:
         lines: Lines,
         permitted: int,
         clients: int,
-        common: Common,
+        common: Common | None,
     ) -> "Ledger":
-        """A new run on a shared ledger that exists; refused if it promises something else."""
+        """A new run on a ledger that exists; refused if a shared one promises something else.
+
+        Without `common` runs stand beside each other, and nobody adds them up.
+        """
         read_about(path)
         check_common(path, common)
         db = connect(path)

@@ -72,6 +72,11 @@ class TwoPointReports(Release):
     def move(self, moving: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         return self.ranges.move(moving, before, after)
 
+    def reachable(
+        self, moving: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
+    ) -> bool:
+        return self.ranges.reachable(moving, params, first, round)
+
     def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
         if rows.shape[1] != sum(self.ranges.sizes):
             raise AssertionError("ranges are for another number of weights")
