@@ -281,6 +281,12 @@ class PrivacyPlan:
             return watched.flipped(rows, keys)
         return watched.aligned(rows) if asked.streams.secure else rows
 
+    def read_watched(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
+        """What the server takes of rows [K, width] that arrived: see `Watched.read`."""
+        if self.watched is None:
+            return torch.zeros(len(rows), 0, dtype=torch.float64)
+        return self.watched.read(rows, secure=asked.streams.secure)
+
     def move(
         self,
         moving: torch.Tensor,
