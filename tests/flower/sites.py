@@ -37,7 +37,7 @@ TWO_POINT: dict[str, Any] = {
     **LOCAL,
     "name": "two-point",
     "clip": {"kind": "range", "radius": 0.15, "adaptive": False, "perturb": "update"},
-    "noise": {"kind": "two-point", "epsilon": 1.0, "source": "secure"},
+    "noise": {"kind": "two-point", "epsilon": 0.2, "source": "secure"},
     "budget": {"delta": 1e-5},
 }
 DP_SGD: dict[str, Any] = {

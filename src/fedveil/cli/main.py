@@ -8,7 +8,7 @@ import typer
 
 import fedveil
 from fedveil.checks import shown
-from fedveil.cli import audit, look, mix, reproduce, results, train, tune
+from fedveil.cli import audit, look, mix, reproduce, results, site, train, tune
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ for command in (
     ),
 ):
     app.command()(command)
+app.add_typer(site.app)
 
 
 def _tell_version(wanted: bool) -> None:

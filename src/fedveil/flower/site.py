@@ -20,7 +20,7 @@ from fedveil.errors import BadInput, FedveilError
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.policy import Offer, Policy
 from fedveil.flower.site_file import SiteFile, read_site_file, recipe_of
-from fedveil.flower.site_ledger import Declined, SiteLedger, today
+from fedveil.flower.site_ledger import Declined, ledger_of, today
 from fedveil.flower.terms import terms_of
 from fedveil.models.state import common_generators
 from fedveil.names import TABLE
@@ -65,7 +65,7 @@ class Site:
             records.records,
         )
         self.policy = Policy(file.policy)
-        self.ledger = SiteLedger(Path(file.ledger), Path(file.witness or ""))
+        self.ledger = ledger_of(file)
         self._first, self._one = self.training.start(), threading.Lock()
 
     @classmethod

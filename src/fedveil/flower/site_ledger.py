@@ -17,6 +17,7 @@ from pathlib import Path
 from fedveil.errors import BadInput, BudgetExhausted
 from fedveil.flower.messages import RoundAsk
 from fedveil.flower.policy import Policy, Spending
+from fedveil.flower.site_file import SiteFile
 from fedveil.flower.terms import Terms
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.file import connect, read_charges, read_runs, transaction
@@ -207,6 +208,11 @@ class SiteLedger:
                         raise BadInput(f"{self.folder} is in use by another process") from e
                     time.sleep(0.01)
             yield
+
+
+def ledger_of(file: SiteFile) -> SiteLedger:
+    """The ledger that a `site.toml` names."""
+    return SiteLedger(Path(file.ledger), Path(file.witness or ""))
 
 
 def today() -> date:

@@ -6,6 +6,7 @@ proof note is docs/proofs/site.md.
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine
@@ -37,7 +38,7 @@ class Terms:
         """The lines that something is charged on."""
         return tuple(line for line in self.lines if not line.reading)
 
-    @property
+    @cached_property
     def cost(self) -> tuple[PrivacyClaim, ...]:
         """What all turns that a run may have cost this site, one claim for each charged line."""
         return tuple(line.claims(self.permitted)[0] for line in self.charged)
