@@ -19,15 +19,15 @@ REFUSED = (
 )
 """The other commands that they could be made to start."""
 
-_PROGRAM = "#!/bin/sh\nexec {python} -m fedveil.flower.guard {command} \"$@\"\n"
+_PROGRAM = "#!/bin/sh\nexec python3 -m fedveil.flower.guard {command} \"$@\"\n"
 
 
-def write_programs(folder: Path, python: str) -> None:
+def write_programs(folder: Path) -> None:
     """Write the commands of a guarded site into a folder that comes first in its PATH."""
     folder.mkdir()
     for command in (GUARDED, *REFUSED):
         path = folder / command
-        path.write_text(_PROGRAM.format(python=python, command=command))
+        path.write_text(_PROGRAM.format(command=command))
         path.chmod(0o755)
 
 
