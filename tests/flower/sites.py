@@ -55,7 +55,10 @@ FEDAVG: dict[str, Any] = {
     key: value for key, value in CENTRAL.items() if key not in ("noise", "budget", "clip")
 } | {"name": "fedavg", "sample": {"kind": "all"}}
 
-POLICY: dict[str, Any] = {"epsilon": {"client": 10.0, "record": 10.0}, "trust": ["local", "central"]}
+POLICY: dict[str, Any] = {
+    "epsilon": {"client": 10.0, "record": 10.0},
+    "trust": ["local", "central"],
+}
 
 
 def records(seed: int = 0, size: int = RECORDS) -> fv.FederatedData:

@@ -149,6 +149,9 @@ def test_the_ledger_is_charged_before_any_client_works(open_ledger):
 
 def test_no_client_works_on_a_round_that_cannot_be_charged():
     class Refusing:
+        def attempt(self, round):
+            return 0
+
         def charge(self, round, ids):
             raise BudgetExhausted
 

@@ -9,7 +9,7 @@ minimum = 3               # sites that must be online before a round, and answer
 [[sites]]                 # in the order of client numbers, which never changes
 name = "north"
 key = "SHA256:..."        # of the site's public key, as ssh-keygen -lf prints it; or the key itself
-records = 1200            # only where it is public, and needed: server.weights, claims about records
+records = 1200            # only where it is public and needed: weights, claims about records
 ```
 """
 
@@ -97,7 +97,9 @@ class Federation(Section):
             )
         for name, seconds in (("deadline", self.deadline), ("wait", self.wait)):
             if not 0 < seconds <= _LONGEST_WAIT:
-                raise BadInput(f"federation: {name} is {seconds}: seconds, up to a week, are needed")
+                raise BadInput(
+                    f"federation: {name} is {seconds}: seconds, up to a week, are needed"
+                )
 
 
 def read_federation(path: Path) -> Federation:
@@ -145,8 +147,6 @@ def fingerprint(key: str) -> str:
 def _with_floats(found: dict[str, Any]) -> dict[str, Any]:
     """Whole numbers of seconds are numbers of seconds."""
     return {
-        key: float(value)
-        if key in ("deadline", "wait") and type(value) is int
-        else value
+        key: float(value) if key in ("deadline", "wait") and type(value) is int else value
         for key, value in found.items()
     }

@@ -107,12 +107,17 @@ class Policy:
         `others` are all other runs that the site was charged for.
         """
         others = list(others)
-        limits = {Unit.CLIENT: self.section.epsilon.client, Unit.RECORD: self.section.epsilon.record}
+        limits = {
+            Unit.CLIENT: self.section.epsilon.client,
+            Unit.RECORD: self.section.epsilon.record,
+        }
         counted = self.counted(others, today)
         for claim in terms.cost:
             limit = limits.get(claim.unit)
             if limit is None:
-                return f"the claim is per {claim.unit}, and policy.epsilon.{claim.unit} is not given"
+                return (
+                    f"the claim is per {claim.unit}, and policy.epsilon.{claim.unit} is not given"
+                )
             for unit, most in limits.items():
                 if most is None or not _counts_for(claim, unit):
                     continue
@@ -123,7 +128,9 @@ class Policy:
                         f"the run may cost {claim.short}, other runs {rendered(spent)}, and "
                         f"policy.epsilon.{unit} is {most:g}{self._period}"
                     )
-        deltas = math.fsum(c.delta for cost in (terms.cost, *(r.cost for r in counted)) for c in cost)
+        deltas = math.fsum(
+            c.delta for cost in (terms.cost, *(r.cost for r in counted)) for c in cost
+        )
         if deltas > self.section.delta * (1 + _ROUNDING):
             return (
                 f"the deltas of this run and others add up to {deltas:g}, and policy.delta is "

@@ -178,5 +178,3 @@ def _policy(site: Site, spent: list[Spending]) -> list[str]:
     if policy.repeats:
         told.append(f"repeats: {policy.repeats} turns beyond the plan's")
     return told
-
-

@@ -130,9 +130,7 @@ class SiteFile(Section):
         default=False, description="Whether the code that the recipe names may be run (model.path)."
     )
     data: DataSection = Field(description="The site's own records: the keys of a recipe's [data].")
-    policy: PolicySection = Field(
-        default=PolicySection(), description="What the owner agrees to."
-    )
+    policy: PolicySection = Field(default=PolicySection(), description="What the owner agrees to.")
     mixer: MixerSection | None = Field(
         default=None,
         description="The mixer, for a recipe with [shuffle]. Left out: reports go to the server, "
