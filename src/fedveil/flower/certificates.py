@@ -81,9 +81,7 @@ def node_key(folder: Path, site: str) -> str:
     """
     key = ec.generate_private_key(_CURVE)
     ssh = serialization.PrivateFormat.OpenSSH
-    private = key.private_bytes(
-        serialization.Encoding.PEM, ssh, serialization.NoEncryption()
-    )
+    private = key.private_bytes(serialization.Encoding.PEM, ssh, serialization.NoEncryption())
     public = key.public_key().public_bytes(
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )

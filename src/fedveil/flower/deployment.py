@@ -139,7 +139,9 @@ class Deployment:
                 file.write("\n" + dumps({"[sites]": known}).lstrip())
         connection = 'root-certificates = "certificates/ca.crt"'
         self._fill(
-            "config.toml", folder / "flower", connection="insecure = true" if self.insecure else connection
+            "config.toml",
+            folder / "flower",
+            connection="insecure = true" if self.insecure else connection,
         )
         protected = (
             "--ssl-certfile certificates/superlink.crt --ssl-keyfile certificates/superlink.key"

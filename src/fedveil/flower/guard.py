@@ -14,12 +14,10 @@ from typing import Any
 GUARDED = "flwr-clientapp"
 """The command that SuperNodes start for a message to a ClientApp."""
 
-REFUSED = (
-    *("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation"),
-)
+REFUSED = (*("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation"),)
 """The other commands that they could be made to start."""
 
-_PROGRAM = "#!/bin/sh\nexec python3 -m fedveil.flower.guard {command} \"$@\"\n"
+_PROGRAM = '#!/bin/sh\nexec python3 -m fedveil.flower.guard {command} "$@"\n'
 
 
 def write_programs(folder: Path) -> None:

@@ -12,7 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedveil.flower.processes import Process, ProcessFailed, answers, own_environment
+from fedveil.flower.processes import (
+    Process,
+    ProcessFailed,
+    answers,
+    own_environment,
+    stop_all,
+)
 
 _CONNECTED = "SuperNode ID:"
 _REGISTERING = 180.0
@@ -99,12 +105,9 @@ class LocalFederation:
         return found
 
     def stop(self) -> None:
-        """Stop everything: runs, then sites, then SuperLink."""
-        started = [*self._others, *self.sites.values()]
-        started += [self.superlink] if self.superlink is not None else []
-        with ExitStack() as stack:
-            for process in reversed(started):
-                stack.callback(process.stop)
+        """Stop everything: runs and sites, then SuperLink, which sites take their leave of."""
+        stop_all([*self._others, *self.sites.values()])
+        stop_all([self.superlink] if self.superlink is not None else [])
 
     def _start(self, name: str, script: Path, **environment: str) -> Process:
         process = Process.start(

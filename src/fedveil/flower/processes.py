@@ -4,6 +4,7 @@ Each has a log file and a group of its own, so that Ctrl-C on a terminal reaches
 which then ends them in order.
 """
 
+import ctypes
 import os
 import signal
 import ssl
@@ -12,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ STARTING = 120.0
 
 _PAUSE, _GRACE = 0.1, 10.0
 _TAIL = 4000
+_PARENT_DEATH_SIGNAL = 1
 
 
 class ProcessFailed(FedveilError):
@@ -57,6 +59,7 @@ class Process:
                 cwd=folder,
                 env=own_environment() if environment is None else environment,
                 start_new_session=True,
+                preexec_fn=_end_with_us,
             )
         return cls(name, popen, log)
 
@@ -82,15 +85,6 @@ class Process:
         except subprocess.TimeoutExpired as e:
             raise ProcessFailed(f"{self.name} did not end in {seconds:g} s") from e
 
-    def stop(self) -> None:
-        """End it as its operator would, and by force if it does not listen."""
-        if self.running:
-            self.popen.terminate()
-            try:
-                self.popen.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                self.kill()
-
     def kill(self) -> None:
         """End it and what it started in its group at once, as a power cut would."""
         try:
@@ -109,6 +103,32 @@ class Process:
         """The last line that it said, without what a terminal makes of it."""
         lines = [line.strip() for line in self.output[-_TAIL:].splitlines() if line.strip()]
         return lines[-1] if lines else "it said nothing"
+
+
+def _end_with_us() -> None:
+    """In the new process: where the system can do it, end when the process that started it does.
+
+    Whoever is killed at once has no time to stop what it started.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def stop_all(processes: Iterable[Process]) -> None:
+    """End programs as their operators would, all at once, and by force those that do not listen.
+
+    A second Ctrl-C, or whatever else comes in between, does not keep any of them alive.
+    """
+    left = [process for process in processes if process.running]
+    try:
+        for process in left:
+            process.popen.terminate()
+        deadline = time.monotonic() + _GRACE
+        while any(process.running for process in left) and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+    finally:
+        for process in left:
+            process.kill()
 
 
 def own_environment(**more: str) -> dict[str, str]:
