@@ -83,9 +83,7 @@ def _demonstrate(deployment: object, folder: Path) -> int:
     from fedveil.interrupts import listen
 
     listen()
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # what was started is stopped then too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all is stopped then too
     with closing(demonstrate(deployment, folder)) as events:  # type: ignore[arg-type]
         for event in events:
             print(event, flush=True)

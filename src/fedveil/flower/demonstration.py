@@ -38,7 +38,7 @@ def demonstrate(deployment: Deployment, folder: Path) -> Iterator[str]:
         yield from _followed(federation, run)
         if federation.result is None:
             raise DemonstrationFailed(
-                f"the run has no result: {_reason(run)}; see {federation.logs}"
+                f"the run has no result: {_reason(run)} (all that was said: {federation.logs})"
             )
 
 

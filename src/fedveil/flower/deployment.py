@@ -185,12 +185,14 @@ class Deployment:
         """A site's [data]: its share, or the recipe's table with a file of its own."""
         if self.data is not None:
             share(self.data, number).save(folder / "records")
-            return 'name = "saved"\npath = "records"           # its share of the recipe\'s data, for trying out'
+            return (
+                'name = "saved"\npath = "records"  # its share of the recipe\'s data, to try it out'
+            )
         section = self.recipe.data
         if section.name != TABLE:
             return (
-                '# The folder that FederatedData.save wrote, of one client; or name = "table", path\n'
-                '# and target, as in a recipe: docs/flower.md.\nname = "saved"\npath = "records"'
+                "# The folder that FederatedData.save wrote, of one client; or a table, as in a\n"
+                '# recipe: docs/flower.md.\nname = "saved"\npath = "records"'
             )
         known = section.model_dump(exclude_none=True, exclude=set(_OF_THE_SERVER))
         _, _, text = dumps({"data": known | {"path": "records.csv"}}).partition("[data]\n")

@@ -33,7 +33,7 @@ def _of_terms(terms: Terms) -> list[str]:
         costs = [claim.epsilon for claim in claims if claim.unit is unit]
         if costs:
             lines.append(
-                f"epsilon.{unit} = {_up(math.fsum(costs))}  # what this recipe costs this site"
+                f"epsilon.{unit} = {_up(math.fsum(costs))}  # what this recipe costs in all"
             )
     lines.append(f"delta = {_up(math.fsum(claim.delta for claim in claims))}")
     trust = {claim.trust for claim in claims}
@@ -58,9 +58,7 @@ def _of_recipe(recipe: Recipe) -> list[str]:
 
 
 _UNPROTECTED = "unprotected = true  # the recipe claims nothing: what this site sends is not hidden"
-_SEEDED = (
-    "seeded = true  # noise from a stream with a seed: the recipe has no other, or asks for it"
-)
+_SEEDED = "seeded = true  # the recipe has no secure noise, or does not ask for it"
 
 
 def _trusting(trust: set[Trust]) -> list[str]:
