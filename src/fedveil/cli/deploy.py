@@ -34,9 +34,6 @@ def deploy(
     deadline: Annotated[float, typer.Option(help="Seconds that a round waits for sites.")] = 600.0,
     set_: Set = None,
     data: Data = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="No TLS and no authentication: one machine only.")
-    ] = False,
 ) -> int:
     """Write a recipe as a Flower app: its server, its sites, their keys, how to start them."""
     names = _names(sites, demo)
@@ -56,11 +53,9 @@ def deploy(
             from fedveil.runs.records import data_of
 
             shared = data_of(chosen, data)
-        deployment = Deployment(chosen, names, place, insecure, shared, deadline)
+        deployment = Deployment(chosen, names, place, shared, deadline)
         deployment.write(folder)
     print(f"written: {folder}/README.md says how to start server and sites")
-    if insecure:
-        print("note: --insecure: nothing is encrypted and nobody is authenticated")
     return 0 if demo is None else _demonstrate(deployment, folder)
 
 

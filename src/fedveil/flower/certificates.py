@@ -21,6 +21,7 @@ DAYS = 365
 """How long certificates hold."""
 
 _CURVE = ec.SECP384R1()
+_OWN_MACHINE = ("localhost", "127.0.0.1")
 _CLOCKS_DIFFER = timedelta(hours=1)
 _SIGNS = {"key_cert_sign": True, "crl_sign": True}
 _SPEAKS = {"digital_signature": True}
@@ -50,8 +51,10 @@ class Authority:
     def server(self, host: str, folder: Path, name: str, days: int = DAYS) -> None:
         """Write NAME.crt and NAME.key into a folder, for a server that is reached as `host`.
 
-        `host` is a name or an address; one on this machine may be called localhost as well.
+        `host` is a name or an address. The server's own machine may call it localhost as well:
+        SuperLink's programs reach it there.
         """
+        names = _reached_as(host)
         key = ec.generate_private_key(_CURVE)
         issuer = self.certificate.subject
         builder = _builder(_named(host), issuer, key.public_key(), days)
@@ -60,7 +63,7 @@ class Authority:
             (x509.BasicConstraints(ca=False, path_length=None), True),
             (_usage(_SPEAKS), True),
             (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-            (x509.SubjectAlternativeName(_reached_as(host)), False),
+            (x509.SubjectAlternativeName(names), False),
             (signer, False),
         ):
             builder = builder.add_extension(extension, critical)
@@ -116,19 +119,17 @@ def _named(name: str) -> x509.Name:
 
 
 def _reached_as(host: str) -> list[x509.GeneralName]:
+    return [_general_name(name) for name in dict.fromkeys((host, *_OWN_MACHINE))]
+
+
+def _general_name(host: str) -> x509.GeneralName:
     try:
-        address = ipaddress.ip_address(host)
+        return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        return [x509.DNSName(_checked_name(host))]
-    names: list[x509.GeneralName] = [x509.IPAddress(address)]
-    return [*names, x509.DNSName("localhost")] if address.is_loopback else names
-
-
-def _checked_name(host: str) -> str:
-    parts = host.split(".")
+        parts = host.split(".")
     if not host.isascii() or not all(p and p.replace("-", "a").isalnum() for p in parts):
         raise BadInput(f"{host!r} is no name or address of a machine")
-    return host
+    return x509.DNSName(host)
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

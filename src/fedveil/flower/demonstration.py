@@ -25,11 +25,10 @@ def demonstrate(deployment: Deployment, folder: Path) -> Iterator[str]:
     before its end.
     """
     with LocalFederation(folder) as federation:
-        url = f"{'http' if deployment.insecure else 'https'}://{deployment.address}"
+        url = f"https://{deployment.address}"
         federation.start_superlink(url)
         yield f"SuperLink is up: {url}"
-        if not deployment.insecure:
-            federation.register()
+        federation.register()
         for name in deployment.sites:
             federation.start_site(name)
         federation.wait_until_connected()

@@ -73,7 +73,6 @@ class Deployment:
     recipe: Recipe
     sites: tuple[str, ...]
     address: Address
-    insecure: bool = False
     data: FederatedData | None = None
     deadline: float = DEADLINE
 
@@ -109,16 +108,16 @@ class Deployment:
         (folder / "app").mkdir()
         self._fill("pyproject.toml", folder / "app", app=_app_name(self.recipe.name))
         server = folder / "server"
-        for place in ("certificates", "flower", "nodes"):
+        for place in ("certificates", "nodes"):
             (server / place).mkdir(parents=True)
-        authority = Authority.new(f"{self.recipe.name[:40]} authority")
+        authority = Authority.new("fedveil authority")
         authority.save(server / "certificates")
         authority.server(self.address.host, server / "certificates", "superlink")
         keys = [self._site(folder, number) for number in range(len(self.sites))]
         for name, key in zip(self.sites, keys, strict=True):
             (server / "nodes" / f"{name}.pub").write_text(f"{key}\n")
         self._server(server, keys)
-        self._fill("README.md", folder, first=self.sites[0], secured=self._secured)
+        self._fill("README.md", folder, first=self.sites[0])
 
     def _server(self, folder: Path, keys: list[str]) -> None:
         (folder / "recipe.toml").write_text(self._recipe_text)
@@ -127,7 +126,7 @@ class Deployment:
             RegisteredSite(name=name, key=key, records=size)
             for name, key, size in zip(self.sites, keys, sizes, strict=True)
         ]
-        minimum = len(sites) // 2 + 1
+        minimum = min(len(sites) // 2 + 1, getattr(self.recipe.sample, "size", len(sites)))
         Federation(sites=sites, minimum=minimum, deadline=self.deadline).check()
         self._fill("federation.toml", folder, deadline=self.deadline, minimum=minimum)
         with (folder / "federation.toml").open("a") as file:
@@ -137,19 +136,9 @@ class Deployment:
             for site in sites:
                 known = site.model_dump(exclude_defaults=True)
                 file.write("\n" + dumps({"[sites]": known}).lstrip())
-        connection = 'root-certificates = "certificates/ca.crt"'
-        self._fill(
-            "config.toml",
-            folder / "flower",
-            connection="insecure = true" if self.insecure else connection,
-        )
-        protected = (
-            "--ssl-certfile certificates/superlink.crt --ssl-keyfile certificates/superlink.key"
-            " \\\n  --ssl-ca-certfile certificates/ca.crt --enable-supernode-auth"
-        )
+        self._fill("flower.sh", folder)
         listen, port = self.address.listen, self.address.port
-        protected = "--insecure" if self.insecure else protected
-        self._fill("superlink.sh", folder, listen=listen, port=port, protected=protected)
+        self._fill("superlink.sh", folder, listen=listen, port=port)
         self._fill("register.sh", folder)
         self._fill("run.sh", folder)
 
@@ -172,13 +161,7 @@ class Deployment:
             data=self._data_text(place, number),
             policy=policy_text(self.recipe, self.data, number),
         )
-        protected = "--root-certificates ca.crt --auth-supernode-private-key node"
-        self._fill(
-            "supernode.sh",
-            place,
-            port=self.address.of_site(number),
-            protected="--insecure" if self.insecure else protected,
-        )
+        self._fill("supernode.sh", place, port=self.address.of_site(number))
         return key
 
     def _data_text(self, folder: Path, number: int) -> str:
@@ -186,7 +169,7 @@ class Deployment:
         if self.data is not None:
             share(self.data, number).save(folder / "records")
             return (
-                'name = "saved"\npath = "records"  # its share of the recipe\'s data, to try it out'
+                'name = "saved"\npath = "records"  # a share of the recipe\'s data, to try it'
             )
         section = self.recipe.data
         if section.name != TABLE:
@@ -207,12 +190,6 @@ class Deployment:
     @property
     def _recipe_text(self) -> str:
         return dumps(self.recipe.model_dump(mode="json", exclude_none=True))
-
-    @property
-    def _secured(self) -> str:
-        if self.insecure:
-            return "Nothing is encrypted and nobody is authenticated: for one machine alone."
-        return "TLS and authentication of sites are on."
 
     def _fill(self, template: str, folder: Path, **values: object) -> None:
         """Write a template with its blanks filled in; scripts can be started."""

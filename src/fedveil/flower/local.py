@@ -58,7 +58,7 @@ class LocalFederation:
 
     def start_superlink(self, url: str) -> None:
         """Start SuperLink, and wait until it answers at its address, with its certificate."""
-        authority = self.server / "certificates" / "ca.crt" if url.startswith("https") else None
+        authority = self.server / "certificates" / "ca.crt"
         self.superlink = self._start("superlink", self.server / "superlink.sh")
         self.superlink.wait_for(lambda: answers(f"{url}/health", authority), "it answered")
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tell the SuperLink the sites' public keys, once; it lets nobody else in.
 cd "$$(dirname "$$0")" || exit 1
-export FLWR_HOME="$$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+. ./flower.sh
 tries=0
 until flwr supernode list federation > /dev/null 2>&1; do
   tries=$$((tries + 1))

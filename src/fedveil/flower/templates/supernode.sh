@@ -4,5 +4,5 @@
 cd "$$(dirname "$$0")" || exit 1
 export FLWR_HOME="$$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export PATH="$$PWD/bin:$$PATH"
-exec flower-supernode --superlink ${address} --host 127.0.0.1 --port ${port} ${protected} \
-  --node-config 'site="site.toml" key="node"'
+exec flower-supernode --superlink ${address} --host 127.0.0.1 --port ${port} \
+  --root-certificates ca.crt --auth-supernode-private-key node --node-config 'site="site.toml"'
