@@ -42,7 +42,7 @@ def records_of_all() -> fv.FederatedData:
 
 def alone(data: fv.FederatedData, client: int) -> fv.FederatedData:
     rows = slice(*data.offsets[client : client + 2])
-    assert not isinstance(data.x, dict) and not isinstance(data.test_x, dict)
+    assert isinstance(data.x, np.ndarray)
     return fv.FederatedData.from_clients(
         [(NAMES[client], data.x[rows], data.y[rows])],
         test=(data.test_x, data.test_y),

@@ -1,9 +1,8 @@
 """A federation in one process: the run of the simulator, by other means."""
 
-import pytest
 import torch
 
-from tests.flower.sites import CENTRAL, FEDAVG, LOCAL, TWO_POINT
+from tests.flower.sites import FEDAVG
 
 
 def test_without_noise_the_model_is_the_simulators(trio):

@@ -6,7 +6,6 @@ every ask that the site has taken up. Nothing is kept in memory between two asks
 
 import fcntl
 import json
-import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
