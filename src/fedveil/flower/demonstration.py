@@ -9,6 +9,7 @@ from fedveil.errors import FedveilError
 from fedveil.flower.deployment import Deployment
 from fedveil.flower.local import LocalFederation
 from fedveil.flower.processes import Process
+from fedveil.privacy.accounting.claims import rendered
 
 _LOOK = 0.5
 _NUMBERS = ("accuracy", "loss")
@@ -57,7 +58,9 @@ def _followed(federation: LocalFederation, run: Process) -> Iterator[str]:
 def _line(line: dict[str, Any]) -> str:
     parts = [f"round {line['round']}"]
     parts += [f"{name} {line[name]:.4g}" for name in _NUMBERS if line.get(name) is not None]
-    return " | ".join([*parts, *([str(line["claim"])] if line.get("claim") else [])])
+    if line["epsilon"] is not None:
+        parts.append(f"epsilon {rendered(line['epsilon'])} {line['claim']}")
+    return " | ".join(parts)
 
 
 def _reason(run: Process) -> str:

@@ -9,6 +9,7 @@ Every path in them is relative to its own folder, so that folders may be moved t
 
 import shutil
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -20,9 +21,10 @@ from fedveil.flower.certificates import Authority, node_key
 from fedveil.flower.federation import Federation, RegisteredSite
 from fedveil.flower.guard import write_programs
 from fedveil.flower.messages import check_site_name
-from fedveil.flower.policy_file import policy_text
+from fedveil.flower.policy_file import plan_for, policy_text
 from fedveil.inputs import taken
 from fedveil.names import TABLE
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.overrides import Overrides
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.toml import dumps
@@ -159,7 +161,7 @@ class Deployment:
             clients=len(self.sites),
             number=number,
             data=self._data_text(place, number),
-            policy=policy_text(self.recipe, self.data, number),
+            policy=policy_text(self.recipe, self._plan, number),
         )
         self._fill("supernode.sh", place, port=self.address.of_site(number))
         return key
@@ -180,6 +182,10 @@ class Deployment:
         known = section.model_dump(exclude_none=True, exclude=set(_OF_THE_SERVER))
         _, _, text = dumps({"data": known | {"path": "records.csv"}}).partition("[data]\n")
         return text.rstrip()
+
+    @cached_property
+    def _plan(self) -> PrivacyPlan | None:
+        return None if self.data is None else plan_for(self.recipe, self.data)
 
     @property
     def _public_sizes(self) -> list[int]:

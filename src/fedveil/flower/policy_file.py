@@ -6,6 +6,7 @@ from decimal import ROUND_CEILING, Context
 from fedveil.data.federated import FederatedData
 from fedveil.flower.terms import Terms, terms_of
 from fedveil.privacy.accounting.claims import NoiseSource, Trust, Unit
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.training.engines.engine import Engine, Job
@@ -13,15 +14,21 @@ from fedveil.training.engines.engine import Engine, Job
 _DIGITS = 4
 
 
-def policy_text(recipe: Recipe, data: FederatedData | None, number: int) -> str:
+def policy_text(recipe: Recipe, plan: PrivacyPlan | None, number: int) -> str:
     """The keys of a policy, a line each, that site `number` can take part with.
 
-    With data the recipe's plan says what taking part costs; without, its budget does, and what
-    cannot be told from it is left to the owner.
+    Its plan, where it is known, says what taking part costs; without, the recipe's budget does, and
+    what cannot be told from that is left to the owner.
     """
-    if data is not None:
-        return "\n".join(_of_terms(_terms(recipe, data, number)))
-    return "\n".join(_of_recipe(recipe))
+    if plan is None:
+        return "\n".join(_of_recipe(recipe))
+    return "\n".join(_of_terms(terms_of(plan, number, repeats=0)))
+
+
+def plan_for(recipe: Recipe, data: FederatedData) -> PrivacyPlan:
+    """The plan of a recipe over sites that have these clients' records."""
+    everyone = data.at_sites([str(k) for k in range(data.clients)], data.sizes.tolist())
+    return build(recipe, data=everyone, make_engine=_none).plan
 
 
 def _of_terms(terms: Terms) -> list[str]:
@@ -73,12 +80,6 @@ def _up(number: float) -> str:
     if not math.isfinite(number):
         return repr(number)
     return repr(float(Context(_DIGITS, ROUND_CEILING).create_decimal(repr(number))))
-
-
-def _terms(recipe: Recipe, data: FederatedData, number: int) -> Terms:
-    everyone = data.at_sites([str(k) for k in range(data.clients)], data.sizes.tolist())
-    training = build(recipe, data=everyone, make_engine=_none)
-    return terms_of(training.plan, number, repeats=0)
 
 
 def _none(job: Job) -> Engine:
