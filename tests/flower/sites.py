@@ -44,12 +44,13 @@ DP_SGD: dict[str, Any] = {
     **LOCAL,
     "name": "dp-sgd",
     "client": {"kind": "dp-sgd", "rate": 0.5, "steps": 2, "lr": 0.1},
-    "noise": {"kind": "gaussian", "where": "training"},
+    "noise": {"kind": "gaussian", "where": "training", "multiplier": 2.0},
 }
 QUANTILE: dict[str, Any] = {
     **LOCAL,
     "name": "quantile",
     "clip": {"kind": "quantile", "value": 0.5, "bit_epsilon": 0.2},
+    "noise": {**LOCAL["noise"], "multiplier": 2.0},
 }
 FEDAVG: dict[str, Any] = {
     key: value for key, value in CENTRAL.items() if key not in ("noise", "budget", "clip")

@@ -1,7 +1,7 @@
 """What the owner of a site agrees to, and whether a plan is within it."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -24,6 +24,22 @@ class Spending:
 
     cost: tuple[PrivacyClaim, ...]
     last: date
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Why a run does not fit: what a server may be told, and what only the owner is told.
+
+    What other runs have cost is nothing that a server has to know.
+    """
+
+    told: str
+    why: str = ""
+
+    @property
+    def whole(self) -> str:
+        """Both, for the owner."""
+        return f"{self.told}: {self.why}" if self.why else self.told
 
 
 @dataclass(frozen=True)
@@ -63,9 +79,9 @@ class Policy:
     | a unit for which no epsilon is given | refused |
     | a recipe that claims nothing | refused unless `unprotected` |
     | noise from a seed, wherever it is added | refused unless `seeded` |
-    | `noise` is given and the recipe's noise has no multiplier | refused unless `report_epsilon` is |
+    | `noise` is given and the noise has no multiplier | refused unless `report_epsilon` is |
     | a run that costs the site and protects clients | counts for a record as well |
-    | the clock goes back | no day before the last charge is today |
+    | the clock goes back | more runs count, never fewer |
     """
 
     section: PolicySection
@@ -75,9 +91,8 @@ class Policy:
         policy, plan = self.section, offer.plan
         if policy.recipes is not None and not {offer.name, offer.digest} & set(policy.recipes):
             yield f"the recipe {offer.name!r} is not one of policy.recipes"
-        if not plan.private:
-            if not policy.unprotected:
-                yield "the recipe claims nothing, and policy.unprotected is false"
+        if not plan.private and not policy.unprotected:
+            yield "the recipe claims nothing, and policy.unprotected is false"
         for line in offer.terms.charged:
             if str(line.trust) not in policy.trust:
                 yield f"the claim needs {line.trust} trust, which policy.trust does not have"
@@ -101,40 +116,34 @@ class Policy:
         elif policy.noise is not None:
             yield "the noise has no multiplier, and policy.noise asks for one"
 
-    def too_much(self, terms: Terms, others: Iterable[Spending], today: date) -> str | None:
+    def too_much(self, terms: Terms, others: list[Spending], today: date) -> Beyond | None:
         """Why a run is beyond what is left of the period; None if it fits.
 
         `others` are all other runs that the site was charged for.
         """
-        others = list(others)
-        limits = {
-            Unit.CLIENT: self.section.epsilon.client,
-            Unit.RECORD: self.section.epsilon.record,
-        }
-        counted = self.counted(others, today)
+        counted = [claim for run in self.counted(others, today) for claim in run.cost]
         for claim in terms.cost:
-            limit = limits.get(claim.unit)
-            if limit is None:
-                return (
-                    f"the claim is per {claim.unit}, and policy.epsilon.{claim.unit} is not given"
-                )
-            for unit, most in limits.items():
+            if not claim.vouched:
+                return Beyond(f"the run would cost {claim.short}")
+            if getattr(self.section.epsilon, claim.unit) is None:
+                unit = claim.unit
+                return Beyond(f"the claim is per {unit}, and policy.epsilon.{unit} is not given")
+            for unit in (Unit.CLIENT, Unit.RECORD):
+                most = getattr(self.section.epsilon, unit)
                 if most is None or not _counts_for(claim, unit):
                     continue
-                before = [c for run in counted for c in run.cost if _counts_for(c, unit)]
-                spent = math.fsum(c.epsilon for c in before)
-                if not claim.vouched or spent + claim.epsilon > most * (1 + _ROUNDING):
-                    return (
-                        f"the run may cost {claim.short}, other runs {rendered(spent)}, and "
-                        f"policy.epsilon.{unit} is {most:g}{self._period}"
+                spent = math.fsum(c.epsilon for c in counted if _counts_for(c, unit))
+                if spent + claim.epsilon > most * (1 + _ROUNDING):
+                    return Beyond(
+                        f"the run may cost {claim.short}, more than policy.epsilon.{unit} leaves",
+                        f"it is {most:g}{self._period}, of which other runs may cost "
+                        f"{rendered(spent)}",
                     )
-        deltas = math.fsum(
-            c.delta for cost in (terms.cost, *(r.cost for r in counted)) for c in cost
-        )
-        if deltas > self.section.delta * (1 + _ROUNDING):
-            return (
-                f"the deltas of this run and others add up to {deltas:g}, and policy.delta is "
-                f"{self.section.delta:g}{self._period}"
+        spent = math.fsum(claim.delta for claim in counted)
+        if spent + math.fsum(c.delta for c in terms.cost) > self.section.delta * (1 + _ROUNDING):
+            return Beyond(
+                "the run's delta is more than policy.delta leaves",
+                f"it is {self.section.delta:g}{self._period}, of which other runs have {spent:g}",
             )
         return None
 
@@ -143,7 +152,6 @@ class Policy:
         days = self.section.days
         if days is None:
             return runs
-        today = max([today, *(run.last for run in runs)])
         return [run for run in runs if run.last > today - timedelta(days=days)]
 
     @property

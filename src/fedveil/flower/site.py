@@ -5,7 +5,6 @@ of the recipe; of what the server sends, only the model and what moves from roun
 and both are checked. The proof note is docs/proofs/site.md.
 """
 
-import logging
 import secrets
 import threading
 from dataclasses import replace
@@ -16,11 +15,11 @@ import numpy as np
 import torch
 
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput, FedveilError
+from fedveil.errors import BadInput
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.policy import Offer, Policy
 from fedveil.flower.site_file import SiteFile, read_site_file, recipe_of
-from fedveil.flower.site_ledger import Declined, ledger_of, today
+from fedveil.flower.site_ledger import LOG, Declined, ledger_of, today
 from fedveil.flower.terms import terms_of
 from fedveil.models.state import common_generators
 from fedveil.names import TABLE
@@ -36,8 +35,6 @@ from fedveil.training.exchange import Sent, client_report
 from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
 from fedveil.training.session import Training
 from fedveil.training.turn import Turn
-
-LOG = logging.getLogger("fedveil.site")
 
 _UNUSABLE = "the site's ledger cannot be used: its owner was told why"
 _FAILED = "the round was charged and could not be computed: the site's owner was told why"
@@ -105,8 +102,8 @@ class Site:
             return self._refusal(ask, str(e))
         except _Failed:
             return self._refusal(ask, _FAILED)
-        except (FedveilError, OSError) as e:
-            LOG.error("round %d of run %s: %s", ask.round, ask.run, e)
+        except Exception as e:  # a full disk, a ledger that was changed: nothing to tell a server
+            LOG.error("round %d of run %s: %s: %s", ask.round, ask.run, type(e).__name__, e)
             return self._refusal(ask, _UNUSABLE)
         report = sent.reports.rows[0]  # type: ignore[attr-defined]
         return Answer(ask.run, ask.round, ask.attempt, self.name, report, sent.watched[0])

@@ -82,7 +82,7 @@ def checked(site: Site) -> SiteReport:
     offer, terms = site.offer, site.offer.terms
     spent = list(site.ledger.spendings().values())
     beyond = site.policy.too_much(terms, spent, today())
-    objections = [*site.policy.objections(offer), *([] if beyond is None else [beyond])]
+    objections = [*site.policy.objections(offer), *([] if beyond is None else [beyond.whole])]
     charged = terms.charged
     return SiteReport(
         site=site.name,

@@ -6,6 +6,7 @@ every ask that the site has taken up. Nothing is kept in memory between two asks
 
 import fcntl
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,18 +14,20 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from fedveil.errors import BadInput, BudgetExhausted
+from fedveil.errors import BadInput, BudgetExhausted, one_line
 from fedveil.flower.messages import RoundAsk
 from fedveil.flower.policy import Policy, Spending
 from fedveil.flower.site_file import SiteFile
 from fedveil.flower.terms import Terms
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.ledger.file import connect, read_charges, read_runs, transaction
+from fedveil.privacy.ledger.file import connect, read_runs, transaction
 from fedveil.privacy.ledger.hash_chain import Head
 from fedveil.privacy.ledger.ledger import Ledger
-from fedveil.privacy.ledger.looking import one_look
+from fedveil.privacy.ledger.looking import one_look, query
 from fedveil.privacy.ledger.verification import verify
 from fedveil.runs.disk import sync_folder, write_atomic
+
+LOG = logging.getLogger("fedveil.site")
 
 _PATIENCE = 60.0
 _ASKS = """
@@ -84,7 +87,8 @@ class SiteLedger:
             others = [spent for run, spent in self.spendings().items() if run != ask.run]
             beyond = policy.too_much(terms, others, today)
             if beyond is not None:
-                raise Declined(beyond)
+                LOG.warning("round %d of run %s: %s", ask.round, ask.run, beyond.whole)
+                raise Declined(beyond.told)
             with closing(self._ledger(about, terms)) as ledger:
                 turns = ledger.charged()
                 rounds, again = self._note(ask, turns)
@@ -102,16 +106,19 @@ class SiteLedger:
                     self._remember(ledger.head())
 
     def spendings(self) -> dict[str, Spending]:
-        """Every run that was charged, with what it may cost in all."""
+        """Every run that was charged, with what it may cost in all.
+
+        No charge is older than those before it, whatever the clock said.
+        """
         if not self.file.exists():
             return {}
         with one_look(self.file):
-            runs, charges = read_runs(self.file), read_charges(self.file)
-        last: dict[str, date] = {}
-        for charge in charges:
-            day = datetime.fromisoformat(charge.charged_at).date()
-            last[charge.run] = max(day, last.get(charge.run, day))
-        return {run: Spending(_costs(runs[run]["cost"]), day) for run, day in last.items()}
+            runs = read_runs(self.file)
+            charges = query(self.file, "SELECT run, charged_at FROM charges ORDER BY seq")
+        last, latest = dict[str, date](), date.min
+        for run, at in charges:
+            last[run] = latest = max(latest, datetime.fromisoformat(at).date())
+        return {run: Spending(_costs(runs[run]), day) for run, day in last.items()}
 
     def accept(self) -> Head:
         """Take the ledger as it is for whole, and remember its end; for its owner alone."""
@@ -165,7 +172,8 @@ class SiteLedger:
                 before: list[tuple[int, int]] = db.execute(query, (ask.run,)).fetchall()
                 if charged and not before:
                     raise BadInput(
-                        f"{self.folder / 'asks.db'} has nothing of a run that was charged: restore it"
+                        f"{self.folder / 'asks.db'} knows nothing of a run that was charged: "
+                        "restore it"
                     )
                 if place in before:
                     raise Declined(f"round {ask.round}, attempt {ask.attempt}, was asked before")
@@ -223,8 +231,8 @@ def _text(cost: tuple[PrivacyClaim, ...]) -> str:
     return json.dumps([{**claim.to_dict(), "assumptions": []} for claim in cost])
 
 
-def _costs(text: str) -> tuple[PrivacyClaim, ...]:
+def _costs(about: dict[str, str]) -> tuple[PrivacyClaim, ...]:
     try:
-        return tuple(PrivacyClaim.from_dict(raw) for raw in json.loads(text))
+        return tuple(PrivacyClaim.from_dict(raw) for raw in json.loads(about["cost"]))
     except (KeyError, TypeError, ValueError) as e:
-        raise BadInput(f"what a run may cost cannot be read: {e}") from e
+        raise BadInput(f"the run {about['run']!r} is not one of a site's: {one_line(e)}") from e

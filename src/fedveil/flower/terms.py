@@ -81,7 +81,10 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
     at_once = secret and not plan.release.counted
     charged = [line for line in lines if not line.reading]
     most = min((line.participations(plan.permitted) for line in charged), default=plan.rounds)
-    own = tuple(replace(line, share=Fraction(1), cap=None, members=None) for line in lines)
+    own = tuple(
+        line if line.as_published else replace(line, share=Fraction(1), cap=None, members=None)
+        for line in lines
+    )
     within = (line.permitted(most + repeats) for line in own if not line.reading)
     return Terms(own, most, min(within, default=most + repeats), at_once)
 

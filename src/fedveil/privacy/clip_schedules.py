@@ -69,7 +69,7 @@ class ClipSchedule(ABC):
         """The moving value for the next round, from the noisy sum of rows and the cohort's size."""
         return moving
 
-    def reach(self, round: int) -> tuple[float, float]:
+    def span(self, round: int) -> tuple[float, float]:
         """The least and the greatest that the moving value can be in `round`, whatever was watched.
 
         For a client that did not see it move.
@@ -247,7 +247,7 @@ class Quantile(ClipSchedule):
         step = max(-_LARGEST_STEP, min(_LARGEST_STEP, -self.lr * (share - self.target)))
         return max(_LEAST, min(_MOST, moving * math.exp(step)))
 
-    def reach(self, round: int) -> tuple[float, float]:
+    def span(self, round: int) -> tuple[float, float]:
         """A step changes it by a factor of at most e^3; one more is for a rounded product."""
         if round == 1:
             return self.value, self.value
@@ -350,7 +350,7 @@ class Median(ClipSchedule):
         median = min(2.0 ** (self.low + half), self.cap)
         return min(moving, median) if self.monotone else median
 
-    def reach(self, round: int) -> tuple[float, float]:
+    def span(self, round: int) -> tuple[float, float]:
         if round == 1:
             return self.value, self.value
         most = self.value if self.monotone else max(self.value, min(2.0**self.high, self.cap))

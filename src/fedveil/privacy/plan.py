@@ -233,7 +233,7 @@ class PrivacyPlan:
             return self.release.reachable(moving, params, first, round)
         if moving.shape != (1,):
             return False
-        least, most = self.schedule.reach(round)
+        least, most = self.schedule.span(round)
         return least <= float(moving[0]) <= most
 
     def clip(self, moving: torch.Tensor, round: int) -> Clip | None:
