@@ -22,7 +22,7 @@ def server(tmp_path):
 
 
 def shake_hands(folder, authority, host="127.0.0.1"):
-    """One TLS connection on this machine, which trusts `authority` alone; returns the TLS version."""
+    """One connection that trusts `authority` alone; returns its version of TLS."""
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.load_cert_chain(folder / "superlink.crt", folder / "superlink.key")
     listener = socket.create_server(("127.0.0.1", 0))
@@ -41,9 +41,11 @@ def shake_hands(folder, authority, host="127.0.0.1"):
     try:
         theirs = ssl.create_default_context(cafile=str(authority))
         theirs.verify_flags |= ssl.VERIFY_X509_STRICT
-        with socket.create_connection(listener.getsockname(), timeout=10) as raw:
-            with theirs.wrap_socket(raw, server_hostname=host) as talk:
-                return talk.version()
+        with (
+            socket.create_connection(listener.getsockname(), timeout=10) as raw,
+            theirs.wrap_socket(raw, server_hostname=host) as talk,
+        ):
+            return talk.version()
     finally:
         thread.join()
 
@@ -54,7 +56,7 @@ def test_the_authority_vouches_for_the_server(server, host):
 
 
 def test_not_under_another_name(server):
-    with pytest.raises(ssl.SSLCertVerificationError, match="superlink.example"):
+    with pytest.raises(ssl.SSLCertVerificationError, match=r"superlink\.example"):
         shake_hands(server, server / "ca.crt", "superlink.example")
 
 

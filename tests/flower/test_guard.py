@@ -60,7 +60,9 @@ def test_every_command_that_flower_could_start_is_known():
 
 def test_programs_are_found_first(tmp_path):
     guard.write_programs(tmp_path / "bin")
-    path = os.pathsep.join([str(tmp_path / "bin"), os.path.dirname(sys.executable), "/usr/bin:/bin"])
+    path = os.pathsep.join(
+        [str(tmp_path / "bin"), os.path.dirname(sys.executable), "/usr/bin:/bin"]
+    )
     done = subprocess.run(
         ["flwr-model", "--token", "x"],
         env={**os.environ, "PATH": path},

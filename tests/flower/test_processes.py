@@ -12,7 +12,12 @@ from fedveil.flower import processes
 from fedveil.flower.certificates import Authority
 from fedveil.flower.processes import Process, ProcessFailed, answers, own_environment, stop_all
 
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -43,9 +48,9 @@ def test_says_why_it_ended_before_it_was_ready(start):
 
 def test_does_not_wait_for_ever(start):
     process = start("import time; time.sleep(60)")
-    with pytest.raises(ProcessFailed, match="in 0.2 s: it said nothing"):
+    with pytest.raises(ProcessFailed, match=r"in 0\.2 s: it said nothing"):
         process.wait_for(lambda: False, "up", seconds=0.2)
-    with pytest.raises(ProcessFailed, match="did not end in 0.1 s"):
+    with pytest.raises(ProcessFailed, match=r"did not end in 0\.1 s"):
         process.wait(0.1)
 
 
@@ -87,7 +92,7 @@ def test_what_it_started_is_killed_with_it(start):
     raise AssertionError("the child lives on")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells of a parent's end")
 def test_it_ends_when_whoever_started_it_is_killed(tmp_path):
     code = (
         "from pathlib import Path; import sys, time; from fedveil.flower.processes import Process; "

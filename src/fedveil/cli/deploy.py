@@ -82,7 +82,7 @@ def _demonstrate(deployment: object, folder: Path) -> int:
     with closing(demonstrate(deployment, folder)) as events:  # type: ignore[arg-type]
         for event in events:
             print(event, flush=True)
-    result = LocalFederation(folder).result
+    result = LocalFederation(folder).result()
     assert result is not None
     print_result(Console(markup=False, emoji=False), result)
     return 0

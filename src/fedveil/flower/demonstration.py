@@ -36,7 +36,7 @@ def demonstrate(deployment: Deployment, folder: Path) -> Iterator[str]:
         yield f"sites are connected: {', '.join(deployment.sites)}"
         run = federation.run()
         yield from _followed(federation, run)
-        if federation.result is None:
+        if federation.result() is None:
             raise DemonstrationFailed(
                 f"the run has no result: {_reason(run)} (all that was said: {federation.logs})"
             )

@@ -170,9 +170,7 @@ class Deployment:
         """A site's [data]: its share, or the recipe's table with a file of its own."""
         if self.data is not None:
             share(self.data, number).save(folder / "records")
-            return (
-                'name = "saved"\npath = "records"  # a share of the recipe\'s data, to try it'
-            )
+            return 'name = "saved"\npath = "records"  # a share of the recipe\'s data, to try it'
         section = self.recipe.data
         if section.name != TABLE:
             return (

@@ -20,6 +20,9 @@ from fedveil.flower.processes import (
     stop_all,
 )
 
+RUN = "run"
+"""The run directory of a deployment, in its server's folder."""
+
 _CONNECTED = "SuperNode ID:"
 _REGISTERING = 180.0
 
@@ -80,27 +83,25 @@ class LocalFederation:
             process = self.sites[name]
             process.wait_for(lambda p=process: _CONNECTED in p.output, "it reached SuperLink")  # type: ignore[misc]
 
-    def run(self, name: str = "run") -> Process:
-        """`flwr run`, which shows what the server says until the run has ended."""
-        return self._start(name, self.server / "run.sh")
+    def run(self, directory: str = RUN) -> Process:
+        """`flwr run`, which shows what the server says until the run has ended.
 
-    @property
-    def directory(self) -> Path:
-        """The run directory."""
-        return self.server / "run"
+        `directory` is the run directory, in the server's folder; a run that is there is resumed.
+        """
+        chosen = [] if directory == RUN else ["--run-config", f'run-directory="{directory}"']
+        return self._start(f"flwr-{directory}", self.server / "run.sh", *chosen)
 
-    def rounds(self) -> list[dict[str, Any]]:
-        """What the run directory has about its rounds so far."""
-        file = self.directory / "metrics.jsonl"
+    def rounds(self, directory: str = RUN) -> list[dict[str, Any]]:
+        """What a run directory has about its rounds so far."""
+        file = self.server / directory / "metrics.jsonl"
         if not file.exists():
             return []
         lines = file.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """What the run came to, once it has ended as it should."""
-        file = self.directory / "result.json"
+    def result(self, directory: str = RUN) -> dict[str, Any] | None:
+        """What a run came to, once it has ended as it should."""
+        file = self.server / directory / "result.json"
         found: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
         return found
 
@@ -109,10 +110,10 @@ class LocalFederation:
         stop_all([*self._others, *self.sites.values()])
         stop_all([self.superlink] if self.superlink is not None else [])
 
-    def _start(self, name: str, script: Path, **environment: str) -> Process:
+    def _start(self, name: str, script: Path, *arguments: str, **environment: str) -> Process:
         process = Process.start(
             name,
-            ["sh", script],
+            ["sh", script, *arguments],
             self.logs / f"{name}.log",
             environment=self._environment | environment,
         )
