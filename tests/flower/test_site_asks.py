@@ -48,7 +48,11 @@ def test_a_report_is_charged_before_the_work_begins(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(site_module, "client_report", report)
     answer = Server(site).answer()
     assert isinstance(answer, Answer)
-    assert (answer.site, answer.report.shape, answer.report.dtype) == ("north", (15,), torch.float32)
+    assert (answer.site, answer.report.shape, answer.report.dtype) == (
+        "north",
+        (15,),
+        torch.float32,
+    )
     assert seen == [1]
 
 
@@ -101,7 +105,9 @@ def test_an_owner_may_give_turns_beyond_the_plan_within_the_budget(tmp_path: Pat
     spare = open_site(tmp_path / "spare", TWO_POINT, {**OPEN, "repeats": 2})
     assert (spare.offer.terms.planned, spare.offer.terms.permitted) == (4, 6)
     plain = spare.plan.lines[0]
-    assert spare.offer.terms.cost[0].epsilon == plain.claims(6)[0].epsilon > plain.claims(4)[0].epsilon
+    assert (
+        spare.offer.terms.cost[0].epsilon == plain.claims(6)[0].epsilon > plain.claims(4)[0].epsilon
+    )
 
 
 def test_runs_at_once_are_charged_apart(tmp_path: Path) -> None:

@@ -14,7 +14,16 @@ from fedveil.flower.site_file import read_site_file
 from fedveil.flower.site_ledger import ledger_of
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
-from tests.flower.sites import CENTRAL, LOCAL, POLICY, TWO_POINT, Server, charges, open_site, witness
+from tests.flower.sites import (
+    CENTRAL,
+    LOCAL,
+    POLICY,
+    TWO_POINT,
+    Server,
+    charges,
+    open_site,
+    witness,
+)
 
 OPEN = {**POLICY, "epsilon": {"client": 1000.0}, "delta": 0.1}
 

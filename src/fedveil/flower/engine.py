@@ -13,12 +13,15 @@ import torch
 from fedveil.errors import BadInput
 from fedveil.flower.federation import Federation
 from fedveil.flower.messages import Answer, Refusal, RoundAsk
+from fedveil.flower.mixer_link import MixerLink
 from fedveil.flower.round_log import About, Outcome, RoundLog
 from fedveil.flower.transport import Arrival, Transport
+from fedveil.mixing.protocol import number_of
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.training.engines.engine import Ids, Job
 from fedveil.training.evaluate import evaluate
 from fedveil.training.exchange import Sent, server_sum
@@ -58,6 +61,7 @@ class RemoteEngine:
     | a refusal | kept with its reason; the site counts as absent |
     | nothing | the site is absent: its report is zero |
     | fewer answers than `minimum`, cohort public | the model stays, and so does the charge |
+    | with a mixer: it hands on nothing in time | the same |
     """
 
     job: Job
@@ -66,17 +70,21 @@ class RemoteEngine:
     about: About
     log: RoundLog
     told: Callable[[Outcome], None] = lambda outcome: None
+    mixer: MixerLink | None = None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         """Refuse what cannot be kept when sites are reached through a server that knows them."""
         plan = self.job.plan
-        if plan.release.minimum:
+        if plan.release.minimum and self.mixer is None:
             raise BadInput(
-                "[shuffle] needs a shuffler that sites reach by themselves: what carries these "
-                "messages knows who sent what; leave it out (--set shuffle=none)"
+                "[shuffle] needs a mixer that sites reach by themselves: what carries these "
+                "messages knows who sent what; name it in federation.toml ([mixer]), or leave "
+                "[shuffle] out, so that trust is local"
             )
+        if self.mixer is not None and not isinstance(plan.release, TwoPointReports):
+            raise BadInput("federation: [mixer] is for recipes with [shuffle]: leave it out")
         expected = plan.expected
         if not secret_cohort(plan) and expected < self.federation.minimum:
             raise BadInput(
@@ -96,7 +104,10 @@ class RemoteEngine:
             self.sleep(max(0.0, began + self.federation.deadline - self.clock()))
         outcome.answered = [name for name in names if name in answers]
         outcome.enough = secret_cohort(self.job.plan) or len(answers) >= self.federation.minimum
-        total = self._sum(ask, ids, answers, outcome)
+        if self.mixer is None:
+            total = self._sum(ask, ids, answers, outcome)
+        else:
+            total = self._mixed(self.mixer, ask, ids, outcome, began)
         self.log.ended(outcome)
         self.told(outcome)
         return total
@@ -172,6 +183,28 @@ class RemoteEngine:
             server_sum(part, plan, asked, self._sent(answer), self._weight(client))
             if len(total.refused) > before:
                 outcome.refused[answer.site] = "its report is not finite, or not of this model"
+        return replace(total, told=False, enough=outcome.enough)
+
+    def _mixed(
+        self, mixer: MixerLink, ask: RoundAsk, ids: Ids, outcome: Outcome, began: float
+    ) -> CohortSum:
+        """What the mixer hands on of the reports that sites have sent it, in place of their sum.
+
+        An answer then says that the mixer has counted a report, and has none itself.
+        """
+        job, plan = self.job, self.job.plan
+        number = number_of(ask.round, ask.attempt, plan.rounds)
+        until = began + self.federation.deadline
+        found = None
+        if outcome.answered:
+            found = mixer.collected(number, job.task.size, until, self.clock, self.sleep)
+        total = CohortSum.zero(job.task.size, plan.width, noisy=False)
+        if found is None or not isinstance(plan.release, TwoPointReports):
+            outcome.enough = False
+            return replace(total, told=False, enough=False)
+        asked = Asked(ask.round, ids, ask.params, None, ask.moving, job.streams)
+        plan.release.add_multisets_(total.total, found, asked)
+        total.weight, total.clients = float(found.reports[0]), len(ids)
         return replace(total, told=False, enough=outcome.enough)
 
     def _sent(self, answer: Answer) -> Sent:

@@ -25,6 +25,7 @@ from pydantic import Field, ValidationError
 from fedveil.checks import shown
 from fedveil.errors import BadInput, one_line
 from fedveil.flower.messages import check_site_name
+from fedveil.flower.mixer_link import MixerSection
 from fedveil.runs.sections.data_section import DataSection
 from fedveil.runs.sections.section import Section
 
@@ -50,7 +51,8 @@ class Federation(Section):
 
     `deadline` is how many seconds a round waits for answers, `minimum` how many sites must be
     online before a round is charged, `wait` for how many seconds the server waits for them. `data`
-    is where the server finds the test split, if not where the recipe says.
+    is where the server finds the test split, if not where the recipe says. `mixer` is where it
+    collects what sites report by themselves, for recipes with [shuffle].
     """
 
     sites: list[RegisteredSite]
@@ -58,6 +60,7 @@ class Federation(Section):
     minimum: int = Field(default=1)
     wait: float = 3600.0
     data: DataSection | None = None
+    mixer: MixerSection | None = None
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -90,6 +93,8 @@ class Federation(Section):
             check_site_name(site.name)
             if site.records < 0:
                 raise BadInput(f"federation: site {site.name!r} has {site.records} records")
+        if self.mixer is not None:
+            self.mixer.check()
         if not 1 <= self.minimum <= len(self.sites):
             raise BadInput(
                 f"federation: minimum is {self.minimum}: 1 to {len(self.sites)}, the number of "
@@ -110,7 +115,10 @@ def read_federation(path: Path) -> Federation:
         raise BadInput(f"federation {path} cannot be read: {one_line(e)}") from e
     federation = federation_of(found)
     federation.check()
-    return federation
+    if federation.mixer is None:
+        return federation
+    mixer = federation.mixer.beside(path.resolve().parent)
+    return federation.model_copy(update={"mixer": mixer})
 
 
 def federation_of(found: dict[str, Any]) -> Federation:

@@ -16,6 +16,7 @@ from fedveil.errors import BadInput, FedveilError
 from fedveil.flower.engine import RemoteEngine
 from fedveil.flower.federation import Federation
 from fedveil.flower.messages import plan_digest
+from fedveil.flower.mixer_link import MixerLink
 from fedveil.flower.round_log import ABOUT, About, Outcome, RoundLog
 from fedveil.flower.transport import Transport
 from fedveil.runs.disk import write_atomic
@@ -72,8 +73,9 @@ class Server:
         log = RoundLog(folder)
 
         def make_engine(job: Job) -> RemoteEngine:
+            mixer = None if federation.mixer is None else MixerLink(federation.mixer)
             return RemoteEngine(
-                *(job, federation, transport, about, log), told=told, clock=clock, sleep=sleep
+                *(job, federation, transport, about, log, told, mixer), clock=clock, sleep=sleep
             )
 
         own: dict[str, Any] = {

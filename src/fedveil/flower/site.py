@@ -17,14 +17,18 @@ import torch
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
+from fedveil.flower.mixer_link import MixerLink
 from fedveil.flower.policy import Offer, Policy
 from fedveil.flower.site_file import SiteFile, read_site_file, recipe_of
 from fedveil.flower.site_ledger import LOG, Declined, ledger_of, today
 from fedveil.flower.terms import terms_of
+from fedveil.mixing.protocol import Refused, number_of
 from fedveil.models.state import common_generators
 from fedveil.names import TABLE
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.records import divided, records_of
@@ -33,6 +37,7 @@ from fedveil.training.engines.engine import Engine, Job
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.exchange import Sent, client_report
 from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
+from fedveil.training.reports import Rows
 from fedveil.training.session import Training
 from fedveil.training.turn import Turn
 
@@ -63,6 +68,7 @@ class Site:
         )
         self.policy = Policy(file.policy)
         self.ledger = ledger_of(file)
+        self.mixer = _mixer(file, self.plan)
         self._first, self._one = self.training.start(), threading.Lock()
 
     @classmethod
@@ -92,21 +98,22 @@ class Site:
         | the ledger is lost, was put back or cannot be written | Refusal, the owner is told |
         | training diverges | the report is a randomised zero, where the site adds noise |
         | the work fails | the same; where the site does not randomise reports, Refusal |
+        | reports go to a mixer | an answer without a report, once the mixer has counted it |
+        | the mixer does not count it, or is not who it should be | Refusal, the charge stays |
         """
         try:
             with self._one:
                 self._check(ask)
                 self.ledger.charge(ask, self._about, self.offer.terms, self.policy, today())
-                sent = self._sent(ask)
-        except Declined as e:
+                report, watched = self._report(ask)
+        except (Declined, Refused) as e:
             return self._refusal(ask, str(e))
         except _Failed:
             return self._refusal(ask, _FAILED)
         except Exception as e:  # a full disk, a ledger that was changed: nothing to tell a server
             LOG.error("round %d of run %s: %s: %s", ask.round, ask.run, type(e).__name__, e)
             return self._refusal(ask, _UNUSABLE)
-        report = sent.reports.rows[0]  # type: ignore[attr-defined]
-        return Answer(ask.run, ask.round, ask.attempt, self.name, report, sent.watched[0])
+        return Answer(ask.run, ask.round, ask.attempt, self.name, report, watched)
 
     def _check(self, ask: RoundAsk) -> None:
         """Decline what does not fit the site's own plan and policy, before anything is noted."""
@@ -138,8 +145,11 @@ class Site:
             "seed": "",
         }
 
-    def _sent(self, ask: RoundAsk) -> Sent:
-        """The report, by the simulator's own function; randomness is this answer's alone."""
+    def _report(self, ask: RoundAsk) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the server gets: the report and what a clip watches, or what a mixer leaves of it.
+
+        By the simulator's own function; randomness is this answer's alone.
+        """
         streams = Streams(secrets.randbits(128), self.plan.secure)
         ids = np.array([self.file.number or 0])
         cohort = CohortData(self.records, ids, np.zeros(1, dtype=np.int64))
@@ -149,16 +159,29 @@ class Site:
             moving=ask.moving,
             everyone=ids,
         )
-        generators = common_generators()
         with one_thread():
-            try:
-                sent = client_report(self.training.work, self.plan, turn)
-                self.training.task.check_unchanged(generators)
-            except Exception as e:
-                LOG.exception("round %d of run %s could not be computed", ask.round, ask.run)
-                if not self.plan.release.randomises:
-                    raise _Failed from e
-                sent = client_report(_Nothing(), self.plan, turn)  # type: ignore[arg-type]
+            sent = self._sent(turn)
+        if not isinstance(sent.reports, Rows):
+            raise AssertionError("one client's report is a row")
+        rows, release = sent.reports.rows, self.plan.release
+        if self.mixer is None:
+            return rows[0], sent.watched[0]
+        if not isinstance(release, TwoPointReports):
+            raise AssertionError("a mixer is for two-point reports")
+        number = number_of(ask.round, ask.attempt, self.plan.rounds)
+        self.mixer.report(number, release.messages(rows, turn)[0])
+        return rows[0, :0], sent.watched[0]
+
+    def _sent(self, turn: Turn) -> Sent:
+        generators = common_generators()
+        try:
+            sent = client_report(self.training.work, self.plan, turn)
+            self.training.task.check_unchanged(generators)
+        except Exception as e:
+            LOG.exception("round %d could not be computed", turn.round)
+            if not self.plan.release.randomises:
+                raise _Failed from e
+            sent = client_report(_Nothing(), self.plan, turn)  # type: ignore[arg-type]
         return sent
 
     @cached_property
@@ -189,6 +212,20 @@ class _Nothing:
         rows = torch.zeros(1, turn.start.shape[-1])
         none = torch.zeros(1, dtype=torch.bool)
         return Clipped(rows, torch.zeros(1, dtype=torch.float64), none)
+
+
+def _mixer(file: SiteFile, plan: PrivacyPlan) -> MixerLink | None:
+    """Where reports go, if not to the server."""
+    if plan.release.minimum and file.mixer is None:
+        raise BadInput(
+            "the recipe has [shuffle] and site.toml no [mixer]: name the mixer, or leave [shuffle] "
+            "out of the recipe, so that trust is local"
+        )
+    if file.mixer is None:
+        return None
+    if not plan.release.minimum:
+        raise BadInput("[mixer] is for recipes with [shuffle]: leave it out")
+    return MixerLink(file.mixer)
 
 
 def _records(file: SiteFile, recipe: Recipe) -> FederatedData:

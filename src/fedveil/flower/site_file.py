@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from fedveil.checks import VALUES, check
 from fedveil.errors import BadInput
 from fedveil.flower.messages import check_site_name
+from fedveil.flower.mixer_link import MixerSection
 from fedveil.runs.recipe import Recipe, explained, load_recipe
 from fedveil.runs.sections.data_section import ColumnSection, DataSection
 from fedveil.runs.sections.keys import forms_of
@@ -89,24 +90,6 @@ class PolicySection(Section):
     )
 
 
-class MixerSection(Section):
-    """`[mixer]`: where reports go for a recipe with `[shuffle]`."""
-
-    host: str = Field(description="Its host, as its certificate names it.")
-    port: int = Field(description="Its port.")
-    ca: str | None = Field(
-        default=None,
-        description="File with the certificate of the authority that signed the mixer's. Left "
-        "out: those that this machine trusts.",
-    )
-    spread: float = Field(
-        default=0.0, description="Seconds over which the messages of a report are spread."
-    )
-    insecure: bool = Field(
-        default=False, description="Whether to do without TLS: for tests on one machine."
-    )
-
-
 class SiteFile(Section):
     """What a site is. Paths are relative to the folder of `site.toml`."""
 
@@ -133,8 +116,8 @@ class SiteFile(Section):
     policy: PolicySection = Field(default=PolicySection(), description="What the owner agrees to.")
     mixer: MixerSection | None = Field(
         default=None,
-        description="The mixer, for a recipe with [shuffle]. Left out: reports go to the server, "
-        "and trust is local.",
+        description="The mixer, for a recipe with [shuffle], and for no other. Left out: reports "
+        "go to the server.",
     )
 
 
@@ -201,11 +184,8 @@ def _check_values(path: Path, site: SiteFile) -> None:
     for name, value in site.data:
         if f"data.{name}" in VALUES and value is not None:
             check(f"data.{name}", value)
-    if site.mixer is not None and not (1 <= site.mixer.port < 2**16 and site.mixer.spread >= 0):
-        raise BadInput(
-            f"mixer.port is {site.mixer.port} and mixer.spread {site.mixer.spread}: a port up to "
-            "65535 and seconds are needed"
-        )
+    if site.mixer is not None:
+        site.mixer.check()
 
 
 def _resolved(path: Path, site: SiteFile) -> SiteFile:
@@ -218,16 +198,13 @@ def _resolved(path: Path, site: SiteFile) -> SiteFile:
             f"{path}: witness {witness} is inside the ledger's folder, and would be lost with it: "
             "put it elsewhere"
         )
-    mixer = site.mixer
-    if mixer is not None and mixer.ca is not None:
-        mixer = mixer.model_copy(update={"ca": str(folder / mixer.ca)})
     return site.model_copy(
         update={
             "recipe": str(folder / site.recipe),
             "ledger": str(ledger),
             "witness": str(witness),
             "data": _data(folder, site.data),
-            "mixer": mixer,
+            "mixer": None if site.mixer is None else site.mixer.beside(folder),
         }
     )
 
