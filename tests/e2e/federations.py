@@ -20,6 +20,9 @@ from fedveil.runs.records import data_of
 
 PATIENCE = 280.0
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1"}
+SAID = ("epsilon", "delta", "unit", "neighbours", "trust", "accountant", "noise", "as_published")
+"""What a claim says, but for its assumptions: a federation has more of them."""
+
 BAD_SITE = Path(__file__).with_name("bad_site.py")
 
 
@@ -80,13 +83,6 @@ class Live:
     def outcomes(self, directory):
         return [line for line in self.asks(directory) if "answered" in line]
 
-    def wait_for(self, holds, what):
-        """Wait until something holds."""
-        deadline = time.monotonic() + PATIENCE
-        while not holds():
-            assert time.monotonic() < deadline, f"not {what} in time"
-            time.sleep(0.05)
-
     def charges(self, name):
         """What a site was charged for."""
         path = self.site(name) / "ledger" / "ledger.db"
@@ -102,7 +98,7 @@ class Live:
     def kill_superlink(self):
         """Kill SuperLink as a power cut would; what it started ends by itself."""
         self.federation.superlink.kill()
-        self.wait_for(lambda: not processes_of(self.server), "ended with SuperLink")
+        wait_for(lambda: not processes_of(self.server), "ended with SuperLink")
 
 
 @contextmanager
@@ -123,7 +119,15 @@ def live(folder, *names, recipe="fedavg", bad=()):
             federation.start_site(name)
         federation.wait_until_connected()
         yield found
-    found.wait_for(lambda: not processes_of(folder), "all ended")
+    wait_for(lambda: not processes_of(folder), "all ended")
+
+
+def wait_for(holds, what):
+    """Wait until something holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, f"not {what} in time"
+        time.sleep(0.05)
 
 
 def processes_of(folder):

@@ -6,7 +6,7 @@ import pytest
 
 from fedveil.flower.certificates import node_key
 from fedveil.privacy.ledger.file import read_charges
-from tests.e2e.federations import live
+from tests.e2e.federations import live, wait_for
 
 pytest.importorskip("flwr")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -86,10 +86,10 @@ def test_a_server_that_is_killed_resumes_and_no_charge_is_lost(federation):
         return any(line.get("asking") == number for line in federation.asks("killed"))
 
     first = federation.federation.run("killed")
-    federation.wait_for(lambda: asked(2), "round 2 was asked for")
+    wait_for(lambda: asked(2), "round 2 was asked for")
     federation.kill_server_app()
     second = federation.federation.run("killed")
-    federation.wait_for(lambda: asked(3), "round 3 was asked for")
+    wait_for(lambda: asked(3), "round 3 was asked for")
     federation.kill_superlink()
     first.kill()
     second.kill()

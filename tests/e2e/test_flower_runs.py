@@ -9,12 +9,11 @@ from safetensors.torch import load_file
 
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
-from tests.e2e.federations import live, processes_of
+from tests.e2e.federations import SAID, live, processes_of
 
 pytest.importorskip("flwr")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SAID = ("epsilon", "delta", "unit", "neighbours", "trust", "accountant", "noise", "as_published")
 ALL = "sample.kind=all"
 
 
@@ -29,7 +28,7 @@ def federation(tmp_path_factory):
 def simulated(federation, tmp_path):
     """The same recipe in the simulator."""
     recipe = load_recipe(str(federation.server / "recipe.toml"), ("engine.workers=1",))
-    run = Run.start(recipe, tmp_path / "simulated")
+    run = Run.start(recipe, tmp_path / "simulated", None)
     return run.execute(), load_file(tmp_path / "simulated" / "model.safetensors")
 
 
