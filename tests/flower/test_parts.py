@@ -1,5 +1,8 @@
 """The parts for apps of plain Flower: a strategy around the app's own, and a mod."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -295,9 +298,9 @@ def training(*values, fails=False):
     return train
 
 
-def asked(round=1, run=7, arrays=START):
+def asked(round=1, run=7, arrays=START, kind="train"):
     records = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": round})})
-    message = Message(records, 11, "train")
+    message = Message(records, 11, kind)
     message.metadata.__dict__.update(_message_id="m", _run_id=run)
     return message
 
@@ -357,6 +360,8 @@ def test_a_clients_policy_holds_over_runs(tmp_path):
         lambda: asked(0),
         lambda: asked(4),
         lambda: asked("1"),
+        lambda: asked(kind="evaluate"),
+        lambda: asked(kind="query"),
         lambda: asked(arrays=ArrayRecord({"w": Array(np.full(3, np.nan, dtype=np.float32))})),
         lambda: asked(arrays=ArrayRecord({"w": Array(np.arange(3))})),
     ],
@@ -404,3 +409,20 @@ def test_mod_and_strategy_together(tmp_path):
     charges = [read_charges(tmp_path / f"{node}" / "ledger.db") for node in NODES]
     assert [len(each) for each in charges] == [3] * 4
     assert strategy.claim == plan.claims(3, np.full(4, 3))[0]
+
+
+def test_the_documentations_lines_run(tmp_path, monkeypatch):
+    """As they stand there, each in under 15 lines."""
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    server, client = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert max(len(block.splitlines()) for block in (server, client)) < 15
+    here = {"FedAvg": FedAvg, "ClientApp": ClientApp, "clients": 4, "parameters": 8}
+    here |= {"grid": Nodes(sends(1.0)), "initial_arrays": START}
+    exec(server, here)
+    assert here["strategy"].ledger.charged() == 20
+    exec(client, here)
+    here["app"].train()(training(1.0))
+    reply = here["app"](asked(), CONTEXT)
+    assert reply.has_content()
+    assert len(read_charges(tmp_path / "ledger" / "ledger.db")) == 1

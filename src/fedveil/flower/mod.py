@@ -32,7 +32,7 @@ from fedveil.training.reports import Rows, accept
 
 LOG = logging.getLogger("flwr")
 
-_CANNOT = 0
+_CANNOT, _TRAINING = 0, "train"
 
 
 class PrivateMod:
@@ -47,6 +47,7 @@ class PrivateMod:
     | a plan whose noise is not the client's | BadInput |
     | the plan's turns, its budget or the policy are used up | an error reply; nothing is trained |
     | a round out of the plan, a model of another size, or not finite | an error reply |
+    | a message that asks for anything but training, such as evaluation | an error reply |
     | the app's training fails, diverges or returns another model | a randomised zero |
     | metrics | one, of weight 1, so that strategies weight all alike |
     """
@@ -101,6 +102,8 @@ class PrivateMod:
 
     def _asked(self, msg: Message) -> Asked:
         """What the server asks for, as far as it may be trusted: which round, and which model."""
+        if msg.metadata.message_type.split(".")[0] != _TRAINING:
+            raise Declined("only training is private: what else leaves a client, nothing accounts")
         arrays, configs = msg.content.array_records, msg.content.config_records
         if len(arrays) != 1 or len(configs) != 1:
             raise Declined("a message with one model and one configuration is needed")
