@@ -7,6 +7,7 @@ from planted import Project
 _ABOVE = {
     "audit": (),
     "data": ("runs",),
+    "flower": (),
     "mixing": (),
     "privacy": ("training", "runs"),
     "training": ("runs",),
@@ -21,11 +22,23 @@ _ALSO = {
     "data/partition.py": ("data/test_own_table.py",),
     "data/fitting.py": ("data/test_bad_tables.py", "data/test_own_table.py"),
     "data/table_split.py": ("data/test_own_table.py",),
+    "flower/site.py": (
+        "flower/test_site_asks.py",
+        "flower/test_site_ledger.py",
+        "flower/test_terms.py",
+        "flower/test_site_mixer.py",
+    ),
+    "flower/terms.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
+    "flower/site_ledger.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
     "privacy/accounting/renyi.py": ("privacy/accounting/test_composition.py",),
     "training/adversary.py": ("attacks/test_attack.py",),
     "training/aggregates.py": ("training/test_aggregates.py", "attacks/test_attack.py"),
     "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
-    "privacy/clip_schedules.py": ("privacy/releases/test_client_noise.py",),
+    "privacy/clip_schedules.py": (
+        "privacy/releases/test_client_noise.py",
+        "flower/test_site_asks.py",
+    ),
+    "privacy/ranges.py": ("flower/test_site_asks.py",),
     "privacy/curators.py": ("privacy/releases/test_client_noise.py",),
     "privacy/identity.py": (
         "contracts/test_noise_is_never_reused.py",
