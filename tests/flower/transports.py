@@ -2,14 +2,22 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 
 from fedveil.flower.messages import Answer, Refusal, RoundAsk
-from fedveil.flower.site import Site
 from fedveil.flower.transport import Arrival
 
 Reply = Answer | Refusal
+
+
+class Answers(Protocol):
+    """A site, or what stands in for one."""
+
+    def answer(self, ask: RoundAsk) -> Answer | Refusal: ...
+
+
 Behaviour = Callable[["InProcess", RoundAsk, Reply], list[Arrival]]
 
 
@@ -21,7 +29,7 @@ class InProcess:
     (round, site) raises when that site is asked, as a server that is killed.
     """
 
-    sites: dict[str, Site]
+    sites: dict[str, Answers]
     behaviour: dict[str, Behaviour] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     stop: tuple[int, str] | None = None

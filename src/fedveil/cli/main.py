@@ -8,7 +8,7 @@ import typer
 
 import fedveil
 from fedveil.checks import shown
-from fedveil.cli import audit, look, mix, reproduce, results, site, train, tune
+from fedveil.cli import audit, deploy, look, mix, reproduce, results, site, train, tune
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ for command in (
         look.account,
         look.ledger,
         mix.mixer,
+        deploy.deploy,
     ),
 ):
     app.command()(command)

@@ -105,7 +105,8 @@ class Watched:
         Guarantee: the draw is a multiple of 2^-52, and 2^-22 is taken off the chance of keeping
         the bit, so that epsilon `flip` holds exactly.
         """
-        bits = torch.where(bits >= 0, self.length, -self.length)
+        length = torch.tensor(self.length, dtype=torch.float64)
+        bits = torch.where(bits >= 0, length, -length)
         keep = self._keep
         draw = uniform_(torch.empty(len(bits), 1, dtype=torch.float64), keys)
         flipped = torch.where(draw < max(0.0, 2 * keep - 1 - 2.0**-22), bits, -bits)
@@ -131,7 +132,7 @@ class Watched:
     @property
     def _flipped_bit(self) -> float:
         """What a bit by randomised response counts for, without bias, on either side of zero."""
-        return float(torch.tensor(self.length, dtype=torch.float64) / (2 * self._keep - 1))
+        return self.length / (2 * self._keep - 1)
 
     @property
     def _keep(self) -> float:
