@@ -12,7 +12,7 @@ from fedveil.runs.run import Run
 from tests.e2e.federations import SAID, live, processes_of
 
 pytest.importorskip("flwr")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ALL = "sample.kind=all"
 
