@@ -31,7 +31,7 @@ CENTRAL: dict[str, Any] = {
     "name": "central",
     "sample": {"kind": "poisson", "rate": 0.5},
     "client": {"kind": "sgd", "epochs": 2, "lr": 0.1},
-    "noise": {"kind": "gaussian", "where": "server", "source": "secure"},
+    "noise": {"kind": "gaussian", "where": "server", "source": "secure", "multiplier": 1.08},
 }
 TWO_POINT: dict[str, Any] = {
     **LOCAL,

@@ -83,7 +83,7 @@ class RemoteEngine:
                 "messages knows who sent what; name it in federation.toml ([mixer]), or leave "
                 "[shuffle] out, so that trust is local"
             )
-        if self.mixer is not None and not isinstance(plan.release, TwoPointReports):
+        if self.mixer is not None and not plan.release.minimum:
             raise BadInput("federation: [mixer] is for recipes with [shuffle]: leave it out")
         expected = plan.expected
         if not secret_cohort(plan) and expected < self.federation.minimum:

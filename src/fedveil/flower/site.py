@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from fedveil.data.federated import FederatedData
+from fedveil.data.records import fitted_on_test
 from fedveil.errors import BadInput
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.mixer_link import MixerLink
 from fedveil.flower.policy import Offer, Policy
-from fedveil.flower.site_file import SiteFile, read_site_file, recipe_of
+from fedveil.flower.site_file import TABLES, SiteFile, read_site_file, recipe_of
 from fedveil.flower.site_ledger import LOG, Declined, ledger_of, today
 from fedveil.flower.terms import terms_of
 from fedveil.mixing.protocol import Refused, number_of
@@ -238,6 +239,12 @@ def _records(file: SiteFile, recipe: Recipe) -> FederatedData:
         raise BadInput(
             f"data has {data.clients} clients: a site is one; leave data.client out, or give it "
             "the records of one"
+        )
+    held_back = section.name == TABLE and not str(section.test).endswith(TABLES)
+    if held_back and any(text.endswith(fitted_on_test("")) for text in data.remarks):
+        raise BadInput(
+            "some columns are not declared, and were fitted on this site's own records, unlike at "
+            "other sites: declare them (data.columns), or name a public table (data.test)"
         )
     data.check()
     return data

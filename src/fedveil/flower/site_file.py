@@ -16,7 +16,7 @@ from fedveil.runs.sections.keys import forms_of
 from fedveil.runs.sections.section import Section
 
 _LARGEST = 1 << 18
-_TABLES = (".csv", ".parquet")
+TABLES = (".csv", ".parquet")
 
 
 class EpsilonSection(Section):
@@ -213,7 +213,7 @@ def _data(folder: Path, section: DataSection) -> DataSection:
     changes: dict[str, Any] = {}
     if section.path is not None:
         changes["path"] = str(folder / section.path)
-    if isinstance(section.test, str) and section.test.endswith(_TABLES):
+    if isinstance(section.test, str) and section.test.endswith(TABLES):
         changes["test"] = str(folder / section.test)
     if section.columns is not None:
         changes["columns"] = {name: _column(folder, c) for name, c in section.columns.items()}

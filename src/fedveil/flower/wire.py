@@ -18,7 +18,9 @@ from fedveil.errors import BadInput, one_line
 from fedveil.flower.federation import Federation, fingerprint
 from fedveil.flower.messages import (
     LONGEST_REASON,
+    Answer,
     Message,
+    Refusal,
     RoundAsk,
     put_together,
     taken_apart,
@@ -115,7 +117,7 @@ def key_of(public_key: bytes) -> str:
     return fingerprint(line.decode())
 
 
-def _read(reply: FlowerMessage, node: int) -> Message | str:
+def _read(reply: FlowerMessage, node: int) -> Answer | Refusal | str:
     """What a node sent, or why it cannot be read, in one line."""
     if reply.has_error():
         return f"its app failed: {one_line(ValueError(reply.error.reason))}"[:LONGEST_REASON]

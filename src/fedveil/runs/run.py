@@ -87,8 +87,13 @@ class Run:
         else:
             check_run_name(recipe.name)
         data = brought(recipe, model, data)
-        own = {"data": data, "model": model, "make_engine": make_engine}
-        training = build(recipe, data_root, **own, allow_code=allow_code)
+        training = build(
+            *(recipe, data_root),
+            data=data,
+            model=model,
+            allow_code=allow_code,
+            make_engine=make_engine,
+        )
         if shared is not None:
             shared.check(training)
         folder = claim(out, recipe.name)
@@ -108,8 +113,13 @@ class Run:
         """Open an interrupted run with the recipe, and the own parts, it was started with."""
         recipe = recipe_in(folder)
         data = brought(recipe, model, data)
-        own = {"data": data, "model": model, "make_engine": make_engine}
-        training = build(recipe, data_root, **own, allow_code=allow_code)
+        training = build(
+            *(recipe, data_root),
+            data=data,
+            model=model,
+            allow_code=allow_code,
+            make_engine=make_engine,
+        )
         return cls(folder, recipe, training, fresh=False)
 
     def describe(self) -> str:
