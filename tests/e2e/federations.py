@@ -25,12 +25,14 @@ QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1"}
 SAID = ("epsilon", "delta", "unit", "neighbours", "trust", "accountant", "noise", "as_published")
 """What a claim says, but for its assumptions: a federation has more of them."""
 
+MEMBER = ("mixer-ca.crt", "member.crt", "member.key")
 BAD_SITE = Path(__file__).with_name("bad_site.py")
 
 
 def deployment(recipe, settings, names, address, deadline):
     chosen = deployed_recipe(recipe, settings, len(names))
-    return Deployment(chosen, names, address, data_of(chosen), deadline)
+    (port,) = free_ports(1)
+    return Deployment(chosen, names, address, data_of(chosen), deadline, Address(port=port))
 
 
 class Live:
@@ -60,6 +62,12 @@ class Live:
         shutil.rmtree(self.server / "test")
         shutil.copytree(scratch / "server" / "test", self.server / "test")
         shutil.copy(scratch / "server" / "recipe.toml", self.server)
+        if (scratch / "mixer").exists():
+            shutil.copytree(scratch / "mixer", self.folder / "mixer")
+            for name in MEMBER:
+                shutil.copy(scratch / "server" / name, self.server)
+                for site in self.names:
+                    shutil.copy(scratch / "sites" / site / name, self.site(site))
         text = (scratch / "server" / "federation.toml").read_text()
         for name in self.names:
             known = (self.server / "nodes" / f"{name}.pub").read_text().strip()
