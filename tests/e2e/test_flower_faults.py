@@ -30,7 +30,7 @@ def test_an_unknown_key_is_not_let_in(federation):
 
 
 def test_a_node_without_a_key_is_not_let_in(federation):
-    federation.stranger("bare", auth_supernode_private_key="max-retries 2 #")
+    federation.stranger("bare", auth_supernode_private_key="--max-retries 2 #")
     assert "Failed to initialize the connection" in federation.turned_away("bare")
 
 
