@@ -1,5 +1,6 @@
 """A federation's server that is stopped, killed and started again."""
 
+import contextlib
 import json
 
 import pytest
@@ -10,18 +11,23 @@ from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs.run import Run
 from tests.flower.conftest import AT_SITES, FREE, NAMES, SECURE, SEEDED, proven, stop_after
 from tests.flower.sites import CENTRAL, FEDAVG, LOCAL
-from tests.flower.transports import changed
+from tests.flower.transports import Killed, changed
 
 AT_SERVER = {**CENTRAL, "sample": {"kind": "all"}, "noise": SECURE, "budget": FREE}
 AT_SITE = {**LOCAL, "noise": AT_SITES, "budget": FREE}
 
 
 @pytest.mark.parametrize("recipe", [AT_SERVER, {**AT_SERVER, "noise": SEEDED}, AT_SITE, FEDAVG])
-def test_a_server_that_was_killed_resumes_with_a_new_attempt_and_a_new_charge(stand_ins, recipe):
+@pytest.mark.parametrize("end", [KeyboardInterrupt, Killed])
+def test_a_server_that_was_killed_resumes_with_a_new_attempt_and_a_new_charge(
+    stand_ins, recipe, end
+):
     three = stand_ins({**recipe, "rounds": 4})
     three.transport.stop = (3, "south")
-    first = three.server().serve()
-    assert first["rounds"] == 2
+    three.transport.end = end
+    with contextlib.suppress(Killed):
+        assert three.server().serve()["rounds"] == 2
+    assert (three.folder / "run" / "result.json").exists() is (end is KeyboardInterrupt)
     three.transport.stop = None
     before = {name: len(sent) for name, sent in three.transport.sent.items()}
     result = three.server().serve()
