@@ -52,7 +52,8 @@ def test_a_site_that_randomises_is_charged_for_its_own_turns(
 def test_a_secret_cohort_concerns_a_site_in_every_round(
     tmp_path: Path, sample: dict[str, Any], at_once: bool, turns: int
 ) -> None:
-    site = open_site(tmp_path, {**CENTRAL, "sample": sample}, OPEN)
+    noise = {"kind": "gaussian", "where": "server", "source": "secure"}
+    site = open_site(tmp_path, {**CENTRAL, "sample": sample, "noise": noise}, OPEN)
     assert (site.offer.terms.at_once, site.offer.terms.permitted) == (at_once, turns)
     Server(site).answer(2)
     assert charges(site) == (turns if at_once else 1)

@@ -254,7 +254,12 @@ def _training(file: SiteFile, recipe: Recipe, records: FederatedData) -> Trainin
     """The recipe for all sites of the federation, none of whose records are here.
 
     It is made for its plan and its checks: nothing is measured at a site, on whatever records.
+    Files that the recipe names are beside it.
     """
+    folder, model = Path(file.recipe).parent, recipe.model
+    named = {key: getattr(model, key) for key in ("path", "weights")}
+    paths = {key: str(folder / name) for key, name in named.items() if name is not None}
+    recipe = recipe.model_copy(update={"model": model.model_copy(update=paths)})
     names = [str(number) for number in range(file.clients)]
     everyone = records.at_sites(names, [records.records] * file.clients)
     return build(

@@ -34,7 +34,7 @@ from fedveil.privacy.shuffle import Counts, Flags, Multisets
 class MixerConfig:
     """What a mixer accepts. Memory is about positions x (8 connections + 24 held) bytes at most.
 
-    Rounds are numbered 1 to `rounds`; attempt a at round r, counting attempts from 0, has the number
+    Rounds are numbered 1 to `rounds`; attempt a at round r, counted from 0, has the number
     a x rounds + r (`number_of`), and there are at most `attempts` of them. With `certificate` and
     `key` it speaks TLS, and with `clients_ca` only to those whose certificates that authority has
     signed. Times are in seconds: `deadline` from a round's first

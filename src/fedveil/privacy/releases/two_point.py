@@ -116,7 +116,7 @@ class TwoPointReports(Release):
             total -= float(found.reports[0]) * asked.start.to(torch.float64)
 
     def messages(self, rows: torch.Tensor, asked: Asked) -> Flags:
-        """What clients tell a shuffler of their reports [K, P]: which are high, and nothing else."""
+        """What clients tell a shuffler of their reports [K, P]: which are high, no more."""
         return highs(rows, *self._points(asked.moving)).numpy()
 
     def updates_of(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
