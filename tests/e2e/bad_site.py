@@ -34,10 +34,8 @@ def replay(answer):
 
 
 def die(answer):
-    """The SuperNode and all that belongs to it are gone, from the second round on."""
-    if answer.round > 1:
-        os.killpg(0, signal.SIGKILL)
-    return answer
+    """The SuperNode and all that belongs to it are gone, charged and not answered."""
+    os.killpg(0, signal.SIGKILL)
 
 
 def main():

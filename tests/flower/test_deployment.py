@@ -68,6 +68,33 @@ def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
         assert allowed is None or cost <= allowed <= 1.001 * cost
 
 
+def test_a_mixer_has_an_authority_of_its_own(tmp_path):
+    """Whoever runs the server could otherwise sign a certificate, and pose as the mixer."""
+    recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    mixer = Address("mixer.example.org", 9099)
+    Deployment(recipe, NAMES, Address(), data_of(recipe), mixer=mixer).write(tmp_path / "d")
+    folder = tmp_path / "d"
+    assert (folder / "mixer/ca.crt").read_bytes() != (folder / "sites/north/ca.crt").read_bytes()
+    assert "--positions 650 --minimum 3 --expected 3" in (folder / "mixer/mixer.sh").read_text()
+    federation = read_federation(folder / "server" / "federation.toml")
+    site = Site.open(folder / "sites" / "north" / "site.toml")
+    for section in (federation.mixer, site.file.mixer):
+        assert (section.host, section.port) == ("mixer.example.org", 9099)
+        assert not section.insecure
+    assert not list((folder / "server").rglob("mixer.key"))
+    assert not checked(site).objections
+
+
+@pytest.mark.parametrize("missing", ["data", "mixer"])
+def test_a_shuffler_needs_a_mixer_and_data(tmp_path, missing):
+    recipe = deployed_recipe("ldp-fl", ("shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    parts = {"data": data_of(recipe), "mixer": Address(port=9099)}
+    parts.pop(missing)
+    with pytest.raises(BadInput, match="shuffle=none"):
+        Deployment(recipe, NAMES, Address(), **parts).write(tmp_path / "d")
+    assert not list(tmp_path.iterdir())
+
+
 def test_records_are_divided_and_the_server_has_none(written):
     recipe = load_recipe(str(written / "fedavg" / "server" / "recipe.toml"))
     whole = data_of(recipe)

@@ -2,6 +2,7 @@
 
     app/            what `flwr run` takes
     server/         recipe, sites, certificates, how to start SuperLink; the run directory
+    mixer/          for a recipe with [shuffle]: a party of its own
     sites/NAME/     what the owner of a site gets: its copy of the recipe, policy, key, how to start
 
 Every path in them is relative to its own folder, so that folders may be moved to where they belong.
@@ -21,13 +22,14 @@ from fedveil.flower.certificates import Authority, node_key
 from fedveil.flower.federation import Federation, RegisteredSite
 from fedveil.flower.guard import write_programs
 from fedveil.flower.messages import check_site_name
-from fedveil.flower.policy_file import plan_for, policy_text
+from fedveil.flower.mixer_file import ATTEMPTS, MixerFiles
+from fedveil.flower.policy_file import policy_text, training_for
 from fedveil.inputs import taken
 from fedveil.names import TABLE
-from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.overrides import Overrides
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.toml import dumps
+from fedveil.training.session import Training
 
 DEADLINE = 600.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -69,7 +71,8 @@ class Deployment:
     """A recipe, the sites that will train it, and where their server is.
 
     `data`, when given, are divided among the sites, for trying out: the recipe's own, of as many
-    clients as there are sites. Without, owners say in site.toml where their records are.
+    clients as there are sites. Without, owners say in site.toml where their records are. `mixer` is
+    where the mixer is reached, for a recipe with [shuffle].
     """
 
     recipe: Recipe
@@ -77,6 +80,7 @@ class Deployment:
     address: Address
     data: FederatedData | None = None
     deadline: float = DEADLINE
+    mixer: Address | None = None
 
     def __post_init__(self) -> None:
         for name in self.sites:
@@ -115,13 +119,14 @@ class Deployment:
         authority = Authority.new("fedveil authority")
         authority.save(server / "certificates")
         authority.server(self.address.host, server / "certificates", "superlink")
-        keys = [self._site(folder, number) for number in range(len(self.sites))]
+        mixer = self._mixer(folder / "mixer")
+        keys = [self._site(folder, number, mixer) for number in range(len(self.sites))]
         for name, key in zip(self.sites, keys, strict=True):
             (server / "nodes" / f"{name}.pub").write_text(f"{key}\n")
-        self._server(server, keys)
+        self._server(server, keys, mixer)
         self._fill("README.md", folder, first=self.sites[0])
 
-    def _server(self, folder: Path, keys: list[str]) -> None:
+    def _server(self, folder: Path, keys: list[str], mixer: MixerFiles | None) -> None:
         (folder / "recipe.toml").write_text(self._recipe_text)
         sizes = self._public_sizes
         sites = [
@@ -135,6 +140,8 @@ class Deployment:
             if self.data is not None:  # its test split alone: no site's records come here
                 self.data.at_sites(self.sites, sizes).save(folder / "test")
                 file.write("\n" + dumps({"data": {"name": "saved", "path": "test"}}).lstrip())
+            if mixer is not None:
+                file.write("\n" + mixer.give_to(folder))
             for site in sites:
                 known = site.model_dump(exclude_defaults=True)
                 file.write("\n" + dumps({"[sites]": known}).lstrip())
@@ -144,7 +151,32 @@ class Deployment:
         self._fill("register.sh", folder)
         self._fill("run.sh", folder)
 
-    def _site(self, folder: Path, number: int) -> str:
+    def _mixer(self, folder: Path) -> MixerFiles | None:
+        """Write the mixer's folder, for a recipe with [shuffle]."""
+        shuffle, training = self.recipe.shuffle, self._training
+        if shuffle is None:
+            return None
+        if training is None or self.mixer is None:
+            raise BadInput(
+                "[shuffle] needs a mixer, and how many weights a report has follows from data: use "
+                "--divide and --mixer HOST:PORT, or leave it out (--set shuffle=none)"
+            )
+        files = MixerFiles.write(folder, self.mixer.host, self.mixer.port)
+        self._fill(
+            "mixer.sh",
+            folder,
+            positions=training.task.size,
+            minimum=training.plan.release.minimum,
+            clients=len(self.sites),
+            rounds=self.recipe.total_rounds,
+            attempts=ATTEMPTS,
+            deadline=self.deadline,
+            listen=self.mixer.listen,
+            port=self.mixer.port,
+        )
+        return files
+
+    def _site(self, folder: Path, number: int, mixer: MixerFiles | None) -> str:
         """Write a site's folder; return its public key."""
         name = self.sites[number]
         place = folder / "sites" / name
@@ -161,8 +193,11 @@ class Deployment:
             clients=len(self.sites),
             number=number,
             data=self._data_text(place, number),
-            policy=policy_text(self.recipe, self._plan, number),
+            policy=policy_text(self.recipe, self._training and self._training.plan, number),
         )
+        if mixer is not None:
+            with (place / "site.toml").open("a") as file:
+                file.write("\n" + mixer.give_to(place))
         self._fill("supernode.sh", place, port=self.address.of_site(number))
         return key
 
@@ -182,8 +217,8 @@ class Deployment:
         return text.rstrip()
 
     @cached_property
-    def _plan(self) -> PrivacyPlan | None:
-        return None if self.data is None else plan_for(self.recipe, self.data)
+    def _training(self) -> Training | None:
+        return None if self.data is None else training_for(self.recipe, self.data)
 
     @property
     def _public_sizes(self) -> list[int]:
