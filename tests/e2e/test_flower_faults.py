@@ -46,7 +46,7 @@ def test_sites_that_misbehave_are_named_and_the_rest_goes_on(federation):
     for line in (first, second):
         assert "not finite, or not of this model" in line["refused"]["nan"]
         assert "not finite, or not of this model" in line["refused"]["short"]
-        assert "policy.epsilon.client is 0.1" in line["declined"]["refuse"]
+        assert "policy.epsilon.client" in line["declined"]["refuse"]
         assert "honest" in line["answered"]
         assert line["absent"] == ["die"]
         assert line["enough"]
