@@ -14,6 +14,7 @@ from fedveil.audit import (
     randomisers,
     records,
     sensitivity,
+    statistics,
     white_box,
 )
 from fedveil.audit import property as properties
@@ -34,7 +35,10 @@ from fedveil.checks import check_workers, shown
 from fedveil.errors import BadInput
 from fedveil.training.session import Training
 
-BOUNDS = (randomisers.ATTACK, sensitivity.ATTACK, canaries.ATTACK, records.ATTACK)
+BOUNDS = (
+    *(randomisers.ATTACK, sensitivity.ATTACK, statistics.ATTACK),
+    *(canaries.ATTACK, records.ATTACK),
+)
 """Attacks that bound epsilon from below, and so need a claim."""
 
 LEAKS = (membership.ATTACK, white_box.ATTACK, properties.ATTACK, inversion.ATTACK)
@@ -144,6 +148,9 @@ def _findings(
             on_step(1, 1)
         case sensitivity.ATTACK:
             found = list(sensitivity.findings(training, question.seed))
+            on_step(1, 1)
+        case statistics.ATTACK:
+            found = list(statistics.findings(training))
             on_step(1, 1)
         case canaries.ATTACK:
             found = list(question.clients.findings(training, on_step))

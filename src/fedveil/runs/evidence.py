@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.ledger.file import read_about, read_runs
 from fedveil.privacy.ledger.hash_chain import Head, first_hash
 from fedveil.privacy.ledger.looking import one_look
 from fedveil.privacy.ledger.shared import common_of, spent_in
-from fedveil.privacy.ledger.statement import Statement, statements
+from fedveil.privacy.ledger.statement import Statement, lines_of, statements
 from fedveil.privacy.ledger.verification import check_head, read_hashes, read_links, verify
 from fedveil.runs import checkpoint
 from fedveil.runs.closing import check_as_left, differences, is_open
@@ -92,6 +93,41 @@ def verify_ledger(path: Path, head: str | None) -> str:
     elif run is not None:
         told += "; recipe, metrics, model, picture and result are those that the run left"
     return f"{told}; head {found.hash}:{found.length}"
+
+
+def check_charged(folder: Path, lines: tuple[BudgetLine, ...]) -> None:
+    """Refuse a run directory that was changed, or a run that was charged for other than `lines`.
+
+    Who builds a run again from its recipe has the noise of this version of fedveil, which need not
+    be the noise that the run had. A run without its ledger, which is private, is taken as it is.
+
+    | edge | behaviour |
+    |---|---|
+    | recipe, metrics, model, picture or result were changed | BadInput |
+    | the charges come to other claims than the result has | BadInput |
+    | the lines of the ledger are not `lines`, but for their words | BadInput |
+    | there is no ledger | nothing |
+    """
+    file = file_of(folder)
+    if not file.is_file():
+        return
+    with one_look(file):
+        run = _run_in(folder, statements(file))
+        if run is None:
+            return
+        for difference in differences(folder, file, run):
+            raise BadInput(difference)
+        charged = lines_of(file, run.run)
+    if [_deciding(line) for line in charged] != [_deciding(line) for line in lines]:
+        raise BadInput(
+            f"{folder} was charged for something else than this version of fedveil makes of its "
+            "recipe: use the version that made it"
+        )
+
+
+def _deciding(line: BudgetLine) -> BudgetLine:
+    """A line without what only people read."""
+    return replace(line, assumptions=())
 
 
 def export_ledger(path: Path, target: Path) -> None:
