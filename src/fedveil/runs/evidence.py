@@ -95,30 +95,35 @@ def verify_ledger(path: Path, head: str | None) -> str:
     return f"{told}; head {found.hash}:{found.length}"
 
 
-def check_charged(folder: Path, lines: tuple[BudgetLine, ...]) -> None:
-    """Refuse a run directory that was changed, or a run that was charged for other than `lines`.
-
-    Who builds a run again from its recipe has the noise of this version of fedveil, which need not
-    be the noise that the run had. A run without its ledger, which is private, is taken as it is.
+def charged_lines(folder: Path) -> tuple[BudgetLine, ...] | None:
+    """What the run in a directory was charged for; None without its ledger, which is private.
 
     | edge | behaviour |
     |---|---|
     | recipe, metrics, model, picture or result were changed | BadInput |
     | the charges come to other claims than the result has | BadInput |
-    | the lines of the ledger are not `lines`, but for their words | BadInput |
-    | there is no ledger | nothing |
     """
     file = file_of(folder)
     if not file.is_file():
-        return
+        return None
     with one_look(file):
         run = _run_in(folder, statements(file))
         if run is None:
-            return
+            return None
         for difference in differences(folder, file, run):
             raise BadInput(difference)
-        charged = lines_of(file, run.run)
-    if [_deciding(line) for line in charged] != [_deciding(line) for line in lines]:
+        return lines_of(file, run.run)
+
+
+def check_charged(
+    folder: Path, charged: tuple[BudgetLine, ...] | None, lines: tuple[BudgetLine, ...]
+) -> None:
+    """Refuse to speak of a run by `lines` that are, but for their words, not what it was charged.
+
+    Who builds a run again from its recipe has the noise and the account of this version of
+    fedveil, which need not be those that the run had. Without a ledger they are taken for them.
+    """
+    if charged is not None and [*map(_deciding, charged)] != [*map(_deciding, lines)]:
         raise BadInput(
             f"{folder} was charged for something else than this version of fedveil makes of its "
             "recipe: use the version that made it"
