@@ -67,7 +67,7 @@ def _empirical(findings: Sequence[Finding], claim: PrivacyClaim | None) -> str:
         return NOTHING
     bounds = [(each.evidence.epsilon(SHOWN / len(about)), each.attack) for each in about]
     most, attack = max(bounds, key=lambda bound: bound[0])
-    return f"{rendered(most, ROUND_FLOOR)} ({attack})"
+    return f"{rendered(most, ROUND_FLOOR)} ({attack})" if most > 0 else "0"
 
 
 def _same(one: PrivacyClaim, other: PrivacyClaim) -> bool:
