@@ -124,8 +124,8 @@ def privacy(experiment: Experiment) -> Page:
         f"split, {repeat} repetitions, mean +- half of the 95 % interval. Membership: the best of "
         f"LiRA and RMIA against final models, {asked.references} reference models, each record "
         "once in and once not, TPR at 0.1 % FPR; white box: the best attacker inside the training "
-        "whom the claim does not trust. Of images also: a property, half of the clients' records being "
-        "dimmed, and inversion of one record's update by cosine and total variation, "
+        "whom the claim does not trust. Of images also: a property, half of the clients' records "
+        "being dimmed, and inversion of one record's update by cosine and total variation, "
         f"{asked.inversion.steps} steps from {asked.inversion.restarts} guess(es). In brackets "
         'intervals at 95 %. "At least" is an empirical epsilon: a lower bound in the terms of '
         "the claim beside it, from "
