@@ -4,7 +4,7 @@ A training is attacked as its recipe says, whether a run was made of it or not.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from fedveil.audit import (
@@ -14,6 +14,7 @@ from fedveil.audit import (
     randomisers,
     records,
     sensitivity,
+    statistics,
     white_box,
 )
 from fedveil.audit import property as properties
@@ -34,7 +35,10 @@ from fedveil.checks import check_workers, shown
 from fedveil.errors import BadInput
 from fedveil.training.session import Training
 
-BOUNDS = (randomisers.ATTACK, sensitivity.ATTACK, canaries.ATTACK, records.ATTACK)
+BOUNDS = (
+    *(randomisers.ATTACK, sensitivity.ATTACK, statistics.ATTACK),
+    *(canaries.ATTACK, records.ATTACK),
+)
 """Attacks that bound epsilon from below, and so need a claim."""
 
 LEAKS = (membership.ATTACK, white_box.ATTACK, properties.ATTACK, inversion.ATTACK)
@@ -51,7 +55,8 @@ class Question:
     """Which attacks, how many draws of each input, canaries and reference models, and their seed.
 
     `attacks` None is all that fit. `property` is what is asked of clients (`PropertyAudit`).
-    `workers` are the processes that train reference models, 0 one per core.
+    `workers` are the processes that train reference models, 0 one per core. `inversion` says how
+    long images are looked for; its seed is the question's.
 
     | edge | behaviour |
     |---|---|
@@ -67,6 +72,7 @@ class Question:
     property: str = PLANTED
     seed: int = 0
     workers: int = 0
+    inversion: InversionAudit = field(default_factory=InversionAudit)
 
     def __post_init__(self) -> None:
         named = self.attacks if self.attacks is not None else ATTACKS
@@ -145,6 +151,9 @@ def _findings(
         case sensitivity.ATTACK:
             found = list(sensitivity.findings(training, question.seed))
             on_step(1, 1)
+        case statistics.ATTACK:
+            found = list(statistics.findings(training))
+            on_step(1, 1)
         case canaries.ATTACK:
             found = list(question.clients.findings(training, on_step))
         case records.ATTACK:
@@ -172,7 +181,8 @@ def _leaks(
         case properties.ATTACK:
             yield from question.properties.leaks(training, on_step)
         case inversion.ATTACK:
-            pairs = list(InversionAudit(seed=question.seed).seen(training, on_step))
+            looking = replace(question.inversion, seed=question.seed)
+            pairs = list(looking.seen(training, on_step))
             views = {found.view: found for found, _ in pairs}
             kept.picture(attack, lambda: side_by_side_png(views))
             yield from (leak for _, leak in pairs)

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.ledger.file import read_about, read_runs
 from fedveil.privacy.ledger.hash_chain import Head, first_hash
 from fedveil.privacy.ledger.looking import one_look
 from fedveil.privacy.ledger.shared import common_of, spent_in
-from fedveil.privacy.ledger.statement import Statement, statements
+from fedveil.privacy.ledger.statement import Statement, lines_of, statements
 from fedveil.privacy.ledger.verification import check_head, read_hashes, read_links, verify
 from fedveil.runs import checkpoint
 from fedveil.runs.closing import check_as_left, differences, is_open
@@ -92,6 +93,46 @@ def verify_ledger(path: Path, head: str | None) -> str:
     elif run is not None:
         told += "; recipe, metrics, model, picture and result are those that the run left"
     return f"{told}; head {found.hash}:{found.length}"
+
+
+def charged_lines(folder: Path) -> tuple[BudgetLine, ...] | None:
+    """What the run in a directory was charged for; None without its ledger, which is private.
+
+    | edge | behaviour |
+    |---|---|
+    | recipe, metrics, model, picture or result were changed | BadInput |
+    | the charges come to other claims than the result has | BadInput |
+    """
+    file = file_of(folder)
+    if not file.is_file():
+        return None
+    with one_look(file):
+        run = _run_in(folder, statements(file))
+        if run is None:
+            return None
+        for difference in differences(folder, file, run):
+            raise BadInput(difference)
+        return lines_of(file, run.run)
+
+
+def check_charged(
+    folder: Path, charged: tuple[BudgetLine, ...] | None, lines: tuple[BudgetLine, ...]
+) -> None:
+    """Refuse to speak of a run by `lines` that are, but for their words, not what it was charged.
+
+    Who builds a run again from its recipe has the noise and the account of this version of
+    fedveil, which need not be those that the run had. Without a ledger they are taken for them.
+    """
+    if charged is not None and [*map(_deciding, charged)] != [*map(_deciding, lines)]:
+        raise BadInput(
+            f"{folder} was charged for something else than this version of fedveil makes of its "
+            "recipe: use the version that made it"
+        )
+
+
+def _deciding(line: BudgetLine) -> BudgetLine:
+    """A line without what only people read."""
+    return replace(line, assumptions=())
 
 
 def export_ledger(path: Path, target: Path) -> None:
