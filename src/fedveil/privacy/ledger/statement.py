@@ -47,6 +47,12 @@ def statements(path: Path) -> list[Statement]:
         return [_statement(path, run, about) for run, about in read_runs(path).items()]
 
 
+def statement(path: Path, run: str) -> Statement:
+    """Of one run of a ledger, which has to know it."""
+    with one_look(path):
+        return _statement(path, run, read_runs(path)[run])
+
+
 def _statement(path: Path, run: str, about: dict[str, str]) -> Statement:
     """Read a run's charges; one whose event is not the one its line promises is refused."""
     charges = read_charges(path, run)
