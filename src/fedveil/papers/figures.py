@@ -18,7 +18,7 @@ from fedveil.tuning.statistics import Mean
 _TITLE = 110
 """The characters of a title's line, at the size of its letters."""
 
-COLOURS = ("#1f5a8a", "#a83232", "#3a7d44", "#8a5a1f", "#5a3a8a", "#2b8a8a", "#666666", "#c2699d")
+COLOURS = ("#0b5c97", "#c14b00", "#00724f", "#8a3d80", "#7a5a00", "#b0003a", "#4b5563", "#007a8a")
 
 
 def png(figure: Figure) -> bytes:

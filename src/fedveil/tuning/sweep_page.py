@@ -132,13 +132,8 @@ def _row(swept: Swept, cell: int) -> dict[str, Content]:
 
 def _frontiers(swept: Swept) -> list[Markup]:
     """Metric over epsilon, where cells differ in it and promise the same otherwise."""
-    kinds: dict[tuple[str, ...], list[int]] = {}
-    for k, row in enumerate(swept.rows):
-        if math.isfinite(swept.value(k, "epsilon")):
-            terms = ("delta", "unit", "neighbours", "trust", "as_published")
-            kinds.setdefault(tuple(row.get(name, "") for name in terms), []).append(k)
     charts = []
-    for number, (kind, cells) in enumerate(kinds.items()):
+    for number, (terms, cells) in enumerate(_kinds(swept).items()):
         if len({swept.value(k, "epsilon") for k in cells}) < 2:
             continue
         metric = swept.metrics[0]
@@ -146,12 +141,9 @@ def _frontiers(swept: Swept) -> list[Markup]:
             min(same, key=lambda k: swept.value(k, "loss")) for same in _by_epsilon(swept, cells)
         ]
         placed = [(swept.value(k, "epsilon"), k) for k in best]
-        delta, unit, neighbours, trust, published = kind
-        label = ", as published, not a guarantee" if published == "True" else ""
-        terms_ = f"at delta {delta} per {unit} ({neighbours}, {trust} trust{label})"
         chart = Chart(
             id=f"frontier-{number}",
-            title=f"Test {metric} over epsilon {terms_}",
+            title=f"Test {metric} over epsilon {terms}",
             x="epsilon spent, in powers of ten",
             y=f"mean {metric} on the test split, 95 % interval",
             lines=[_line(swept, f"best cell, {metric}", placed, metric)],
@@ -160,6 +152,26 @@ def _frontiers(swept: Swept) -> list[Markup]:
         )
         charts.append(figure(chart))
     return charts
+
+
+def _kinds(swept: Swept) -> dict[str, list[int]]:
+    """The cells that claim something, by what belongs to their epsilons."""
+    kinds: dict[str, list[int]] = {}
+    for k, row in enumerate(swept.rows):
+        if math.isfinite(swept.value(k, "epsilon")):
+            label = ", as published, not a guarantee" if row["as_published"] == "True" else ""
+            terms = (
+                f"at delta {swept.value(k, 'delta'):g} per {row['unit']} "
+                f"({row['neighbours']}, {row['trust']} trust{label})"
+            )
+            kinds.setdefault(terms, []).append(k)
+    return kinds
+
+
+def _promise(swept: Swept) -> str:
+    """What belongs to the epsilons of the grid."""
+    kinds = _kinds(swept)
+    return f"Claims are epsilon {'; or epsilon '.join(kinds)}." if kinds else ""
 
 
 def _by_epsilon(swept: Swept, cells: Sequence[int]) -> list[list[int]]:
@@ -192,7 +204,7 @@ def _lines(swept: Swept) -> list[Markup]:
             cells = [_index(swept, {**fixed, along: p}) for p in range(len(xs))]
             placed = sorted(zip(xs, cells, strict=True))
             lines.append(_line(swept, name or metric, placed, metric))
-        spread = places is not None and min(xs) > 0 and max(xs) / min(xs) >= 20
+        spread = places is not None and min(xs) > 0 and max(xs) / min(xs) >= 10
         chart = Chart(
             id=f"along-{m}",
             title=f"Test {metric} by {axis_label(axis.key)}",
@@ -200,7 +212,9 @@ def _lines(swept: Swept) -> list[Markup]:
             y=f"mean {metric} on the test split, 95 % interval",
             lines=lines,
             places=() if places else axis.values,
+            note=_promise(swept),
             log_x=spread,
+            log_y=_wide([y for line in lines for _, y in line.points]),
         )
         charts.append(figure(chart))
     return charts
@@ -224,6 +238,7 @@ def _maps(swept: Swept) -> list[Markup]:
         ]
         marked = [(i, j) for i, row in enumerate(grid) for j, k in enumerate(row) if k in best]
         metric = swept.metrics[0]
+        frame = "The frame marks the recommended cell. " if len(marked) == 1 else ""
         heat = Heat(
             id=f"map-{number}",
             title=f"Mean test {metric}{f', {name}' if name else ''}",
@@ -234,7 +249,7 @@ def _maps(swept: Swept) -> list[Markup]:
             rows=swept.axes[down].values,
             cells=[[_heat(swept.value(k, metric)) for k in row] for row in grid],
             best=marked[0] if len(marked) == 1 else None,
-            note="The frame marks the recommended cell." if len(marked) == 1 else "",
+            note=f"{frame}{_promise(swept)}",
         )
         found.append(heat_figure(heat))
     return found
@@ -265,6 +280,11 @@ def _places(axis: Axis) -> list[float] | None:
     """Where values are on an axis of numbers; None if one of them is not a number."""
     found = [_number(value) for value in axis.values]
     return found if all(map(math.isfinite, found)) else None
+
+
+def _wide(values: Sequence[float]) -> bool:
+    """Whether values are told apart in powers of ten only."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) >= 30
 
 
 def _heat(value: float) -> float:

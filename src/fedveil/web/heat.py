@@ -12,7 +12,8 @@ _LEFT, _TOP, _CELL = 92, 30, 34
 _RAMP = ((253, 231, 163), (233, 176, 98), (196, 116, 90), (133, 68, 98), (66, 38, 88))
 """Light to dark, evenly in lightness: the same order for every kind of eye, and on paper."""
 
-_DARK = 0.55
+_DARK = 0.18
+"""The luminance below which white is easier to read than black."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +76,11 @@ def _cell(value: float, at: tuple[float, float, float], shade: "_Shades", *, bes
         if math.isnan(value):
             return blank
         return joined([blank, _number("diverged", x + width / 2, y, "name middle small")])
-    share = shade.share(value)
-    tone = "bright" if share > _DARK else "deep"
+    parts = shade.colour(value)
+    tone = "bright" if _luminance(parts) < _DARK else "deep"
+    colour = "#" + "".join(f"{part:02x}" for part in parts)
     classes = "best" if best else None
-    cell = tag("rect", fill=shade.colour(share), class_=classes, height=_CELL - 2, **box)
+    cell = tag("rect", fill=colour, class_=classes, height=_CELL - 2, **box)
     return joined([cell, _number(_text(value), x + width / 2, y, f"middle {tone}")])
 
 
@@ -105,11 +107,19 @@ class _Shades:
             low, high, at = math.log(low), math.log(high), math.log(value)
         return 0.0 if high <= low else (at - low) / (high - low)
 
-    def colour(self, share: float) -> str:
-        place = share * (len(_RAMP) - 1)
+    def colour(self, value: float) -> list[int]:
+        """Red, green and blue from 0 to 255."""
+        place = self.share(value) * (len(_RAMP) - 1)
         k = min(int(place), len(_RAMP) - 2)
-        mixed = (a + (b - a) * (place - k) for a, b in zip(_RAMP[k], _RAMP[k + 1], strict=True))
-        return "#" + "".join(f"{round(part):02x}" for part in mixed)
+        pairs = zip(_RAMP[k], _RAMP[k + 1], strict=True)
+        return [round(a + (b - a) * (place - k)) for a, b in pairs]
+
+
+def _luminance(colour: Sequence[int]) -> float:
+    """As WCAG 2 has it, 0 for black and 1 for white."""
+    parts = [part / 255 for part in colour]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _shades(values: Sequence[float]) -> _Shades:
