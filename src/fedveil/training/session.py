@@ -1,8 +1,9 @@
 """`Training`: the parts of one training, checked together, and the loop over its rounds."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,9 @@ from fedveil.training.cohort import tensors
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
 from fedveil.training.engines.engine import Engine, EngineMaker, Job, one_by_one
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
-from fedveil.training.engines.processes import Processes
+from fedveil.training.engines.on_ray.cluster import RayCluster
+from fedveil.training.engines.on_ray.pool import RayPool
+from fedveil.training.engines.processes import Pool, Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.timings import plainly_vectorised, timings
 from fedveil.training.engines.workers import available
@@ -55,7 +58,8 @@ class Training:
     per core; their number changes nothing. `every` is the number of rounds between measurements on
     the test split; `clients_every`, unless None, that between measurements across clients, on
     their own records in the clear, which secure noise refuses. `seed` tells repetitions of the same
-    training apart. `make_engine`, if given, makes another engine than this machine's, which then
+    training apart. `cluster`, if given, is where the workers are instead of this machine; it changes
+    nothing else. `make_engine`, if given, makes another engine than this machine's, which then
     decides about chunk, memory and workers. What the data say of themselves is in the claims of
     this training's `plan`, not in those of the plan it was given. `adversary`
     decides about clients that cheat; `aggregate`, if given, takes the place of the mean, where the
@@ -78,6 +82,7 @@ class Training:
     adversary: Adversary | None = None
     aggregate: Aggregate | None = None
     make_engine: EngineMaker | None = None
+    cluster: RayCluster | None = None
     _initial: torch.Tensor = field(init=False, repr=False)
     _mixes: bool = field(init=False, repr=False)
 
@@ -90,6 +95,7 @@ class Training:
             object.__setattr__(self, "plan", self.plan.assuming(text))
         if self.adversary is not None:
             self.adversary.check_plan(self.plan)
+        self._check_cluster()
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         check_rounds(self.plan.rounds, work=self.work, server=self.server)
         if self.aggregate is not None:
@@ -131,6 +137,26 @@ class Training:
         if alone:
             object.__setattr__(self, "mode", Mode.LOOPED)
 
+    def _check_cluster(self) -> None:
+        if self.cluster is None:
+            return
+        if self.make_engine is not None:
+            raise BadInput("cluster and make_engine are both given: each says where to compute")
+        if self.adversary is not None and self.adversary.remembers:
+            raise BadInput(
+                f"engine 'ray' and the adversary {type(self.adversary).__name__} remembers what it "
+                "has seen, so all clients are computed in one process: use engine 'processes'"
+            )
+
+    def alone(self, **changes: Any) -> "Training":
+        """The same training with these changes, computed in this process."""
+        return replace(self, **{"workers": 1, "cluster": None, **changes})
+
+    def open(self) -> None:
+        """Reach the cluster, if there is one: what fails then has charged nothing."""
+        if isinstance(self.engine, Processes) and self.cluster is not None:
+            self.engine.open()
+
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""
         params = self._initial.clone()
@@ -153,6 +179,7 @@ class Training:
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
         keep_memory(self.task.size)
+        self.open()
         every = driven(self.course(state, ledger), self.engine)
         try:
             while True:
@@ -219,10 +246,17 @@ class Training:
         chunk = self.chunk or fitting_chunk(
             self.task, self.data, self.work, mode, self.memory, self.plan.expected
         )
+        if self.cluster is not None:
+            return Processes(job, mode, chunk, self.workers, self._on_cluster)
         workers = self.workers or available()
         if workers == 1 or (self.adversary is not None and self.adversary.remembers):
             return Serial(job, mode, chunk)
         return Processes(job, mode, chunk, workers)
+
+    def _on_cluster(self, engine: Serial, workers: int) -> Pool:
+        if self.cluster is None:
+            raise AssertionError("there is no cluster")
+        return RayPool(self.cluster, engine, workers)
 
     def _measure(self, state: ServerState) -> dict[str, float]:
         if not self._due(state, self.every):

@@ -34,7 +34,9 @@ from fedveil.training.evaluate import Piece
 from fedveil.training.over_clients import ClientSums
 from fedveil.training.sums import CohortSum
 
-_TRIES = 3
+TRIES = 3
+"""How often a chunk is tried whose workers die."""
+
 _SPARE_BYTES = 1 << 25
 
 Ids = npt.NDArray[np.int64]
@@ -273,7 +275,7 @@ def _opened(answer: bytes) -> Any:
 
 
 def _check_tries(tries: int, job: _Job) -> None:
-    if tries >= _TRIES:
+    if tries >= TRIES:
         raise WorkerLost(
             f"{tries} workers in a row died on {job}, as they do when memory runs out: lower "
             "engine.memory, engine.chunk or engine.workers"
