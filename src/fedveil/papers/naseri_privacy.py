@@ -107,6 +107,7 @@ def question(experiment: Experiment, where: Deployment) -> Question:
         canaries=experiment.choose(200, 1000),
         references=experiment.choose(10, 64),
         workers=experiment.workers,
+        cluster=experiment.cluster,
     )
 
 

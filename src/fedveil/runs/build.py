@@ -26,12 +26,13 @@ from fedveil.runs.sections.client_section import (
     SgdSection,
 )
 from fedveil.runs.sections.section import Section
-from fedveil.runs.sections.server_section import EvaluateSection, ServerSection
+from fedveil.runs.sections.server_section import EngineSection, EvaluateSection, ServerSection
 from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.rates import RateSchedule, RateShape
@@ -105,6 +106,7 @@ def build(
         chunk=recipe.engine.chunk,
         memory=recipe.engine.memory,
         workers=recipe.engine.workers,
+        cluster=_cluster(recipe.engine),
         every=recipe.evaluate.every,
         clients_every=_clients_every(recipe.evaluate, rounds),
     )
@@ -133,7 +135,7 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     noise = noise.model_copy(update=plan.release.settings(plan.schedule))
     engine = training.engine
     if not isinstance(engine, Serial):
-        raise AssertionError("recipes run on this machine's engine")
+        raise AssertionError("recipes run on engines of ours")
     choice: dict[str, Any] = {"mode": str(engine.mode), "chunk": engine.chunk}
     if training.timings:
         choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
@@ -141,6 +143,10 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     if recipe.model.recorded:
         changes["model"] = recipe.model.model_copy(update={"digest": module_digest(training.task)})
     return recipe.model_copy(update=changes)
+
+
+def _cluster(section: EngineSection) -> RayCluster | None:
+    return RayCluster(section.address) if section.kind == "ray" else None
 
 
 def _sampler(section: SampleSection) -> Sampler:

@@ -5,7 +5,7 @@ import platform
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics_file import json_text, last_round
 from fedveil.runs.own import Model, brought, changed_since
 from fedveil.runs.plots import progress_png
-from fedveil.runs.recipe import Recipe, recipe_in
+from fedveil.runs.recipe import Recipe, moved, recipe_in
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import evaluate
@@ -87,6 +87,7 @@ class Run:
         training = build(recipe, data_root, data=data, model=model, allow_code=allow_code)
         if shared is not None:
             shared.check(training)
+        training.open()
         folder = claim(out, recipe.name)
         return cls(folder, resolved(recipe, training), training, fresh=True, shared=shared)
 
@@ -99,11 +100,17 @@ class Run:
         model: Model | None = None,
         data: FederatedData | None = None,
         allow_code: bool = False,
+        where: Sequence[str] = (),
     ) -> "Run":
-        """Open an interrupted run with the recipe, and the own parts, it was started with."""
+        """Open an interrupted run with the recipe, and the own parts, it was started with.
+
+        `where` are settings of its engine for this time: kind and address, which change no result.
+        """
         recipe = recipe_in(folder)
         data = brought(recipe, model, data)
-        training = build(recipe, data_root, data=data, model=model, allow_code=allow_code)
+        here = moved(recipe, where)
+        training = build(here, data_root, data=data, model=model, allow_code=allow_code)
+        training.open()
         return cls(folder, recipe, training, fresh=False)
 
     def describe(self) -> str:

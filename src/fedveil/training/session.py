@@ -1,9 +1,8 @@
 """`Training`: the parts of one training, checked together, and the loop over its rounds."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,9 +57,8 @@ class Training:
     per core; their number changes nothing. `every` is the number of rounds between measurements on
     the test split; `clients_every`, unless None, that between measurements across clients, on
     their own records in the clear, which secure noise refuses. `seed` tells repetitions of the same
-    training apart. `cluster`, if given, is where the workers are instead of this machine; it changes
-    nothing else. `make_engine`, if given, makes another engine than this machine's, which then
-    decides about chunk, memory and workers. What the data say of themselves is in the claims of
+    training apart. `cluster`, if given, is where the workers are instead of on this machine; that
+    changes nothing. `make_engine`, if given, makes another engine than these, which then decides about chunk, memory and workers. What the data say of themselves is in the claims of
     this training's `plan`, not in those of the plan it was given. `adversary`
     decides about clients that cheat; `aggregate`, if given, takes the place of the mean, where the
     claim allows it.
@@ -147,10 +145,6 @@ class Training:
                 f"engine 'ray' and the adversary {type(self.adversary).__name__} remembers what it "
                 "has seen, so all clients are computed in one process: use engine 'processes'"
             )
-
-    def alone(self, **changes: Any) -> "Training":
-        """The same training with these changes, computed in this process."""
-        return replace(self, **{"workers": 1, "cluster": None, **changes})
 
     def open(self) -> None:
         """Reach the cluster, if there is one: what fails then has charged nothing."""

@@ -32,7 +32,7 @@ from fedveil.training.work import is_own_work
 
 @dataclass(frozen=True, eq=False)
 class Serial:
-    """Computes chunk by chunk in this process, with one thread; chunk sums are added in a fixed tree.
+    """Computes chunk by chunk in this process, with one thread; chunk sums are added in order.
 
     `mode` and `chunk`, the clients summed together, change rounding and nothing else.
     """

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from fedveil.checks import shown
+from fedveil.checks import check_address, shown
 from fedveil.errors import BadInput, one_line
 from fedveil.training.engines.workers import available
 
@@ -58,11 +58,9 @@ class RayCluster:
 
         The first one inside connects, the last one to leave disconnects.
         """
-        import ray
-
         _enter(self.address, workers)
         try:
-            cores = int(ray.cluster_resources().get("CPU", 0))
+            cores = _cores()
             if not (workers or cores):
                 raise BadInput("the Ray cluster has no core: add a node that has, or wait for one")
             yield workers or cores
@@ -70,25 +68,19 @@ class RayCluster:
             _leave()
 
 
+def _cores() -> int:
+    """How many cores the cluster has."""
+    import ray
+
+    untyped: Any = ray
+    return int(untyped.cluster_resources().get("CPU", 0))
+
+
 def check_package() -> None:
     """Refuse Ray where it is not installed, without importing it."""
     found = importlib.util.find_spec("ray")
     if found is None or found.origin is None:  # a folder of that name is no package
         raise BadInput("engine 'ray' needs a package: pip install 'fedveil[ray]'")
-
-
-def check_address(name: str, address: object) -> None:
-    """Refuse what is no address of a cluster's head."""
-    if address is None:
-        return
-    if not isinstance(address, str) or not address.strip():
-        raise BadInput(f"{name} is {shown(address)}: use 'auto' or 'host:port'")
-    host, _, port = address.rpartition(":")
-    if address != "auto" and ("/" in address or not host or not port.isdecimal()):
-        raise BadInput(
-            f"{name} is {shown(address)}: use 'auto', or the head's 'host:port' (not a client's "
-            "ray:// address: run this on a node of the cluster)"
-        )
 
 
 class _Here:
@@ -183,15 +175,16 @@ def _guarded() -> Iterator[None]:
 
 def _set_authentication(environment: dict[str, str | None]) -> None:
     """Ray reads these when it is imported; so it is made to read them again."""
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray import _raylet
 
+    inner: Any = _raylet
     for name, value in environment.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    AuthenticationTokenLoader.instance().reset_cache()
-    Config.initialize("")
+    inner.AuthenticationTokenLoader.instance().reset_cache()
+    inner.Config.initialize("")
 
 
 @contextmanager

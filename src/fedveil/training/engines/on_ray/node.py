@@ -36,7 +36,11 @@ class _Opened:
 
 
 def use(
-    function: Callable[..., Any], name: str, parcel: list[Any], arrays: Mapping[int, Any], *given: Any
+    function: Callable[..., Any],
+    name: str,
+    parcel: list[Any],
+    arrays: Mapping[int, Any],
+    *given: Any,
 ) -> Any:
     """`function` of what is in the parcel `name` and of what is given.
 
@@ -78,9 +82,7 @@ def chunk_sum(
     """The sum of the chunk `ids`."""
     job = engine.job
     size, noisy = job.task.size, job.plan.release.randomises
-    numbers = torch.zeros(
-        CohortSum.numbers(size, job.plan.width, noisy=noisy), dtype=torch.float64
-    )
+    numbers = torch.zeros(CohortSum.numbers(size, job.plan.width, noisy=noisy), dtype=torch.float64)
     total = CohortSum.over(numbers, size, noisy, job.rows)
     where = torch.tensor(params), torch.tensor(moving)
     engine.add_chunk_(total, round, ids, everyone, *where, clip)

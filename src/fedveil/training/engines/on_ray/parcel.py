@@ -139,9 +139,11 @@ def _packing(
     files: list[MappedFile],
     mapped: list[Array],
 ) -> Any:
-    from ray.cloudpickle import CloudPickler
+    from ray import cloudpickle
 
-    class Packing(CloudPickler):  # type: ignore[misc]
+    by_cloudpickle: Any = cloudpickle.CloudPickler
+
+    class Packing(by_cloudpickle):  # type: ignore[misc]
         """Names mapped arrays by their files."""
 
         def persistent_id(self, thing: object) -> int | None:
@@ -180,16 +182,17 @@ class _Opening(pickle.Unpickler):
 @contextmanager
 def _own_code_by_value() -> Iterator[None]:
     """Inside, code of modules that are in no package directory is pickled and not named."""
-    from ray.cloudpickle import register_pickle_by_value, unregister_pickle_by_value
+    from ray import cloudpickle
 
+    by_value: Any = cloudpickle
     own = [module for name, module in list(sys.modules.items()) if _is_own(name, module)]
     for module in own:
-        register_pickle_by_value(module)
+        by_value.register_pickle_by_value(module)
     try:
         yield
     finally:
         for module in own:
-            unregister_pickle_by_value(module)
+            by_value.unregister_pickle_by_value(module)
 
 
 def _is_own(name: str, module: ModuleType) -> bool:
