@@ -169,6 +169,7 @@ __all__ = [
     "Ranges",
     "RateSchedule",
     "RateShape",
+    "RayCluster",
     "Relation",
     "Release",
     "ReportAttack",
