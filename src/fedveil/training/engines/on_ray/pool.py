@@ -50,10 +50,10 @@ class Tasks:
             self.workers = opened.enter_context(cluster.joined(workers))
             import ray
 
-            self._ray = ray
-            self._name, self._parcel = uuid.uuid4().hex, [ray.put(parcel)]
+            self._ray: Any = ray
+            self._name, self._parcel = uuid.uuid4().hex, [self._ray.put(parcel)]
             self._arrays: dict[int, Any] = {}
-            self._use = ray.remote(num_cpus=1, max_retries=TRIES - 1)(node.use)
+            self._use = self._ray.remote(num_cpus=1, max_retries=TRIES - 1)(node.use)
             self._limit = workers or _AHEAD * self.workers
             self._opened = opened.pop_all()
 
