@@ -88,12 +88,12 @@ class Training:
         check_arguments(
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
+        self._check_cluster()
         attacked = () if self.adversary is None else (self.adversary.assumption(self.plan),)
         for text in (*self.data.assumptions, *self.task.assumptions, *attacked):
             object.__setattr__(self, "plan", self.plan.assuming(text))
         if self.adversary is not None:
             self.adversary.check_plan(self.plan)
-        self._check_cluster()
         check_agreement(self.plan, self.work, self.task, self.data, self.weights)
         check_rounds(self.plan.rounds, work=self.work, server=self.server)
         if self.aggregate is not None:

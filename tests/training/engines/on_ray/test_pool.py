@@ -17,6 +17,9 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
+from fedveil.privacy.clip_schedules import Fixed
+from fedveil.privacy.releases.client_noise import client_noise
+from fedveil.privacy.sampling import RoundRobin
 from fedveil.privacy.secure import secured
 from fedveil.training.aggregates import CoordinateMedian
 from fedveil.training.engines.on_ray import pool
@@ -24,7 +27,8 @@ from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.workers import WorkerLost
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.session import Training, train
-from tests.training.engines.test_processes import RECIPES, net, ragged, trained
+from fedveil.training.work import OneGradient
+from tests.training.engines.test_processes import FREE, RECIPES, net, ragged, trained
 
 assert ragged
 pytestmark = pytest.mark.slow
@@ -57,10 +61,11 @@ def check_others(data, cluster):
     _, said = trained(task, many, plan, work, mode=Mode.LOOPED, workers=1)
     _, also = trained(task, many, plan, work, mode=Mode.LOOPED, cluster=cluster)
     assert said == also
-    plan, work = RECIPES["ldp-sgd"](task)
-    settings = {"mode": Mode.LOOPED, "cluster": cluster}
+    noisy = {"laplace": False, "rounds": 3, "budgets": (FREE,), "multiplier": 5.0}
+    plan = client_noise(RoundRobin(20), data.clients, Fixed(0.3), **noisy)
     safe = secured(plan, task.size, diagnostics=True)
-    one, other = (trained(task, data, safe, work, **settings)[0] for _ in range(2))
+    settings = {"mode": Mode.LOOPED, "cluster": cluster}
+    one, other = (trained(task, data, safe, OneGradient(), **settings)[0] for _ in range(2))
     assert bool(torch.isfinite(one).all())
     assert not torch.equal(one, other)
 
