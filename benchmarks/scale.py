@@ -290,6 +290,43 @@ def simulated(clients: int) -> dict[str, float]:
     }
 
 
+def whole_rounds(costs: dict[str, Cost]) -> list[str]:
+    """A round of central DP with secure noise on one core, put together from the unit costs.
+
+    One client in a thousand is asked, and at least a hundred. In memory are the model, the sum in
+    float64, its noisy mean, the momentum and one report with its copy: 4 + 8 + 8 + 4 + 8 bytes.
+    """
+
+    def per(name: str) -> float:
+        found = next(cost for key, cost in costs.items() if key.startswith(name))
+        return found.seconds or 0.0
+
+    once = per("Gaussian noise on the sum, secure") + per("the server's step")
+    once += per("a checkpoint")
+    lines = [
+        "| clients | cohort | parameters | bytes in | bytes out | accept and sum | noise, step, "
+        "checkpoint | memory |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for clients in (10**3, 10**4, 10**5, 10**6, 10**7):
+        cohort = max(100, clients // 1000)
+        for size in (10**5, 10**6, 10**7, 10**8):
+            each = per(f"accept and sum a clipped report (P = {min(size, 10**7):,})")
+            moved = _bytes(4 * cohort * size)
+            lines.append(
+                f"| {clients:,} | {cohort:,} | {size:,} | {moved} | {moved} "
+                f"| {_time(each * cohort * size)} | {_time(once * size)} | {_bytes(32 * size)} |"
+            )
+    return lines
+
+
+def _bytes(count: float) -> str:
+    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= factor:
+            return f"{count / factor:,.3g} {unit}"
+    return f"{count / 1e3:,.3g} kB"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="?", choices=["costs", "clients"], default="costs")
@@ -302,9 +339,12 @@ def main() -> None:
     torch.set_num_threads(1)
     print("| what | unit | time per unit | bytes per unit |")
     print("|---|---|---|---|")
+    costs = {}
     for part in (reports, noise, sampling, ledger_costs, server_costs, shuffler):
         for cost in part():
+            costs[cost.name] = cost
             print(cost.row(), flush=True)
+    print("\n".join(["", *whole_rounds(costs)]))
 
 
 if __name__ == "__main__":

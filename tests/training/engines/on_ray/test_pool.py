@@ -1,6 +1,7 @@
 """Ray against one machine: the same models to the last bit, whoever dies on the way."""
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -19,21 +20,67 @@ from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.releases.client_noise import client_noise
-from fedveil.privacy.sampling import RoundRobin
+from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.sampling import FixedSize, RoundRobin
 from fedveil.privacy.secure import secured
 from fedveil.training.aggregates import CoordinateMedian
 from fedveil.training.engines.on_ray import pool
 from fedveil.training.engines.on_ray.cluster import RayCluster
+from fedveil.training.engines.on_ray.pool import RayPool
+from fedveil.training.engines.processes import Processes
+from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import WorkerLost
 from fedveil.training.gradients.choice import Mode
+from fedveil.training.server import ServerState
 from fedveil.training.session import Training, train
 from fedveil.training.work import OneGradient
+from tests.training.engines.on_ray.test_parcel import sent
 from tests.training.engines.test_processes import FREE, RECIPES, net, ragged, trained
 
 assert ragged
-pytestmark = pytest.mark.slow
 
 
+class Here:
+    """In the place of a cluster's tasks: calls are made here, one after the other."""
+
+    workers, nodes = 1, 1
+
+    def __init__(self, cluster, workers, thing, what):
+        self.thing, self.calls = sent(thing), []
+
+    def put(self, value):
+        return value
+
+    def ordered(self, function, calls, join=None):
+        assert join is None
+        self.calls += [(function, len(calls))]
+        return (pickle.loads(pickle.dumps(function(self.thing, *given))) for given in calls)
+
+    def close(self):
+        self.thing = None
+
+
+@pytest.mark.parametrize("recipe", ["central-quantile", "dp-fedavg-gaussian"])
+@pytest.mark.parametrize(("chunk", "tasks"), [(1, [3]), (2, [2]), (4, [6]), (24, [])])
+def test_tasks_of_several_chunks_come_to_the_same(ragged, monkeypatch, recipe, chunk, tasks):
+    monkeypatch.setattr(pool, "Tasks", Here)
+    monkeypatch.setattr(pool, "_TASKS", 1)
+    task = net(ragged)
+    plan, work = RECIPES[recipe](task)
+    settings = {"mode": Mode.LOOPED, "chunk": chunk}
+    job = Training(task, ragged, plan, work, **settings, workers=1).engine.job
+    here = Serial(job, Mode.LOOPED, chunk)
+    there = Processes(job, Mode.LOOPED, chunk, 0, lambda e, w: RayPool(RayCluster(), e, w))
+    start = ServerState(0, task.parameters.clone(), {}, plan.start(task.parameters))
+    one, other = (engine.run(1, np.arange(24), start) for engine in (here, there))
+    assert torch.equal(one.total, other.total)
+    assert torch.equal(one.watched, other.watched)
+    assert one.rest == other.rest
+    assert one.signal is None or torch.equal(one.signal, other.signal)
+    assert [n for _, n in there._pool._tasks.calls] == tasks if tasks else not there._started
+
+
+@pytest.mark.slow
 def test_every_recipe_comes_to_the_same_on_several_nodes(ragged, open_cluster, monkeypatch):
     monkeypatch.setattr(pool, "_LARGE", 1)  # so that small sums are added on the nodes, too
     cluster = RayCluster(open_cluster(1, 1, 1).address)
@@ -94,6 +141,7 @@ def slowly(data, folder, seconds=0.2, **changes):
     return Training(task, data, plan, work, chunk=2, mode=Mode.LOOPED, **changes)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_killed_in_mid_round_changes_nothing(ragged, open_cluster, tmp_path):
     expected = [r.state.params for r in train(slowly(ragged, tmp_path, workers=1))]
     cluster = open_cluster(1, 1, 1)
@@ -137,6 +185,7 @@ class Raises(Slow):
         return self.inner(x)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_an_error_is_passed_on(ragged, tmp_path):
     def of(module, **changes):
         task = Task(module(tmp_path, 0), cross_entropy)
@@ -157,14 +206,14 @@ def test_a_worker_that_dies_is_replaced_and_an_error_is_passed_on(ragged, tmp_pa
             list(train(of(DiesAlways, cluster=cluster)))
 
 
+@pytest.mark.slow
 def test_attackers_and_files_that_nodes_do_not_see(make_data, tmp_path, monkeypatch):
     images = make_data(sizes=[4] * 12, shape=(1, 28, 28))
     images.save(tmp_path / "data")
     data = FederatedData.open(tmp_path / "data")
     task = build_task("softmax", data.record_shape, data.classes, seed=2, hidden=())
     attack = BackdoorAttack.of(data, PixelTrigger(target=0), attackers=2, boost=3.0)
-    plan, work = RECIPES["fedavg"](task)
-    plan = replace(plan, population=12, sampler=type(plan.sampler)(10))
+    plan, (_, work) = unprotected(FixedSize(10), 12, rounds=3), RECIPES["fedavg"](task)
     training = Training(
         task, data, plan, work, chunk=2, mode=Mode.LOOPED, adversary=attack, workers=1
     )

@@ -60,15 +60,15 @@ class RayCluster:
         """
         _enter(self.address, workers)
         try:
-            cores = _cores()
-            if not (workers or cores):
+            there = cores()
+            if not (workers or there):
                 raise BadInput("the Ray cluster has no core: add a node that has, or wait for one")
-            yield workers or cores
+            yield workers or there
         finally:
             _leave()
 
 
-def _cores() -> int:
+def cores() -> int:
     """How many cores the cluster has."""
     import ray
 

@@ -2,7 +2,7 @@
 
 import gc
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from fedveil.privacy.clip import Clip
 from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
 from fedveil.training.engines.on_ray.parcel import Parcel
 from fedveil.training.engines.serial import Serial
+from fedveil.training.engines.tree import Branch, SumTree
 from fedveil.training.evaluate import Piece, measure
 from fedveil.training.over_clients import ClientSums, measure_clients
 from fedveil.training.sums import CohortSum
@@ -70,25 +71,30 @@ def _opened(where: list[Any], arrays: Mapping[int, Any]) -> Any:
     return thing
 
 
-def chunk_sum(
+def chunks_sum(
     engine: Serial,
     params: Numbers,
     moving: Numbers,
     everyone: Ids,
     round: int,
-    ids: Ids,
     clip: Clip | None,
+    chunks: Sequence[Ids],
 ) -> Sent:
-    """The sum of the chunk `ids`."""
-    job = engine.job
-    size, noisy = job.task.size, job.plan.release.randomises
-    numbers = torch.zeros(CohortSum.numbers(size, job.plan.width, noisy=noisy), dtype=torch.float64)
-    total = CohortSum.over(numbers, size, noisy, job.rows)
+    """The sum of a few chunks in a row, a branch of the tree."""
+    job, tree = engine.job, SumTree(engine.job.zero)
     where = torch.tensor(params), torch.tensor(moving)
-    engine.add_chunk_(total, round, ids, everyone, *where, clip)
-    if size > LARGE_MODEL:
-        gc.collect()  # a few forgotten rows would be most of the memory
-    return numbers.numpy(), total.rest
+    for ids in chunks:
+        total = job.zero()
+        engine.add_chunk_(total, round, ids, everyone, *where, clip)
+        if len(chunks) > 1:
+            tree.add_(Branch(total))
+        if job.task.size > LARGE_MODEL:
+            gc.collect()  # a few forgotten rows would be most of the memory
+    return _sent(total if len(chunks) == 1 else tree.total())
+
+
+def _sent(total: CohortSum) -> Sent:
+    return total.whole.numpy(), total.rest
 
 
 def added(size: int, noisy: bool, keep: bool, *parts: Sent) -> Sent:
@@ -97,7 +103,7 @@ def added(size: int, noisy: bool, keep: bool, *parts: Sent) -> Sent:
     total = CohortSum.over(numbers, size, noisy, keep)
     for part in parts:
         total.add_(received(part, size, noisy))
-    return numbers.numpy(), total.rest
+    return _sent(total)
 
 
 def received(sent: Sent, size: int, noisy: bool) -> CohortSum:

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: chunks are tasks, and their sums are added where they are.
+"""Workers on a Ray cluster: chunks are tasks, many of them a task together.
 
 Model, plan and records are put into the object store once and reach each node once; the round's
 parameters are put once a round. Ray does a task again whose worker or node has died, and so a chunk
@@ -18,7 +18,7 @@ import torch
 
 from fedveil.privacy.clip import Clip
 from fedveil.training.engines.on_ray import node
-from fedveil.training.engines.on_ray.cluster import RayCluster
+from fedveil.training.engines.on_ray.cluster import RayCluster, cores
 from fedveil.training.engines.on_ray.parcel import packed
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.tree import FAN_IN, Branch
@@ -33,6 +33,9 @@ _AHEAD = 2
 
 _UNUSED = 4
 """Chunk sums per worker that are computed and not taken yet: what they take of the store."""
+
+_TASKS = 8
+"""Tasks per worker and round that chunks may be put together to."""
 
 _LARGE = 1 << 20
 """Bytes of a sum from which on many of them are added on the nodes and not here."""
@@ -54,7 +57,8 @@ class Tasks:
             self._name, self._parcel = uuid.uuid4().hex, [self._ray.put(parcel)]
             self._arrays: dict[int, Any] = {}
             self._use = self._ray.remote(num_cpus=1, max_retries=TRIES - 1)(node.use)
-            self._limit = workers or _AHEAD * self.workers
+            few = self.workers < cores()  # then nobody but us keeps to their number
+            self._limit = self.workers * (1 if few else _AHEAD)
             self._opened = opened.pop_all()
 
     @property
@@ -163,7 +167,9 @@ class Tasks:
 class Join:
     """Adds sums on the nodes, `FAN_IN` at a time, up to `level` levels of the tree."""
 
-    def __init__(self, ray: Any, level: int, size: int, noisy: bool, keep: bool) -> None:
+    def __init__(self, level: int, size: int, noisy: bool, keep: bool) -> None:
+        import ray
+
         self._added = ray.remote(num_cpus=0, max_retries=TRIES - 1)(node.added)
         self.level, self.block = level, FAN_IN**level
         self._about = size, noisy, keep
@@ -176,8 +182,22 @@ class Join:
         return refs[0]
 
 
-def level_of(chunks: int, nodes: int, size: int) -> int:
-    """How many levels of the tree are added on the nodes: as many as leave eight branches or more.
+def level_in_tasks(chunks: int, workers: int) -> int:
+    """How many levels of the tree one task adds: as many as leave each worker eight tasks.
+
+    A task costs milliseconds, whatever there is to do in it.
+
+    >>> level_in_tasks(20, 2), level_in_tasks(127, 2), level_in_tasks(128, 2)
+    (0, 0, 1)
+    """
+    level = 0
+    while chunks >= FAN_IN ** (level + 1) * _TASKS * workers:
+        level += 1
+    return level
+
+
+def level_of(tasks: int, nodes: int, size: int) -> int:
+    """How many levels of the tree nodes add of what tasks return: so that eight are left, or more.
 
     None where there is one node, or where sums of `size` bytes are so small that they are
     better sent than added: where sums are added changes nothing.
@@ -188,7 +208,7 @@ def level_of(chunks: int, nodes: int, size: int) -> int:
     if nodes < 2 or size < _LARGE:
         return 0
     level = 0
-    while chunks >= FAN_IN ** (level + 2):
+    while tasks >= FAN_IN ** (level + 2):
         level += 1
     return level
 
@@ -212,15 +232,15 @@ class RayPool:
         clip: Clip | None,
     ) -> Iterator[Branch]:
         """The chunks' sums in order, of many large ones whole branches."""
-        import ray
-
         put = self._tasks.put
-        common = put(params.numpy()), moving.numpy(), put(np.concatenate(chunks)), round
-        level = level_of(len(chunks), self._tasks.nodes, 8 * self._size * (1 + self._noisy))
-        join = Join(ray, level, self._size, self._noisy, self._keep) if level else None
-        calls = [(*common, ids, clip) for ids in chunks]
-        for sent in self._tasks.ordered(node.chunk_sum, calls, join):
-            yield Branch(node.received(sent, self._size, self._noisy), level)
+        common = put(params.numpy()), moving.numpy(), put(np.concatenate(chunks)), round, clip
+        inside = level_in_tasks(len(chunks), self._tasks.workers)
+        step = FAN_IN**inside
+        calls = [(*common, list(chunks[a : a + step])) for a in range(0, len(chunks), step)]
+        level = level_of(len(calls), self._tasks.nodes, 8 * self._size * (1 + self._noisy))
+        join = Join(level, self._size, self._noisy, self._keep) if level else None
+        for sent in self._tasks.ordered(node.chunks_sum, calls, join):
+            yield Branch(node.received(sent, self._size, self._noisy), inside + level)
 
     def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Piece]:
         """What each batch of the test split comes to, in order."""
