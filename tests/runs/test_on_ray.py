@@ -15,6 +15,9 @@ from fedveil.runs.run import Run
 from fedveil.tuning.axes import axis, cells
 from fedveil.tuning.trials import Laboratory
 
+pytestmark = pytest.mark.filterwarnings(  # Ray leaves files and sockets open
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 SETTINGS = ["rounds=3", "data.clients=40", "engine.chunk=4", "engine.mode=looped"]
 NET = """\
 from torch import nn

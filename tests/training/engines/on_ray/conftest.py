@@ -7,6 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
+from fedveil.training.engines.on_ray.cluster import _SETTINGS
+
 
 @pytest.fixture
 def open_cluster():
@@ -18,11 +20,11 @@ def open_cluster():
     made = []
 
     def make(*cores):
-        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        with patch.dict(os.environ, quiet), warnings.catch_warnings():
+        with patch.dict(os.environ, _SETTINGS), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             of_node = {"include_dashboard": False, "object_store_memory": 200 * 2**20}
-            cluster = Cluster(True, head_node_args={"num_cpus": cores[0], **of_node})
+            of_head = {"_system_config": {"health_check_failure_threshold": 20}, **of_node}
+            cluster = Cluster(True, head_node_args={"num_cpus": cores[0], **of_head})
             made.append(cluster)
             for count in cores[1:]:
                 cluster.add_node(num_cpus=count, **of_node)
@@ -34,4 +36,7 @@ def open_cluster():
         assert not ray.is_initialized()
         for cluster in made:
             cluster.shutdown()
-    gc.collect()
+    made.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray leaves files open
+        gc.collect()

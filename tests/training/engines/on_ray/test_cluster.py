@@ -16,6 +16,9 @@ from fedveil.training.session import Training
 from tests.training.engines.test_processes import RECIPES, net, ragged
 
 assert ragged
+pytestmark = pytest.mark.filterwarnings(  # Ray leaves files and sockets open
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 
 
 @pytest.mark.parametrize(

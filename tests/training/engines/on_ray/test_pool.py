@@ -38,6 +38,9 @@ from tests.training.engines.on_ray.test_parcel import sent
 from tests.training.engines.test_processes import FREE, RECIPES, net, ragged, trained
 
 assert ragged
+pytestmark = pytest.mark.filterwarnings(  # Ray leaves files and sockets open
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 
 
 class Here:

@@ -27,7 +27,12 @@ from fedveil.training.engines.workers import available
 OOM_RETRIES = 2
 """How often our own cluster tries again what ran out of memory; Ray by itself never stops."""
 
-_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "120",  # a machine may have other things to do
+}
+_PATIENT = {"task_oom_retries": OOM_RETRIES, "health_check_failure_threshold": 100}
 _TOKEN = secrets.token_hex(32)
 
 
@@ -130,15 +135,15 @@ def _connect(address: str | None, workers: int, opened: ExitStack) -> None:
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
             "_temp_dir": os.path.join(folder, "ray"),
-            "_system_config": {"task_oom_retries": OOM_RETRIES},
+            "_system_config": _PATIENT,
         }
     try:
-        with patch.dict(os.environ, _QUIET), _own_signals(), warnings.catch_warnings():
+        with patch.dict(os.environ, _SETTINGS), _own_signals(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if address is None:
                 os.environ.pop("RAY_ADDRESS", None)
             ray.init(address=address, **options)
-    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as e:
+    except Exception as e:
         ray.shutdown()
         what = "cannot be started here" if address is None else f"at {shown(address)} is not there"
         raise BadInput(

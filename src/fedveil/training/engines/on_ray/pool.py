@@ -37,6 +37,8 @@ _UNUSED = 4
 _TASKS = 8
 """Tasks per worker and round that chunks may be put together to."""
 
+_ENDED = "the Ray cluster has ended, or its head is gone: start it again, and go on from there"
+
 _LARGE = 1 << 20
 """Bytes of a sum from which on many of them are added on the nodes and not here."""
 
@@ -101,7 +103,7 @@ class Tasks:
                 while left and len(running) < self._limit:
                     number, given = left.popleft()
                     running[self._call(function, given)] = number, given
-                (done,), _ = self._ray.wait(list(running), num_returns=1, fetch_local=False)
+                (done,) = self._ready(list(running))
                 number, given = running.pop(done)
                 try:
                     yield number, self._got(done)
@@ -128,7 +130,7 @@ class Tasks:
                     unused += len(some)
                 first = begun[0][0]
                 waited = list(dict.fromkeys([first, *running]))
-                ready, _ = self._ray.wait(waited, num_returns=1, fetch_local=False)
+                ready = self._ready(waited)
                 running = [ref for ref in running if ref not in ready]
                 if first in ready:
                     answer = self._got(first)
@@ -141,10 +143,19 @@ class Tasks:
     def _call(self, function: Any, given: tuple[Any, ...]) -> Any:
         return self._use.remote(function, self._name, self._parcel, self._arrays, *given)
 
+    def _ready(self, refs: list[Any]) -> list[Any]:
+        """Those of which one is there, or has failed."""
+        try:
+            return list(self._ray.wait(refs, num_returns=1, fetch_local=False)[0])
+        except SystemExit as e:  # that is how Ray ends those who are connected to it
+            raise WorkerLost(_ENDED) from e
+
     def _got(self, ref: Any) -> Any:
         errors = self._ray.exceptions
         try:
             return self._ray.get(ref)
+        except SystemExit as e:
+            raise WorkerLost(_ENDED) from e
         except errors.RayTaskError as e:
             cause: BaseException = e
             while isinstance(cause, errors.RayTaskError) and cause.cause is not None:
