@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import warnings
@@ -30,7 +31,6 @@ OOM_RETRIES = 2
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_raylet_start_wait_time_s": "120",  # a machine may have other things to do
 }
 _PATIENT = {"task_oom_retries": OOM_RETRIES, "health_check_failure_threshold": 100}
 _TOKEN = secrets.token_hex(32)
@@ -138,6 +138,7 @@ def _connect(address: str | None, workers: int, opened: ExitStack) -> None:
             "_system_config": _PATIENT,
         }
     try:
+        _knock(address)
         with patch.dict(os.environ, _SETTINGS), _own_signals(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if address is None:
@@ -151,6 +152,13 @@ def _connect(address: str | None, workers: int, opened: ExitStack) -> None:
             "'processes'"
         ) from e
     opened.callback(_disconnect)
+
+
+def _knock(address: str | None) -> None:
+    """See whether anybody is at an address; Ray would try for minutes."""
+    if address not in (None, "auto"):
+        host, _, port = str(address).rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _disconnect() -> None:
