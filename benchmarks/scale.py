@@ -36,7 +36,6 @@ from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.secure import secured
 from fedveil.runs import checkpoint
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.housekeeping import keep_memory
 from fedveil.training.exchange import Sent, server_sum
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.reports import Rows
@@ -254,7 +253,7 @@ def mapped(clients: int) -> fv.FederatedData:
 def simulated(clients: int) -> dict[str, float]:
     """A regression of 11 parameters; one client in a thousand takes part in a round of central DP.
 
-    `rounds` are whole: cohort, durable charge, clients, noise and step.
+    Rounds are whole, on one core: cohort, durable charge, clients, noise and step.
     """
     began = time.perf_counter()
     data = mapped(clients)
@@ -262,7 +261,7 @@ def simulated(clients: int) -> dict[str, float]:
     task = fv.Task(zoo.linear(FEATURES), fv.squared_error)
     plan = central(clients, rounds=rounds)
     work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
-    training = fv.Training(task, data, plan, work, mode=Mode.VECTORISED, every=10**6)
+    training = fv.Training(task, data, plan, work, mode=Mode.VECTORISED, every=10**6, workers=1)
     _ = training.streams  # the fingerprint of the records, which is read once
     ready = time.perf_counter() - began
     seconds, cores, met = [], [], []
@@ -287,17 +286,41 @@ def simulated(clients: int) -> dict[str, float]:
         "making_records": built,
         "checking_and_fingerprint": ready - built,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "worker_mib": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
         "ledger_bytes": size,
     }
+
+
+def memory() -> Cost:
+    """What a server needs beyond the process: a report, its sum, secure noise, step, checkpoint."""
+    size = 10**7
+    plan = secured(central(1000), size, diagnostics=False)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    params = torch.zeros(size)
+    turn, nobody = turn_of(plan, size, 1), torch.zeros(1, dtype=torch.bool)
+    total = CohortSum.zero(size, plan.width, noisy=False)
+    for _ in range(3):
+        sent = Sent(Rows.of(torch.randn(1, size), size), torch.zeros(1, 0), nobody, nobody)
+        server_sum([(total, slice(None))], plan, turn, sent, torch.ones(1, dtype=torch.float64))
+        del sent
+    total.total.zero_()  # on the grid that secure noise asks for, as reports of a run are
+    plan.release.noise_(total.total, fv.Clip(1.0), 1, Streams(1, plan.secure))
+    total.total /= 100.0
+    server = SgdServer(lr=1.0, momentum=0.9)
+    state = server.step(ServerState(0, params, {}, torch.zeros(1)), total.total)
+    state = server.step(state, total.total)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.save(Path(folder) / "checkpoint", state, Head(0, "0" * 64))
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return Cost("memory of a server", "coordinate", None, (after - before) * 1024 / size)
 
 
 def whole_rounds(costs: dict[str, Cost]) -> list[str]:
     """A round of central DP with secure noise on one core, put together from the unit costs.
 
-    One client in a thousand is asked, and at least a hundred. In memory are the model, the sum in
-    float64, its noisy mean, the momentum and one report with its copy: 4 + 8 + 8 + 4 + 8 bytes.
+    One client in a thousand is asked, and at least a hundred. Memory is a server's own, at its
+    most, and the same for any cohort.
     """
+    needed = costs["memory of a server"].bytes or 0.0
 
     def per(name: str) -> float:
         found = next(cost for key, cost in costs.items() if key.startswith(name))
@@ -314,10 +337,10 @@ def whole_rounds(costs: dict[str, Cost]) -> list[str]:
         cohort = max(100, clients // 1000)
         for size in (10**5, 10**6, 10**7, 10**8):
             each = per(f"accept and sum a clipped report (P = {min(size, 10**7):,})")
-            moved = _bytes(4 * cohort * size)
+            moved, room = _bytes(4 * cohort * size), _bytes(needed * size)
             lines.append(
                 f"| {clients:,} | {cohort:,} | {size:,} | {moved} | {moved} "
-                f"| {_time(each * cohort * size)} | {_time(once * size)} | {_bytes(32 * size)} |"
+                f"| {_time(each * cohort * size)} | {_time(once * size)} | {room} |"
             )
     return lines
 
@@ -331,18 +354,28 @@ def _bytes(count: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="?", choices=["costs", "clients"], default="costs")
+    parser.add_argument("what", nargs="?", choices=["costs", "memory", "clients"], default="costs")
     parser.add_argument("clients", nargs="?", type=int, default=10**6)
     arguments = parser.parse_args()
     if arguments.what == "clients":
         print(json.dumps(simulated(arguments.clients)))
         return
-    keep_memory(10**6)
     torch.set_num_threads(1)
+    if arguments.what == "memory":
+        print(memory().row())
+        return
     print("| what | unit | time per unit | bytes per unit |")
     print("|---|---|---|---|")
     costs = {}
-    for part in (reports, noise, sampling, ledger_costs, server_costs, shuffler):
+    for part in (
+        lambda: [memory()],
+        reports,
+        noise,
+        sampling,
+        ledger_costs,
+        server_costs,
+        shuffler,
+    ):
         for cost in part():
             costs[cost.name] = cost
             print(cost.row(), flush=True)
