@@ -192,11 +192,15 @@ def _head_in(path: Path, find: Callable[[Any], Any]) -> Head | None:
 
 
 def _run_in(path: Path, runs: list[Statement]) -> Statement | None:
-    """The run whose directory `path` is; None for a file, or a directory with others' ledger."""
+    """The run whose directory `path` is; None for a file, or a directory with others' ledger.
+
+    A site's ledger is about runs whose files are at the server.
+    """
     if not path.is_dir():
         return None
     if not (path / "ledger.json").is_file():
-        return runs[0] if len(runs) == 1 else None
+        of_site = any("site" in about for about in read_runs(file_of(path)).values())
+        return runs[0] if len(runs) == 1 and not of_site else None
     name = name_of(path)
     found = next((run for run in runs if run.run == name), None)
     if found is None:
