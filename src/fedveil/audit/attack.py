@@ -33,6 +33,7 @@ from fedveil.audit.seen import claimed
 from fedveil.audit.white_box import WhiteBox
 from fedveil.checks import check_workers, shown
 from fedveil.errors import BadInput
+from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
 
 BOUNDS = (
@@ -55,8 +56,9 @@ class Question:
     """Which attacks, how many draws of each input, canaries and reference models, and their seed.
 
     `attacks` None is all that fit. `property` is what is asked of clients (`PropertyAudit`).
-    `workers` are the processes that train reference models, 0 one per core. `inversion` says how
-    long images are looked for; its seed is the question's.
+    `workers` are the processes that train reference models, 0 one per core, of the `cluster` if
+    there is one and else of this machine. `inversion` says how long images are looked for; its seed
+    is the question's.
 
     | edge | behaviour |
     |---|---|
@@ -73,6 +75,7 @@ class Question:
     seed: int = 0
     workers: int = 0
     inversion: InversionAudit = field(default_factory=InversionAudit)
+    cluster: RayCluster | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         named = self.attacks if self.attacks is not None else ATTACKS
@@ -94,7 +97,7 @@ class Question:
 
     @cached_property
     def members(self) -> Membership:
-        return Membership(self.references, self.seed, self.workers)
+        return Membership(self.references, self.seed, self.workers, cluster=self.cluster)
 
     @cached_property
     def properties(self) -> PropertyAudit:
@@ -176,7 +179,7 @@ def _leaks(
         case membership.ATTACK:
             yield from replace(question.members, kept=kept).leaks(training, claim, on_step)
         case white_box.ATTACK:
-            inside = WhiteBox(question.seed, question.workers, kept)
+            inside = WhiteBox(question.seed, question.workers, kept, question.cluster)
             yield from inside.leaks(training, claim, on_step)
         case properties.ATTACK:
             yield from question.properties.leaks(training, on_step)

@@ -16,6 +16,7 @@ from fedveil.runs.build import build
 from fedveil.runs.evidence import charged_lines, check_charged
 from fedveil.runs.opened import OpenedRun
 from fedveil.runs.own import brought
+from fedveil.runs.recipe import here
 from fedveil.training.session import Training
 
 
@@ -91,7 +92,7 @@ def audit(
     charged = charged_lines(folder)
     if out is not None and folder.resolve() in (out.resolve(), *out.resolve().parents):
         raise BadInput(f"--out {out} is in the run's own directory: an audit leaves it as it is")
-    training = replace(build(run.recipe, data_root, allow_code=allow_code), workers=1)
+    training = replace(build(here(run.recipe), data_root, allow_code=allow_code), workers=1)
     check_charged(folder, charged, training.plan.lines)
     with Kept.at(out, _identity(run, training, question)) as kept:
         found = attacked(training, question, kept, on_step)

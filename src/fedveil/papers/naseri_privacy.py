@@ -111,6 +111,7 @@ def question(experiment: Experiment, where: Deployment) -> Question:
         inversion=InversionAudit(
             steps=experiment.choose(200, 600), restarts=experiment.choose(1, 2)
         ),
+        cluster=experiment.cluster,
     )
 
 

@@ -5,7 +5,7 @@ import platform
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics_file import json_text, last_round
 from fedveil.runs.own import Model, brought, changed_since
-from fedveil.runs.recipe import Recipe, recipe_in
+from fedveil.runs.recipe import Recipe, moved, recipe_in
 from fedveil.runs.report.page import write_report
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.engines.engine import EngineMaker
@@ -96,6 +96,7 @@ class Run:
         )
         if shared is not None:
             shared.check(training)
+        training.open()
         folder = claim(out, recipe.name)
         return cls(folder, resolved(recipe, training), training, fresh=True, shared=shared)
 
@@ -108,18 +109,23 @@ class Run:
         model: Model | None = None,
         data: FederatedData | None = None,
         allow_code: bool = False,
+        where: Sequence[str] = (),
         make_engine: EngineMaker | None = None,
     ) -> "Run":
-        """Open an interrupted run with the recipe, and the own parts, it was started with."""
+        """Open an interrupted run with the recipe, and the own parts, it was started with.
+
+        `where` are settings of its engine for this time: kind and address, which change no result.
+        """
         recipe = recipe_in(folder)
         data = brought(recipe, model, data)
         training = build(
-            *(recipe, data_root),
+            *(moved(recipe, where), data_root),
             data=data,
             model=model,
             allow_code=allow_code,
             make_engine=make_engine,
         )
+        training.open()
         return cls(folder, recipe, training, fresh=False)
 
     def describe(self) -> str:
