@@ -8,7 +8,7 @@ def separate_draws() -> None:
     """Give Flower's modules a generator of their own in the place of Python's common one.
 
     Its threads (heartbeats, retries) draw from that at any time, while fedveil looks whether a
-    module does: a draw of theirs in between would be taken for the module's, and the module refused.
+    module does: a draw of theirs in between would be taken for the module's, and that refused.
     """
     own = random.Random()
     for name, module in tuple(sys.modules.items()):
