@@ -14,6 +14,7 @@ from fedveil.audit import (
     randomisers,
     records,
     sensitivity,
+    statistics,
     white_box,
 )
 from fedveil.audit import property as properties
@@ -35,7 +36,10 @@ from fedveil.errors import BadInput
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
 
-BOUNDS = (randomisers.ATTACK, sensitivity.ATTACK, canaries.ATTACK, records.ATTACK)
+BOUNDS = (
+    *(randomisers.ATTACK, sensitivity.ATTACK, statistics.ATTACK),
+    *(canaries.ATTACK, records.ATTACK),
+)
 """Attacks that bound epsilon from below, and so need a claim."""
 
 LEAKS = (membership.ATTACK, white_box.ATTACK, properties.ATTACK, inversion.ATTACK)
@@ -53,7 +57,8 @@ class Question:
 
     `attacks` None is all that fit. `property` is what is asked of clients (`PropertyAudit`).
     `workers` are the processes that train reference models, 0 one per core, of the `cluster` if
-    there is one and else of this machine.
+    there is one and else of this machine. `inversion` says how long images are looked for; its seed
+    is the question's.
 
     | edge | behaviour |
     |---|---|
@@ -69,6 +74,7 @@ class Question:
     property: str = PLANTED
     seed: int = 0
     workers: int = 0
+    inversion: InversionAudit = field(default_factory=InversionAudit)
     cluster: RayCluster | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -148,6 +154,9 @@ def _findings(
         case sensitivity.ATTACK:
             found = list(sensitivity.findings(training, question.seed))
             on_step(1, 1)
+        case statistics.ATTACK:
+            found = list(statistics.findings(training))
+            on_step(1, 1)
         case canaries.ATTACK:
             found = list(question.clients.findings(training, on_step))
         case records.ATTACK:
@@ -175,7 +184,8 @@ def _leaks(
         case properties.ATTACK:
             yield from question.properties.leaks(training, on_step)
         case inversion.ATTACK:
-            pairs = list(InversionAudit(seed=question.seed).seen(training, on_step))
+            looking = replace(question.inversion, seed=question.seed)
+            pairs = list(looking.seen(training, on_step))
             views = {found.view: found for found, _ in pairs}
             kept.picture(attack, lambda: side_by_side_png(views))
             yield from (leak for _, leak in pairs)

@@ -32,8 +32,8 @@ def audit(
     attacks: Annotated[
         str | None,
         typer.Option(
-            help="Of randomiser, sensitivity, canaries, one-run, membership, white-box, property, "
-            "inversion; default: all that fit."
+            help="Of randomiser, sensitivity, statistics, canaries, one-run, membership, "
+            "white-box, property, inversion; default: all that fit."
         ),
     ] = None,
     self_test: Annotated[
