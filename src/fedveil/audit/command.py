@@ -1,13 +1,12 @@
 """`fedveil audit`: a finished run, attacked again from its recipe; the run itself is only read."""
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedveil.audit.attack import LEAKS, Found, OnStep, Question, attacked
 from fedveil.audit.finding import Finding
-from fedveil.audit.kept import Kept
+from fedveil.audit.kept import FOUND, Kept, recipe_digest
 from fedveil.audit.leak import Leak
 from fedveil.audit.seen import claimed
 from fedveil.audit.summary import summary
@@ -96,16 +95,21 @@ def audit(
     check_charged(folder, charged, training.plan.lines)
     with Kept.at(out, _identity(run, training, question)) as kept:
         found = attacked(training, question, kept, on_step)
+        whole = Audited(run, training.plan, found)
+        kept.tell(Path(FOUND).stem, whole.to_dict())
     if not found.findings and not found.leaks:
         told = run.claims[0].short if run.claims else "a run that claims nothing"
         raise BadInput(f"--attacks {','.join(question.attacks or ())}: none of them is for {told}")
-    return Audited(run, training.plan, found)
+    return whole
 
 
 def _identity(run: OpenedRun, training: Training, question: Question) -> dict[str, Any]:
     """What the trained models of an audit follow from."""
-    recipe = hashlib.sha256(run.recipe.model_dump_json().encode()).hexdigest()
-    return {"recipe": recipe, "data": training.data.fingerprint, "seed": question.seed}
+    return {
+        "recipe": recipe_digest(run.recipe),
+        "data": training.data.fingerprint,
+        "seed": question.seed,
+    }
 
 
 def _number(value: float | None) -> str:

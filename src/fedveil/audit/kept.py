@@ -1,6 +1,7 @@
 """`Kept`: what a long audit has computed so far, in a directory that survives any interruption.
 
 audit.json   what is audited, with which settings, and by which code
+found.json   everything that was found, when the audit has ended
 NAME.npy     one array each, written as soon as it is there
 NAME.json    what was found, where that is kept
 NAME.png     figures
@@ -24,13 +25,15 @@ import fedveil
 from fedveil.data.files import UNREADABLE
 from fedveil.errors import BadInput
 from fedveil.runs.disk import locked, write_atomic
+from fedveil.runs.recipe import Recipe
 
 Numbers = npt.NDArray[np.float64]
 
 _FORMAT = 2
 _PACKAGES = ("fedveil", "torch", "numpy", "scipy", "scikit-learn")
-_ABOUT = "audit.json"
-_OWN_FILES = ("lock", f".{_ABOUT}.tmp")
+ABOUT = "audit.json"
+FOUND = "found.json"
+_OWN_FILES = ("lock", f".{ABOUT}.tmp")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Kept:
             raise BadInput(f"--out {folder} cannot be made: {e.strerror}") from e
         with locked(folder):
             _check(folder, told)
-            write_atomic(folder / _ABOUT, json.dumps(told, indent=2).encode())
+            write_atomic(folder / ABOUT, json.dumps(told, indent=2).encode())
             yield Kept(folder)
 
     def array(self, name: str) -> Numbers | None:
@@ -120,11 +123,16 @@ def code() -> str:
     return ", ".join([*versions, f"source {digest.hexdigest()[:16]}"])
 
 
+def recipe_digest(recipe: Recipe) -> str:
+    """What an audit knows a recipe by."""
+    return hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()
+
+
 def _check(folder: Path, told: dict[str, Any]) -> None:
     """Refuse a folder that holds anything but this audit."""
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out {folder} is a file: name a directory")
-    path = folder / _ABOUT
+    path = folder / ABOUT
     if not path.exists():
         inside = folder.iterdir() if folder.is_dir() else ()
         others = sorted(p.name for p in inside if p.name not in _OWN_FILES)

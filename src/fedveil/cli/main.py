@@ -8,7 +8,7 @@ import typer
 
 import fedveil
 from fedveil.checks import shown
-from fedveil.cli import audit, look, mix, reproduce, results, train, tune
+from fedveil.cli import audit, deploy, look, mix, report, reproduce, results, site, train, tune
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
@@ -24,14 +24,17 @@ for command in (
         results.evaluate,
         results.predict,
         results.compare,
+        report.report,
         look.recipes,
         look.explain,
         look.account,
         look.ledger,
         mix.mixer,
+        deploy.deploy,
     ),
 ):
     app.command()(command)
+app.add_typer(site.app)
 
 
 def _tell_version(wanted: bool) -> None:

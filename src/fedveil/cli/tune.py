@@ -62,7 +62,7 @@ def plan(
     ] = None,
     trust: Annotated[str | None, typer.Option(help="local or central; default: local.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The recipe to write; a heat map goes beside it.")
+        Path | None, typer.Option(help="The recipe to write; its page goes beside it.")
     ] = None,
     data: Data = None,
     workers: Workers = 0,

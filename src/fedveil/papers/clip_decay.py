@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item
+from fedveil.papers.figures import COLOURS, png
 from fedveil.papers.lines import claim_of
 from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.cells import Outcome
-from fedveil.tuning.figures import COLOURS, png
 from fedveil.tuning.statistics import mean_of
 from fedveil.tuning.sweep import Sweep
 
@@ -430,8 +430,8 @@ def _figure(curves: Curves) -> bytes:
         curve = curves[name]
         _draw(left, curve.rounds, curve.accuracy, name, colour, style)
         _draw(right, curve.rounds, curve.loss, name, colour, style)
-    left.set(xlabel="round", ylabel="test accuracy")
-    right.set(xlabel="round", ylabel="test loss", yscale="log")
+    left.set(xlabel="round", ylabel="test accuracy", title="Test accuracy over rounds")
+    right.set(xlabel="round", ylabel="test loss", yscale="log", title="Test loss over rounds")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
     return png(figure)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item
+from fedveil.papers.figures import COLOURS, draw_line, png
 from fedveil.papers.ldp_fl_readings import (
     PUBLISHED,
     READINGS,
@@ -36,7 +37,6 @@ from fedveil.papers.ldp_fl_settings import (
 )
 from fedveil.papers.page import Page, TextTable
 from fedveil.tuning.axes import Axis
-from fedveil.tuning.figures import COLOURS, draw_line, png
 from fedveil.tuning.statistics import Mean
 
 
@@ -345,7 +345,7 @@ def _lines_png(lines: Mapping[str, tuple[list[str], list[Mean]]], label: str) ->
     at = figure.subplots()
     for i, (name, (places, means)) in enumerate(lines.items()):
         draw_line(at, places, means, name, COLOURS[i])
-    at.set(xlabel=label, ylabel="test accuracy, %")
+    at.set(xlabel=label, ylabel="test accuracy, %", title=f"Test accuracy by {label}")
     at.legend(fontsize=8)
     at.grid(alpha=0.3)
     return png(figure)

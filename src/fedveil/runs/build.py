@@ -31,6 +31,7 @@ from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
@@ -65,12 +66,14 @@ def build(
     plan: PrivacyPlan | None = None,
     model: Model | None = None,
     allow_code: bool = False,
+    make_engine: EngineMaker | None = None,
 ) -> Training:
     """Everything the recipe asks for, checked; what does not go together is refused.
 
     `data`, when given, are the caller's own, or what `data_of` has made of the recipe already,
     `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
-    `allow_code` says that the code which the recipe names may be run.
+    `allow_code` says that the code which the recipe names may be run. `make_engine` is for clients
+    that are not on this machine.
     """
     check_recipe_values(recipe)
     recipe.model.check_allowed(allow_code)
@@ -107,6 +110,7 @@ def build(
         workers=recipe.engine.workers,
         every=recipe.evaluate.every,
         clients_every=_clients_every(recipe.evaluate, rounds),
+        make_engine=make_engine,
     )
 
 
@@ -131,12 +135,11 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     """
     noise, plan = recipe.noise, training.plan
     noise = noise.model_copy(update=plan.release.settings(plan.schedule))
-    engine = training.engine
-    if not isinstance(engine, Serial):
-        raise AssertionError("recipes run on this machine's engine")
-    choice: dict[str, Any] = {"mode": str(engine.mode), "chunk": engine.chunk}
-    if training.timings:
-        choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
+    engine, choice = training.engine, dict[str, Any]()
+    if isinstance(engine, Serial):
+        choice = {"mode": str(engine.mode), "chunk": engine.chunk}
+        if training.timings:
+            choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
     changes: dict[str, Any] = {"noise": noise, "engine": recipe.engine.model_copy(update=choice)}
     if recipe.model.recorded:
         changes["model"] = recipe.model.model_copy(update={"digest": module_digest(training.task)})

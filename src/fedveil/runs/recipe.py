@@ -18,7 +18,7 @@ from fedveil.runs.sections.attack_section import AttackSection
 from fedveil.runs.sections.client_section import ClientSection, SampleSection
 from fedveil.runs.sections.clip_section import ClipSection
 from fedveil.runs.sections.data_section import DataSection, ModelSection
-from fedveil.runs.sections.keys import forms_of, is_key, unknown
+from fedveil.runs.sections.keys import Forms, forms_of, is_key, unknown
 from fedveil.runs.sections.noise_section import (
     BudgetSection,
     NoiseSection,
@@ -169,7 +169,7 @@ def load_recipe(
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as e:
-        raise BadInput(f"recipe {source}: {_explain(e)}") from e
+        raise BadInput(f"recipe {source}: {explained(e, FORMS)}") from e
     check_recipe_values(recipe)
     return _with_rounds(recipe)
 
@@ -303,15 +303,18 @@ def _inner(raw: dict[str, Any], path: list[str]) -> dict[str, Any]:
     return section
 
 
-def _explain(error: ValidationError) -> str:
-    """The first problem, on one line; a key that is unknown before one that it was meant for."""
+def explained(error: ValidationError, forms: Forms) -> str:
+    """The first problem, on one line; a key that is unknown before one that it was meant for.
+
+    `forms` are the sections of the file that was read (`forms_of`).
+    """
     first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     place = [str(part) for part in first["loc"]]
     kind = place.pop(1) if len(place) > 1 and place[0] in _BY_KIND else None
     where = " ".join(".".join(place).split())
     match first["type"]:
         case "extra_forbidden":
-            return unknown(FORMS, place, kind)
+            return unknown(forms, place, kind)
         case "missing":
             return f"{where} is missing" + (f" for kind {kind!r}" if kind else "")
         case "union_tag_not_found":

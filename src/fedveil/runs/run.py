@@ -1,4 +1,4 @@
-"""A run: a directory with recipe, metrics, ledger, checkpoints, model and result."""
+"""A run: a directory with recipe, metrics, ledger, checkpoints, model, result and report."""
 
 import importlib.metadata
 import platform
@@ -33,9 +33,10 @@ from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics_file import json_text, last_round
 from fedveil.runs.own import Model, brought, changed_since
-from fedveil.runs.plots import progress_png
 from fedveil.runs.recipe import Recipe, recipe_in
+from fedveil.runs.report.page import write_report
 from fedveil.runs.stored_model import StoredModel
+from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import evaluate
 from fedveil.training.server import ServerState
@@ -72,11 +73,13 @@ class Run:
         model: Model | None = None,
         data: FederatedData | None = None,
         allow_code: bool = False,
+        make_engine: EngineMaker | None = None,
     ) -> "Run":
         """Check everything, then claim the directory: a refused recipe leaves nothing behind.
 
         `model` and `data` are the caller's own, where the recipe says "own"; `data` may also be
-        what `data_of` has made of the recipe already. `allow_code` says that the code which the
+        what `data_of` has made of the recipe already, or say that clients' records are elsewhere,
+        where `make_engine` makes what reaches them. `allow_code` says that the code which the
         recipe names may be run.
         """
         if out is not None:
@@ -84,7 +87,13 @@ class Run:
         else:
             check_run_name(recipe.name)
         data = brought(recipe, model, data)
-        training = build(recipe, data_root, data=data, model=model, allow_code=allow_code)
+        training = build(
+            *(recipe, data_root),
+            data=data,
+            model=model,
+            allow_code=allow_code,
+            make_engine=make_engine,
+        )
         if shared is not None:
             shared.check(training)
         folder = claim(out, recipe.name)
@@ -99,11 +108,18 @@ class Run:
         model: Model | None = None,
         data: FederatedData | None = None,
         allow_code: bool = False,
+        make_engine: EngineMaker | None = None,
     ) -> "Run":
         """Open an interrupted run with the recipe, and the own parts, it was started with."""
         recipe = recipe_in(folder)
         data = brought(recipe, model, data)
-        training = build(recipe, data_root, data=data, model=model, allow_code=allow_code)
+        training = build(
+            *(recipe, data_root),
+            data=data,
+            model=model,
+            allow_code=allow_code,
+            make_engine=make_engine,
+        )
         return cls(folder, recipe, training, fresh=False)
 
     def describe(self) -> str:
@@ -212,9 +228,10 @@ class Run:
     def _finish(self, done: Done, ledger: Ledger, seconds: float) -> dict[str, Any]:
         """Write what there is, the same rounds everywhere, and close the run in the ledger.
 
-        A crash before the last step leaves the run open: `--verify` says so, `--resume` ends it.
+        A crash before that leaves the run open: `--verify` says so, `--resume` ends it. The report
+        is drawn last, from what was left: `fedveil report` draws it where a crash came first.
         """
-        task, plan, state, rounds = self.training.task, self.training.plan, done.state, done.settled
+        plan, state, rounds = self.training.plan, done.state, done.settled
         history = done.before + [round.line for round in rounds]
         self.remarks += changed_since(self.training.data, self.recipe)
         self._write_metrics(history)
@@ -248,11 +265,9 @@ class Run:
         }
         stored = StoredModel.of(self.recipe.model, self.training, state.params, claims)
         write_atomic(self.folder / "model.safetensors", stored.to_bytes())
-        metric = next(iter(task.measures), "loss")
-        drawn = progress_png(history, metric, plan.limit, plan.promise)
-        write_atomic(self.folder / "progress.png", drawn)
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
         keep_head(self.folder, ledger.end(digests(self.folder)))
+        write_report(self.folder)
         return result
 
     def _measured(self, params: torch.Tensor) -> dict[str, float]:
@@ -354,6 +369,8 @@ class Run:
     @property
     def how_to_resume(self) -> str:
         """The command, or the call, that continues this run."""
+        if self.training.data.elsewhere:
+            return f"flwr run again, with {self.folder} as the run directory"
         names = {"model": self.recipe.model.name, "data": self.recipe.data.name}
         own = [f"{key}=..." for key, name in names.items() if name == OWN]
         if not own:

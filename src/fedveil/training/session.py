@@ -94,6 +94,8 @@ class Training:
         check_rounds(self.plan.rounds, work=self.work, server=self.server)
         if self.aggregate is not None:
             check_aggregate(self.aggregate, self.plan, self.task, self.weights, self.memory)
+        if self.data.elsewhere:
+            self._check_elsewhere()
         if self.plan.secure:
             self.data.check_secure()
             if self.clients_every is not None:
@@ -102,11 +104,25 @@ class Training:
                     "clients' own records in the clear: leave it out, or simulate ('seeded')"
                 )
         self.data.check()
-        x, y = tensors(taken(self.data.x, slice(2))), torch.tensor(self.data.y[:2])
+        here = self.data.test_x if self.data.elsewhere else self.data.x
+        targets = self.data.test_y if self.data.elsewhere else self.data.y
+        x, y = tensors(taken(here, slice(2))), torch.tensor(targets[:2])
         self.task.check_fits(x, y, self.data.classes)
         check_measurable(self.task, self.data)
         self._settle_mode()
         object.__setattr__(self, "_initial", self.task.parameters.clone())
+
+    def _check_elsewhere(self) -> None:
+        """Refuse what would look at records that are not here."""
+        for what, given in (
+            ("evaluate.clients measures", self.clients_every is not None),
+            ("an attack is simulated", self.adversary is not None),
+            ("this machine's engine trains", self.make_engine is None),
+        ):
+            if given:
+                raise BadInput(
+                    f"{what} on clients' records, which are at their sites: leave it out"
+                )
 
     def __repr__(self) -> str:
         return (
@@ -130,6 +146,11 @@ class Training:
                 check_together(self.task, x, y)
         if alone:
             object.__setattr__(self, "mode", Mode.LOOPED)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the module lets the records of a batch see each other."""
+        return self._mixes
 
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""

@@ -47,6 +47,12 @@ def statements(path: Path) -> list[Statement]:
         return [_statement(path, run, about) for run, about in read_runs(path).items()]
 
 
+def statement(path: Path, run: str) -> Statement:
+    """Of one run of a ledger, which has to know it."""
+    with one_look(path):
+        return _statement(path, run, read_runs(path)[run])
+
+
 def lines_of(path: Path, run: str) -> tuple[BudgetLine, ...]:
     """What a run of the ledger is charged for."""
     return _lines(path, read_runs(path)[run])

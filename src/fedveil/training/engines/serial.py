@@ -45,7 +45,7 @@ class Serial:
         if self.mode is Mode.VECTORISED and self.job.one_by_one:
             raise BadInput(f"engine.mode is 'vectorised' and {self.job.one_by_one}: use 'looped'")
 
-    def run(self, round: int, ids: Ids, state: ServerState) -> CohortSum:
+    def run(self, round: int, ids: Ids, state: ServerState, attempt: int = 0) -> CohortSum:
         """The sum over the cohort `ids` of `round`, starting from `state`."""
         total, offsets = self.job.zero(), self.job.data.offsets
         chunks = cut(ids, offsets[ids + 1] - offsets[ids], self.chunk)
