@@ -7,12 +7,14 @@ STAMP := $(VENV)/.installed
 PEERS := $(VENV)-bench
 
 WHEEL := $(VENV)-wheel
+BROWSER := .browser
+AXE := 4.14.0
 
 # Two workers on two cores, so one thread each; tests start many processes, so bytecode is kept. They sync
 # thousands of small files, none of which has to outlive the machine, so that these lie in memory.
 PYTEST := TMPDIR=$(wildcard /dev/shm) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all wheel mutants check bench bench-growth bench-micro clean
+.PHONY: demo test test-all browser test-browser wheel mutants check bench bench-growth bench-micro clean
 
 demo: $(STAMP)
 	$(BIN)/fedveil run
@@ -22,6 +24,17 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST)
+
+# What tests of pages need: Debian's chromium with its driver, and axe-core beside them. A machine that
+# lets nobody install packages keeps what it has; the tests then say what is missing.
+browser: $(BROWSER)/node_modules/axe-core/axe.min.js
+	@command -v chromium chromedriver > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; }
+
+$(BROWSER)/node_modules/axe-core/axe.min.js:
+	npm install --silent --no-save --prefix $(BROWSER) axe-core@$(AXE)
+
+test-browser: $(STAMP) browser
+	$(PYTEST) tests/browser
 
 # The wheel in an environment of its own, away from the repository: the demo, and a CSV by hospital.
 wheel: $(STAMP)
@@ -62,4 +75,4 @@ $(PEERS)/.installed: pyproject.toml benchmarks/constraints.txt
 	@touch $(PEERS)/.installed
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(WHEEL)
+	rm -rf $(VENV) $(PEERS) $(WHEEL) $(BROWSER)

@@ -17,17 +17,11 @@ from torch import nn
 import fedveil as fv
 from fedveil.errors import BadInput
 from fedveil.privacy.ledger.statement import statements
-from fedveil.runs import run as runs
 from fedveil.runs.own import FIRST_WEIGHTS
 
 SET = {"rounds": 4, "sample.rate": 0.5, "client.epochs": 1, "engine.workers": 1}
 SET["engine.mode"] = "looped"  # which is faster is measured, and differs from run to run
 FAST = {**SET, "noise.multiplier": 2.0, "budget.epsilon": float("inf"), "budget.delta": 1e-4}
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
 
 
 def make_data(seed=0, classes=2):

@@ -31,7 +31,7 @@ from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.mixer import MixerConfig, serve
 from fedveil.mixing.protocol import HELLO, Refused
 from fedveil.privacy.ledger.file import read_charges, read_participations
-from fedveil.runs import checkpoint, run
+from fedveil.runs import checkpoint
 from fedveil.runs.evidence import export_ledger, file_of, statements_of, verify_ledger
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe import load_recipe
@@ -468,9 +468,8 @@ def tried(name, count, place):
 
 
 @pytest.fixture
-def place(monkeypatch):
-    """A folder in memory, and runs without a picture."""
-    monkeypatch.setattr(run, "progress_png", lambda *_: b"picture")
+def place():
+    """A folder in memory."""
     memory = Path("/dev/shm")
     made = Path(tempfile.mkdtemp(prefix="parsers", dir=memory if memory.is_dir() else None))
     yield made

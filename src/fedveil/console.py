@@ -11,6 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.events import event_text, from_dict
+from fedveil.privacy.accounting.meaning import Meaning
+from fedveil.privacy.ledger.statement import Statement
 from fedveil.runs.explain import Part, apart, recipes_text
 
 if TYPE_CHECKING:  # tables need no torch
@@ -201,6 +204,42 @@ def print_leaks(console: Console, title: str, leaks: "Sequence[Leak]") -> None:
     if leaks:
         told = "intervals are at 95 %; what an attack does not find, a better one may"
         console.print(told, highlight=False, soft_wrap=True)
+
+
+def print_promise(console: Console, told: Statement) -> None:
+    """What a run promises, in a sentence for people, and the conditions under which that holds."""
+    meaning = Meaning.of(told.claims)
+    console.print(f"{told.run}: {meaning.sentence}", soft_wrap=True)
+    for line in (meaning.worth, *meaning.warnings):
+        if line:
+            console.print(line, soft_wrap=True)
+    for heading, lines in (
+        ("It holds under these conditions:", meaning.conditions),
+        ("It does not cover:", meaning.uncovered),
+    ):
+        if lines:
+            console.print(heading)
+        for line in lines:
+            console.print(f"  - {line}", soft_wrap=True)
+    console.print()
+
+
+def print_totals(console: Console, told: Statement) -> None:
+    """What all charges of a run come to, and what is left."""
+    rounds = len({charge.round for charge in told.charges})
+    console.print(f"{told.run}: {len(told.charges)} charges for {rounds} rounds", soft_wrap=True)
+    for claim in told.claims:
+        console.print(str(claim), soft_wrap=True)
+    console.print(told.remainder(), soft_wrap=True)
+
+
+def print_charges(console: Console, told: Statement) -> None:
+    """Every charge of a run, a table for each thing that it was charged for."""
+    for covers in sorted({charge.covers for charge in told.charges}):
+        charges = [charge for charge in told.charges if charge.covers == covers]
+        rows = [{"round": c.round, "attempt": c.attempt, "at": c.charged_at} for c in charges]
+        event = event_text(from_dict(charges[0].event))
+        print_rows(console, f"{told.run}: {len(rows)} charges for {covers}, each {event}", rows)
 
 
 def print_overview(console: Console, rows: Sequence[dict[str, Any]]) -> None:

@@ -10,16 +10,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
-from fedveil.flower import guard
-from fedveil.flower.site import Site
-
 KEPT = Path("kept.pickle")
 
 
 def nan(answer):
-    return replace(answer, report=torch.full_like(answer.report, torch.nan))
+    return replace(answer, report=answer.report * float("nan"))
 
 
 def short(answer):
@@ -27,27 +22,39 @@ def short(answer):
 
 
 def replay(answer):
-    """The first answer again, whatever is asked."""
-    if not KEPT.exists():
+    """The first answer of a run again, whatever is asked."""
+    if answer.round == 1:
         KEPT.write_bytes(pickle.dumps(answer))
     return pickle.loads(KEPT.read_bytes())
 
 
 def die(answer):
-    """The SuperNode and all that belongs to it are gone, from the second round on."""
-    if answer.round > 1:
-        os.killpg(0, signal.SIGKILL)
-    return answer
+    """The SuperNode and all that belongs to it are gone, charged and not answered."""
+    os.killpg(0, signal.SIGKILL)
+
+
+SPOILT = {"nan": nan, "short": short, "replay": replay, "die": die}
 
 
 def main():
+    from flwr.supernode.cli import flwr_clientapp
+    from flwr.supernode.runtime import run_clientapp as runtime
+
+    from fedveil.flower import guard
+
     _, kind, *arguments = sys.argv
     sys.argv = ["flwr-clientapp", *arguments]
-    honest, spoilt = Site.answer, {"nan": nan, "short": short, "replay": replay, "die": die}[kind]
-    Site.answer = lambda site, ask: spoilt(honest(site, ask))
     guard.guard()
-    from flwr.supernode.cli import flwr_clientapp
+    load = runtime.get_load_client_app_fn()
 
+    def spoilt(*_):
+        from fedveil.flower.site import Site
+
+        honest = Site.answer
+        Site.answer = lambda site, ask: SPOILT[kind](honest(site, ask))
+        return load()
+
+    runtime.get_load_client_app_fn = lambda *_, **__: spoilt
     flwr_clientapp()
 
 

@@ -18,17 +18,21 @@ from fedveil.flower.local import LocalFederation, free_ports
 from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs.records import data_of
 
-PATIENCE = 280.0
+PATIENCE = 600.0
+"""Seconds after which something is said to be stuck, on a machine that is very busy."""
+
 QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1"}
 SAID = ("epsilon", "delta", "unit", "neighbours", "trust", "accountant", "noise", "as_published")
 """What a claim says, but for its assumptions: a federation has more of them."""
 
+MEMBER = ("mixer-ca.crt", "member.crt", "member.key")
 BAD_SITE = Path(__file__).with_name("bad_site.py")
 
 
 def deployment(recipe, settings, names, address, deadline):
     chosen = deployed_recipe(recipe, settings, len(names))
-    return Deployment(chosen, names, address, data_of(chosen), deadline)
+    (port,) = free_ports(1)
+    return Deployment(chosen, names, address, data_of(chosen), deadline, Address(port=port))
 
 
 class Live:
@@ -58,6 +62,12 @@ class Live:
         shutil.rmtree(self.server / "test")
         shutil.copytree(scratch / "server" / "test", self.server / "test")
         shutil.copy(scratch / "server" / "recipe.toml", self.server)
+        if (scratch / "mixer").exists():
+            shutil.copytree(scratch / "mixer", self.folder / "mixer")
+            for name in MEMBER:
+                shutil.copy(scratch / "server" / name, self.server)
+                for site in self.names:
+                    shutil.copy(scratch / "sites" / site / name, self.site(site))
         text = (scratch / "server" / "federation.toml").read_text()
         for name in self.names:
             known = (self.server / "nodes" / f"{name}.pub").read_text().strip()
@@ -88,6 +98,28 @@ class Live:
         path = self.site(name) / "ledger" / "ledger.db"
         return read_charges(path) if path.exists() else []
 
+    def stranger(self, name, **changes):
+        """A site's folder that nobody registered, with changes to how it is started."""
+        place = self.site(name)
+        shutil.copytree(self.site(self.names[0]), place)
+        script = place / "supernode.sh"
+        (port,) = free_ports(1)
+        text = re.sub(r"--port \d+", f"--port {port}", script.read_text())
+        for old, new in changes.items():
+            text = text.replace(f"--{old.replace('_', '-')}", new)
+        script.write_text(text)
+        return place
+
+    def turned_away(self, name):
+        """Start it, and see it end; returns what it said."""
+        process = self.federation.start_site(name)
+        code = process.wait(PATIENCE)
+        del self.federation.sites[name]
+        shutil.rmtree(self.site(name))
+        assert code != 0
+        assert "SuperNode ID" not in process.output
+        return process.output
+
     def kill_server_app(self):
         """Kill the ServerApp, and nothing else."""
         (found,) = [
@@ -102,21 +134,22 @@ class Live:
 
 
 @contextmanager
-def live(folder, *names, recipe="fedavg", bad=()):
-    """A federation of these sites that is running; `bad` are sites that misbehave, and how."""
+def live(folder, *names, bad=(), offline=()):
+    """A federation that is running; `bad` are sites that misbehave, `offline` are not started."""
     port, *own = free_ports(1 + len(names))
     address = Address(port=port, sites=tuple(own))
     settings = ("sample.kind=all", "rounds=1")
-    deployment(recipe, settings, names, address, PATIENCE).write(folder)
-    for name, kind in dict(bad).items():
+    deployment("fedavg", settings, names, address, PATIENCE).write(folder)
+    for name in bad:
         program = folder / "sites" / name / "bin" / "flwr-clientapp"
-        program.write_text(f'#!/bin/sh\nexec python3 {BAD_SITE} {kind} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec python3 {BAD_SITE} {name} "$@"\n')
     with LocalFederation(folder, **QUICK) as federation:
         found = Live(folder, names, address, federation)
         federation.start_superlink(found.url)
         federation.register()
         for name in names:
-            federation.start_site(name)
+            if name not in offline:
+                federation.start_site(name)
         federation.wait_until_connected()
         yield found
     wait_for(lambda: not processes_of(folder), "all ended")

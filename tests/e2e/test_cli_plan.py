@@ -43,7 +43,7 @@ def test_simulating_writes_a_recipe_that_runs(cli):
     assert told.code == 0
     assert told.out.splitlines()[-1] == "run it: fedveil run runs/plan-dp-fedavg.toml"
     recipe = tomllib.loads(Path("runs/plan-dp-fedavg.toml").read_text())
-    assert Path("runs/plan-dp-fedavg.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("runs/plan-dp-fedavg.html").read_bytes().startswith(b"<!doctype html>")
     assert f"the first, E = {recipe['client']['steps']} in {recipe['rounds']} round" in told.out
     done = told.err.splitlines()[-1].split("/")[0]
     assert f"ranked by training, {done} trials of 6 recipes" in told.out
@@ -62,7 +62,7 @@ def test_simulating_for_machines_against_another_recipe(cli):
     assert told.err == ""
     report = json.loads(told.out)
     assert report["recipe"] == "new/plan.toml"
-    assert files() == ["new", "new/plan.png", "new/plan.toml"]
+    assert files() == ["new", "new/plan.html", "new/plan.toml"]
     assert {option["recipe"] for option in report["options"]} == {"dp-fedavg", "dp-fedavg-gaussian"}
     first = report["options"][0]
     recipe = tomllib.loads(Path("new/plan.toml").read_text())
@@ -77,7 +77,7 @@ def test_the_theory_on_data_it_is_about(cli):
     assert told.code == 0
     assert "ranked by the bound on the loss above the optimum, constants computed" in told.out
     assert "the constants come from the clients' records without noise" in told.out
-    assert files() == ["runs", "runs/plan-dp-fedavg.png", "runs/plan-dp-fedavg.toml"]
+    assert files() == ["runs", "runs/plan-dp-fedavg.html", "runs/plan-dp-fedavg.toml"]
 
 
 BAD = {

@@ -62,7 +62,7 @@ def test_a_sweep_prints_a_table_and_what_its_epsilons_mean(cli):
     assert sum("nothing claimed" in line for line in table) == 2
     assert "8/8 trials" in told.err
     assert sorted(os.listdir("out")) == [
-        "figure.png", "lock", "results.csv", "summary.csv", "sweep.json", "trials.jsonl",
+        "lock", "report.html", "results.csv", "summary.csv", "sweep.json", "trials.jsonl",
     ]  # fmt: skip
     quiet = cli(*command("out", "--quiet"))
     assert (quiet.out, quiet.err) == (told.out, "")

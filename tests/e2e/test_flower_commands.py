@@ -24,7 +24,7 @@ SMALL = [
     for part in ("--set", setting)
 ]
 slow = pytest.mark.slow
-patient = pytest.mark.timeout(900)
+patient = pytest.mark.timeout(1800)
 
 
 def readme_commands():

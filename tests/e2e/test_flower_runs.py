@@ -12,7 +12,7 @@ from fedveil.runs.run import Run
 from tests.e2e.federations import SAID, live, processes_of
 
 pytest.importorskip("flwr")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ALL = "sample.kind=all"
 
@@ -74,6 +74,23 @@ def test_claims_are_the_simulator_s(federation, tmp_path, recipe, settings):
             assert charged == (3 * lines if name in asked else 0)
         else:
             assert charged == 3 * lines
+
+
+def test_reports_go_to_a_mixer_that_sites_reach_by_themselves(federation, tmp_path):
+    """Shuffled LDP-FL: TLS to a party of its own, and SuperLink carries no report."""
+    settings = ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01")
+    federation.use("ldp-fl", *settings)
+    federation.federation.start_mixer()
+    result = federation.run("shuffled")
+    assert (result["rounds"], result["stopped"]) == (2, "rounds")
+    theirs, _ = simulated(federation, tmp_path)
+    assert said(result["claims"]) == said(theirs["claims"])
+    assert result["claims"][0]["trust"] == "shuffled"
+    for line in federation.outcomes("shuffled"):
+        assert line["answered"] == [*federation.names]
+        assert line["enough"]
+    moved = [line["loss"] for line in federation.federation.rounds("shuffled")]
+    assert len(set(moved)) == len(moved)  # what the mixer handed on has moved the model
 
 
 def test_owners_and_auditors_see_what_it_cost(federation):

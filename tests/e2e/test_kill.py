@@ -276,10 +276,9 @@ def place():
 
 @pytest.fixture(scope="module", autouse=True)
 def warm():
-    """Data in memory, and no picture: a run takes a tenth of a second."""
+    """Data in memory: a run takes a tenth of a second."""
     patched = pytest.MonkeyPatch()
     patched.setattr(records, "load_records", functools.cache(records.load_records))
-    patched.setattr(run, "progress_png", lambda *_: b"picture")
     with tempfile.TemporaryDirectory() as folder:
         for where, source in itertools.product(RECIPES, SOURCES):
             started(where, source, Path(folder) / f"{where}-{source}")

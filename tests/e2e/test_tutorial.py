@@ -9,8 +9,8 @@ import pytest
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 FILES = (
-    "plan.toml", "plan.png", "run/model.safetensors", "epsilons/results.csv",
-    "epsilons/summary.csv", "epsilons/figure.png", "shorter/summary.csv",
+    "plan.toml", "plan.html", "run/model.safetensors", "epsilons/results.csv",
+    "epsilons/summary.csv", "epsilons/report.html", "shorter/summary.csv",
 )  # fmt: skip
 
 

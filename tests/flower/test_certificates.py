@@ -101,6 +101,18 @@ def test_no_certificate_for_what_is_no_machine(tmp_path, host):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_member_may_call_and_not_serve(server):
+    from cryptography import x509
+
+    key = serialization.load_pem_private_key((server / "ca.key").read_bytes(), None)
+    authority = Authority(x509.load_pem_x509_certificate((server / "ca.crt").read_bytes()), key)
+    authority.member(server, "member")
+    (server / "superlink.crt").write_text((server / "member.crt").read_text())
+    (server / "superlink.key").write_text((server / "member.key").read_text())
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(server, server / "ca.crt")
+
+
 def test_private_keys_are_their_owner_s(server, tmp_path):
     node_key(tmp_path, "north")
     for name in ("ca.key", "superlink.key", "node"):

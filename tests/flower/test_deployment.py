@@ -68,6 +68,33 @@ def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
         assert allowed is None or cost <= allowed <= 1.001 * cost
 
 
+def test_a_mixer_has_an_authority_of_its_own(tmp_path):
+    """Whoever runs the server could otherwise sign a certificate, and pose as the mixer."""
+    recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    mixer = Address("mixer.example.org", 9099)
+    Deployment(recipe, NAMES, Address(), data_of(recipe), mixer=mixer).write(tmp_path / "d")
+    folder = tmp_path / "d"
+    assert (folder / "mixer/ca.crt").read_bytes() != (folder / "sites/north/ca.crt").read_bytes()
+    assert "--positions 650 --minimum 3 --expected 3" in (folder / "mixer/mixer.sh").read_text()
+    federation = read_federation(folder / "server" / "federation.toml")
+    site = Site.open(folder / "sites" / "north" / "site.toml")
+    for section in (federation.mixer, site.file.mixer):
+        assert (section.host, section.port) == ("mixer.example.org", 9099)
+        assert not section.insecure
+    assert not list((folder / "server").rglob("mixer.key"))
+    assert not checked(site).objections
+
+
+@pytest.mark.parametrize("missing", ["data", "mixer"])
+def test_a_shuffler_needs_a_mixer_and_data(tmp_path, missing):
+    recipe = deployed_recipe("ldp-fl", ("shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    parts = {"data": data_of(recipe), "mixer": Address(port=9099)}
+    parts.pop(missing)
+    with pytest.raises(BadInput, match="shuffle=none"):
+        Deployment(recipe, NAMES, Address(), **parts).write(tmp_path / "d")
+    assert not list(tmp_path.iterdir())
+
+
 def test_records_are_divided_and_the_server_has_none(written):
     recipe = load_recipe(str(written / "fedavg" / "server" / "recipe.toml"))
     whole = data_of(recipe)
@@ -172,7 +199,8 @@ def test_without_data_an_owner_is_told_what_to_fill_in(tmp_path):
     assert told["policy"] == {"epsilon": {"client": 8.0}, "delta": 1e-5, "trust": ["central"]}
     assert "--superlink superlink.example.org:9092" in (site / "supernode.sh").read_text()
     script = (tmp_path / "d" / "server" / "superlink.sh").read_text()
-    assert "--host 0.0.0.0 --port 9092" in script
+    assert "exec python3 -m fedveil.flower.gate --host 0.0.0.0 --port 9092" in script
+    assert 'address = "127.0.0.1:9092"' in (tmp_path / "d" / "server" / "flower.sh").read_text()
     (site / "records.csv").write_text("age,well\n" + "\n".join(f"{k},{k % 2}" for k in range(40)))
     assert Site.open(site / "site.toml").records.records > 0
 
@@ -211,6 +239,22 @@ def test_attackers_are_for_simulations(tmp_path):
         Deployment(recipe, ("a", "b"), Address())
 
 
+@pytest.mark.parametrize("setting", ["model.path=net.py:make", "model.weights=w.safetensors"])
+def test_files_of_a_model_are_not_deployed(setting):
+    recipe = deployed_recipe("fedavg", (setting,), 2)
+    with pytest.raises(BadInput, match="not copied to sites"):
+        Deployment(recipe, ("a", "b"), Address())
+
+
+@pytest.mark.parametrize(
+    ("settings", "steady"),
+    [((), True), (("sample.kind=all",), False), (("noise.source=seeded",), False)],
+)
+def test_rounds_that_hide_who_was_asked_take_their_time(settings, steady):
+    recipe = deployed_recipe("central", ("rounds=2", *settings), 3)
+    assert Deployment(recipe, NAMES, Address(), data_of(recipe)).steady is steady
+
+
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("")
     with pytest.raises(BadInput, match="not empty"):
@@ -230,6 +274,11 @@ def test_nothing_is_left_of_what_could_not_be_written(tmp_path):
 def test_an_address_is_a_host_and_a_port(text):
     with pytest.raises(BadInput, match="HOST:PORT"):
         Address.parse(text)
+
+
+def test_every_site_has_a_port():
+    with pytest.raises(BadInput, match="no ports are left"):
+        Deployment(deployed_recipe("central", (), 2), ("a", "b"), Address("h", 65533))
 
 
 def test_addresses():

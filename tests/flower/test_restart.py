@@ -1,5 +1,6 @@
 """A federation's server that is stopped, killed and started again."""
 
+import contextlib
 import json
 
 import pytest
@@ -10,18 +11,23 @@ from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs.run import Run
 from tests.flower.conftest import AT_SITES, FREE, NAMES, SECURE, SEEDED, proven, stop_after
 from tests.flower.sites import CENTRAL, FEDAVG, LOCAL
-from tests.flower.transports import changed
+from tests.flower.transports import Killed, changed
 
 AT_SERVER = {**CENTRAL, "sample": {"kind": "all"}, "noise": SECURE, "budget": FREE}
 AT_SITE = {**LOCAL, "noise": AT_SITES, "budget": FREE}
 
 
 @pytest.mark.parametrize("recipe", [AT_SERVER, {**AT_SERVER, "noise": SEEDED}, AT_SITE, FEDAVG])
-def test_a_server_that_was_killed_resumes_with_a_new_attempt_and_a_new_charge(stand_ins, recipe):
+@pytest.mark.parametrize("end", [KeyboardInterrupt, Killed])
+def test_a_server_that_was_killed_resumes_with_a_new_attempt_and_a_new_charge(
+    stand_ins, recipe, end
+):
     three = stand_ins({**recipe, "rounds": 4})
     three.transport.stop = (3, "south")
-    first = three.server().serve()
-    assert first["rounds"] == 2
+    three.transport.end = end
+    with contextlib.suppress(Killed):
+        assert three.server().serve()["rounds"] == 2
+    assert (three.folder / "run" / "result.json").exists() is (end is KeyboardInterrupt)
     three.transport.stop = None
     before = {name: len(sent) for name, sent in three.transport.sent.items()}
     result = three.server().serve()
@@ -92,3 +98,26 @@ def test_an_ask_is_never_called_the_same_even_if_nothing_is_charged(stand_ins):
     three.transport.stop = None
     three.server().serve()
     assert [ask.attempt for ask in three.transport.asks] == [0, 1]
+
+
+def test_two_runs_of_one_recipe_share_no_noise(stand_ins):
+    """Sites may have other records by then, and the noise would cancel in the difference."""
+    three = stand_ins({**AT_SERVER, "noise": SEEDED, "rounds": 1})
+    three.server("one").serve()
+    three.server("other").serve()
+    assert not torch.equal(three.model("one"), three.model("other"))
+
+
+def test_a_start_that_went_no_further_is_started_anew(stand_ins):
+    three = stand_ins({**AT_SITE, "rounds": 1})
+    three.server()
+    (three.folder / "run" / "recipe.toml").unlink(missing_ok=True)
+    assert three.server().serve()["rounds"] == 1
+
+
+def test_a_run_that_has_lost_its_name_is_not_resumed(stand_ins):
+    three = stand_ins({**AT_SITE, "rounds": 2})
+    three.server().serve(stop_after(1))
+    (three.folder / "run" / "federation.json").unlink()
+    with pytest.raises(BadInput, match="is missing"):
+        three.server()

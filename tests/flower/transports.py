@@ -21,18 +21,23 @@ class Answers(Protocol):
 Behaviour = Callable[["InProcess", RoundAsk, Reply], list[Arrival]]
 
 
+class Killed(BaseException):
+    """The end of a process, as far as a test in it can go: nothing is written after it."""
+
+
 @dataclass
 class InProcess:
     """Sites in this process, asked one after the other.
 
     `behaviour` changes what comes back from some sites, by name; `away` are not online; a `stop` in
-    (round, site) raises when that site is asked, as a server that is killed.
+    (round, site) raises `end` when that site is asked: Ctrl-C, or `Killed`.
     """
 
     sites: dict[str, Answers]
     behaviour: dict[str, Behaviour] = field(default_factory=dict)
     away: set[str] = field(default_factory=set)
     stop: tuple[int, str] | None = None
+    end: type[BaseException] = KeyboardInterrupt
     asks: list[RoundAsk] = field(default_factory=list)
     sent: dict[str, list[Reply]] = field(default_factory=dict)
     now: float = 0.0
@@ -54,7 +59,7 @@ class InProcess:
             if name in self.away:
                 continue
             if self.stop == (ask.round, name):
-                raise KeyboardInterrupt
+                raise self.end
             reply = self.sites[name].answer(ask)
             self.sent.setdefault(name, []).append(reply)
             behave = self.behaviour.get(name)

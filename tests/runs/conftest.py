@@ -13,7 +13,6 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.runs import run as runs
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
@@ -30,18 +29,6 @@ BASE = {
     "dp-fedavg-gaussian": (*SMALL, *NOISY, "sample.size=10"),
     "ldp-fl": (*SHORT, "budget.delta=1e-4", "shuffle.minimum=18"),
 }
-
-
-@pytest.fixture
-def pictures():
-    """For a test that wants the picture of a run to be drawn."""
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch, request):
-    """Drawing takes longer than a short run."""
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
 
 
 @pytest.fixture

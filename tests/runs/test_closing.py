@@ -24,14 +24,6 @@ class Crash(Exception):
     """The process dies."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_pictures():
-    patch = pytest.MonkeyPatch()
-    patch.setattr(runs, "progress_png", lambda *_: b"picture")
-    yield
-    patch.undo()
-
-
 def begin(folder, *settings, recipe="central", shared=None):
     chosen = load_recipe(recipe, (*BASE[recipe], "data.seed=1", *settings))
     return Run.start(chosen, folder, None, shared)
@@ -159,7 +151,6 @@ TAMPERED = {
     "a recipe of noise": (replace("recipe.toml", "rounds", "\x00"), "recipe.toml cannot be read"),
     "accuracy in the metrics": (better_metrics, "metrics.jsonl is not the one"),
     "a line of the metrics removed": (take("metrics.jsonl"), "metrics.jsonl is not the one"),
-    "the picture": (replace("progress.png", "pic", "PIC"), "progress.png is not the one"),
     "no model": (remove("model.safetensors"), "model.safetensors, which the run left"),
     "no result": (remove("result.json"), "result.json, which the run left"),
     "no recipe": (remove("recipe.toml"), "recipe.toml, which the run left"),
@@ -212,7 +203,7 @@ def test_an_honest_run_is_whole_and_warns_of_nothing(copy, cli, name):
     folder = copy(name)
     code, out, err = cli("ledger", folder, "--verify")
     assert (code, err) == (0, "")
-    assert "recipe, metrics, model, picture and result are those that the run left" in out
+    assert "recipe, metrics, model and result are those that the run left" in out
     assert cli("ledger", folder)[::2] == (0, "")
 
 
@@ -251,7 +242,7 @@ def crash_in(monkeypatch, name):
     monkeypatch.setattr(runs, name, die)
 
 
-@pytest.mark.parametrize("where", ["digests", "keep_head", "progress_png"])
+@pytest.mark.parametrize("where", ["digests", "keep_head", "write_report"])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_crash_at_the_end_leaves_a_run_that_is_open_or_whole(
     tmp_path, monkeypatch, cli, where, again
@@ -266,11 +257,10 @@ def test_a_crash_at_the_end_leaves_a_run_that_is_open_or_whole(
         run.execute()
     code, out, err = cli("ledger", run.folder, "--verify")
     assert (code, err) == (0, "")
-    assert ("the run is open" in out) is (where != "keep_head")
+    assert ("the run is open" in out) is (where == "digests")
     told = cli("ledger", run.folder)[2]
-    assert ("warning: the run is open" in told) is (where != "keep_head")
+    assert ("warning: the run is open" in told) is (where == "digests")
     monkeypatch.undo()
-    monkeypatch.setattr(runs, "progress_png", lambda *_: b"picture")
     Run.resume(run.folder, None).execute()
     code, out, _ = cli("ledger", run.folder, "--verify")
     assert (code, "those that the run left" in out) == (0, True)

@@ -10,7 +10,6 @@ import torch
 
 import fedveil as fv
 from fedveil.errors import BadInput
-from fedveil.runs import run as runs
 
 NET = """
 import math
@@ -44,7 +43,6 @@ FAST = {
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET)
 

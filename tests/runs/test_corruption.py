@@ -44,15 +44,6 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_pictures():
-    """They are slow, and nobody looks."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(runs, "progress_png", lambda *_: b"")
-    yield
-    patch.undo()
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Runs to be damaged, each as a directory of the same name: `run`.
@@ -430,7 +421,6 @@ def test_a_ledger_that_cannot_grow_ends_the_run_before_the_round(made, tmp_path,
     with pytest.raises(BadInput, match=r"disk is full.*--resume"):
         run.execute(lambda line: seen.append(line["round"]))
     monkeypatch.undo()
-    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
     assert seen == [1, 2]
     assert [charge.round for charge in read_charges(run.folder / "ledger.db")] == [1, 2]
     Run.resume(run.folder, None).execute()
@@ -452,7 +442,6 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(made, tmp_path, monkey
         run.execute(at(1, lambda: FULL[how](monkeypatch)))
     assert "\n" not in str(told.value)
     monkeypatch.undo()
-    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
     assert [charge.round for charge in read_charges(run.folder / "ledger.db")] == [1, 2]
     Run.resume(run.folder, None).execute()
     assert model_of(run.folder) == model_of(made / "whole" / "run")

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from fedveil.runs.diagnosis import diagnose
-from fedveil.runs.plots import progress_png
 
 
 def history(*losses, clipped=0.0, snr=None, refused=0, clip=0.25):
@@ -84,20 +83,3 @@ def test_rounds_that_were_not_measured_are_skipped():
     lines = history(2.3, 2.3, 1.0)
     del lines[1]["loss"]
     assert diagnose(lines) == []
-
-
-PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.mark.parametrize("budget", [None, 8.0])
-@pytest.mark.parametrize("epsilon", [None, 1.0])
-def test_a_plot_is_a_png(epsilon, budget, make_claim):
-    lines = [{**line, "epsilon": epsilon} for line in history(2.3, 1.0, 0.5)]
-    promise = None if epsilon is None else make_claim()
-    assert progress_png(lines, "loss", budget, promise).startswith(PNG)
-
-
-def test_a_plot_of_one_point_and_of_broken_numbers():
-    assert progress_png(history(2.3)[:1], "loss", None, None).startswith(PNG)
-    assert progress_png(history(2.3, None, math.nan, math.inf), "loss", None, None).startswith(PNG)
-    assert progress_png(history(None, None), "loss", None, None).startswith(PNG)

@@ -46,10 +46,11 @@ PLACES = {  # whose call is interrupted, which one, and the rounds that the run 
     "replaced a checkpoint": (checkpoint, "write_atomic", 3, True, 3),
     "saving at the end": (checkpoint, "save", 5, True, 4),
     "evaluating at the end": (runs, "evaluate", 2, False, 4),
-    "drawing": (runs, "progress_png", 1, False, 4),
     "digesting": (runs, "digests", 1, True, 4),
     "keeping the head": (runs, "keep_head", 1, False, 4),
     "kept the head": (runs, "keep_head", 1, True, 4),
+    "drawing the report": (runs, "write_report", 1, False, 4),
+    "drew the report": (runs, "write_report", 1, True, 4),
 }
 
 

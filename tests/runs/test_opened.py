@@ -11,7 +11,6 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.errors import BadInput
-from fedveil.runs import run as runs
 
 FAST = {"rounds": 6, "sample.rate": 0.5, "noise.multiplier": 0.5, "engine.workers": 1}
 FREE = {"budget.epsilon": float("inf"), "budget.delta": 1e-4, "client.lr": 0.5}
@@ -20,11 +19,6 @@ COLUMNS = {
     "sex": {"values": ["f", "m"]},
     "well": {"values": ["no", "yes"]},
 }
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
 
 
 def rows(count, seed=0):

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.runs import run as runs
 from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -33,8 +32,6 @@ def made():
 
     In a folder that everybody may enter, with names that an URI would take for something else.
     """
-    patch = pytest.MonkeyPatch()
-    patch.setattr(runs, "progress_png", lambda *_: b"")
     root = Path(tempfile.mkdtemp(prefix="fedveil ?mode=rwc#%41 é"))
     root.chmod(0o755)
 
@@ -54,7 +51,6 @@ def made():
     (root / "torn" / "ledger.db-shm").unlink()
     assert (root / "torn" / "ledger.db-wal").stat().st_size > 0
     yield root
-    patch.undo()
     shutil.rmtree(root)
 
 

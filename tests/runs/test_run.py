@@ -28,8 +28,8 @@ FILES = {
     "lock",
     "metrics.jsonl",
     "model.safetensors",
-    "progress.png",
     "recipe.toml",
+    "report.html",
     "result.json",
 }
 
@@ -70,13 +70,13 @@ def crash_after(run, rounds):
     return on_round
 
 
-def test_what_a_run_leaves(start, pictures):
+def test_what_a_run_leaves(start):
     run = start("central")
     result = run.execute()
     assert {path.name for path in run.folder.iterdir()} == FILES
     assert json.loads((run.folder / "result.json").read_text()) == result
     assert (result["rounds"], result["stopped"], result["recipe"]) == (4, "rounds", "central")
-    assert (run.folder / "progress.png").read_bytes().startswith(b"\x89PNG")
+    assert (run.folder / "report.html").read_text().startswith("<!doctype html>")
     assert [charge.round for charge in read_charges(run.folder / "ledger.db")] == [1, 2, 3, 4]
 
 

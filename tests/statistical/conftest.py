@@ -8,7 +8,6 @@ import pytest
 import safetensors.torch
 
 from fedveil.privacy.ledger.file import read_charges, read_runs
-from fedveil.runs import run as runs
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -92,9 +91,8 @@ def follow():
 
 
 @pytest.fixture
-def watch(tmp_path, monkeypatch):
+def watch(tmp_path):
     """Run a recipe with `section.key=value` settings, and watch; `start` is called before it."""
-    monkeypatch.setattr(runs, "progress_png", lambda *_: b"")
 
     def watched(name, *settings, out="run", start=lambda: None):
         fixed = ("engine.workers=1", "evaluate.every=1000", "evaluate.diagnostics=true")

@@ -74,7 +74,7 @@ def test_everything_but_a_recipe_is_unused_with_one():
 
 @pytest.mark.parametrize("out", ["plan.txt", "there.toml", "shown.toml", "file/plan.toml"])
 def test_where_nothing_can_be_written_nothing_is_trained(tmp_path, out):
-    for name in ("there.toml", "shown.png", "file"):
+    for name in ("there.toml", "shown.html", "file"):
         (tmp_path / name).touch()
     with pytest.raises(BadInput, match="--out"):
         by_recipe(
@@ -90,12 +90,12 @@ def test_where_nothing_can_be_written_nothing_is_trained(tmp_path, out):
         )
 
 
-def test_a_report_writes_a_recipe_and_a_heat_map(tmp_path, capsys, monkeypatch):
+def test_a_report_writes_a_recipe_and_its_page(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("plan-central", "plan-central-2", "plan-central-3"):
         tell(report(1.0, 2.0), "some/central.toml", None, as_json=False)
         assert (tmp_path / "runs" / f"{name}.toml").read_text() == "rounds = 1\n"
-        assert (tmp_path / "runs" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (tmp_path / "runs" / f"{name}.html").read_bytes().startswith(b"<!doctype html>")
         out = capsys.readouterr().out
         assert out.splitlines()[-1] == f"run it: fedveil run runs/{name}.toml"
     assert "E \\ T" in out

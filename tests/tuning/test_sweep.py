@@ -15,7 +15,6 @@ import pytest
 
 from fedveil.errors import BadInput
 from fedveil.training.gradients.choice import Mode
-from fedveil.tuning import figures
 from fedveil.tuning.axes import axis
 from fedveil.tuning.cells import Outcome
 from fedveil.tuning.sweep import Sweep
@@ -75,9 +74,8 @@ class Made(Laboratory):
 
 
 @pytest.fixture
-def made(tmp_path, monkeypatch):
-    """A laboratory of made-up trials, and no time lost with figures."""
-    monkeypatch.setattr(figures, "grid_png", lambda *arguments: b"png")
+def made(tmp_path):
+    """A laboratory of made-up trials."""
     laboratory = Made(workers=1)
     laboratory.log, laboratory.built = tmp_path / "log", {}
     laboratory.log.touch()
@@ -472,5 +470,5 @@ def test_an_axis_named_like_a_column_keeps_its_values(made, tmp_path):
     assert found == [("5", "1", "5"), ("5", "1", "6"), ("6", "2", "6"), ("6", "2", "7")]
 
 
-def test_the_figure_is_drawn(real):
-    assert (real.folder / "figure.png").read_bytes().startswith(b"\x89PNG")
+def test_the_page_is_drawn(real):
+    assert (real.folder / "report.html").read_bytes().startswith(b"<!doctype html>")

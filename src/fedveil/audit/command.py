@@ -1,21 +1,22 @@
 """`fedveil audit`: a finished run, attacked again from its recipe; the run itself is only read."""
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedveil.audit.attack import LEAKS, Found, OnStep, Question, attacked
 from fedveil.audit.finding import Finding
-from fedveil.audit.kept import Kept
+from fedveil.audit.kept import FOUND, Kept, recipe_digest
 from fedveil.audit.leak import Leak
 from fedveil.audit.seen import claimed
 from fedveil.audit.summary import summary
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
+from fedveil.runs.evidence import charged_lines, check_charged
 from fedveil.runs.opened import OpenedRun
 from fedveil.runs.own import brought
+from fedveil.runs.recipe import here
 from fedveil.training.session import Training
 
 
@@ -76,6 +77,7 @@ def audit(
     | edge | behaviour |
     |---|---|
     | the run has not ended, or a file of it was changed | BadInput |
+    | its ledger says that it had other noise than this version makes of its recipe | BadInput |
     | the run has records or a module of its own, which no file holds | BadInput |
     | none of the attacks fits what the run claims, or does not | BadInput |
     | `out` is, or is in, the directory of the run | BadInput |
@@ -87,21 +89,28 @@ def audit(
             f"use --attacks {','.join(LEAKS)}"
         )
     brought(run.recipe, None, None)
+    charged = charged_lines(folder)
     if out is not None and folder.resolve() in (out.resolve(), *out.resolve().parents):
         raise BadInput(f"--out {out} is in the run's own directory: an audit leaves it as it is")
-    training = replace(build(run.recipe, data_root, allow_code=allow_code), workers=1)
+    training = replace(build(here(run.recipe), data_root, allow_code=allow_code), workers=1)
+    check_charged(folder, charged, training.plan.lines)
     with Kept.at(out, _identity(run, training, question)) as kept:
         found = attacked(training, question, kept, on_step)
+        whole = Audited(run, training.plan, found)
+        kept.tell(Path(FOUND).stem, whole.to_dict())
     if not found.findings and not found.leaks:
         told = run.claims[0].short if run.claims else "a run that claims nothing"
         raise BadInput(f"--attacks {','.join(question.attacks or ())}: none of them is for {told}")
-    return Audited(run, training.plan, found)
+    return whole
 
 
 def _identity(run: OpenedRun, training: Training, question: Question) -> dict[str, Any]:
     """What the trained models of an audit follow from."""
-    recipe = hashlib.sha256(run.recipe.model_dump_json().encode()).hexdigest()
-    return {"recipe": recipe, "data": training.data.fingerprint, "seed": question.seed}
+    return {
+        "recipe": recipe_digest(run.recipe),
+        "data": training.data.fingerprint,
+        "seed": question.seed,
+    }
 
 
 def _number(value: float | None) -> str:

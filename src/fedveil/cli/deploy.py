@@ -31,7 +31,13 @@ def deploy(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Of SuperLink; default: 127.0.0.1:9092."),
     ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds that a round waits for sites.")] = 600.0,
+    mixer: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Of the mixer, for a recipe with [shuffle]."),
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds that a round waits; default: 600, in a demo 60.")
+    ] = None,
     set_: Set = None,
     data: Data = None,
 ) -> int:
@@ -46,16 +52,22 @@ def deploy(
         if demo is not None and address is None:
             from fedveil.flower.local import free_ports
 
-            port, *own = free_ports(1 + demo)
+            port, mixing, *own = free_ports(2 + demo)
             place = Address(port=port, sites=tuple(own))
+            mixer = mixer or f"127.0.0.1:{mixing}"
         shared = None
         if divide or demo is not None:
             from fedveil.runs.records import data_of
 
             shared = data_of(chosen, data)
-        deployment = Deployment(chosen, names, place, shared, deadline)
+        if deadline is None:
+            deadline = 600.0 if demo is None else 60.0
+        mixed = None if mixer is None else Address.parse(mixer)
+        deployment = Deployment(chosen, names, place, shared, deadline, mixed)
         deployment.write(folder)
     print(f"written: {folder}/README.md says how to start server and sites")
+    if deployment.steady:
+        print(f"note: a round takes all of its {deadline:g} s, so that nobody learns who was asked")
     return 0 if demo is None else _demonstrate(deployment, folder)
 
 

@@ -82,8 +82,7 @@ def ledger(
     export: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
     json_: Json = False,
 ) -> None:
-    """Show every charge, the total claim, and what is left of the budget."""
-    from fedveil.privacy.accounting.events import event_text, from_dict
+    """Say what a run promises and when that holds, what it spent, and every charge."""
     from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 
     if head is not None and not verify:
@@ -105,17 +104,14 @@ def ledger(
         return
     from rich.console import Console
 
-    from fedveil.console import print_rows
+    from fedveil.console import print_charges, print_promise, print_totals
 
-    console = Console()
+    console = Console(markup=False, emoji=False, highlight=False)
     for run in told.runs:
-        for covers in sorted({charge.covers for charge in run.charges}):
-            charges = [charge for charge in run.charges if charge.covers == covers]
-            rows = [{"round": c.round, "attempt": c.attempt, "at": c.charged_at} for c in charges]
-            event = event_text(from_dict(charges[0].event))
-            print_rows(console, f"{run.run}: {len(rows)} charges for {covers}, each {event}", rows)
-        for claim in run.claims:
-            console.print(str(claim), highlight=False)
-        console.print(run.remainder(), highlight=False)
+        print_promise(console, run)
+    for run in told.runs:
+        print_totals(console, run)
     if told.common is not None:
-        console.print(told.common, highlight=False)
+        console.print(told.common, soft_wrap=True)
+    for run in told.runs:
+        print_charges(console, run)

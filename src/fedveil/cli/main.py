@@ -8,7 +8,7 @@ import typer
 
 import fedveil
 from fedveil.checks import shown
-from fedveil.cli import audit, deploy, look, mix, reproduce, results, site, train, tune
+from fedveil.cli import audit, deploy, look, mix, report, reproduce, results, site, train, tune
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ for command in (
         results.evaluate,
         results.predict,
         results.compare,
+        report.report,
         look.recipes,
         look.explain,
         look.account,

@@ -60,27 +60,21 @@ def predict(
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN ...", help="Run directories.")],
-    out: Annotated[Path | None, typer.Option(help="A PNG file with the runs' curves.")] = None,
     json_: Json = False,
 ) -> None:
     """Put runs side by side: metrics, claims, and where their recipes differ."""
-    check_out(out)
     from fedveil.runs.compare import (
         across_clients,
         differing_keys,
         not_comparable,
         opened,
-        picture,
         rows_of,
     )
-    from fedveil.runs.disk import write_new
     from fedveil.runs.metrics_file import json_text
 
     runs = opened(folders)
     rows, keys, remark = rows_of(runs), differing_keys(runs), not_comparable(runs)
     across = across_clients(runs)
-    if out is not None:
-        write_new(out, picture(runs))
     if json_:
         found = {"runs": rows, "across_clients": across, "differences": keys, "remark": remark}
         print(json_text(found, indent=2), end="")

@@ -25,6 +25,8 @@ _OWN_MACHINE = ("localhost", "127.0.0.1")
 _CLOCKS_DIFFER = timedelta(hours=1)
 _SIGNS = {"key_cert_sign": True, "crl_sign": True}
 _SPEAKS = {"digital_signature": True}
+_SERVES = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+_CALLS = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
 _USES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
     *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
@@ -54,19 +56,24 @@ class Authority:
         `host` is a name or an address. The server's own machine may call it localhost as well:
         SuperLink's programs reach it there.
         """
-        names = _reached_as(host)
+        names = x509.SubjectAlternativeName(_reached_as(host))
+        self._sign(host, folder, name, days, [_SERVES, names])
+
+    def member(self, folder: Path, name: str, days: int = DAYS) -> None:
+        """Write NAME.crt and NAME.key into a folder, for those whom a server is to hear."""
+        self._sign("member", folder, name, days, [_CALLS])
+
+    def _sign(
+        self, subject: str, folder: Path, name: str, days: int, more: list[x509.ExtensionType]
+    ) -> None:
         key = ec.generate_private_key(_CURVE)
         issuer = self.certificate.subject
-        builder = _builder(_named(host), issuer, key.public_key(), days)
+        builder = _builder(_named(subject), issuer, key.public_key(), days)
         signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
-        for extension, critical in (
-            (x509.BasicConstraints(ca=False, path_length=None), True),
-            (_usage(_SPEAKS), True),
-            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
-            (x509.SubjectAlternativeName(names), False),
-            (signer, False),
-        ):
-            builder = builder.add_extension(extension, critical)
+        plain = x509.BasicConstraints(ca=False, path_length=None)
+        builder = builder.add_extension(plain, True).add_extension(_usage(_SPEAKS), True)
+        for extension in (*more, signer):
+            builder = builder.add_extension(extension, False)
         certificate = builder.sign(self.key, hashes.SHA384())
         _write(folder / f"{name}.crt", certificate.public_bytes(serialization.Encoding.PEM))
         _write(folder / f"{name}.key", _pem(key), private=True)

@@ -30,6 +30,7 @@ def demonstrate(deployment: Deployment, folder: Path) -> Iterator[str]:
         federation.start_superlink(url)
         yield f"SuperLink is up: {url}"
         federation.register()
+        federation.start_mixer()
         for name in deployment.sites:
             federation.start_site(name)
         federation.wait_until_connected()

@@ -2,6 +2,7 @@
 
     app/            what `flwr run` takes
     server/         recipe, sites, certificates, how to start SuperLink; the run directory
+    mixer/          for a recipe with [shuffle]: a party of its own
     sites/NAME/     what the owner of a site gets: its copy of the recipe, policy, key, how to start
 
 Every path in them is relative to its own folder, so that folders may be moved to where they belong.
@@ -18,16 +19,18 @@ from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.flower.certificates import Authority, node_key
+from fedveil.flower.engine import secret_cohort
 from fedveil.flower.federation import Federation, RegisteredSite
 from fedveil.flower.guard import write_programs
 from fedveil.flower.messages import check_site_name
-from fedveil.flower.policy_file import plan_for, policy_text
+from fedveil.flower.mixer_file import ATTEMPTS, MixerFiles
+from fedveil.flower.policy_file import policy_text, training_for
 from fedveil.inputs import taken
 from fedveil.names import TABLE
-from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.overrides import Overrides
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.toml import dumps
+from fedveil.training.session import Training
 
 DEADLINE = 600.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -51,6 +54,11 @@ class Address:
         """Where SuperLink listens: on this machine alone, if it is reached from there alone."""
         return self.host if self.host in _LOOPBACK else "0.0.0.0"
 
+    @property
+    def local(self) -> str:
+        """How the server's own machine reaches it: operators are heard from there alone."""
+        return str(self) if self.host in _LOOPBACK else f"127.0.0.1:{self.port}"
+
     def of_site(self, number: int) -> int:
         """A site's port on its own machine; all different, since one machine may have several."""
         return self.sites[number] if self.sites else self.port + 2 + number
@@ -69,7 +77,8 @@ class Deployment:
     """A recipe, the sites that will train it, and where their server is.
 
     `data`, when given, are divided among the sites, for trying out: the recipe's own, of as many
-    clients as there are sites. Without, owners say in site.toml where their records are.
+    clients as there are sites. Without, owners say in site.toml where their records are. `mixer` is
+    where the mixer is reached, for a recipe with [shuffle].
     """
 
     recipe: Recipe
@@ -77,6 +86,7 @@ class Deployment:
     address: Address
     data: FederatedData | None = None
     deadline: float = DEADLINE
+    mixer: Address | None = None
 
     def __post_init__(self) -> None:
         for name in self.sites:
@@ -88,8 +98,22 @@ class Deployment:
                 f"the data have {self.data.clients} clients and there are {len(self.sites)} sites: "
                 "one each"
             )
+        if self.address.of_site(len(self.sites) - 1) >= 2**16:
+            raise BadInput(f"address is {self.address}: no ports are left after it for the sites")
         if self.recipe.attack is not None:
             raise BadInput("[attack] is for simulations: leave it out (--set attack=none)")
+
+        if self.recipe.model.path is not None or self.recipe.model.weights is not None:
+            raise BadInput(
+                "model.path and model.weights name files, which are not copied to sites: use a "
+                "model by its name"
+            )
+
+    @property
+    def steady(self) -> bool:
+        """Whether every round takes its whole deadline; known where the data are."""
+        plan = None if self._training is None else self._training.plan
+        return plan is not None and plan.secure and secret_cohort(plan)
 
     def write(self, folder: Path) -> None:
         """Write everything, or nothing: into a folder that is new or empty."""
@@ -115,13 +139,14 @@ class Deployment:
         authority = Authority.new("fedveil authority")
         authority.save(server / "certificates")
         authority.server(self.address.host, server / "certificates", "superlink")
-        keys = [self._site(folder, number) for number in range(len(self.sites))]
+        mixer = self._mixer(folder / "mixer")
+        keys = [self._site(folder, number, mixer) for number in range(len(self.sites))]
         for name, key in zip(self.sites, keys, strict=True):
             (server / "nodes" / f"{name}.pub").write_text(f"{key}\n")
-        self._server(server, keys)
+        self._server(server, keys, mixer)
         self._fill("README.md", folder, first=self.sites[0])
 
-    def _server(self, folder: Path, keys: list[str]) -> None:
+    def _server(self, folder: Path, keys: list[str], mixer: MixerFiles | None) -> None:
         (folder / "recipe.toml").write_text(self._recipe_text)
         sizes = self._public_sizes
         sites = [
@@ -135,16 +160,43 @@ class Deployment:
             if self.data is not None:  # its test split alone: no site's records come here
                 self.data.at_sites(self.sites, sizes).save(folder / "test")
                 file.write("\n" + dumps({"data": {"name": "saved", "path": "test"}}).lstrip())
+            if mixer is not None:
+                file.write("\n" + mixer.give_to(folder))
             for site in sites:
                 known = site.model_dump(exclude_defaults=True)
                 file.write("\n" + dumps({"[sites]": known}).lstrip())
-        self._fill("flower.sh", folder)
+        self._fill("flower.sh", folder, local=self.address.local)
         listen, port = self.address.listen, self.address.port
         self._fill("superlink.sh", folder, listen=listen, port=port)
-        self._fill("register.sh", folder)
+        self._fill("register.sh", folder, local=self.address.local)
         self._fill("run.sh", folder)
 
-    def _site(self, folder: Path, number: int) -> str:
+    def _mixer(self, folder: Path) -> MixerFiles | None:
+        """Write the mixer's folder, for a recipe with [shuffle]."""
+        shuffle, training = self.recipe.shuffle, self._training
+        if shuffle is None:
+            return None
+        if training is None or self.mixer is None:
+            raise BadInput(
+                "[shuffle] needs a mixer, and how many weights a report has follows from data: use "
+                "--divide and --mixer HOST:PORT, or leave it out (--set shuffle=none)"
+            )
+        files = MixerFiles.write(folder, self.mixer.host, self.mixer.port)
+        self._fill(
+            "mixer.sh",
+            folder,
+            positions=training.task.size,
+            minimum=training.plan.release.minimum,
+            clients=len(self.sites),
+            rounds=self.recipe.total_rounds,
+            attempts=ATTEMPTS,
+            deadline=self.deadline,
+            listen=self.mixer.listen,
+            port=self.mixer.port,
+        )
+        return files
+
+    def _site(self, folder: Path, number: int, mixer: MixerFiles | None) -> str:
         """Write a site's folder; return its public key."""
         name = self.sites[number]
         place = folder / "sites" / name
@@ -161,8 +213,11 @@ class Deployment:
             clients=len(self.sites),
             number=number,
             data=self._data_text(place, number),
-            policy=policy_text(self.recipe, self._plan, number),
+            policy=policy_text(self.recipe, self._training and self._training.plan, number),
         )
+        if mixer is not None:
+            with (place / "site.toml").open("a") as file:
+                file.write("\n" + mixer.give_to(place))
         self._fill("supernode.sh", place, port=self.address.of_site(number))
         return key
 
@@ -182,8 +237,8 @@ class Deployment:
         return text.rstrip()
 
     @cached_property
-    def _plan(self) -> PrivacyPlan | None:
-        return None if self.data is None else plan_for(self.recipe, self.data)
+    def _training(self) -> Training | None:
+        return None if self.data is None else training_for(self.recipe, self.data)
 
     @property
     def _public_sizes(self) -> list[int]:

@@ -60,7 +60,11 @@ def _unpack_nothing(*_: object, **__: object) -> None:
 
 
 def _ours(*_: object, **__: object) -> Callable[..., Any]:
-    """In place of importing what was unpacked."""
+    """In place of importing what was unpacked.
+
+    Nothing heavy is imported before: Flower starts another process for a task if the first has not
+    reported within half a minute, which on a busy machine is not much.
+    """
 
     def load(*_: object) -> Any:
         from fedveil.flower.client_app import app

@@ -71,6 +71,13 @@ class LocalFederation:
         if process.wait(_REGISTERING) != 0:
             raise ProcessFailed(f"sites were not registered: {process.last_words}")
 
+    def start_mixer(self) -> None:
+        """Start the mixer, where the recipe needs one."""
+        script = self.folder / "mixer" / "mixer.sh"
+        if script.exists():
+            mixer = self._start("mixer", script)
+            mixer.wait_for(lambda: "\n" in mixer.output, "it listened")
+
     def start_site(self, name: str, **environment: str) -> Process:
         """Start a site's SuperNode; `connected` says when it has reached SuperLink."""
         script = self.folder / "sites" / name / "supernode.sh"

@@ -10,6 +10,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.training.engines.engine import Engine, Job
+from fedveil.training.session import Training
 
 _DIGITS = 4
 
@@ -25,10 +26,10 @@ def policy_text(recipe: Recipe, plan: PrivacyPlan | None, number: int) -> str:
     return "\n".join(_of_terms(terms_of(plan, number, repeats=0)))
 
 
-def plan_for(recipe: Recipe, data: FederatedData) -> PrivacyPlan:
-    """The plan of a recipe over sites that have these clients' records."""
+def training_for(recipe: Recipe, data: FederatedData) -> Training:
+    """A recipe over sites that have these clients' records: its plan, and nothing to train on."""
     everyone = data.at_sites([str(k) for k in range(data.clients)], data.sizes.tolist())
-    return build(recipe, data=everyone, make_engine=_none).plan
+    return build(recipe, data=everyone, make_engine=_none)
 
 
 def _of_terms(terms: Terms) -> list[str]:

@@ -430,8 +430,8 @@ def _figure(curves: Curves) -> bytes:
         curve = curves[name]
         _draw(left, curve.rounds, curve.accuracy, name, colour, style)
         _draw(right, curve.rounds, curve.loss, name, colour, style)
-    left.set(xlabel="round", ylabel="test accuracy")
-    right.set(xlabel="round", ylabel="test loss", yscale="log")
+    left.set(xlabel="round", ylabel="test accuracy", title="Test accuracy over rounds")
+    right.set(xlabel="round", ylabel="test loss", yscale="log", title="Test loss over rounds")
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
     return png(figure)

@@ -345,7 +345,7 @@ def _lines_png(lines: Mapping[str, tuple[list[str], list[Mean]]], label: str) ->
     at = figure.subplots()
     for i, (name, (places, means)) in enumerate(lines.items()):
         draw_line(at, places, means, name, COLOURS[i])
-    at.set(xlabel=label, ylabel="test accuracy, %")
+    at.set(xlabel=label, ylabel="test accuracy, %", title=f"Test accuracy by {label}")
     at.legend(fontsize=8)
     at.grid(alpha=0.3)
     return png(figure)

@@ -1,5 +1,6 @@
 """Lines of a two-axis sweep: means by the first axis, drawn over the second; strict claims."""
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -23,6 +24,9 @@ def learning_curve(sweep: Sweep, cell: int, metric: str) -> tuple[list[int], lis
     return rounds, [mean_of([c[i][1][metric] for c in curves]) for i in range(len(rounds))]
 
 
+_AXES = {"E": "E: local steps per round", "T": "T: local steps in all"}
+
+
 def lines_png(
     places: Sequence[str],
     lines: Sequence[Sequence[Mean]],
@@ -38,8 +42,12 @@ def lines_png(
     at = figure.subplots()
     for i, (line, name) in enumerate(zip(lines, names, strict=True)):
         draw_line(at, places, line, name, COLOURS[i])
+    across = _AXES.get(across, across)
     at.set(xlabel=across, ylabel=up, yscale="log" if log else "linear")
-    at.set_title(promises(claims), fontsize=7)
+    found = [mean.value for line in lines for mean in line if math.isfinite(mean.value)]
+    if log and found:  # an interval that reaches zero ends at the frame
+        at.set_ylim(bottom=min(found) / 3)
+    at.set_title("\n".join([f"{up} over {across}", promises(claims)]), fontsize=8)
     at.legend(fontsize=8)
     at.grid(alpha=0.3)
     return png(figure)

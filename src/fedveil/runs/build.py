@@ -26,13 +26,14 @@ from fedveil.runs.sections.client_section import (
     SgdSection,
 )
 from fedveil.runs.sections.section import Section
-from fedveil.runs.sections.server_section import EvaluateSection, ServerSection
+from fedveil.runs.sections.server_section import EngineSection, EvaluateSection, ServerSection
 from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.rates import RateSchedule, RateShape
@@ -108,6 +109,7 @@ def build(
         chunk=recipe.engine.chunk,
         memory=recipe.engine.memory,
         workers=recipe.engine.workers,
+        cluster=None if make_engine else _cluster(recipe.engine),
         every=recipe.evaluate.every,
         clients_every=_clients_every(recipe.evaluate, rounds),
         make_engine=make_engine,
@@ -144,6 +146,10 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     if recipe.model.recorded:
         changes["model"] = recipe.model.model_copy(update={"digest": module_digest(training.task)})
     return recipe.model_copy(update=changes)
+
+
+def _cluster(section: EngineSection) -> RayCluster | None:
+    return RayCluster(section.address) if section.kind == "ray" else None
 
 
 def _sampler(section: SampleSection) -> Sampler:

@@ -13,7 +13,7 @@ from fedveil.privacy.ledger.statement import Statement
 from fedveil.runs import toml
 from fedveil.runs.recipe import Recipe, load_recipe
 
-FILES = ("recipe.toml", "metrics.jsonl", "model.safetensors", "progress.png", "result.json")
+FILES = ("recipe.toml", "metrics.jsonl", "model.safetensors", "result.json")
 
 _ALIKE = 1e-6
 """Epsilons of one account, computed on two machines, differ in their last digits."""
@@ -37,9 +37,10 @@ def is_open(file: Path, run: str) -> bool:
 def differences(folder: Path, file: Path, told: Statement) -> list[str]:
     """Where a run directory is not what the ledger in `file` says of it, a sentence for each.
 
-    Guarantee: if the run has ended and there are none, recipe, metrics, model, picture and result
-    are, byte for byte, those it ended with. The recipe and the claims are compared with the
-    ledger's own words as well, so that an end cannot vouch for what was never charged.
+    Guarantee: if the run has ended and there are none, recipe, metrics, model and result are,
+    byte for byte, those it ended with; the report is drawn from them, and can be drawn again. The
+    recipe and the claims are compared with the ledger's own words as well, so that an end cannot
+    vouch for what was never charged.
 
     | edge | behaviour |
     |---|---|

@@ -1,6 +1,5 @@
 """Several runs side by side: what they measured and claim, and where their recipes differ."""
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.opened import OpenedRun
 
 _OF_THE_MACHINE = ("engine",)
@@ -66,36 +66,6 @@ def not_comparable(runs: Sequence[OpenedRun]) -> str | None:
     return None
 
 
-def picture(runs: Sequence[OpenedRun]) -> bytes:
-    """The metric of each run over its rounds, and beside it over epsilon where that compares."""
-    from matplotlib.figure import Figure
-
-    metric = _metric(runs)
-    together = not_comparable(runs) is None and any(run.claims for run in runs)
-    figure = Figure(figsize=(9 if together else 5, 3.4), layout="constrained")
-    axes = figure.subplots(1, 2 if together else 1, squeeze=False)[0]
-    for run in runs:
-        lines = [line for line in run.history if metric in line]
-        values = [line[metric] for line in lines]
-        axes[0].plot([line["round"] for line in lines], values, label=str(run.folder))
-        if together:
-            spent = [
-                (line["epsilon"], line[metric]) for line in lines if line["epsilon"] is not None
-            ]
-            axes[1].plot([e for e, _ in spent], [v for _, v in spent])
-    axes[0].set(xlabel="round", ylabel=f"test {metric}")
-    axes[0].legend(fontsize=7)
-    if together:
-        claim = next(claim for claim in map(_counting, runs) if claim is not None)
-        axes[1].set(xlabel="epsilon spent", ylabel=f"test {metric}")
-        axes[1].set_title(f"epsilon {claim.told}", fontsize=7)
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    return buffer.getvalue()
-
-
 def opened(folders: Sequence[Path]) -> list[OpenedRun]:
     """At least two runs, each ended."""
     if len(folders) < 2:
@@ -108,25 +78,13 @@ def opened(folders: Sequence[Path]) -> list[OpenedRun]:
     return runs
 
 
-def _metric(runs: Sequence[OpenedRun]) -> str:
-    """The first that all runs have, other than the loss if there is one."""
-    common = [name for name in runs[0].result["metrics"] if all(_has(run, name) for run in runs)]
-    return next((name for name in common if name != "loss"), "loss")
-
-
 def _numbers(found: dict[str, float | None]) -> dict[str, float]:
     """What was measured; null is not finite."""
     return {name: math.nan if value is None else value for name, value in found.items()}
 
 
-def _has(run: OpenedRun, name: str) -> bool:
-    return name in run.result["metrics"]
-
-
 def _counting(run: OpenedRun) -> PrivacyClaim | None:
-    """The claim that counts: the first that is a guarantee."""
-    claims = run.claims
-    return next((c for c in claims if not c.as_published), claims[0] if claims else None)
+    return counting(run.claims)
 
 
 def _flat(run: OpenedRun) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from fedveil.errors import CommonBudgetExhausted
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.shared import common_of
 from fedveil.privacy.plan import PrivacyPlan
@@ -37,9 +38,9 @@ class Ending:
         return f"{self._what_counts()}; {self._stop()}; {self._what_is_left()}"
 
     def _what_counts(self) -> str:
-        if not self.claims:
+        first = counting(self.claims)
+        if first is None:
             return "nothing is claimed"
-        first = next((claim for claim in self.claims if not claim.as_published), self.claims[0])
         told = f"the claim that counts is {first}"
         if any(claim.accountant is not first.accountant for claim in self.claims):
             told += f", by {first.accountant.upper()} whatever else is listed"

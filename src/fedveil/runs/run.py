@@ -1,11 +1,11 @@
-"""A run: a directory with recipe, metrics, ledger, checkpoints, model and result."""
+"""A run: a directory with recipe, metrics, ledger, checkpoints, model, result and report."""
 
 import importlib.metadata
 import platform
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics_file import json_text, last_round
 from fedveil.runs.own import Model, brought, changed_since
-from fedveil.runs.plots import progress_png
-from fedveil.runs.recipe import Recipe, recipe_in
+from fedveil.runs.recipe import Recipe, moved, recipe_in
+from fedveil.runs.report.page import write_report
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
@@ -96,6 +96,7 @@ class Run:
         )
         if shared is not None:
             shared.check(training)
+        training.open()
         folder = claim(out, recipe.name)
         return cls(folder, resolved(recipe, training), training, fresh=True, shared=shared)
 
@@ -108,18 +109,23 @@ class Run:
         model: Model | None = None,
         data: FederatedData | None = None,
         allow_code: bool = False,
+        where: Sequence[str] = (),
         make_engine: EngineMaker | None = None,
     ) -> "Run":
-        """Open an interrupted run with the recipe, and the own parts, it was started with."""
+        """Open an interrupted run with the recipe, and the own parts, it was started with.
+
+        `where` are settings of its engine for this time: kind and address, which change no result.
+        """
         recipe = recipe_in(folder)
         data = brought(recipe, model, data)
         training = build(
-            *(recipe, data_root),
+            *(moved(recipe, where), data_root),
             data=data,
             model=model,
             allow_code=allow_code,
             make_engine=make_engine,
         )
+        training.open()
         return cls(folder, recipe, training, fresh=False)
 
     def describe(self) -> str:
@@ -228,9 +234,10 @@ class Run:
     def _finish(self, done: Done, ledger: Ledger, seconds: float) -> dict[str, Any]:
         """Write what there is, the same rounds everywhere, and close the run in the ledger.
 
-        A crash before the last step leaves the run open: `--verify` says so, `--resume` ends it.
+        A crash before that leaves the run open: `--verify` says so, `--resume` ends it. The report
+        is drawn last, from what was left: `fedveil report` draws it where a crash came first.
         """
-        task, plan, state, rounds = self.training.task, self.training.plan, done.state, done.settled
+        plan, state, rounds = self.training.plan, done.state, done.settled
         history = done.before + [round.line for round in rounds]
         self.remarks += changed_since(self.training.data, self.recipe)
         self._write_metrics(history)
@@ -264,11 +271,9 @@ class Run:
         }
         stored = StoredModel.of(self.recipe.model, self.training, state.params, claims)
         write_atomic(self.folder / "model.safetensors", stored.to_bytes())
-        metric = next(iter(task.measures), "loss")
-        drawn = progress_png(history, metric, plan.limit, plan.promise)
-        write_atomic(self.folder / "progress.png", drawn)
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
         keep_head(self.folder, ledger.end(digests(self.folder)))
+        write_report(self.folder)
         return result
 
     def _measured(self, params: torch.Tensor) -> dict[str, float]:

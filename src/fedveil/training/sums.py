@@ -55,6 +55,14 @@ class CohortSum:
         return cls(numbers[:size], signal, numbers[size * (1 + noisy) :], kept=kept)
 
     @property
+    def whole(self) -> torch.Tensor:
+        """All of the numbers it lives in, from which `over` makes it again."""
+        whole = self.total._base
+        if whole is None:
+            raise AssertionError("a sum is a view of its numbers")
+        return whole
+
+    @property
     def rest(self) -> tuple[Any, ...]:
         """All that does not live in the numbers, for `with_rest`."""
         return tuple(getattr(self, name) for name in _REST)

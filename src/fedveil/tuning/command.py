@@ -14,9 +14,9 @@ from rich.table import Table
 from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.runs.disk import write_atomic
-from fedveil.tuning.axes import Axis
 from fedveil.tuning.candidates import STEPS, Space
 from fedveil.tuning.formula import Choice, Question, choices, thumb
+from fedveil.tuning.plan_page import axes_of, plan_page
 from fedveil.tuning.report import Report
 from fedveil.tuning.search import OnTrial
 from fedveil.tuning.simulate import simulate
@@ -183,7 +183,7 @@ def _print_report(console: Console, report: Report, path: Path) -> None:
 
 
 def _print_heat(console: Console, report: Report) -> None:
-    steps, times = _heat_axes(report)
+    steps, times = axes_of(report)
     _say(console, f"the least {report.measure} over E (down) and T (across):")
     table = Table()
     table.add_column("E \\ T")
@@ -199,24 +199,15 @@ def _heat_text(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "diverged"
 
 
-def _heat_axes(report: Report) -> tuple[list[int], list[int]]:
-    return sorted({e for e, _ in report.heat}), sorted({t for _, t in report.heat})
-
-
 def _written(report: Report, out: Path | None, recipe: str) -> Path:
-    """Write the recipe, and the heat map beside it."""
-    from fedveil.tuning.figures import heat_png
-
+    """Write the recipe, and its page beside it."""
     name = Path(recipe).stem
     path = out or _free(Path("runs"), f"plan-{name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise BadInput(f"{path.parent} cannot be made: {e.strerror}; use another --out") from e
-    steps, times = _heat_axes(report)
-    heat = [[report.heat.get((e, t), float("nan")) for t in times] for e in steps]
-    rows, columns = Axis("E", tuple(map(str, steps))), Axis("T", tuple(map(str, times)))
-    write_atomic(path.with_suffix(".png"), heat_png(rows, columns, heat, report.measure))
+    write_atomic(path.with_suffix(".html"), plan_page(report, path.name))
     write_atomic(path, report.recipe.encode())
     return path
 
@@ -225,8 +216,8 @@ def _check_out(out: Path) -> None:
     """Refuse, before any training, what cannot be written in the end."""
     if out.suffix != ".toml" or out.exists():
         raise BadInput(f"--out {out}: name a .toml file that does not exist")
-    if out.with_suffix(".png").exists():
-        raise BadInput(f"--out {out}: the heat map beside it, {out.stem}.png, exists already")
+    if out.with_suffix(".html").exists():
+        raise BadInput(f"--out {out}: the page beside it, {out.stem}.html, exists already")
     there = next(parent for parent in out.absolute().parents if parent.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise BadInput(f"--out {out}: nothing can be written in {there}")
@@ -235,7 +226,7 @@ def _check_out(out: Path) -> None:
 def _free(folder: Path, name: str) -> Path:
     for number in range(1, 1000):
         path = folder / (f"{name}.toml" if number == 1 else f"{name}-{number}.toml")
-        if not path.exists() and not path.with_suffix(".png").exists():
+        if not path.exists() and not path.with_suffix(".html").exists():
             return path
     raise BadInput(f"{folder}/{name}.toml and 999 more exist: use --out")
 

@@ -4,7 +4,7 @@ sweep.json     what is swept: recipe, axes, repetitions, execution modes, versio
 trials.jsonl   one line per finished trial, written as soon as it is
 results.csv    one row per trial, in the grid's order
 summary.csv    one row per cell: means and their 95 % intervals
-figure.png     the first metric over the grid
+report.html    the same to look at: frontiers, heat maps, the recommended cell
 """
 
 import csv
@@ -28,6 +28,7 @@ from fedveil.tuning.axes import Axis, Cell, cells
 from fedveil.tuning.cells import Outcome, Prepared
 from fedveil.tuning.cost import Cost
 from fedveil.tuning.statistics import Mean, mean_of
+from fedveil.tuning.sweep_page import sweep_page
 from fedveil.tuning.trials import Laboratory
 
 OnTrial = Callable[[int, int, str], None]
@@ -97,7 +98,7 @@ class Sweep:
         return [(c, block) for block, c in sorted(missing, key=lambda one: (one[0][0], one[1]))]
 
     def run(self, on_trial: OnTrial = lambda done, total, name: None) -> None:
-        """Train what is left, and write the tables and the figure."""
+        """Train what is left, and write the tables and the page."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as e:
@@ -154,14 +155,9 @@ class Sweep:
         return {"out": str(self.folder), "cells": rows, "together": self.cost.to_dict()}
 
     def _write_tables(self) -> None:
-        from fedveil.tuning.figures import grid_png
-
         write_atomic(self.folder / "results.csv", _csv(self._rows()))
         write_atomic(self.folder / "summary.csv", _csv(self._summary()))
-        metric = self.metrics[0]
-        means = [self.mean(c, metric) for c in range(len(self.cells))]
-        claims = [claim for prepared in self._prepared for claim in prepared.claims]
-        write_atomic(self.folder / "figure.png", grid_png(self.axes, means, metric, claims))
+        write_atomic(self.folder / "report.html", sweep_page(self.folder))
 
     def _rows(self) -> list[dict[str, Any]]:
         return [

@@ -1,0 +1,114 @@
+"""The charts of a run: what it learnt, what it spent, and how clip and noise fared."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
+from fedveil.runs.report.seen import Seen
+from fedveil.web.chart import Chart, Line, Mark, figure
+from fedveil.web.html import Markup
+from fedveil.web.series import Point, finite
+
+_EVERY_ROUND = (
+    "Each round is charged before it begins, to everybody. The line joins the rounds at which "
+    "epsilon was computed; between them it is in the shaded band, whose top is what was shown."
+)
+_TURNS = (
+    "A round is charged before it begins, to the clients that take part in it. Shown is the client "
+    "that was charged most: where the line is level, others had their turn. No round is free."
+)
+
+
+def learning(seen: Seen) -> list[Markup]:
+    """One chart for each thing that was measured."""
+    charts = []
+    for number, name in enumerate(seen.measured):
+        points = finite(seen.series(name))
+        chart = Chart(
+            id=f"metric-{number}",
+            title=f"Test {name} over rounds",
+            x="round",
+            y=f"{name} on the test split",
+            lines=[Line(name, points)],
+        )
+        charts.append(figure(chart))
+    return charts
+
+
+def spending(seen: Seen) -> Markup | None:
+    """Epsilon spent and the budget, with what belongs to an epsilon as the chart's title."""
+    spent = finite(seen.series("epsilon"))
+    if not seen.claims or not spent:
+        return None
+    claim = seen.claims[0]
+    every_round = claim.trust is Trust.CENTRAL
+    name = f"epsilon spent {claim.terms}"
+    line = _along(name, spent) if every_round else Line(name, spent, "step")
+    limit = seen.limit
+    note = _EVERY_ROUND if every_round else _TURNS
+    return figure(
+        Chart(
+            id="spent",
+            title=f"Epsilon over rounds {claim.terms}",
+            x="round",
+            y="epsilon spent",
+            lines=[line],
+            marks=[] if limit is None else [Mark(limit, _budget(claim, limit))],
+            note=note if limit is None else f"{note} Left: {claim.left_of(limit)}.",
+            zero=True,
+        )
+    )
+
+
+def clipping(seen: Seen) -> list[Markup]:
+    """Clip, share clipped and signal to noise, as far as the run recorded them."""
+    asked: Sequence[tuple[str, str, str, str]] = (
+        ("clip", "Clip norm over rounds", "clip norm of an update", ""),
+        (
+            "clipped",
+            "Share of updates that were clipped",
+            "share of the cohort, 0 to 1",
+            "Near 1 throughout, the clip norm is small; near 0 it is larger than it need be.",
+        ),
+        (
+            "snr",
+            "Signal to noise of the sum of updates",
+            "length of signal / length of noise",
+            "Below 1 the noise of a round is longer than what is learnt in it.",
+        ),
+    )
+    charts = []
+    for column, title, y, note in asked:
+        points = finite(seen.series(column))
+        if points:
+            lines = [Line(y, points)]
+            level = [Mark(1.0, "signal = noise")] if column == "snr" else []
+            one = Chart(id=column, title=title, x="round", y=y, lines=lines, marks=level, note=note)
+            charts.append(figure(replace(one, zero=True)))
+    return charts
+
+
+def _along(name: str, spent: Sequence[Point]) -> Line:
+    """Epsilon where every round costs everybody.
+
+    What is recorded is an upper bound, computed at some rounds and kept until the next of them: it
+    is exact at the end of a level stretch. A charge comes before its round, so that a value belongs
+    to the beginning of the round.
+    """
+    levels: list[tuple[float, float, float]] = []
+    for round, value in spent[1:]:
+        first = levels.pop()[0] if levels and levels[-1][2] == value else round
+        levels.append((first, round, value))
+    if all(first == last for first, last, _ in levels):
+        return Line(name, spent, "step")
+    (start, before), points, band = spent[0], [spent[0]], []
+    for first, last, value in levels:
+        points.append((last - 1, value))
+        band += [(first - 1, before, value), (last - 1, before, value), (last - 1, value, value)]
+        before = value
+    end = (levels[-1][1], before)
+    return Line(name, [*points, end], "line", (), [(start, spent[0][1], spent[0][1]), *band])
+
+
+def _budget(claim: PrivacyClaim, limit: float) -> str:
+    return f"budget: {replace(claim, epsilon=limit, vouched=True).value}"

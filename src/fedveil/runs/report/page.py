@@ -1,0 +1,149 @@
+"""The page of one run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.runs.disk import write_atomic
+from fedveil.runs.report.claim import claim_box, meaning_section, readings_section
+from fedveil.runs.report.curves import clipping, learning, spending
+from fedveil.runs.report.ledger import ledger_section
+from fedveil.runs.report.seen import Seen, shown
+from fedveil.web.html import Content, Markup, number_text, tag
+from fedveil.web.page import facts, listed, page, section, table, text_block
+
+REPORT = "report.html"
+
+_SHOWN = (
+    "Clip shares, signal to noise and cohort sizes on this page: they are computed from private "
+    "data, and shown because this is a simulation or because they were asked for."
+)
+_HIDDEN = (
+    "The share of clipped updates and the signal-to-noise ratio are computed from private data. "
+    "With secure noise they are not recorded, and so they are not here."
+)
+_NO_CLIP = "Updates are neither clipped nor noised by what this run recorded."
+
+
+def write_report(folder: Path, more: Sequence[Markup] = ()) -> Path:
+    """Draw the report of a run directory and put it there; `more` are parts to add to it."""
+    path = folder / REPORT
+    write_atomic(path, run_page(Seen.at(folder), more))
+    return path
+
+
+def run_page(seen: Seen, more: Sequence[Markup] = ()) -> bytes:
+    """Everything about one run, the claim first."""
+    outside = [_SHOWN] if seen.diagnosed and seen.claims else []
+    charts = [*learning(seen), spending(seen)]
+    return page(
+        f"{seen.name}: report",
+        tag("h1", f"{seen.name}: what this run promises, learnt and left"),
+        tag("p", _summary(seen), class_="sub"),
+        claim_box(seen.meaning),
+        _tiles(seen),
+        _notes(seen),
+        section("Learning and spending", tag("div", *charts, class_="pair"), id="curves"),
+        meaning_section(seen.meaning, outside),
+        readings_section(seen.claims),
+        _clip_section(seen),
+        *more,
+        _clients_section(seen),
+        _attack_section(seen),
+        ledger_section(seen),
+        _recipe_section(seen),
+        _machine_section(seen),
+        tag("footer", "Written by fedveil. It needs no network and asks for nothing."),
+    )
+
+
+def _summary(seen: Seen) -> str:
+    rounds = f"{seen.rounds:,} rounds"
+    if not seen.ended:
+        return f"{seen.folder}: {rounds} so far; the run has not ended"
+    return f"{seen.folder}: {rounds}; {seen.result.get('why', '')}"
+
+
+def _tiles(seen: Seen) -> Markup:
+    """The numbers that people look for first."""
+    tiles = [(shown(value), f"test {name}") for name, value in seen.metrics.items()]
+    stopped = seen.result.get("stopped", "nobody")
+    tiles.append((f"{seen.rounds:,}", f"rounds, stopped by: {stopped}"))
+    limit, claims = seen.limit, seen.claims
+    if claims and limit is not None:
+        tiles.append((claims[0].remainder(limit), _left(claims[0], limit)))
+    cells = [tag("div", tag("b", value), tag("span", said)) for value, said in tiles]
+    return tag("div", *cells, class_="tiles")
+
+
+def _left(claim: PrivacyClaim, limit: float) -> str:
+    return f"left of the budget, {claim.left_of(limit).partition(' of ')[2]}"
+
+
+def _notes(seen: Seen) -> Markup | None:
+    notes = [*seen.notes]
+    if not seen.ended:
+        notes.append("The run has not ended: nothing here is final.")
+    return section("Notes", listed(notes), id="notes") if notes else None
+
+
+def _clip_section(seen: Seen) -> Markup:
+    charts = clipping(seen)
+    said = None
+    if not seen.diagnosed:
+        said = tag("p", _HIDDEN if seen.secure else _NO_CLIP)
+    return section("Clip and noise", said, tag("div", *charts, class_="pair"), id="clip")
+
+
+def _clients_section(seen: Seen) -> Markup | None:
+    found = seen.result.get("over_clients")
+    if not isinstance(found, dict) or not found:
+        return None
+    rows: list[dict[str, Content]] = [
+        {"number": name, "value": shown(value)} for name, value in found.items()
+    ]
+    said = tag("p", "Measured on clients' own records, outside every claim.")
+    return section("Across clients", said, table(rows, "Across clients", numbers=True))
+
+
+def _attack_section(seen: Seen) -> Markup | None:
+    found = seen.result.get("attack")
+    if not isinstance(found, dict) or not found:
+        return None
+    return section("Attack in this simulation", facts({k: shown(v) for k, v in found.items()}))
+
+
+def _recipe_section(seen: Seen) -> Markup:
+    pairs: dict[str, Content] = {}
+    if seen.ended:
+        pairs["Noise"] = shown(seen.result.get("noise"))
+        budget = seen.result.get("budget")
+        if isinstance(budget, dict):
+            pairs["Rounds that the budget permits"] = shown(budget.get("rounds_permitted"))
+        refused = seen.result.get("refused")
+        if refused:
+            pairs["Reports refused, by client"] = shown(refused)
+    body = seen.recipe.partition("\n")[2] if seen.recipe.startswith("#") else seen.recipe
+    return section(
+        "Recipe, as it was resolved", facts(pairs), text_block(body, "recipe.toml"), id="recipe"
+    )
+
+
+def _machine_section(seen: Seen) -> Markup:
+    first = seen.recipe.partition("\n")[0]
+    pairs: dict[str, Content] = {}
+    if first.startswith("# resolved by "):
+        versions, _, machine = first.removeprefix("# resolved by ").rpartition(" on ")
+        pairs |= {"Versions": versions, "Machine": machine}
+    timing = seen.result.get("timing")
+    if isinstance(timing, dict):
+        each = timing.get("seconds_per_round")
+        pairs["Seconds per round"] = shown(each)
+        if isinstance(each, int | float):
+            pairs["Seconds in all, of the last start"] = number_text(each * max(seen.rounds, 1))
+        if timing.get("client_updates_per_second") is not None:
+            pairs["Client updates per second"] = shown(timing["client_updates_per_second"])
+    ledger = seen.result.get("ledger")
+    if isinstance(ledger, dict):
+        pairs["End of the ledger"] = f"{ledger.get('head')}:{ledger.get('length')}"
+    return section("Time and machine", facts(pairs), id="machine")

@@ -1,0 +1,1 @@
+"""Pages and charts as text: escaping, scales, series, figures. Knows nothing of runs."""

@@ -1,0 +1,104 @@
+"""A whole page in one file: its own style and script, and a policy that permits nothing else."""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from fedveil.web.html import Content, Markup, joined, tag
+
+_HERE = Path(__file__).parent
+
+
+def page(title: str, *content: Content) -> bytes:
+    """A page that opens from disk, asks for nothing over the network and prints on A4.
+
+    Guarantee: its policy has the hashes of its own script and style, so that a browser runs no
+    other, whatever found its way into `content`; nothing is loaded from anywhere.
+    """
+    style, script = _file("page.css"), _file("page.js")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    head = joined(
+        [
+            tag("meta", charset="utf-8"),
+            tag("meta", http_equiv="Content-Security-Policy", content=policy),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("meta", name="referrer", content="no-referrer"),
+            tag("title", title),
+            Markup(f"<style>{style}</style>"),
+        ]
+    )
+    body = tag("body", tag("main", *content), Markup(f"<script>{script}</script>"))
+    text = f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
+    return text.encode()
+
+
+def section(title: str, *content: Content, id: str | None = None) -> Markup:
+    """A part of a page under its heading."""
+    return tag("section", tag("h2", title), *content, id=id)
+
+
+def table(
+    rows: Sequence[Mapping[str, Content]],
+    caption: str,
+    *,
+    numbers: bool = False,
+    wide: bool = False,
+) -> Markup:
+    """A table with one column per key of the first row; it scrolls by itself where it is wide."""
+    if not rows:
+        return tag("p", f"{caption}: nothing")
+    names = list(rows[0])
+    head = tag("tr", [tag("th", name, scope="col") for name in names])
+    body = [
+        tag(
+            "tr",
+            tag("th", row.get(names[0]), scope="row"),
+            [tag("td", row.get(name)) for name in names[1:]],
+        )
+        for row in rows
+    ]
+    whole = tag(
+        "table",
+        tag("caption", caption),
+        tag("thead", head),
+        tag("tbody", body),
+        class_="numbers" if numbers else None,
+    )
+    classes = "scroll wide" if wide else "scroll"
+    return tag("div", whole, class_=classes, role="region", aria_label=caption, tabindex=0)
+
+
+def facts(pairs: Mapping[str, Content]) -> Markup:
+    """What things are, by name."""
+    return tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in pairs.items()])
+
+
+def listed(items: Sequence[str]) -> Markup:
+    """A list of sentences."""
+    return tag("ul", [tag("li", item) for item in items])
+
+
+def text_block(text: str, label: str) -> Markup:
+    """Text as it is in a file."""
+    return tag("pre", text, tabindex=0, role="region", aria_label=label)
+
+
+def folded(summary: str, *content: Content) -> Markup:
+    """What is shown when it is asked for."""
+    return tag("details", tag("summary", summary), *content)
+
+
+@cache
+def _file(name: str) -> str:
+    return (_HERE / name).read_text().strip()
+
+
+@cache
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
