@@ -2,8 +2,8 @@
 
 (a) is Fu's DP-FedAvg with Laplace noise at the clients, (b) and (c) central DP, (d) DP-SGD inside
 the clients, (e) the server's part of central DP on 10 million parameters, (f) to (h) larger modules
-by local SGD and by DP-SGD, (i) central DP with secure noise, (j) and (k) central DP, of which (j)
-is attacked. The model is measured on
+by local SGD and by DP-SGD, (i) central DP with secure noise, (j), (k) and (l) central DP, of which
+(j) is attacked and (l) is all chunks and hardly any work. The model is measured on
 no test split, as with the peers. Workers are one per core, one thread each.
 """
 
@@ -89,14 +89,27 @@ def plan_of(work: Work, rounds: int) -> tuple[PrivacyPlan, ClientWork]:
     return plan, steps
 
 
-def training_of(work: Work, rounds: int, *, attacked: bool = False) -> fv.Training:
+def training_of(
+    work: Work, rounds: int, *, attacked: bool = False, workers: int = 0, on_ray: bool = False
+) -> fv.Training:
     loss: PerExample = fv.cross_entropy if work.classes else fv.squared_error
     (plan, steps), data, adversary = plan_of(work, rounds), data_of(work), None
     if attacked:
         trigger = PixelTrigger(target=0)
         adversary = fv.BackdoorAttack.of(data, trigger, attackers=2, boost=10.0)
     task = fv.Task(work.module(), loss)
-    return fv.Training(task, data, plan, steps, every=MOST_ROUNDS, adversary=adversary)
+    return fv.Training(
+        task,
+        data,
+        plan,
+        steps,
+        every=MOST_ROUNDS,
+        adversary=adversary,
+        workers=workers,
+        chunk=work.chunk,
+        mode=Mode.LOOPED if work.chunk else None,
+        cluster=fv.RayCluster() if on_ray else None,
+    )
 
 
 MOST_ROUNDS = 10**6
@@ -200,6 +213,8 @@ def main() -> None:
     parser.add_argument("--seeded", action="store_true", help="item i with seeded noise")
     parser.add_argument("--mode", type=Mode, help="of item i, where it is seeded")
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--ray", action="store_true", help="two workers on Ray, on this machine")
+    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     if arguments.profile:
@@ -219,12 +234,14 @@ def main() -> None:
         work = WORK[arguments.item]
         warm_up = 1 if work.name[0] in "fgh" else 3
         attacked = work.name == "j" and not arguments.honest
-        training = training_of(work, arguments.rounds + warm_up, attacked=attacked)
+        where = {"workers": 2 if arguments.ray else arguments.workers, "on_ray": arguments.ray}
+        training = training_of(work, arguments.rounds + warm_up, attacked=attacked, **where)
         seconds = whole_rounds(training, warm_up)
         engine = training.engine
         assert isinstance(engine, Serial)
         several = isinstance(engine, Processes) and engine.chunk < work.cohort
         workers = f"{engine.workers} workers" if several else "one process"
+        workers += " on Ray" if arguments.ray else ""
         told = f"{engine.mode}, chunks of {engine.chunk}, {workers}"
         answer["configuration"] = f"{told}, attacked" if attacked else told
         if work.batch:

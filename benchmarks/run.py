@@ -177,6 +177,11 @@ def against_peers(quick: bool, only: frozenset[str]) -> Found:
     if "j" in only:
         call = ("ours.py", "j", "--rounds", 2 * few)
         found["j"] = in_turns(2, {"fedveil": [call], "honest round": [(*call, "--honest")]})
+    for item, work, rounds in ((ON_RAY, "b", few), ("l", "l", 4 * many)):
+        if item in only:
+            call = ("ours.py", work, "--rounds", rounds)
+            calls = {"fedveil": [(*call, "--ray")], LOCAL: [(*call, "--workers", 2)]}
+            found[item] = in_turns(2, calls)
     if "k" in only:
         loop = ("peers/plain_loop.py", "k", "--rounds", 2 * few)
         found["k"] = in_turns(
@@ -256,7 +261,8 @@ OPACUS = (
     ("--processes", 2, "--mode", "ghost", LAST, KEEP),
 )
 MODULES = tuple(item for item in WORK if item[0] in "fgh")
-ITEMS = (*WORK, "e", "i")
+ON_RAY, LOCAL = "b-ray", "two local workers"
+ITEMS = (*WORK, "e", "i", ON_RAY)
 
 
 @dataclass(frozen=True)
@@ -285,6 +291,7 @@ TARGETS = (
     Target("i", "seeded", 0.5),
     Target("j", "honest round", round(1 / 1.3, 2)),
     Target("k", "plain loop", 1.5),
+    Target(ON_RAY, LOCAL, 0.87),
 )
 
 
@@ -351,6 +358,11 @@ def ratio_table(found: Found) -> list[str]:
             f"| {shown(ours, by_rate)} | {shown(other, by_rate)} "
             f"| **{reached:,.4g} x** | {target.least:,} x | {verdict(reached >= target.least)} |"
         )
+    if "l" in found:
+        ours, other = found["l"]["fedveil"][0], found["l"][LOCAL][0]
+        chunk = (ours.seconds - other.seconds) / WORK["l"].cohort
+        both = f"{shown(ours, False)} | {shown(other, False)}"
+        lines.append(f"| (l) | {LOCAL} | {both} | **{chunk * 1e3:.2f} ms more per chunk** | | |")
     if "e" not in found:
         return lines
     ours, other = found["e"]["fedveil"][0], best(found["e"]["pfl"])
@@ -466,6 +478,7 @@ def report(found: Found) -> str:
     titles.append(
         "- (i) a round of 10^6 clients that join with probability 1e-4 each, with secure noise"
     )
+    titles.append(f"- ({ON_RAY}) the work of (b) on two workers of Ray; (l) as well")
     sections = [
         [
             "# Benchmarks",

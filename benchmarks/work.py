@@ -26,7 +26,8 @@ _OF_WORDS = ("transformer", "lstm", "small-lstm")
 class Work:
     """One round: `cohort` of `clients`, each taking `steps` full-batch steps on its `records`.
 
-    With `batch`, the steps are DP-SGD on Poisson batches of that expected size instead.
+    With `batch`, the steps are DP-SGD on Poisson batches of that expected size instead. With
+    `chunk`, so many clients are summed together, one after the other.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Work:
     steps: int
     lr: float
     batch: int = 0
+    chunk: int = 0
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """Records [clients, records, ...] and targets [clients, records], always the same."""
@@ -150,6 +152,19 @@ WORK = {
             20,
             4,
             0.1,
+        ),
+        Work(
+            "l",
+            "an MLP 16-200-10, 40 clients of 1 record in chunks of 1: what a chunk costs by itself",
+            "mlp",
+            (16,),
+            10,
+            40,
+            40,
+            1,
+            1,
+            0.1,
+            chunk=1,
         ),
     )
 }

@@ -7,6 +7,7 @@ from planted import Project
 _ABOVE = {
     "audit": (),
     "data": ("runs",),
+    "flower": (),
     "mixing": (),
     "privacy": ("training", "runs"),
     "training": ("runs",),
@@ -20,12 +21,34 @@ _ALSO = {
     "data/federated.py": ("data/test_schema.py", "data/test_own_table.py"),
     "data/partition.py": ("data/test_own_table.py",),
     "data/fitting.py": ("data/test_bad_tables.py", "data/test_own_table.py"),
+    "flower/engine.py": (
+        "flower/test_answers.py",
+        "flower/test_absence.py",
+        "flower/test_restart.py",
+    ),
+    "flower/messages.py": ("flower/test_wire.py", "flower/test_restart.py"),
+    "flower/mod.py": ("flower/test_parts.py",),
+    "flower/round_log.py": ("flower/test_restart.py", "flower/test_server.py"),
+    "flower/server.py": ("flower/test_absence.py", "flower/test_server.py"),
+    "flower/strategy.py": ("flower/test_parts.py",),
     "data/table_split.py": ("data/test_own_table.py",),
+    "flower/site.py": (
+        "flower/test_site_asks.py",
+        "flower/test_site_ledger.py",
+        "flower/test_terms.py",
+        "flower/test_site_mixer.py",
+    ),
+    "flower/terms.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
+    "flower/site_ledger.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
     "privacy/accounting/renyi.py": ("privacy/accounting/test_composition.py",),
     "training/adversary.py": ("attacks/test_attack.py",),
     "training/aggregates.py": ("training/test_aggregates.py", "attacks/test_attack.py"),
     "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
-    "privacy/clip_schedules.py": ("privacy/releases/test_client_noise.py",),
+    "privacy/clip_schedules.py": (
+        "privacy/releases/test_client_noise.py",
+        "flower/test_site_asks.py",
+    ),
+    "privacy/ranges.py": ("flower/test_site_asks.py",),
     "privacy/curators.py": ("privacy/releases/test_client_noise.py",),
     "privacy/identity.py": (
         "contracts/test_noise_is_never_reused.py",
@@ -92,6 +115,7 @@ _ALSO = {
     "privacy/secure.py": ("runs/test_plans.py", "statistical/test_budgets.py"),
     "privacy/steps.py": ("training/test_dp_sgd.py",),
     "privacy/watching.py": (
+        "flower/test_answers.py",
         "privacy/test_clip_schedules.py",
         "privacy/releases/test_central.py",
         "privacy/releases/test_client_noise.py",
@@ -141,6 +165,8 @@ _ALSO = {
     ),
     "training/reports.py": ("statistical/test_one_client.py",),
     "training/round.py": (
+        "flower/test_absence.py",
+        "flower/test_restart.py",
         "statistical/test_one_client.py",
         "statistical/test_cohorts.py",
         "statistical/test_whole_runs.py",
@@ -163,7 +189,11 @@ _ALSO = {
     "runs/checkpoint.py": ("runs/test_corruption.py",),
     "runs/disk.py": ("runs/test_run.py",),
     "runs/done.py": ("runs/test_interruptions.py", "runs/test_run.py"),
-    "runs/ledgers.py": ("runs/test_evidence.py", "runs/test_run.py"),
+    "runs/ledgers.py": (
+        "runs/test_evidence.py",
+        "runs/test_run.py",
+        "flower/test_restart.py",
+    ),
     "runs/metrics_file.py": ("runs/test_corruption.py", "runs/test_interruptions.py"),
     "runs/plans.py": ("runs/test_secure_runs.py",),
     "runs/run.py": (

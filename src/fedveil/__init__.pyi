@@ -83,6 +83,7 @@ from fedveil.training.directions import Adam as Adam
 from fedveil.training.dp_sgd import ClientDpSgd as ClientDpSgd
 from fedveil.training.engines.engine import Engine as Engine
 from fedveil.training.engines.engine import Job as Job
+from fedveil.training.engines.on_ray.cluster import RayCluster as RayCluster
 from fedveil.training.exchange import client_report as client_report
 from fedveil.training.exchange import server_sum as server_sum
 from fedveil.training.gradients.choice import Mode as Mode
@@ -168,6 +169,7 @@ __all__ = [
     "Ranges",
     "RateSchedule",
     "RateShape",
+    "RayCluster",
     "Relation",
     "Release",
     "ReportAttack",

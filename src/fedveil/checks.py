@@ -94,6 +94,20 @@ def check_ledger_epsilon(name: str, epsilon: object, ledger: object) -> None:
     VALUES["budget.epsilon"].check(name, epsilon)
 
 
+def check_address(name: str, address: object) -> None:
+    """Refuse what is no address of a cluster's head."""
+    if address is None:
+        return
+    if not isinstance(address, str) or not address.strip():
+        raise BadInput(f"{name} is {shown(address)}: use 'auto' or 'host:port'")
+    host, _, port = address.rpartition(":")
+    if address != "auto" and ("/" in address or not host or not port.isdecimal()):
+        raise BadInput(
+            f"{name} is {shown(address)}: use 'auto', or the head's 'host:port' (not a client's "
+            "ray:// address: run this on a node of the cluster)"
+        )
+
+
 def one_of(name: str, value: object, kind: type[Enum]) -> None:
     """Refuse what is no member of the enumeration: a string equal to one is none.
 

@@ -44,7 +44,8 @@ class Follower:
             left = "" if self._limit is None else f", {spent.remainder(self._limit)} left"
             parts.append(f"{spent.short} spent{left}")
         if line["clients"] is not None:
-            clipped = "" if line["clip"] is None else f", {100 * line['clipped']:.0f} % clipped"
+            known = line["clip"] is not None and line["clipped"] is not None
+            clipped = f", {100 * line['clipped']:.0f} % clipped" if known else ""
             parts.append(f"{line['clients']} clients{clipped}")
         if line["snr"] is not None:
             parts.append(f"signal/noise {line['snr']:.2f}")

@@ -2,13 +2,19 @@
 
 import json
 import os
+import shutil
 import sys
+from dataclasses import replace
 
 import pytest
 
+from fedveil.audit import command
 from fedveil.audit.halves import Halves
 from fedveil.cli import main as commands
+from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.runs.build import build
+from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from tests.contracts.test_no_bare_epsilon import bare, bare_in_json
@@ -209,6 +215,56 @@ def test_another_audit_in_the_folder_is_refused(cli, central, baseline, tmp_path
     code, _, err = cli(central, "--attacks", "membership", *FEW, "--out", baseline)
     assert code == 2
     assert "and no audit: use another" in err
+
+
+def test_a_run_with_other_noise_than_its_recipe_makes_today_is_refused(cli, central, monkeypatch):
+    """An audit of other noise than the run had would say nothing about the run."""
+
+    def other(*recipe, **more):
+        made = build(*recipe, **more)
+        (line,) = made.plan.lines
+        twice = replace(line.event, event=Gaussian(2 * line.event.event.multiplier))
+        release = replace(made.plan.release, mechanism=GaussianMechanism(twice.event.multiplier))
+        plan = replace(made.plan, lines=(replace(line, event=twice),), release=release)
+        return replace(made, plan=plan)
+
+    monkeypatch.setattr(command, "build", other)
+    code, out, err = cli(central, "--attacks", "randomiser", *FEW)
+    assert (code, out) == (2, "")
+    assert "was charged for something else than this version of fedveil makes" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "result.json", "model.safetensors"])
+def test_a_run_that_was_changed_is_refused(cli, central, tmp_path, name):
+    folder = tmp_path / "run"
+    shutil.copytree(central, folder)
+    content = (folder / name).read_bytes()
+    if name == "recipe.toml":
+        content = content.replace(b"multiplier = 0.", b"multiplier = 8.")
+    if name == "result.json":
+        content = content.replace(b'"epsilon": 7', b'"epsilon": 1')
+    (folder / name).write_bytes(content + b"\n")
+    code, _, err = cli(folder, "--attacks", "randomiser", *FEW)
+    assert code == 2
+    assert name in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_run_without_its_ledger_is_audited(cli, central, tmp_path):
+    """The ledger is private: a model may be given away without it."""
+    folder = tmp_path / "run"
+    shutil.copytree(central, folder, ignore=shutil.ignore_patterns("ledger*"))
+    assert cli(folder, "--attacks", "randomiser", *FEW)[0] == 0
+
+
+def test_a_ledger_that_runs_share_is_not_charged(cli, tmp_path):
+    few = ("engine.workers=1", "evaluate.every=1000", "rounds=2", "data.clients=40")
+    shared = Shared(tmp_path / "shared.db", 20.0)
+    Run.start(load_recipe("central", few), tmp_path / "run", None, shared).execute()
+    before = left(tmp_path)
+    assert cli(tmp_path / "run", "--attacks", "randomiser,canaries", *FEW)[0] == 0
+    assert left(tmp_path) == before
 
 
 def test_a_run_that_has_not_ended_is_refused(cli, central, tmp_path):

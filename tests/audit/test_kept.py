@@ -1,8 +1,11 @@
 """What a long audit keeps: whole arrays, of this audit and no other, one process at a time."""
 
+import importlib.metadata
+
 import numpy as np
 import pytest
 
+from fedveil.audit import kept as kept_file
 from fedveil.audit.kept import Kept
 from fedveil.errors import BadInput
 
@@ -62,6 +65,31 @@ def test_another_audit_is_refused_and_left_alone(tmp_path):
     ):
         pass
     assert (tmp_path / "audit.json").read_bytes() == before
+
+
+def test_arrays_of_other_code_are_refused(tmp_path, monkeypatch):
+    """A version number is the same for two states of the source: the source itself is told."""
+    with Kept.at(tmp_path, IDENTITY) as kept:
+        kept.keep("losses", np.zeros(2))
+    for name in ("fedveil", "torch"):
+        assert f"{name} {importlib.metadata.version(name)}" in kept_file.code()
+    monkeypatch.setattr(kept_file, "code", lambda: "other code")
+    words = "its code is .*, not 'other code'"
+    with pytest.raises(BadInput, match=words), Kept.at(tmp_path, IDENTITY):
+        pass
+
+
+def test_every_file_of_the_source_decides_about_the_code(tmp_path, monkeypatch):
+    (tmp_path / "inner").mkdir()
+    for name in ("__init__.py", "inner/one.py"):
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(kept_file.fedveil, "__file__", str(tmp_path / "__init__.py"))
+    told = [kept_file.code.__wrapped__()]
+    (tmp_path / "inner" / "one.py").write_text("x = 1")
+    told.append(kept_file.code.__wrapped__())
+    (tmp_path / "inner" / "one.py").rename(tmp_path / "inner" / "two.py")
+    told.append(kept_file.code.__wrapped__())
+    assert len(set(told)) == 3
 
 
 def test_other_folders_are_refused(tmp_path):

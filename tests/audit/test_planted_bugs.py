@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.audit import randomisers, sensitivity
+from fedveil.audit import randomisers, sensitivity, statistics
 from fedveil.audit.canaries import Canaries
 from fedveil.audit.randomisers import Randomiser
 from fedveil.audit.records import OneRunAudit
@@ -103,23 +103,31 @@ def test_the_sensitivity_of_one_row_where_two_differ(every, monkeypatch):
     assert not any(verdicts(every["central"]))  # where one row is right
 
 
-@pytest.mark.parametrize("name", ["central", "client, Gaussian", "client, Laplace", SLOW])
+def drawn(purpose):
+    """Whether it is the randomness of a release, and not of a batch or a cohort."""
+    return "noise" in purpose or "choices" in purpose
+
+
+REUSED = ("client, Gaussian", "client, Laplace", "two-point", "PrivUnitG", SLOW)
+
+
+@pytest.mark.parametrize("name", ["central", *REUSED])
 def test_noise_reused_between_rounds(every, monkeypatch, name):
     keys = Streams.keys
 
     def same(self, purpose, round, clients, *parts):
-        return keys(self, purpose, 1 if "noise" in purpose else round, clients, *parts)
+        return keys(self, purpose, 1 if drawn(purpose) else round, clients, *parts)
 
     monkeypatch.setattr(Streams, "keys", same)
     assert any(verdicts(every[name]))
 
 
-@pytest.mark.parametrize("name", ["client, Gaussian", "client, Laplace", SLOW])
+@pytest.mark.parametrize("name", REUSED)
 def test_noise_reused_between_clients(every, monkeypatch, name):
     keys = Streams.keys
 
     def same(self, purpose, round, clients, *parts):
-        ids = np.asarray(clients) // 2 if "noise" in purpose else clients
+        ids = np.asarray(clients) // 2 if drawn(purpose) else clients
         return keys(self, purpose, round, ids, *parts)
 
     monkeypatch.setattr(Streams, "keys", same)
@@ -203,13 +211,50 @@ def test_a_module_that_mixes_examples_unnoticed(monkeypatch):
     assert finding.violated, finding.what
 
 
-def test_statistics_fitted_in_the_clear_are_in_every_claim():
-    """No audit of an exchange can see what was done to records before it: the claim says it."""
-    training = build(load_recipe("dp-fedavg", ["engine.workers=1", "data.statistics=clients"]))
+def patients(*settings):
+    return build(load_recipe("dp-fedavg", ["engine.workers=1", *settings]))
+
+
+def test_statistics_fitted_in_the_clear():
+    """By clients' records, and by theirs and the test records: both show, and nobody said it."""
+    honest = patients("data.statistics=held-out")
+    (finding,) = statistics.findings(honest)
+    assert finding.verdict == "holds"
+    data = honest.data
+    every = np.concatenate([data.x, data.test_x])
+    for on in (data.x, every):
+        x, test_x = ((each - on.mean(axis=0)) / on.std(axis=0) for each in (data.x, data.test_x))
+        planted = replace(data, x=x.astype(np.float32), test_x=test_x.astype(np.float32))
+        (finding,) = statistics.findings(replace(honest, data=planted))
+        assert finding.violated
+
+
+def test_statistics_fitted_in_the_clear_that_the_claim_tells():
+    """They are outside of what is claimed; secure noise refuses them."""
+    training = patients("data.statistics=clients")
+    assert list(statistics.findings(training)) == []
     (finding, *_) = Randomiser(draws=100).findings(training.plan)
     assert any("fitted on clients' records" in text for text in finding.claim.assumptions)
     with pytest.raises(fv.BadInput, match="fitted"):
         training.data.check_secure()
+
+
+def test_the_noise_of_another_group():
+    """Clients with a small epsilon of their own that have the noise of the others."""
+    budgets = fv.Budget(1.0, 1e-5), fv.Budget(6.0, 1e-5)
+    plan = fv.client_noise(
+        *(fv.Everyone(), 100, fv.Fixed(1.0)),
+        laplace=False,
+        rounds=1,
+        budgets=budgets,
+        group_of=np.arange(100) % 2,
+    )
+    assert not any(verdicts(plan))
+    least = np.full(100, plan.release.multipliers.min())
+    swapped = replace(plan, release=replace(plan.release, multipliers=least))
+    found = list(QUICK.findings(swapped))
+    assert [f.violated for f in found] == [f.claim.epsilon < 2 for f in found]
+    assert any(f.violated for f in found)
 
 
 def test_a_curator_left_out_of_the_line():

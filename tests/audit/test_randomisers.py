@@ -3,16 +3,21 @@
 False-alarm rate 1e-4 for each finding.
 """
 
+import math
+
 import numpy as np
 import pytest
 
 import fedveil as fv
+from fedveil.audit import randomisers
+from fedveil.audit.bounds import Counts
 from fedveil.audit.randomisers import Randomiser, claim_of, evidence_of, strict_line
 from fedveil.audit.views import client_views, server_views, worst
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm
 
 BUDGET = fv.Budget(2.0, 1e-5)
@@ -25,14 +30,17 @@ def local(schedule, **more):
 
 
 def test_reports_have_the_signal_and_the_noise_of_the_plan():
-    """In clips: +1 then -1, with the multiplier times two clips as spread; the other is at 0."""
+    """In clips: -1 then +1, what is known +1 then -1; the spread is the multiplier times two."""
     plan = local(fv.Fixed(0.3))
-    ((mine, other, told),) = client_views(plan, Streams(1), 1.0, 2, 20_000)
+    ((mine, known, told),) = client_views(plan, Streams(1), -1.0, 2, 20_000)
     spread = 2 * plan.release.multiplier
-    assert mine.shape == other.shape == (2, 20_000)
-    assert np.allclose(mine.mean(axis=1), [1, -1], atol=5 * spread / 20_000**0.5)
-    assert np.allclose(other.mean(axis=1), 0, atol=5 * spread / 20_000**0.5)
-    assert np.allclose([*mine.std(axis=1), *other.std(axis=1)], spread, rtol=0.03)
+    assert known.shape == (2, *mine.shape) == (2, 2, 20_000)
+    near = {"atol": 5 * spread / 20_000**0.5}
+    assert np.allclose(mine.mean(axis=1), [-1, 1], **near)
+    assert np.allclose(known.mean(axis=2), [[1, -1], [1, -1]], **near)
+    assert np.allclose([mine.std(axis=1), *known.std(axis=2)], spread, rtol=0.03)
+    both = np.concatenate([mine[None], known]).reshape(6, -1)
+    assert np.allclose(np.corrcoef(both), np.eye(6), atol=5 / 20_000**0.5)  # all noise is its own
     assert not told.any()
 
 
@@ -73,6 +81,45 @@ def test_plans_that_are_less_common(name):
     assert not any(finding.violated for finding in found)
     watching = [f for f in found if f.what.endswith("what the clip watches")]
     assert len(watching) == (name != "noise of their own")
+
+
+def test_every_group_is_held_against_its_own_claim():
+    """The larger epsilon at a far smaller delta has more noise, and its line is the first."""
+    budgets = (fv.Budget(2.0, 1e-9), fv.Budget(1.9, 1e-2))
+    plan = local(fv.Fixed(1.0), budgets=budgets, group_of=np.arange(CLIENTS) % 2)
+    found = list(Randomiser(draws=5000).findings(plan))
+    assert not any(finding.violated for finding in found)
+    assert [finding.claim.delta for finding in found] == [1e-2, 1e-2, 1e-9, 1e-9]
+    assert all(finding.lower > finding.claim.epsilon / 2 for finding in found)
+
+
+def test_draws_that_are_counted_have_no_say_in_the_directions(monkeypatch):
+    """What is watched is put in units of its spread: of the draws that choose alone."""
+    plan = PLANS["a clip that the server watches"]()
+    generator, seen = np.random.default_rng(0), []
+    views = {sign: generator.normal(size=(2, 100)) for sign in (0.0, 1.0)}
+
+    def captured(out, in_, worth):
+        seen.append(in_[:, 0])
+        return Counts(5, 10, 5, 10)
+
+    monkeypatch.setattr(randomisers, "counted", captured)
+    monkeypatch.setattr(randomisers, "watched_views", lambda plan, _, sign, draws: views[sign])
+    for _ in range(2):
+        Randomiser(draws=100)._watched(plan, strict_line(plan))
+        views[1.0][:, 50:] *= 7
+    np.testing.assert_array_equal(seen[0], seen[1])
+
+
+def test_shuffled_reports_are_told_apart_as_well_as_one():
+    """What n reports hide is found from how the coin of one must be: half of the claim and more."""
+    ranges = Ranges(0.0, 0.5, (64,), adaptive=False, perturb=Perturb.UPDATE)
+    free = fv.Budget(math.inf, 1e-5)
+    plan = fv.two_point(fv.Everyone(), 100, ranges, epsilon=1.0, rounds=1, budget=free, shuffled=50)
+    one, shuffled = Randomiser(draws=50_000).findings(plan)
+    assert one.claim.epsilon == 1.0
+    assert 0.4 < shuffled.claim.epsilon < 0.7
+    assert shuffled.claim.epsilon / 2 < shuffled.lower < shuffled.claim.epsilon
 
 
 def test_what_is_claimed_decides_how_it_is_held_against():

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from fedveil.audit.bounds import AnyMechanism, OfGaussian
-from fedveil.audit.scores import counted, gap, log_ratio
+from fedveil.audit.scores import choosing, counted, gap, log_ratio
 from fedveil.errors import BadInput
 
 
@@ -40,11 +40,23 @@ def test_choosing_on_the_draws_that_are_counted_would_be_wrong():
     assert wrong <= binom.isf(1e-6, audits, 0.05)
 
 
+def test_scores_that_are_not_finite_tell_as_well():
+    """A release that fails with one input and not with the other tells them apart."""
+    for value in (math.nan, math.inf, -math.inf):
+        counts = counted(np.full(1000, 1.0), np.full(1000, value), gap)
+        assert (counts.hits, counts.alarms) == (800, 0)
+    assert OfGaussian(counted(*(np.full((2, 1000), math.nan)), gap), 1e-5).epsilon(0.05) == 0
+
+
+def test_the_draws_that_choose_are_not_counted():
+    scores = np.arange(20.0).reshape(2, 10)
+    assert choosing(scores).tolist() == [[0, 1], [10, 11]]
+    assert counted(np.arange(50), np.arange(50), gap).draws == 80
+
+
 def test_edges():
     with pytest.raises(BadInput, match="at least ten"):
         counted(np.zeros(9), np.zeros(50), gap)
-    with pytest.raises(BadInput, match="not finite"):
-        counted(np.full(20, math.nan), np.zeros(20), gap)
     same = counted(np.zeros(20), np.zeros(20), gap)
     assert OfGaussian(same, 0.1).epsilon(0.05) == 0
     assert float(gap(norm.cdf(1.0), norm.cdf(-0.5))) == pytest.approx(1.5)

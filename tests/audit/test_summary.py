@@ -1,6 +1,6 @@
 """The one row: the best of each attack, beside the claim it is about."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -75,6 +75,36 @@ def test_the_empirical_epsilon_is_about_the_whole_claim():
         Finding("canaries", "all rounds", claim(), Bound(2.25)),
     ]
     assert summary(findings, [], claim())["at least (95 %)"] == "2.25 (canaries)"
+    assert summary(findings[:1], [], claim())["at least (95 %)"] == NOTHING
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"epsilon": 14.0},  # of a client that is known to take part, whom nothing amplifies
+        {"neighbours": Relation.ADD_REMOVE},
+        {"unit": Unit.RECORD},
+        {"trust": Trust.LOCAL},
+        {"delta": 1e-3},
+    ],
+)
+def test_a_bound_on_another_claim_does_not_stand_beside_this_one(other):
+    findings = [
+        Finding("randomiser", "2 sums", replace(claim(), **other), Bound(7.5)),
+        Finding("canaries", "all rounds", claim(), Bound(2.25)),
+    ]
+    assert summary(findings, [], claim())["at least (95 %)"] == "2.25 (canaries)"
+    assert summary(findings, [], None)["at least (95 %)"] == NOTHING
+
+
+def test_the_best_of_several_bounds_shares_the_confidence():
+    class Sure(Bound):
+        def epsilon(self, alpha: float) -> float:
+            return self.value if alpha >= 0.025 else 0.0
+
+    found = [Finding("canaries", str(k), claim(), Sure(1.0 + k)) for k in range(3)]
+    assert summary(found[:2], [], claim())["at least (95 %)"] == "2 (canaries)"
+    assert summary(found, [], claim())["at least (95 %)"] == "0"
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])

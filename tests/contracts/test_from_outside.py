@@ -270,7 +270,7 @@ class OneByOne:
     job: fv.Job
     asked: list
 
-    def run(self, round, ids, state):
+    def run(self, round, ids, state, attempt=0):
         job, total = self.job, self.job.zero()
         gradients = gradients_of(job.task, fv.Mode.LOOPED, job.data, mixes=job.mixes)
         clip = job.plan.clip(state.moving, round)

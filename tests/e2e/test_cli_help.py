@@ -32,7 +32,7 @@ def test_help_does_not_import_torch():
         "from fedveil.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as e: assert e.code == 0, e.code\n"
-        "heavy = {'torch', 'numpy', 'matplotlib', 'dp_accounting', 'sklearn', 'pydantic'}\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'dp_accounting', 'sklearn', 'pydantic', 'ray'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

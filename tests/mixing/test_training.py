@@ -43,7 +43,7 @@ class ThroughMixer:
         )
         self.port = json.loads(self.mixer.stdout.readline())["port"]
 
-    def run(self, round, ids, state):
+    def run(self, round, ids, state, attempt=0):
         fork = multiprocessing.get_context("fork")
         sites = [
             fork.Process(target=self.site, args=(round, part, state))

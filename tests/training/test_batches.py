@@ -8,7 +8,8 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.noise.streams import Streams
-from fedveil.training.batches import Batches
+from fedveil.training.batches import Batches, Whole
+from fedveil.training.cohort import CohortData
 
 IDS, SIZES = np.array([4, 9, 2, 7]), np.array([7, 1, 4, 10])
 
@@ -109,6 +110,27 @@ def test_the_full_batch_is_all_records_in_one_step():
     plan = plan_of(Batches(0, epochs=2))
     assert plan.steps == 2
     assert plan.at(1).mask.sum(dim=1).tolist() == SIZES.tolist()
+
+
+@pytest.mark.parametrize("batches", [Batches(0, epochs=2), Batches(4, steps=5)], ids=str)
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3], [2], [3, 1]], ids=str)
+def test_a_client_alone_sees_its_real_records_and_no_padding(make_data, batches, ids):
+    cohort = CohortData(make_data(tuple(SIZES)), np.array(ids))
+    plan = plan_of(batches, cohort.ids, cohort.sizes)
+    for step in range(plan.steps):
+        batch = plan.at(step)
+        for k in range(len(ids)):
+            real = batch.mask[k].bool()
+            index = torch.arange(cohort.longest) if batch.index is None else batch.index[k]
+            x, y = batch.real(cohort, k)
+            assert torch.equal(x, cohort.x[k][index[real]])
+            assert torch.equal(y, cohort.y[k][index[real]])
+
+
+def test_a_client_whose_turn_is_over_sees_nothing():
+    done = Whole(np.array([0, 3]), 3)
+    assert done.working.tolist() == [False, True]
+    assert done.mask.tolist() == [[0, 0, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize(

@@ -30,3 +30,17 @@ def test_rows_are_a_clients_own_records_and_then_its_last_one(data, ids):
         own = np.minimum(np.arange(longest), SIZES[client] - 1) + data.offsets[client]
         assert np.array_equal(cohort.x[row].numpy(), data.x[own])
         assert np.array_equal(cohort.y[row].numpy(), data.y[own])
+
+
+@pytest.mark.parametrize("ids", COHORTS, ids=str)
+def test_what_is_written_to_a_row_does_not_reach_the_data(data, ids):
+    before, cohort = data.x.copy(), CohortData(data, np.array(ids))
+    cohort.x.fill_(-1.0)
+    assert np.array_equal(data.x, before)
+
+
+@pytest.mark.parametrize("client", range(len(SIZES)))
+def test_a_clients_records_lie_alone_as_they_lie_among_others(data, client):
+    alone = CohortData(data, np.array([client])).x
+    assert alone.is_contiguous()
+    assert alone.data_ptr() % 64 == 0

@@ -41,7 +41,7 @@ class FakeEngine:
         self.weight, self.refused, self.ledger = weight, refused, ledger
         self.calls = []
 
-    def run(self, round, ids, state):
+    def run(self, round, ids, state, attempt=0):
         self.calls.append((round, ids.tolist(), state.params.clone()))
         weight = float(len(ids)) if self.weight is None else self.weight
         watched = torch.zeros(0, dtype=torch.float64)
@@ -137,7 +137,7 @@ def test_the_ledger_is_charged_before_any_client_works(open_ledger):
     ledger, seen = open_ledger(plan), []
 
     class Crashing:
-        def run(self, round, ids, state):
+        def run(self, round, ids, state, attempt=0):
             seen.append(charged(ledger))
             raise Crash
 
@@ -149,6 +149,9 @@ def test_the_ledger_is_charged_before_any_client_works(open_ledger):
 
 def test_no_client_works_on_a_round_that_cannot_be_charged():
     class Refusing:
+        def attempt(self, round):
+            return 0
+
         def charge(self, round, ids):
             raise BudgetExhausted
 

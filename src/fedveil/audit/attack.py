@@ -4,7 +4,7 @@ A training is attacked as its recipe says, whether a run was made of it or not.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from fedveil.audit import (
@@ -14,6 +14,7 @@ from fedveil.audit import (
     randomisers,
     records,
     sensitivity,
+    statistics,
     white_box,
 )
 from fedveil.audit import property as properties
@@ -32,9 +33,13 @@ from fedveil.audit.seen import claimed
 from fedveil.audit.white_box import WhiteBox
 from fedveil.checks import check_workers, shown
 from fedveil.errors import BadInput
+from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
 
-BOUNDS = (randomisers.ATTACK, sensitivity.ATTACK, canaries.ATTACK, records.ATTACK)
+BOUNDS = (
+    *(randomisers.ATTACK, sensitivity.ATTACK, statistics.ATTACK),
+    *(canaries.ATTACK, records.ATTACK),
+)
 """Attacks that bound epsilon from below, and so need a claim."""
 
 LEAKS = (membership.ATTACK, white_box.ATTACK, properties.ATTACK, inversion.ATTACK)
@@ -51,7 +56,9 @@ class Question:
     """Which attacks, how many draws of each input, canaries and reference models, and their seed.
 
     `attacks` None is all that fit. `property` is what is asked of clients (`PropertyAudit`).
-    `workers` are the processes that train reference models, 0 one per core.
+    `workers` are the processes that train reference models, 0 one per core, of the `cluster` if
+    there is one and else of this machine. `inversion` says how long images are looked for; its seed
+    is the question's.
 
     | edge | behaviour |
     |---|---|
@@ -67,6 +74,8 @@ class Question:
     property: str = PLANTED
     seed: int = 0
     workers: int = 0
+    inversion: InversionAudit = field(default_factory=InversionAudit)
+    cluster: RayCluster | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         named = self.attacks if self.attacks is not None else ATTACKS
@@ -88,7 +97,7 @@ class Question:
 
     @cached_property
     def members(self) -> Membership:
-        return Membership(self.references, self.seed, self.workers)
+        return Membership(self.references, self.seed, self.workers, cluster=self.cluster)
 
     @cached_property
     def properties(self) -> PropertyAudit:
@@ -145,6 +154,9 @@ def _findings(
         case sensitivity.ATTACK:
             found = list(sensitivity.findings(training, question.seed))
             on_step(1, 1)
+        case statistics.ATTACK:
+            found = list(statistics.findings(training))
+            on_step(1, 1)
         case canaries.ATTACK:
             found = list(question.clients.findings(training, on_step))
         case records.ATTACK:
@@ -167,12 +179,13 @@ def _leaks(
         case membership.ATTACK:
             yield from replace(question.members, kept=kept).leaks(training, claim, on_step)
         case white_box.ATTACK:
-            inside = WhiteBox(question.seed, question.workers, kept)
+            inside = WhiteBox(question.seed, question.workers, kept, question.cluster)
             yield from inside.leaks(training, claim, on_step)
         case properties.ATTACK:
             yield from question.properties.leaks(training, on_step)
         case inversion.ATTACK:
-            pairs = list(InversionAudit(seed=question.seed).seen(training, on_step))
+            looking = replace(question.inversion, seed=question.seed)
+            pairs = list(looking.seen(training, on_step))
             views = {found.view: found for found, _ in pairs}
             kept.picture(attack, lambda: side_by_side_png(views))
             yield from (leak for _, leak in pairs)

@@ -104,8 +104,7 @@ class Canaries:
             in_ = np.concatenate([scores[:, b] for scores, b in found], axis=1)
             out = np.concatenate([scores[:, ~b] for scores, b in found], axis=1)
             evidence = evidence_of(line, turns, claim, counted(out, in_, gap))
-            estimate = fitted(in_[0], out[0], claim.delta)
-            yield Finding(ATTACK, what, claim, evidence, estimate=estimate)
+            yield Finding(ATTACK, what, claim, evidence, estimate=_estimate(in_, out, claim))
 
     def _one(
         self, training: Training, line: BudgetLine, each: int, k: int, before: list[Scores]
@@ -141,7 +140,9 @@ class Canaries:
             last = state.double()
             if plan.rounds * size <= _KEPT:
                 noted.append(seen)
-        return inside, directions @ (last - start).numpy(), ways, noted
+        with np.errstate(invalid="ignore", over="ignore"):  # of a training that diverged
+            final = directions @ (last - start).numpy()
+        return inside, final, ways, noted
 
 
 def released(training: Training, apart: Ids) -> Iterator[tuple[Scores, float, torch.Tensor]]:
@@ -161,6 +162,12 @@ def released(training: Training, apart: Ids) -> Iterator[tuple[Scores, float, to
             raise AssertionError("a round that was sent its sum has a result, and a clip")
         noisy = cohort.total.numpy() * plan.release.divisor(weight, plan.expected)
         yield noisy - rest, clip.value, result.state.params
+
+
+def _estimate(in_: Scores, out: Scores, claim: PrivacyClaim) -> float | None:
+    """The likeliest epsilon; None where a training diverged, so that there is nothing to fit."""
+    finite = np.isfinite(in_[0]).all() and np.isfinite(out[0]).all()
+    return fitted(in_[0], out[0], claim.delta) if finite else None
 
 
 def _log_ratio(line: BudgetLine, along: Scores) -> Scores:

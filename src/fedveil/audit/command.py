@@ -13,8 +13,10 @@ from fedveil.audit.summary import summary
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
+from fedveil.runs.evidence import charged_lines, check_charged
 from fedveil.runs.opened import OpenedRun
 from fedveil.runs.own import brought
+from fedveil.runs.recipe import here
 from fedveil.training.session import Training
 
 
@@ -75,6 +77,7 @@ def audit(
     | edge | behaviour |
     |---|---|
     | the run has not ended, or a file of it was changed | BadInput |
+    | its ledger says that it had other noise than this version makes of its recipe | BadInput |
     | the run has records or a module of its own, which no file holds | BadInput |
     | none of the attacks fits what the run claims, or does not | BadInput |
     | `out` is, or is in, the directory of the run | BadInput |
@@ -86,9 +89,11 @@ def audit(
             f"use --attacks {','.join(LEAKS)}"
         )
     brought(run.recipe, None, None)
+    charged = charged_lines(folder)
     if out is not None and folder.resolve() in (out.resolve(), *out.resolve().parents):
         raise BadInput(f"--out {out} is in the run's own directory: an audit leaves it as it is")
-    training = replace(build(run.recipe, data_root, allow_code=allow_code), workers=1)
+    training = replace(build(here(run.recipe), data_root, allow_code=allow_code), workers=1)
+    check_charged(folder, charged, training.plan.lines)
     with Kept.at(out, _identity(run, training, question)) as kept:
         found = attacked(training, question, kept, on_step)
         whole = Audited(run, training.plan, found)

@@ -20,11 +20,12 @@ from fedveil.audit.kept import Kept
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.inputs import taken
+from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.session import Training, new_ledger
-from fedveil.tuning.bench import Bench
+from fedveil.tuning.ray_bench import bench_outcomes
 
 Numbers = npt.NDArray[np.float64]
 Inside = npt.NDArray[np.bool_]
@@ -106,19 +107,20 @@ class Halves:
         self,
         kept: Kept,
         workers: int = 0,
+        cluster: RayCluster | None = None,
         on_training: OnTraining = lambda done, of: None,
     ) -> Numbers:
         """Every model's losses on all clients' records and then on the test split, [models, n].
 
-        What `kept` has is not trained again; the others are, over all cores, and kept at once.
+        What `kept` has is not trained again; the others are, over all cores of this machine or of
+        the `cluster`, and kept at once.
         """
         found = {n: kept.array(_name(n)) for n in range(self.count)}
         left = [n for n in found if found[n] is None]
-        together = max(
-            1, min(fitting_together(self._common), -(-len(left) // self._cores(workers)))
-        )
+        processes = workers or (available() if cluster is None else max(1, len(left)))
+        together = max(1, min(fitting_together(self._common), -(-len(left) // processes)))
         blocks = [left[a : a + together] for a in range(0, len(left), together)]
-        for numbers, losses in self._trained(blocks, workers):
+        for numbers, losses in self._trained(blocks, workers, cluster):
             for number, each in zip(numbers, losses, strict=True):
                 found[number] = each
                 kept.keep(_name(number), each)
@@ -126,20 +128,12 @@ class Halves:
         return np.stack([each for each in found.values() if each is not None])
 
     def _trained(
-        self, blocks: Sequence[Sequence[int]], workers: int
+        self, blocks: Sequence[Sequence[int]], workers: int, cluster: RayCluster | None
     ) -> Iterator[tuple[Sequence[int], list[Numbers]]]:
         """(numbers of trainings, their losses) as they finish."""
-        processes = min(len(blocks), self._cores(workers))
-        if processes <= 1:
-            yield from ((numbers, self.trained(numbers)) for numbers in blocks)
-            return
         jobs = [(self, numbers) for numbers in blocks]
-        with Bench([self], Halves.trained, processes) as bench:
-            for job, losses in bench.outcomes(jobs):
-                yield blocks[job], losses
-
-    def _cores(self, workers: int) -> int:
-        return workers or available()
+        for job, losses in bench_outcomes(jobs, Halves.trained, workers, cluster):
+            yield blocks[job], losses
 
     def trained(self, numbers: Sequence[int]) -> list[Numbers]:
         """Train some of them, together where they fit, and return their losses."""

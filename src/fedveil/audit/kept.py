@@ -1,6 +1,6 @@
 """`Kept`: what a long audit has computed so far, in a directory that survives any interruption.
 
-audit.json   what is audited, and with which settings
+audit.json   what is audited, with which settings, and by which code
 found.json   everything that was found, when the audit has ended
 NAME.npy     one array each, written as soon as it is there
 NAME.json    what was found, where that is kept
@@ -8,17 +8,20 @@ NAME.png     figures
 """
 
 import hashlib
+import importlib.metadata
 import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+import fedveil
 from fedveil.data.files import UNREADABLE
 from fedveil.errors import BadInput
 from fedveil.runs.disk import locked, write_atomic
@@ -26,7 +29,8 @@ from fedveil.runs.recipe import Recipe
 
 Numbers = npt.NDArray[np.float64]
 
-_FORMAT = 1
+_FORMAT = 2
+_PACKAGES = ("fedveil", "torch", "numpy", "scipy", "scikit-learn")
 ABOUT = "audit.json"
 FOUND = "found.json"
 _OWN_FILES = ("lock", f".{ABOUT}.tmp")
@@ -37,7 +41,8 @@ class Kept:
     """Arrays by name in `folder`; None keeps nothing.
 
     Arrays are functions of what audit.json says, up to rounding, so that an audit which was killed
-    and started again computes no array twice and ends with the same findings.
+    and started again computes no array twice and ends with the same findings. The code that wrote
+    them is part of it: what another version computed is never mixed in.
     """
 
     folder: Path | None = None
@@ -50,12 +55,13 @@ class Kept:
         | edge | behaviour |
         |---|---|
         | another audit, a run, or other files in the folder | BadInput |
+        | the same audit, begun by other code or other libraries | BadInput |
         | another process is at work there | BadInput |
         """
         if folder is None:
             yield Kept()
             return
-        told = {"format": _FORMAT, **json.loads(json.dumps(identity))}
+        told = {"format": _FORMAT, "code": code(), **json.loads(json.dumps(identity))}
         _check(folder, told)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -101,6 +107,20 @@ class Kept:
         """Draw a figure, if there is where to put it."""
         if self.folder is not None:
             write_atomic(self.folder / f"{name}.png", draw())
+
+
+@cache
+def code() -> str:
+    """The versions of what computes an audit, and the digest of fedveil's own source.
+
+    A version number alone does not tell two states of the source apart.
+    """
+    source, digest = Path(fedveil.__file__).parent, hashlib.sha256()
+    for path in sorted(source.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(source).as_posix()} {content}\n".encode())
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES]
+    return ", ".join([*versions, f"source {digest.hexdigest()[:16]}"])
 
 
 def recipe_digest(recipe: Recipe) -> str:

@@ -18,6 +18,7 @@ from fedveil.audit.roc import Roc, roc_png
 from fedveil.audit.seen import check_own
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
 
 ATTACK = "membership"
@@ -44,6 +45,7 @@ class Membership:
     seed: int = 0
     workers: int = 0
     kept: Kept = field(default_factory=Kept)
+    cluster: RayCluster | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.references < _LEAST or self.references % 2:
@@ -70,7 +72,7 @@ class Membership:
         self, halves: Halves, on_training: OnTraining = lambda done, of: None
     ) -> dict[str, Roc]:
         """Scores by way of scoring."""
-        losses = halves.losses(self.kept, self.workers, on_training)
+        losses = halves.losses(self.kept, self.workers, self.cluster, on_training)
         return attacked(losses, halves.inside)
 
 

@@ -13,9 +13,17 @@ import torch
 
 from fedveil.audit.bounds import AnyMechanism, Counts, Evidence, OfGaussian, OfKind
 from fedveil.audit.finding import Finding
-from fedveil.audit.scores import Scores, counted, gap, log_ratio
+from fedveil.audit.scores import Scores, choosing, counted, gap, log_ratio
 from fedveil.audit.steps import step_views
-from fedveil.audit.views import Bench, client_views, server_views, watched_views
+from fedveil.audit.views import (
+    Bench,
+    Ids,
+    client_views,
+    groups,
+    server_views,
+    strict_lines,
+    watched_views,
+)
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Relation, Trust, Unit
@@ -27,6 +35,8 @@ from fedveil.privacy.accounting.events import (
     GaussianWithBit,
     GaussianWithCurator,
     PoissonSampled,
+    Shuffled,
+    TwoPoint,
 )
 from fedveil.privacy.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
@@ -55,10 +65,14 @@ class Randomiser:
             raise BadInput(f"--draws is {self.draws}: at least 100 are needed")
 
     def findings(self, plan: PrivacyPlan) -> Iterator[Finding]:
-        """One finding for each view of the plan's release; none if it claims nothing."""
-        line = strict_line(plan)
-        if line is None:
-            return
+        """One finding for each view of the plan's release; none if it claims nothing.
+
+        Where clients have noise of their own, each group has its findings.
+        """
+        for line, alone in groups(plan):
+            yield from self._findings(alone, line)
+
+    def _findings(self, plan: PrivacyPlan, line: BudgetLine) -> Iterator[Finding]:
         if isinstance(plan.release, TwoPointReports):
             yield self._weights(plan)
             if plan.release.shuffled:
@@ -110,7 +124,7 @@ class Randomiser:
             return watched_views(plan, self._streams(plan, "watched", sign), sign, draws)
 
         out, in_ = views(_other(line)), views(1.0)
-        spreads = [float(column.std()) or 1.0 for column in in_]
+        spreads = [float(choosing(column).std()) or 1.0 for column in in_]
         angles = np.linspace(0, math.pi, _ANGLES, endpoint=False)
         turned = np.stack([np.cos(angles) / spreads[0], np.sin(angles) / spreads[1]], axis=1)
         claim = claim_of(line, 1)
@@ -119,18 +133,24 @@ class Randomiser:
         return Finding(ATTACK, what, claim, evidence_of(line, 1, claim, counts))
 
     def _weights(self, plan: PrivacyPlan) -> Finding:
-        """Every weight of a report is a draw."""
+        """Every weight of a report is a draw, less another client's or another round's of it."""
         (line,) = (each for each in plan.lines if each.unit is Unit.WEIGHT)
         size = plan.parameters or 1
+        clients = 2 * np.arange(-(-self.draws // size))
 
         def scores(sign: float) -> Scores:
             bench = Bench.of(plan, self._streams(plan, "weights", sign), size)
-            rows = -(-self.draws // size)
-            turn = bench.turn(1, np.arange(rows))
-            sent = bench.sent(turn, torch.full((rows, size), sign * 1e3), short=False)
-            if not isinstance(sent.reports, Rows):
-                raise AssertionError("reports of weights are rows")
-            return np.asarray(sent.reports.rows.double().numpy().ravel()[: self.draws])
+
+            def reports(round: int, ids: Ids, sign: float) -> Scores:
+                rows = torch.full((len(ids), size), sign * 1e3)
+                sent = bench.sent(bench.turn(round, ids), rows, short=False)
+                if not isinstance(sent.reports, Rows):
+                    raise AssertionError("reports of weights are rows")
+                return np.asarray(sent.reports.rows.double().numpy().ravel()[: self.draws])
+
+            mine = reports(1, clients, sign)
+            known = reports(1, clients + 1, -1.0), reports(2, clients, -1.0)
+            return np.stack([mine, *(mine - each for each in known)])
 
         claim = claim_of(line, 1)
         counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
@@ -155,12 +175,12 @@ class Randomiser:
         claim = claim_of(line, 1)
         counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
         what = f"one weight of {reports:,} shuffled reports"
-        return Finding(ATTACK, what, claim, AnyMechanism(counts, claim.delta))
+        return Finding(ATTACK, what, claim, evidence_of(line, 1, claim, counts))
 
 
 def strict_line(plan: PrivacyPlan) -> BudgetLine | None:
     """The line that an audit is held against: the first that is a guarantee."""
-    return next((line for line in plan.lines if not line.as_published), None)
+    return next(iter(strict_lines(plan)), None)
 
 
 def claim_of(line: BudgetLine, turns: int) -> PrivacyClaim:
@@ -181,14 +201,16 @@ def evidence_of(line: BudgetLine, turns: int, claim: PrivacyClaim, counts: Count
     match event:
         case Gaussian() | GaussianWithCurator():
             return OfGaussian(counts, claim.delta)
-        case PoissonSampled() | GaussianWithBit():
+        case PoissonSampled() | GaussianWithBit() | Shuffled():
             return OfKind(counts, claim.delta, curve)
     return AnyMechanism(counts, claim.delta)
 
 
 def with_noise(event: Event, noise: float) -> Event:
-    """The same kind of release with another noise multiplier."""
+    """The same kind of release with another noise multiplier: of a coin, 1 / its epsilon."""
     match event:
+        case Shuffled():
+            return replace(event, event=TwoPoint(1 / noise))
         case PoissonSampled():
             return replace(event, event=Gaussian(noise))
         case GaussianWithBit():
@@ -204,18 +226,26 @@ def _signs(turns: int) -> Scores:
     return np.array([(-1.0) ** t for t in range(turns)])[:, None]
 
 
-def _ways(mine: Scores, other: Scores, told: Scores) -> Scores:
-    """Ways of scoring a block: reports added up, cut first, less another's, with what was told."""
+def _ways(mine: Scores, known: Scores, told: Scores) -> Scores:
+    """Ways of scoring a block: reports added up, cut first, with what was told.
+
+    And less those that are known, or by how far they are from them: reports that share what they
+    draw are alike.
+    """
     signs = _signs(len(mine))
     added, cut = (signs * mine).sum(axis=0), np.clip(signs * mine, -1, 1).sum(axis=0)
-    ways = [added, cut, added - (signs * other).sum(axis=0)]
+    ways = [added, cut]
+    for each in known:
+        off = added - (signs * each).sum(axis=0)
+        ways += [off, -np.abs(off)]
     if told.any():
         ways += [added + weight * np.sign(told).sum(axis=0) for weight in (0.25, 0.5, 1, 2, 4)]
     return np.array(ways)
 
 
 def _counts(out: Scores, in_: Scores, event: Event, claim: PrivacyClaim) -> Counts:
-    noisy = Gaussian | GaussianWithCurator | GaussianWithBit | PoissonSampled | FixedSampled
+    mu = Gaussian | GaussianWithCurator | GaussianWithBit
+    noisy = mu | PoissonSampled | FixedSampled | Shuffled
     return counted(out, in_, gap if isinstance(event, noisy) else log_ratio(claim.delta))
 
 

@@ -37,6 +37,11 @@ def log_ratio(delta: float) -> Worth:
     return worth
 
 
+def choosing(scores: Scores) -> Scores:
+    """The draws that may have a say in the guess, [n] or [ways, n]: none of them is counted."""
+    return scores[..., : int(scores.shape[-1] * CHOOSING)]
+
+
 def counted(without: Scores, with_: Scores, worth: Worth) -> Counts:
     """Counts of the best guess, which the first fifth of the draws chose.
 
@@ -49,22 +54,20 @@ def counted(without: Scores, with_: Scores, worth: Worth) -> Counts:
     | edge | behaviour |
     |---|---|
     | fewer than ten draws of either input | BadInput |
-    | scores that are not finite | BadInput |
+    | scores that are not finite | they count: NaN as 0, infinities as the largest numbers |
     """
-    without, with_ = np.atleast_2d(without), np.atleast_2d(with_)
+    without, with_ = (np.nan_to_num(np.atleast_2d(each)) for each in (without, with_))
     if min(without.shape[1], with_.shape[1]) < 10:
         raise BadInput(f"{without.shape[1]} and {with_.shape[1]} draws: at least ten are needed")
-    if not (np.isfinite(without).all() and np.isfinite(with_).all()):
-        raise BadInput("a score is not finite: nothing can be told from it")
-    ends = int(without.shape[1] * CHOOSING), int(with_.shape[1] * CHOOSING)
+    first = choosing(without), choosing(with_)
     best, chosen = -np.inf, (0, 1.0, 0.0)
-    for way, (out, in_) in enumerate(zip(without[:, : ends[0]], with_[:, : ends[1]], strict=True)):
+    for way, (out, in_) in enumerate(zip(*first, strict=True)):
         for side in (1.0, -1.0):
             value, threshold = _best(side * out, side * in_, worth)
             if value > best:
                 best, chosen = value, (way, side, threshold)
     way, side, threshold = chosen
-    out, in_ = side * without[way, ends[0] :], side * with_[way, ends[1] :]
+    out, in_ = side * without[way, first[0].shape[1] :], side * with_[way, first[1].shape[1] :]
     return Counts(int((in_ >= threshold).sum()), len(in_), int((out >= threshold).sum()), len(out))
 
 

@@ -32,8 +32,8 @@ def step_views(
 ) -> Iterator[tuple[Values, Values, Values]]:
     """Updates of clients whose only record is there (`sign` 1) or contributes nothing.
 
-    As `audit.views.client_views` has it: [turns, draws] along the record's gradient, of the client
-    and of another without such a record, and nothing that a clip was told.
+    As `audit.views.client_views` has it: [turns, draws] along the record's gradient, of the client,
+    [1, turns, draws] of another without such a record, and nothing that a clip was told.
     """
     if plan.steps is None:
         raise AssertionError("a plan without noisy steps")
@@ -63,4 +63,4 @@ def step_views(
             seen = -(sent.reports.rows.double() @ along).numpy() * plan.steps.rate * size
             mine.append(seen[::2] / clip.value)
             other.append(seen[1::2] / clip.value)
-        yield np.array(mine), np.array(other), np.zeros((turns, count))
+        yield np.array(mine), np.array([other]), np.zeros((turns, count))

@@ -16,10 +16,11 @@ from torch import nn
 
 from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task, squared_error
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.client_noise import ClientNoise
+from fedveil.privacy.releases.client_noise import ClientNoise, claimed_noise
 from fedveil.privacy.releases.priv_unit import PrivUnitReports
 from fedveil.privacy.releases.release import NOBODY
 from fedveil.privacy.releases.two_point import TwoPointReports
@@ -127,16 +128,32 @@ def worst(clip: Clip | None, size: int) -> torch.Tensor:
     return row
 
 
-def reduced(plan: PrivacyPlan) -> tuple[PrivacyPlan, int]:
-    """The plan with a release of a few coordinates, where it says the same about fewer.
+def strict_lines(plan: PrivacyPlan) -> list[BudgetLine]:
+    """The lines that are a guarantee, the weakest first."""
+    return [line for line in plan.lines if not line.as_published]
 
-    Where clients have noise of their own, everybody has that of the client with the least, which
-    the first line is about.
+
+def groups(plan: PrivacyPlan) -> Iterator[tuple[BudgetLine, PrivacyPlan]]:
+    """The line that an audit is held against, and the plan of the clients it is about.
+
+    Where clients have noise of their own, each group's line, and a plan in which everybody has the
+    noise of that client of the group who has the least: lines and clients in the order of their
+    noise, since the n-th weakest line is about the n-th least.
     """
+    lines, release = strict_lines(plan), plan.release
+    if not isinstance(release, ClientNoise) or release.multipliers is None:
+        yield from ((line, plan) for line in lines[:1])
+        return
+    noise, before = np.sort(release.multipliers), 0
+    for line in sorted(lines, key=claimed_noise):
+        own = type(release.mechanism)(float(noise[before]))
+        yield line, replace(plan, release=replace(release, mechanism=own, multipliers=None))
+        before += line.members or 0
+
+
+def reduced(plan: PrivacyPlan) -> tuple[PrivacyPlan, int]:
+    """The plan with a release of a few coordinates, where it says the same about fewer."""
     release = plan.release
-    if isinstance(release, ClientNoise) and release.multipliers is not None:
-        least = type(release.mechanism)(float(release.multipliers.min()))
-        return replace(plan, release=replace(release, mechanism=least, multipliers=None)), FEW
     if isinstance(release, PrivUnitReports):
         small = replace(release.mechanism, dimension=min(FEW, release.mechanism.dimension))
         few = replace(plan, release=replace(release, mechanism=small), parameters=small.dimension)
@@ -152,8 +169,10 @@ def client_views(
     """Reports of clients that protect themselves, a block of draws at a time.
 
     Each draw is a client whose update points along the worst direction in odd turns and against
-    it in even ones, times `sign`, and beside it one that sends nothing. Yields [turns, draws] of
-    its reports along the direction over the clip, of the other's, and of what it told the clip.
+    it in even ones, times `sign`. The attacker also knows what another client sends in the same
+    rounds, and this one in others: what it would if `sign` were 1. Yields reports along the
+    direction over the clip, [turns, draws]; those of the known ones, [2, turns, draws]; and what
+    the client told the clip, [turns, draws].
     """
     plan, size = reduced(plan)
     bench = Bench.of(plan, streams, size)
@@ -162,23 +181,33 @@ def client_views(
     for first in range(0, draws, together):
         count = min(together, draws - first)
         ids = 2 * first + np.arange(2 * count)
-        mine, other, told = [], [], []
+        mine, known, told = [], [], []
         for t in range(turns):
             turn = bench.turn(t + 1, ids)
             clip = 1.0 if turn.clip is None else turn.clip.value
             along = worst(turn.clip, size)
-            rows = torch.zeros(2 * count, size)
             length = (1 - 2e-6 if plan.watched is not None and short else _TOO_LONG) * clip
+            rows = ((-1) ** t * _TOO_LONG * clip * along).float().repeat(2 * count, 1)
+            later = replace(turn, round=turn.round + turns)
+            again, _ = _along(bench, later, rows, along, short=False)
             rows[::2] = (sign * (-1) ** t * length * along).float()
-            sent = bench.sent(turn, rows, short=short)
-            if not isinstance(sent.reports, Rows):
-                raise AssertionError("reports of clients that protect themselves are rows")
-            seen = (sent.reports.rows.double() @ along).numpy() / clip
+            seen, watched = _along(bench, turn, rows, along, short=short)
             mine.append(seen[::2])
-            other.append(seen[1::2])
+            known.append([seen[1::2], again[::2]])
             flips = plan.watched is not None and plan.watched.flip > 0  # what the server sees
-            told.append(sent.watched[::2].sum(dim=1).numpy() if flips else np.zeros(count))
-        yield np.array(mine), np.array(other), np.array(told)
+            told.append(watched[::2].sum(axis=1) if flips else np.zeros(count))
+        yield np.array(mine), np.array(known).swapaxes(0, 1), np.array(told)
+
+
+def _along(
+    bench: Bench, turn: Turn, rows: torch.Tensor, along: torch.Tensor, *, short: bool
+) -> tuple[Values, Values]:
+    """What clients report along a direction, over the clip, and what they tell the clip."""
+    sent = bench.sent(turn, rows, short=short)
+    if not isinstance(sent.reports, Rows):
+        raise AssertionError("reports of clients that protect themselves are rows")
+    clip = 1.0 if turn.clip is None else turn.clip.value
+    return (sent.reports.rows.double() @ along).numpy() / clip, sent.watched.numpy()
 
 
 def server_views(

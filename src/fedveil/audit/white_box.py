@@ -18,9 +18,9 @@ from fedveil.audit.roc import Roc, roc_png
 from fedveil.audit.seen import check_own
 from fedveil.audit.watching import Asked, by_active_client, by_active_server, by_client, by_server
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
-from fedveil.training.engines.workers import available
+from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
-from fedveil.tuning.bench import Bench
+from fedveil.tuning.ray_bench import bench_outcomes
 
 ATTACK = "white-box"
 
@@ -50,6 +50,7 @@ class WhiteBox:
     seed: int = 0
     workers: int = 0
     kept: Kept = field(default_factory=Kept)
+    cluster: RayCluster | None = field(default=None, repr=False)
 
     def leaks(
         self,
@@ -95,13 +96,9 @@ class WhiteBox:
         return [each for each in found.values() if each is not None]
 
     def _watched(self, halves: Halves, left: Sequence[int]) -> Iterator[tuple[int, Numbers]]:
-        processes = min(len(left), self.workers or available())
-        if processes <= 1:
-            yield from ((number, watched(halves, [number])[0]) for number in left)
-            return
-        with Bench([halves], watched, processes) as bench:
-            for job, (rows,) in bench.outcomes([(halves, [number]) for number in left]):
-                yield left[job], rows
+        jobs = [(halves, [number]) for number in left]
+        for job, (rows,) in bench_outcomes(jobs, watched, self.workers, self.cluster):
+            yield left[job], rows
 
 
 def watched(halves: Halves, numbers: Sequence[int]) -> list[Numbers]:

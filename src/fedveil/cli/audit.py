@@ -9,7 +9,18 @@ import typer
 
 from fedveil.checks import check_workers
 from fedveil.cli.loading import loading
-from fedveil.cli.options import AllowCode, Data, Json, Quiet, Workers, check_out, check_path
+from fedveil.cli.options import (
+    Address,
+    AllowCode,
+    Data,
+    Engine,
+    Json,
+    Quiet,
+    Workers,
+    check_out,
+    check_path,
+    cluster_of,
+)
 from fedveil.errors import BadInput
 
 
@@ -21,8 +32,8 @@ def audit(
     attacks: Annotated[
         str | None,
         typer.Option(
-            help="Of randomiser, sensitivity, canaries, one-run, membership, white-box, property, "
-            "inversion; default: all that fit."
+            help="Of randomiser, sensitivity, statistics, canaries, one-run, membership, "
+            "white-box, property, inversion; default: all that fit."
         ),
     ] = None,
     self_test: Annotated[
@@ -46,6 +57,8 @@ def audit(
     ] = None,
     data: Data = None,
     workers: Workers = 0,
+    engine: Engine = None,
+    address: Address = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
     json_: Json = False,
@@ -60,6 +73,7 @@ def audit(
     if seed < 0:
         raise BadInput(f"--seed is {seed}: a number from 0 on is needed")
     check_workers("--workers", workers)
+    cluster = cluster_of(engine, address)
     check_out(out)
     check_path("--data", data)
     check_path("RUN", run)
@@ -73,7 +87,7 @@ def audit(
         from fedveil.training.engines.workers import WorkerLost
 
         chosen = None if attacks is None else tuple(attacks.split(","))
-        question = Question(chosen, draws, canaries, references, property_, seed, workers)
+        question = Question(chosen, draws, canaries, references, property_, seed, workers, cluster)
     progress = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     console = Console(markup=False, emoji=False)
     again = "" if out is None else f": the same command resumes it in {out}"

@@ -8,7 +8,7 @@ import typer
 
 import fedveil
 from fedveil.checks import shown
-from fedveil.cli import audit, look, mix, report, reproduce, results, train, tune
+from fedveil.cli import audit, deploy, look, mix, report, reproduce, results, site, train, tune
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
@@ -30,9 +30,11 @@ for command in (
         look.account,
         look.ledger,
         mix.mixer,
+        deploy.deploy,
     ),
 ):
     app.command()(command)
+app.add_typer(site.app)
 
 
 def _tell_version(wanted: bool) -> None:

@@ -13,7 +13,17 @@ def mixer(
     deadline: Annotated[float, typer.Option(help="Seconds a round stays open.")] = 60.0,
     idle: Annotated[float, typer.Option(help="Seconds a client may be silent.")] = 30.0,
     seconds: Annotated[float, typer.Option(help="Seconds after which it stops.")] = 3600.0,
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: any.")] = 0,
+    attempts: Annotated[int, typer.Option(help="Attempts at each round, at most.")] = 1,
+    host: Annotated[str, typer.Option(help="IP address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0: any.")] = 0,
+    certificate: Annotated[str | None, typer.Option(help="Its certificate, for TLS.")] = None,
+    key: Annotated[str | None, typer.Option(help="The certificate's private key.")] = None,
+    clients_ca: Annotated[
+        str | None, typer.Option(help="Hear only those whom this authority has signed.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Do without TLS beyond this machine.")
+    ] = False,
 ) -> None:
     """Run a mixer for two-point reports: it hands on, per position, only how many were high."""
     from fedveil.mixing.mixer import MixerConfig, run_mixer
@@ -27,6 +37,12 @@ def mixer(
             deadline=deadline,
             idle=idle,
             seconds=seconds,
+            attempts=attempts,
+            host=host,
             port=port,
+            certificate=certificate,
+            key=key,
+            clients_ca=clients_ca,
+            exposed=insecure,
         )
     )

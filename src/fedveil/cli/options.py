@@ -3,16 +3,26 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.checks import check, shown
+from fedveil.checks import check, check_address, shown
 from fedveil.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedveil.training.engines.on_ray.cluster import RayCluster
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress line.")]
 Workers = Annotated[int, typer.Option(help="Processes; 0: one per core.")]
+Engine = Annotated[
+    str | None, typer.Option(help="Where to compute: processes (of this machine) or ray.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(help="The Ray cluster to join: auto or host:port; default: one of its own."),
+]
 Data = Annotated[
     Path | None,
     typer.Option(help="Folder with published data sets (mnist, ...); default: FEDVEIL_DATA."),
@@ -31,6 +41,32 @@ def check_given(**options: float | None) -> None:
     for name, value in options.items():
         if value is not None:
             check(f"--{name.replace('_', '-')}", value)
+
+
+def check_engine(engine: str | None, address: str | None) -> None:
+    """Refuse an engine that is unknown, and an address that no engine would use."""
+    if engine not in (None, "processes", "ray"):
+        raise BadInput(f"--engine is {engine!r}: use processes or ray")
+    if address is not None and engine != "ray":
+        raise BadInput(f"--address is {address!r} and is for --engine ray: add that")
+    check_address("--address", address)
+
+
+def engine_settings(engine: str | None, address: str | None) -> list[str]:
+    """The same as settings of a recipe."""
+    check_engine(engine, address)
+    told = [] if engine is None else [f"engine.kind={engine}"]
+    return told if address is None else [*told, f"engine.address={address}"]
+
+
+def cluster_of(engine: str | None, address: str | None) -> "RayCluster | None":
+    """The Ray cluster that was asked for; None for the processes of this machine."""
+    check_engine(engine, address)
+    if engine != "ray":
+        return None
+    from fedveil.training.engines.on_ray.cluster import RayCluster
+
+    return RayCluster(address)
 
 
 def check_path(option: str, path: Path | None) -> None:

@@ -7,7 +7,17 @@ from typing import Annotated
 import typer
 
 from fedveil.checks import check_workers
-from fedveil.cli.options import Data, Quiet, Workers, check_given, check_out, check_path
+from fedveil.cli.options import (
+    Address,
+    Data,
+    Engine,
+    Quiet,
+    Workers,
+    check_given,
+    check_out,
+    check_path,
+    cluster_of,
+)
 from fedveil.errors import BadInput
 from fedveil.interrupts import listen
 
@@ -26,6 +36,8 @@ def reproduce(
     ] = None,
     data: Data = None,
     workers: Workers = 0,
+    engine: Engine = None,
+    address: Address = None,
     quiet: Quiet = False,
 ) -> int:
     """Run a paper's experiments: the published number, ours with its interval, what was open."""
@@ -33,6 +45,7 @@ def reproduce(
         raise BadInput(f"--scale is {scale!r}: use quick or paper")
     check_given(repeat=repeat)
     check_workers("--workers", workers)
+    cluster = cluster_of(engine, address)
     check_out(out)
     check_path("--data", data)
     from fedveil.papers.reproduction import items_of
@@ -59,7 +72,9 @@ def reproduce(
 
     try:
         with Counter(console, "trials") as counter:
-            experiment = Experiment(folder, Scale(scale), repeat, data, workers, counter.show_of)
+            experiment = Experiment(
+                folder, Scale(scale), repeat, data, workers, counter.show_of, cluster
+            )
             path = run_items(paper, items, experiment, " ".join(parts), show)
     except KeyboardInterrupt:
         print(f"interrupted: the same command resumes it in {folder}", file=sys.stderr)

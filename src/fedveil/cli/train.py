@@ -9,14 +9,17 @@ import typer
 from fedveil.checks import check_ledger_epsilon
 from fedveil.cli.loading import loading
 from fedveil.cli.options import (
+    Address,
     AllowCode,
     Data,
+    Engine,
     Json,
     Quiet,
     Set,
     check_data,
     check_out,
     check_path,
+    engine_settings,
 )
 from fedveil.errors import BadInput
 from fedveil.interrupts import listen
@@ -40,6 +43,8 @@ def run(
         list[str] | None,
         typer.Option(help="Log to tensorboard, mlflow or wandb as well; repeatable."),
     ] = None,
+    engine: Engine = None,
+    address: Address = None,
     allow_code: AllowCode = False,
     quiet: Quiet = False,
     json_: Json = False,
@@ -50,6 +55,7 @@ def run(
         raise BadInput(
             "--resume takes the recipe from the run: leave out recipe, --set, --out and --ledger"
         )
+    where = engine_settings(engine, address)
     check_ledger_epsilon("--ledger-epsilon", ledger_epsilon, ledger)
     check_out(out)
     check_path("--ledger", ledger)
@@ -62,7 +68,7 @@ def run(
         check_logs(log or ())
         chosen = own = None
         if resume is None:
-            chosen = load_recipe(DEFAULT if recipe is None else recipe, set_ or ())
+            chosen = load_recipe(DEFAULT if recipe is None else recipe, [*(set_ or ()), *where])
             chosen.model.check_allowed(allow_code)
             check_data(data, [chosen.data.name])
             if chosen.data.name == TABLE:  # before torch is imported, which takes seconds
@@ -81,7 +87,7 @@ def run(
         if chosen:
             prepared = Run.start(chosen, out, data, shared, data=own, allow_code=allow_code)
         else:
-            prepared = Run.resume(resume or Path(), data, allow_code=allow_code)
+            prepared = Run.resume(resume or Path(), data, allow_code=allow_code, where=where)
             check_data(data, [prepared.recipe.data.name])
     prepared.logs = tuple(log or ())
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)

@@ -9,7 +9,9 @@ import typer
 
 from fedveil.checks import check_workers
 from fedveil.cli.options import (
+    Address,
     Data,
+    Engine,
     Json,
     Quiet,
     Set,
@@ -17,6 +19,7 @@ from fedveil.cli.options import (
     check_data,
     check_given,
     check_out,
+    cluster_of,
 )
 from fedveil.errors import BadInput
 from fedveil.interrupts import listen
@@ -66,6 +69,8 @@ def plan(
     ] = None,
     data: Data = None,
     workers: Workers = 0,
+    engine: Engine = None,
+    address: Address = None,
     quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
@@ -84,6 +89,7 @@ def plan(
     if repeat is not None and not simulate:
         raise BadInput(f"--repeat is {repeat} and nothing is repeated: add --simulate")
     check_workers("--workers", workers)
+    cluster = cluster_of(engine, address)
     check_out(out)
     if recipe is None and (simulate or against or set_ or out is not None or data is not None):
         raise BadInput("--simulate, --against, --set, --out and --data need a recipe: name one")
@@ -113,7 +119,7 @@ def plan(
             recipe,
             set_ or (),
             space,
-            Laboratory(data, workers=workers),
+            Laboratory(data, workers=workers, cluster=cluster),
             simulated=simulate,
             against=against or (),
             repeat=_REPEAT if repeat is None else repeat,
@@ -138,12 +144,15 @@ def sweep(
     ] = False,
     data: Data = None,
     workers: Workers = 0,
+    engine: Engine = None,
+    address: Address = None,
     quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
     """Train every recipe of a grid, repeatedly, over all cores; resumes after an interruption."""
     check_given(repeat=repeat)
     check_workers("--workers", workers)
+    cluster = cluster_of(engine, address)
     check_out(out)
     from fedveil.tuning.axes import axis, cells
 
@@ -159,9 +168,8 @@ def sweep(
 
     listen()
 
-    found = Sweep.open(
-        out, recipe, set_ or (), axes, repeat, Laboratory(data, curves=curves, workers=workers)
-    )
+    laboratory = Laboratory(data, curves=curves, workers=workers, cluster=cluster)
+    found = Sweep.open(out, recipe, set_ or (), axes, repeat, laboratory)
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     try:
         with Counter(console, "trials") as counter:

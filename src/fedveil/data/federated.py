@@ -2,8 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ from fedveil.data.arrays import (
 from fedveil.data.schema import TableSchema
 from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, count, join_inputs, labelled, shape_of
+from fedveil.inputs import Inputs, count, join_inputs, labelled, shape_of, taken
 from fedveil.targets import Target
 
 _SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "test_of_clients": False}
+_LISTS = ("remarks", "elsewhere")
 """What is said of the records beside the arrays, and what holds where nothing is said."""
 
 _ARRAYS = ("x", "y", "offsets", "test_x", "test_y", "names")
@@ -56,6 +57,10 @@ class FederatedData:
     and secure noise refuses what they do not cover (`check_secure`). `schema` is how the rows of a
     table became records.
 
+    A federation's server has the test split and nobody's records: `elsewhere` then holds how many
+    records each client has as far as that is public, 0 where it is not, and `x` and `y` are empty
+    (`at_sites`).
+
     >>> data = FederatedData.from_clients(
     ...     [("ada", [[0.0], [1.0]], [0, 1]), ("bob", [[2.0]], [1])],
     ...     test=([[1.0]], [1]), classes=2)
@@ -75,10 +80,14 @@ class FederatedData:
     test_of_clients: bool = False
     remarks: tuple[str, ...] = ()
     schema: TableSchema | None = None
+    elsewhere: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_structure(
-            {name: getattr(self, name) for name in _ARRAYS}, self.classes, self.client_name
+            {name: getattr(self, name) for name in _ARRAYS},
+            self.classes,
+            self.client_name,
+            self.elsewhere,
         )
         if self.declared_public and not self.fitted:
             raise BadInput("declared_public is given and fitted is empty: name what is public")
@@ -250,6 +259,20 @@ class FederatedData:
             classes=self.classes,
         )
 
+    def at_sites(self, names: Sequence[str], records: Sequence[int] = ()) -> "FederatedData":
+        """The test split alone, for clients of these names whose records stay where they are.
+
+        `records` are how many each has, where that is public.
+        """
+        return replace(
+            self,
+            x=taken(self.x, slice(0)),
+            y=self.y[:0],
+            offsets=np.zeros(len(names) + 1, dtype=np.int64),
+            names=np.array(names),
+            elsewhere=tuple(records) or (0,) * len(names),
+        )
+
     @cached_property
     def derived(self) -> dict[str, Any]:
         """What was computed from these records and is kept with them, by name.
@@ -264,13 +287,15 @@ class FederatedData:
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Records per client."""
+        """Records per client; of clients elsewhere, what is public of it."""
+        if self.elsewhere:
+            return np.array(self.elsewhere, dtype=np.int64)
         return np.diff(self.offsets)
 
     @property
     def records(self) -> int:
         """All clients' records together."""
-        return len(self.y)
+        return int(self.sizes.sum()) if self.elsewhere else len(self.y)
 
     @property
     def record_shape(self) -> Inputs[tuple[int, ...]]:
@@ -355,6 +380,8 @@ class FederatedData:
             digest.update(json.dumps([self.fitted, self.test_of_clients]).encode())
         if self.schema is not None:
             digest.update(json.dumps(self.schema.to_dict(), sort_keys=True).encode())
+        if self.elsewhere:
+            digest.update(f"|elsewhere {json.dumps(self.elsewhere)}".encode())
         for name, array in self._arrays.items():
             if array is None:
                 digest.update(f"|{name} none".encode())
@@ -370,7 +397,7 @@ class FederatedData:
     def save(self, folder: Path | str) -> None:
         """Write one .npy per array into a new folder, the layout that `open` maps into memory."""
         meta = {"classes": self.classes, **{key: getattr(self, key) for key in _SAID}}
-        meta |= {"remarks": list(self.remarks), "inputs": self._inputs}
+        meta |= {key: list(getattr(self, key)) for key in _LISTS} | {"inputs": self._inputs}
         if self.schema is not None:
             meta["schema"] = self.schema.to_dict()
         saved.write(Path(folder), self._arrays, meta)
@@ -379,10 +406,13 @@ class FederatedData:
     def open(cls, folder: Path | str) -> "FederatedData":
         """Map a saved data set into memory: a million clients open without being read."""
         meta = saved.read_meta(
-            Path(folder), {"classes": int}, {**_SAID, "remarks": [], "schema": {}, "inputs": []}
+            Path(folder),
+            {"classes": int},
+            {**_SAID, **{key: [] for key in _LISTS}, "schema": {}, "inputs": []},
         )
         schema = TableSchema.from_dict(meta["schema"]) if meta["schema"] else None
         meta |= {"remarks": tuple(map(str, meta["remarks"])), "schema": schema}
+        meta["elsewhere"] = tuple(meta["elsewhere"])
         inputs = [check_input(f"{folder}: records", name) for name in meta.pop("inputs")]
         named = [f"{x}.{name}" for x in ("x", "test_x") for name in inputs]
         alone = [name for name in _ARRAYS if not (inputs and name in ("x", "test_x"))]

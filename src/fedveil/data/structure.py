@@ -1,6 +1,6 @@
 """Arrays that belong together as the records of many clients, or not."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,15 @@ _NEEDED = ("x", "y", "offsets", "test_x", "test_y")
 
 
 def check_structure(
-    arrays: Mapping[str, Any], classes: int, client_name: Callable[[int], str]
+    arrays: Mapping[str, Any],
+    classes: int,
+    client_name: Callable[[int], str],
+    elsewhere: Sequence[int] = (),
 ) -> None:
-    """Refuse shapes that do not belong together. Looks at offsets and names, not at records."""
+    """Refuse shapes that do not belong together. Looks at offsets and names, not at records.
+
+    Clients whose records are `elsewhere` have none here.
+    """
     check_classes(classes)
     x, y, offsets, test_x, test_y = (arrays[name] for name in _NEEDED)
     parts = {**labelled("x", x), **labelled("test_x", test_x)}
@@ -66,7 +72,9 @@ def check_structure(
             f"{y.dtype} of shape {y.shape[1:]}"
         )
     empty = np.flatnonzero(np.diff(offsets) == 0)
-    if len(empty):
+    if elsewhere:
+        _check_elsewhere(elsewhere, offsets)
+    elif len(empty):
         raise BadInput(
             f"client {client_name(int(empty[0]))!r} has no records: "
             "leave it out or use fewer clients"
@@ -121,6 +129,17 @@ def pieces(array: Array) -> Iterator[tuple[int, Array]]:
     rows = max(1, _SCAN // max(1, int(np.prod(array.shape[1:]))))
     for start in range(0, len(array), rows):
         yield start, array[start : start + rows]
+
+
+def _check_elsewhere(records: Sequence[int], offsets: Array) -> None:
+    if len(records) != len(offsets) - 1 or offsets[-1] != 0:
+        raise BadInput(
+            f"elsewhere is of {len(records)} clients, and {len(offsets) - 1} clients have "
+            f"{offsets[-1]} records here: give one number for each client, and no records"
+        )
+    for number in records:
+        if type(number) is not int or number < 0:
+            raise BadInput(f"elsewhere has {shown(number)}: numbers of records, 0 where unknown")
 
 
 def _check_names(names: Any, clients: int) -> None:

@@ -6,7 +6,7 @@ a closed round, which never change: asking twice gives the same answer and no di
 from. A round opens at its first announcement. It closes when `expected` reports are complete, or
 at its deadline with at least `minimum`; with fewer it is discarded, and nothing is handed on.
 
-Protocol, over TCP, big-endian. One connection is one report or one question:
+Protocol, over TCP or TLS (`mixing.tls`), big-endian. One connection is one report or one question:
 
     hello    both      "FVM1R" to report or "FVM1C" to collect, positions u32, round u64
     answer   mixer     status u8 (`Status`); anything but OK ends the connection
@@ -24,10 +24,11 @@ connection breaks before the last answer cannot know whether it was counted and 
 
 What it does NOT protect against:
 
-- whoever watches the network: traffic is neither encrypted nor authenticated, and latency is not a
-  shuffler (`fedveil.privacy.shuffle`). Run it behind TLS and an anonymity layer.
+- whoever watches the network: TLS hides what is sent and proves who the mixer is, and not who sends
+  when; latency is not a shuffler (`fedveil.privacy.shuffle`). Run it behind an anonymity layer.
 - a mixer that sides with the server: then only the claims without a shuffler hold.
-- Sybils: `minimum` counts reports, not honest clients. Whoever sends all but one knows the last.
+- Sybils: `minimum` counts reports, not honest clients. Whoever sends all but one knows the last. A
+  mixer that asks for certificates hears only those whom an authority has signed.
 - denial of service: sizes, rounds, connections and time are bounded, but anybody who reaches the
   port may fill them, open a round too early so that it expires, or collect.
 """

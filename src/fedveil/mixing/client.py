@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 
@@ -33,12 +34,20 @@ _PATIENCE = 30.0  # seconds a client waits for a connection or an answer
 
 
 async def send_report(
-    host: str, port: int, round: int, high: Flags, *, spread: float = 0.0, seed: int | None = None
+    host: str,
+    port: int,
+    round: int,
+    high: Flags,
+    *,
+    spread: float = 0.0,
+    seed: int | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Send the bits `high` [P] of one client, each after a latency U(0, spread) of its own.
 
     Latencies are rounded up to slots of 10 ms. They come from the operating system, or from `seed`
-    in a simulation, where every client needs a seed of its own.
+    in a simulation, where every client needs a seed of its own. `tls` (`mixing.tls.connecting`) is
+    for a mixer that speaks it: another one than its certificate names is not talked to.
 
     | edge | behaviour |
     |---|---|
@@ -48,7 +57,7 @@ async def send_report(
     if not (spread >= 0 and math.isfinite(spread)) or high.ndim != 1 or not len(high):
         raise BadInput(f"{high.shape} bits over {spread} s: bits [P] and finite seconds are needed")
     clock = asyncio.get_running_loop().time
-    async with _conversation(host, port, round, REPORT, len(high)) as (reader, writer):
+    async with _conversation(host, port, round, REPORT, len(high), tls) as (reader, writer):
         began = clock()
         for due, words in _schedule(high, spread, _entropy(seed, round, len(high))):
             await asyncio.sleep(began + due - clock())
@@ -60,7 +69,9 @@ async def send_report(
         await _expect_ok(reader, round)
 
 
-async def collect(host: str, port: int, round: int, positions: int) -> Multisets:
+async def collect(
+    host: str, port: int, round: int, positions: int, *, tls: ssl.SSLContext | None = None
+) -> Multisets:
     """The multisets of a closed round of `positions` positions; the same ones at every call.
 
     | edge | behaviour |
@@ -70,7 +81,7 @@ async def collect(host: str, port: int, round: int, positions: int) -> Multisets
     | more high reports than reports | BadInput |
     | the mixer cannot be reached | Refused, status LOST |
     """
-    async with _conversation(host, port, round, COLLECT, positions) as (reader, writer):
+    async with _conversation(host, port, round, COLLECT, positions, tls) as (reader, writer):
         async with asyncio.timeout(_PATIENCE):
             counts = np.frombuffer(await reader.readexactly(4 + 4 * positions), dtype=">u4")
         made = Multisets(
@@ -83,14 +94,14 @@ async def collect(host: str, port: int, round: int, positions: int) -> Multisets
 
 @asynccontextmanager
 async def _conversation(
-    host: str, port: int, round: int, kind: bytes, positions: int
+    host: str, port: int, round: int, kind: bytes, positions: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[tuple[Reader, Writer]]:
     """A connection whose hello was answered with OK; Refused if not, or if it breaks."""
     if not (0 <= round < 2**64 and 1 <= positions < 2**31):
         raise BadInput(f"round {round} of {positions} positions: no mixer has such a round")
     try:
         async with asyncio.timeout(_PATIENCE):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
         try:
             writer.write(HELLO.pack(kind, positions, round))
             await _expect_ok(reader, round)

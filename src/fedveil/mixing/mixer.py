@@ -5,6 +5,7 @@ import ipaddress
 import json
 import math
 import signal
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from fedveil.mixing.protocol import (
     Words,
     Writer,
 )
+from fedveil.mixing.tls import listening
 from fedveil.privacy.shuffle import Counts, Flags, Multisets
 
 
@@ -32,18 +34,22 @@ from fedveil.privacy.shuffle import Counts, Flags, Multisets
 class MixerConfig:
     """What a mixer accepts. Memory is about positions x (8 connections + 24 held) bytes at most.
 
-    Rounds are numbered 1 to `rounds`. Times are in seconds: `deadline` from a round's first
+    Rounds are numbered 1 to `rounds`; attempt a at round r, counted from 0, has the number
+    a x rounds + r (`number_of`), and there are at most `attempts` of them. With `certificate` and
+    `key` it speaks TLS, and with `clients_ca` only to those whose certificates that authority has
+    signed. Times are in seconds: `deadline` from a round's first
     announcement, `idle` between two frames of a connection (let it exceed the clients' latency),
     `seconds` for the whole process. `held` rounds, open or closed, are in memory at most; a new
     one takes the place of the oldest closed. The mixer stops when a collector has been told the
-    outcome of every round, or after `seconds`, whatever is open.
+    outcome of every round, in some attempt, or after `seconds`, whatever is open.
 
     | edge | behaviour |
     |---|---|
     | a count below 1, a time that is not positive and finite | BadInput |
     | more than 2^31 - 1 positions, a port above 65535 | BadInput |
     | expected < minimum | BadInput |
-    | a host that is no IP address, or beyond loopback without `exposed` | BadInput |
+    | a host that is no IP address, or beyond loopback without TLS or `exposed` | BadInput |
+    | a certificate without its key, clients' authority without both | BadInput |
     """
 
     positions: int
@@ -58,9 +64,15 @@ class MixerConfig:
     host: str = "127.0.0.1"
     port: int = 0
     exposed: bool = False
+    attempts: int = 1
+    certificate: str | None = None
+    key: str | None = None
+    clients_ca: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("positions", "minimum", "expected", "rounds", "held", "connections"):
+        for name in (
+            *("positions", "minimum", "expected", "rounds", "attempts", "held", "connections"),
+        ):
             if not 1 <= getattr(self, name) < 2**31:
                 raise BadInput(f"mixer.{name} is {getattr(self, name)}: 1 to 2^31 - 1 is needed")
         for name in ("deadline", "idle", "seconds"):
@@ -78,11 +90,22 @@ class MixerConfig:
             loopback = ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             raise BadInput(f"mixer.host is {self.host!r}: an IP address is needed") from None
-        if not (loopback or self.exposed):
+        if (self.certificate is None) != (self.key is None):
+            raise BadInput("mixer.certificate and mixer.key go together: give both, or neither")
+        if self.clients_ca is not None and self.certificate is None:
+            raise BadInput("mixer.clients_ca needs TLS: give mixer.certificate and mixer.key")
+        if not (loopback or self.exposed or self.certificate is not None):
             raise BadInput(
-                f"mixer.host is {self.host}, open to other machines without encryption: set "
-                "mixer.exposed if that is meant"
+                f"mixer.host is {self.host}, open to other machines without encryption: give "
+                "mixer.certificate and mixer.key, or set mixer.exposed if that is meant"
             )
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What it speaks TLS with; None if it does not."""
+        if self.certificate is None or self.key is None:
+            return None
+        return listening(self.certificate, self.key, self.clients_ca)
 
 
 async def serve(
@@ -96,7 +119,7 @@ async def serve(
     """
     mixer = _Mixer(config, stop or asyncio.Event())
     server = await asyncio.start_server(
-        mixer.connected, config.host, config.port, limit=4 * MOST_WORDS
+        mixer.connected, config.host, config.port, limit=4 * MOST_WORDS, ssl=config.tls
     )
     try:
         ready(server.sockets[0].getsockname()[1])
@@ -195,7 +218,8 @@ class _Mixer:
             kind, positions, round = HELLO.unpack(hello)
             if kind not in (REPORT, COLLECT):
                 raise _Malformed
-            if positions != self.config.positions or not 1 <= round <= self.config.rounds:
+            last = self.config.rounds * self.config.attempts
+            if positions != self.config.positions or not 1 <= round <= last:
                 writer.write(bytes([Status.UNKNOWN]))
             elif kind == REPORT:
                 await self._take(round, reader, writer)
@@ -288,7 +312,7 @@ class _Mixer:
 
     def _tell(self, round: int) -> None:
         """Note that the outcome of a round has been told; stop after the last."""
-        self._told.add(round)
+        self._told.add((round - 1) % self.config.rounds)
         if len(self._told) == self.config.rounds:
             self.stop.set()
 

@@ -21,6 +21,15 @@ Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
 
 
+def number_of(round: int, attempt: int, rounds: int) -> int:
+    """What a mixer of `rounds` rounds calls attempt `attempt` (from 0) at `round` (from 1).
+
+    >>> number_of(2, 0, 10), number_of(2, 1, 10)
+    (2, 12)
+    """
+    return attempt * rounds + round
+
+
 class Status(IntEnum):
     """The mixer's answers; LOST is what a client makes of none."""
 

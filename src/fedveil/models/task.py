@@ -1,8 +1,9 @@
 """`Task`: a module with its loss and metric, seen through one flat parameter vector."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -171,6 +172,16 @@ class Task:
     def __repr__(self) -> str:
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
         return f"Task({type(self.module).__name__}, {self.size:,} parameters, loss {name})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To other processes: the module without its vector, the vector, and what trials found.
+
+        Parameters that are views would each take the whole vector along.
+        """
+        hollow = _without_parameters(self.module, lambda p: nn.Parameter(torch.empty(0)))
+        found = {name: getattr(self, name) for name in ("_drops", "_one_by_one", "_tried")}
+        vector = self._flat.numpy()
+        return _sent, (hollow, self._slots, vector, self.loss, self.metrics, found)
 
     @property
     def size(self) -> int:
@@ -431,15 +442,38 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _without_parameters(module: nn.Module) -> nn.Module:
+def _sent(
+    module: nn.Module,
+    slots: Sequence[tuple[str, int, int, torch.Size]],
+    vector: Array,
+    loss: PerExample,
+    metrics: Metrics,
+    found: Mapping[str, Any],
+) -> Task:
+    """The task that `Task.__reduce__` has taken apart."""
+    flat, parameters = torch.tensor(vector), dict(module.named_parameters())
+    for name, start, stop, shape in slots:
+        parameters[name].data = flat[start:stop].view(shape)
+    task = Task(module, loss, metrics)
+    for name, value in found.items():
+        object.__setattr__(task, name, value)
+    return task
+
+
+def _shape_only(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(torch.empty(parameter.shape, device="meta"))
+
+
+def _without_parameters(
+    module: nn.Module, hollow: Callable[[nn.Parameter], nn.Parameter] = _shape_only
+) -> nn.Module:
     """A copy whose learning parameters have a shape and no values: it runs with those it is given.
 
     One that uses such a parameter in another way than by its name then fails, instead of learning
     nothing. Frozen parameters are those of the module itself.
     """
     empty: dict[int, object] = {
-        id(p): nn.Parameter(torch.empty(p.shape, device="meta")) if p.requires_grad else p
-        for p in module.parameters()
+        id(p): hollow(p) if p.requires_grad else p for p in module.parameters()
     }
     try:
         return copy.deepcopy(module, empty)

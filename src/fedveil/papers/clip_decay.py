@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item
-from fedveil.papers.figures import COLOURS, png
 from fedveil.papers.lines import claim_of
 from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.cells import Outcome
+from fedveil.tuning.figures import COLOURS, png
 from fedveil.tuning.statistics import mean_of
 from fedveil.tuning.sweep import Sweep
 

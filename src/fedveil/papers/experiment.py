@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fedveil.papers.page import Page
+from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory
@@ -35,6 +36,7 @@ class Experiment:
     root: Path | None = None
     workers: int = 0
     on_trial: OnTrial = lambda sweep, done, total, name: None
+    cluster: RayCluster | None = None
     _laboratories: dict[bool, Laboratory] = field(default_factory=dict, repr=False)
 
     def choose(self, quick: int, paper: int) -> int:
@@ -64,7 +66,9 @@ class Experiment:
     def _laboratory(self, curves: bool) -> Laboratory:
         """One for all sweeps, so that records are read and modes are measured once."""
         if curves not in self._laboratories:
-            self._laboratories[curves] = Laboratory(self.root, curves=curves, workers=self.workers)
+            self._laboratories[curves] = Laboratory(
+                self.root, curves=curves, workers=self.workers, cluster=self.cluster
+            )
         return self._laboratories[curves]
 
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item
-from fedveil.papers.figures import COLOURS, draw_line, png
 from fedveil.papers.ldp_fl_readings import (
     PUBLISHED,
     READINGS,
@@ -37,6 +36,7 @@ from fedveil.papers.ldp_fl_settings import (
 )
 from fedveil.papers.page import Page, TextTable
 from fedveil.tuning.axes import Axis
+from fedveil.tuning.figures import COLOURS, draw_line, png
 from fedveil.tuning.statistics import Mean
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from fedveil.papers.figures import COLOURS, draw_line, png, promises
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.tuning.figures import COLOURS, draw_line, png, promises
 from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item, Scale
-from fedveil.papers.figures import COLOURS, draw_line, png
 from fedveil.papers.lines import claim_of, meaning
 from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.tuning.axes import Axis
+from fedveil.tuning.figures import COLOURS, draw_line, png
 from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 
 from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.papers.experiment import Experiment, Item
-from fedveil.papers.figures import COLOURS, draw_line, png
 from fedveil.papers.lines import claim_of, learning_curve, meaning
 from fedveil.papers.naseri import UNPUBLISHED
 from fedveil.papers.naseri_arenas import ARENAS, Arena
@@ -35,6 +34,7 @@ from fedveil.papers.naseri_defences import (
 )
 from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.tuning.axes import Axis
+from fedveil.tuning.figures import COLOURS, draw_line, png
 from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 

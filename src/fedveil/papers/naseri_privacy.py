@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from fedveil.audit import membership, white_box
 from fedveil.audit.attack import BOUNDS, Question, attacked
+from fedveil.audit.inversion import InversionAudit
 from fedveil.audit.kept import Kept
 from fedveil.audit.leak import Leak
 from fedveil.audit.roc import AUC
@@ -107,6 +108,10 @@ def question(experiment: Experiment, where: Deployment) -> Question:
         canaries=experiment.choose(200, 1000),
         references=experiment.choose(10, 64),
         workers=experiment.workers,
+        inversion=InversionAudit(
+            steps=experiment.choose(200, 600), restarts=experiment.choose(1, 2)
+        ),
+        cluster=experiment.cluster,
     )
 
 
@@ -114,16 +119,18 @@ def privacy(experiment: Experiment) -> Page:
     """Every defence and epsilon, and every attack on it, as one table for each deployment."""
     page, repeat = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
     cases = deployments(experiment)
-    references = question(experiment, cases[0]).references
+    asked = question(experiment, cases[0])
     page.settings += [
         f"The numbers of the paper are {UNPUBLISHED}; all of these are ours. Accuracy on the test "
         f"split, {repeat} repetitions, mean +- half of the 95 % interval. Membership: the best of "
-        f"LiRA and RMIA against final models, {references} reference models, each record once in "
-        "and once not, TPR at 0.1 % FPR; white box: the best attacker inside the training whom the "
-        "claim does not trust. Of images also: a property, half of the clients' records being "
-        "dimmed, and inversion of one record's update by cosine and total variation. In brackets "
+        f"LiRA and RMIA against final models, {asked.references} reference models, each record "
+        "once in and once not, TPR at 0.1 % FPR; white box: the best attacker inside the training "
+        "whom the claim does not trust. Of images also: a property, half of the clients' records "
+        "being dimmed, and inversion of one record's update by cosine and total variation, "
+        f"{asked.inversion.steps} steps from {asked.inversion.restarts} guess(es). In brackets "
         'intervals at 95 %. "At least" is an empirical epsilon: a lower bound in the terms of '
-        "the claim beside it.",
+        "the claim beside it, from "
+        f"{asked.draws:,} draws of a randomiser and {asked.canaries:,} canaries.",
     ]
     page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
     for where in cases:

@@ -8,7 +8,7 @@ import torch
 from fedveil.checks import SMALLEST_CLIP
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.rows import BLOCK, Norm, at_a_time, row_norms
+from fedveil.privacy.rows import BLOCK, Norm, all_finite, at_a_time, row_norms
 
 ROUNDING = 1e-6
 SMALLEST = SMALLEST_CLIP
@@ -80,10 +80,12 @@ class Clip:
         if rows.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"rows are {rows.dtype}: 1e-6 leaves no room for its rounding")
         norms = row_norms(rows, self.norm) if norms is None else norms
-        if not bool(torch.isfinite(norms).all()):
+        if not all_finite(norms):
             raise ValueError("a row is not finite: reject it before clipping")
         limit = self.value * (1 - ROUNDING)
         clipped = norms > limit
+        if not bool(clipped.any()):
+            return Clipped(rows, norms, clipped)
         if rows.shape[1] <= BLOCK:
             scales, step = (limit / norms).clamp_max_(1.0)[:, None], at_a_time(rows)
             for a in range(0, len(rows), step):

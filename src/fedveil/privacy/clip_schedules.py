@@ -69,6 +69,13 @@ class ClipSchedule(ABC):
         """The moving value for the next round, from the noisy sum of rows and the cohort's size."""
         return moving
 
+    def span(self, round: int) -> tuple[float, float]:
+        """The least and the greatest that the moving value can be in `round`, whatever was watched.
+
+        For a client that did not see it move.
+        """
+        return self.start(), self.start()
+
     def rates_allowed(self, round: int) -> float | None:
         """What the learning rates of `round` may add up to; None where they are free."""
         return None
@@ -167,6 +174,11 @@ class PerGradient(ClipSchedule):
         return Clip(gradient.value * self.reach(round), gradient.norm, gradient.value)
 
 
+_LEAST, _MOST, _LARGEST_STEP = 1e-12, 1e12, 3.0
+"""Between which a quantile clip moves, and the logarithm of the factor by which it does in a round.
+"""
+
+
 @dataclass(frozen=True)
 class Quantile(ClipSchedule):
     """Follow the `target` quantile of update norms (Andrew et al. 2021), geometrically.
@@ -232,8 +244,18 @@ class Quantile(ClipSchedule):
 
     def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
         share = float(noisy[0]) / expected + 0.5
-        step = max(-3.0, min(3.0, -self.lr * (share - self.target)))
-        return max(1e-12, min(1e12, moving * math.exp(step)))
+        step = max(-_LARGEST_STEP, min(_LARGEST_STEP, -self.lr * (share - self.target)))
+        return max(_LEAST, min(_MOST, moving * math.exp(step)))
+
+    def span(self, round: int) -> tuple[float, float]:
+        """A step changes it by a factor of at most e^3; one more is for a rounded product."""
+        if round == 1:
+            return self.value, self.value
+        factor = math.exp(min(_LARGEST_STEP * round, 300.0))
+        return (
+            max(min(_LEAST, self.value), self.value / factor),
+            min(max(_MOST, self.value), self.value * factor),
+        )
 
 
 @dataclass(frozen=True)
@@ -327,6 +349,12 @@ class Median(ClipSchedule):
         half = int((counts.cumsum(0) < counts.sum() / 2).sum())
         median = min(2.0 ** (self.low + half), self.cap)
         return min(moving, median) if self.monotone else median
+
+    def span(self, round: int) -> tuple[float, float]:
+        if round == 1:
+            return self.value, self.value
+        most = self.value if self.monotone else max(self.value, min(2.0**self.high, self.cap))
+        return min(self.value, 2.0**self.low), most
 
 
 def is_own_schedule(schedule: ClipSchedule) -> bool:

@@ -215,6 +215,27 @@ class PrivacyPlan:
         value = [] if self.schedule is None else [self.schedule.start()]
         return torch.cat([torch.tensor(value, dtype=torch.float64), self.release.start(params)])
 
+    def reachable(
+        self, moving: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
+    ) -> bool:
+        """Whether `moving` can be the moving state of `round`, for the model `params`.
+
+        `first` is the model of the first round. Noise is scaled to whatever clip is in force, so
+        that no state weakens a claim; this is for a client that does not trust who says it.
+
+        | edge | behaviour |
+        |---|---|
+        | another number of values, or one that is not finite | False |
+        | nothing moves, and it is not what the plan starts with | False |
+        | a clip or a radius that no course of rounds leads to by `round` | False |
+        """
+        if self.schedule is None:
+            return self.release.reachable(moving, params, first, round)
+        if moving.shape != (1,):
+            return False
+        least, most = self.schedule.span(round)
+        return least <= float(moving[0]) <= most
+
     def clip(self, moving: torch.Tensor, round: int) -> Clip | None:
         """The clip in force in `round`: one and the same, however often it is asked for.
 
@@ -259,6 +280,12 @@ class PrivacyPlan:
             keys = asked.streams.keys("client-bits", asked.round, asked.ids)
             return watched.flipped(rows, keys)
         return watched.aligned(rows) if asked.streams.secure else rows
+
+    def read_watched(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
+        """What the server takes of rows [K, width] that arrived: see `Watched.read`."""
+        if self.watched is None:
+            return torch.zeros(len(rows), 0, dtype=torch.float64)
+        return self.watched.read(rows, secure=asked.streams.secure)
 
     def move(
         self,

@@ -11,6 +11,9 @@ from fedveil.errors import BadInput
 
 SMALLEST = SMALLEST_RADIUS
 
+_LARGEST, _ROUNDING = 1e30, 1e-9
+"""Beyond, a report would not be finite in float32; what products of factors may be off by."""
+
 
 class Perturb(StrEnum):
     """What a client reports: its weights, as published, or its update around the model sent."""
@@ -83,6 +86,33 @@ class Ranges:
         if self.perturb is Perturb.WEIGHTS:
             centres = (high + low) / 2
         return torch.cat([centres, grown])
+
+    def reachable(
+        self, moving: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
+    ) -> bool:
+        """Whether `moving` can be the ranges of `round`, for the model `params`.
+
+        `first` is the model of the first round. For a client that did not see them move: every
+        number that follows from the models, or is fixed, must be so; radii are within their limits.
+        """
+        begin = self.start(first)
+        if moving.shape != begin.shape or not bool(torch.isfinite(moving).all()):
+            return False
+        if round == 1 or not self.adaptive:
+            return bool(torch.equal(moving, begin))
+        centres, radii = moving.chunk(2)
+        wanted, first_radii = begin.chunk(2)
+        if self.perturb is Perturb.WEIGHTS:
+            low, high = self._extremes(params)
+            wanted = (high + low) / 2
+        growth = torch.tensor(self.growth, dtype=torch.float64) ** (round - 1)
+        most = first_radii * growth * (1 + _ROUNDING)
+        return bool(
+            torch.equal(centres, wanted)
+            and (radii >= SMALLEST).all()
+            and (radii <= most.clamp_max(_LARGEST)).all()
+            and (centres.abs() <= _LARGEST).all()
+        )
 
     def _extremes(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The least and the greatest value of each layer, float64."""

@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+import numpy as np
 import torch
 
 BLOCK = 1 << 16
@@ -30,6 +31,15 @@ def row_norms(rows: torch.Tensor, norm: Norm = Norm.L2) -> torch.Tensor:
         parts = torch.cat([_lengths(piece[None], norm) for piece in torch.split(row, BLOCK)])
         norms[k] = _lengths(parts[None], norm)[0]
     return norms
+
+
+def all_finite(norms: torch.Tensor) -> bool:
+    """Whether every length is finite, and so every entry of every row.
+
+    >>> all_finite(torch.tensor([1.0, 2.0])), all_finite(torch.tensor([1.0, float("nan")]))
+    (True, False)
+    """
+    return bool(np.isfinite(norms.numpy()).all())
 
 
 def add_weighted_(total: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> None:

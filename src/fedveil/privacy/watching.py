@@ -105,11 +105,38 @@ class Watched:
         Guarantee: the draw is a multiple of 2^-52, and 2^-22 is taken off the chance of keeping
         the bit, so that epsilon `flip` holds exactly.
         """
-        bits = torch.where(bits >= 0, self.length, -self.length)
-        keep = 1 / (1 + math.exp(-self.flip))
+        length = torch.tensor(self.length, dtype=torch.float64)
+        bits = torch.where(bits >= 0, length, -length)
+        keep = self._keep
         draw = uniform_(torch.empty(len(bits), 1, dtype=torch.float64), keys)
         flipped = torch.where(draw < max(0.0, 2 * keep - 1 - 2.0**-22), bits, -bits)
         return flipped / (2 * keep - 1)
+
+    def read(self, rows: torch.Tensor, *, secure: bool) -> torch.Tensor:
+        """Rows [K, width] as they arrived, made such as clients may send; anything else is zero.
+
+        Guarantee: whatever a client sends, it moves the sum by no more than is accounted for. Rows
+        of `cut`, `aligned` and `flipped` stay as they are.
+
+        | edge | behaviour |
+        |---|---|
+        | NaN or infinity | that number is zero |
+        | a row that is too long | scaled down to `length` |
+        | bits by randomised response: another value than the two | zero |
+        """
+        if self.flip:
+            return torch.where(rows.abs() == self._flipped_bit, rows, 0.0)
+        rows = self.cut(rows, len(rows))
+        return self.aligned(rows) if secure else rows
+
+    @property
+    def _flipped_bit(self) -> float:
+        """What a bit by randomised response counts for, without bias, on either side of zero."""
+        return self.length / (2 * self._keep - 1)
+
+    @property
+    def _keep(self) -> float:
+        return 1 / (1 + math.exp(-self.flip))
 
     def noisy(self, total: torch.Tensor, keys: Keys) -> torch.Tensor:
         """The sum of rows [width] with its noise, as it is published."""

@@ -26,12 +26,14 @@ from fedveil.runs.sections.client_section import (
     SgdSection,
 )
 from fedveil.runs.sections.section import Section
-from fedveil.runs.sections.server_section import EvaluateSection, ServerSection
+from fedveil.runs.sections.server_section import EngineSection, EvaluateSection, ServerSection
 from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.rates import RateSchedule, RateShape
@@ -65,12 +67,14 @@ def build(
     plan: PrivacyPlan | None = None,
     model: Model | None = None,
     allow_code: bool = False,
+    make_engine: EngineMaker | None = None,
 ) -> Training:
     """Everything the recipe asks for, checked; what does not go together is refused.
 
     `data`, when given, are the caller's own, or what `data_of` has made of the recipe already,
     `plan` is the plan of the same recipe with another seed, and `model` the caller's own.
-    `allow_code` says that the code which the recipe names may be run.
+    `allow_code` says that the code which the recipe names may be run. `make_engine` is for clients
+    that are not on this machine.
     """
     check_recipe_values(recipe)
     recipe.model.check_allowed(allow_code)
@@ -105,8 +109,10 @@ def build(
         chunk=recipe.engine.chunk,
         memory=recipe.engine.memory,
         workers=recipe.engine.workers,
+        cluster=None if make_engine else _cluster(recipe.engine),
         every=recipe.evaluate.every,
         clients_every=_clients_every(recipe.evaluate, rounds),
+        make_engine=make_engine,
     )
 
 
@@ -131,16 +137,19 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     """
     noise, plan = recipe.noise, training.plan
     noise = noise.model_copy(update=plan.release.settings(plan.schedule))
-    engine = training.engine
-    if not isinstance(engine, Serial):
-        raise AssertionError("recipes run on this machine's engine")
-    choice: dict[str, Any] = {"mode": str(engine.mode), "chunk": engine.chunk}
-    if training.timings:
-        choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
+    engine, choice = training.engine, dict[str, Any]()
+    if isinstance(engine, Serial):
+        choice = {"mode": str(engine.mode), "chunk": engine.chunk}
+        if training.timings:
+            choice["timings"] = {str(mode): time for mode, time in training.timings.items()}
     changes: dict[str, Any] = {"noise": noise, "engine": recipe.engine.model_copy(update=choice)}
     if recipe.model.recorded:
         changes["model"] = recipe.model.model_copy(update={"digest": module_digest(training.task)})
     return recipe.model_copy(update=changes)
+
+
+def _cluster(section: EngineSection) -> RayCluster | None:
+    return RayCluster(section.address) if section.kind == "ray" else None
 
 
 def _sampler(section: SampleSection) -> Sampler:

@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.ledger.file import read_about, read_runs
 from fedveil.privacy.ledger.hash_chain import Head, first_hash
 from fedveil.privacy.ledger.looking import one_look
 from fedveil.privacy.ledger.shared import common_of, spent_in
-from fedveil.privacy.ledger.statement import Statement, statement, statements
+from fedveil.privacy.ledger.statement import Statement, lines_of, statement, statements
 from fedveil.privacy.ledger.verification import check_head, read_hashes, read_links, verify
 from fedveil.runs import checkpoint
 from fedveil.runs.closing import check_as_left, differences, is_open
@@ -100,6 +101,46 @@ def verify_ledger(path: Path, head: str | None) -> str:
     elif run is not None:
         told += "; recipe, metrics, model and result are those that the run left"
     return f"{told}; head {found.hash}:{found.length}"
+
+
+def charged_lines(folder: Path) -> tuple[BudgetLine, ...] | None:
+    """What the run in a directory was charged for; None without its ledger, which is private.
+
+    | edge | behaviour |
+    |---|---|
+    | recipe, metrics, model or result were changed | BadInput |
+    | the charges come to other claims than the result has | BadInput |
+    """
+    file = file_of(folder)
+    if not file.is_file():
+        return None
+    with one_look(file):
+        run = statement_of(folder)
+        if run is None:
+            return None
+        for difference in differences(folder, file, run):
+            raise BadInput(difference)
+        return lines_of(file, run.run)
+
+
+def check_charged(
+    folder: Path, charged: tuple[BudgetLine, ...] | None, lines: tuple[BudgetLine, ...]
+) -> None:
+    """Refuse to speak of a run by `lines` that are, but for their words, not what it was charged.
+
+    Who builds a run again from its recipe has the noise and the account of this version of
+    fedveil, which need not be those that the run had. Without a ledger they are taken for them.
+    """
+    if charged is not None and [*map(_deciding, charged)] != [*map(_deciding, lines)]:
+        raise BadInput(
+            f"{folder} was charged for something else than this version of fedveil makes of its "
+            "recipe: use the version that made it"
+        )
+
+
+def _deciding(line: BudgetLine) -> BudgetLine:
+    """A line without what only people read."""
+    return replace(line, assumptions=())
 
 
 def export_ledger(path: Path, target: Path) -> None:
@@ -200,11 +241,15 @@ def _head_in(path: Path, find: Callable[[Any], Any]) -> Head | None:
 
 
 def _run_in(path: Path, runs: list[str]) -> str | None:
-    """The run whose directory `path` is; None for a file, or a directory with others' ledger."""
+    """The run whose directory `path` is; None for a file, or a directory with others' ledger.
+
+    A site's ledger is about runs whose files are at the server.
+    """
     if not path.is_dir():
         return None
     if not (path / "ledger.json").is_file():
-        return runs[0] if len(runs) == 1 else None
+        of_site = any("site" in about for about in read_runs(file_of(path)).values())
+        return runs[0] if len(runs) == 1 and not of_site else None
     name = name_of(path)
     if name not in runs:
         raise BadInput(f"{file_of(path)} does not know the run {name!r}: it was replaced")

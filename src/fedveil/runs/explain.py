@@ -108,7 +108,7 @@ def find_part(name: str) -> Part:
 
 def apart(keys: Sequence[Key]) -> tuple[Key | None, list[Key]]:
     """The key that names the kind, if it is among these, and the others."""
-    named = [key for key in keys if key.key.endswith(".kind")]
+    named = [key for key in keys if key.kind and key.key.endswith(".kind")]
     return (named[0] if named else None), [key for key in keys if key not in named]
 
 

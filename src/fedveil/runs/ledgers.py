@@ -72,11 +72,13 @@ def open_ledger(
     if _begun(folder) and not path.exists():
         raise BadInput(f"{path} is missing: what this run has spent is unknown; start over")
     terms = (plan.lines, plan.permitted, plan.counted_clients)
+    repeats = not training.data.elsewhere  # other clients may answer the next time
     if shared is None and not (folder / "ledger.json").exists():
         if not path.exists() or (_unmade(path) and not _begun(folder)):
-            return Ledger.create(path, {"run": folder.resolve().name, **about}, *terms)
+            about = {"run": folder.resolve().name, **about}
+            return Ledger.create(path, about, *terms, repeats=repeats)
         name = next(iter(read_runs(path)), "")  # the directory may have been renamed since
-        return Ledger.reopen(path, {"run": name, **about}, *terms)
+        return Ledger.reopen(path, {"run": name, **about}, *terms, repeats=repeats)
     about = {"run": name_of(folder), **about}
     rest = (about, *terms)
     if not path.exists():
@@ -88,13 +90,13 @@ def open_ledger(
         _make_shared(path, shared, *rest)
     common = (shared or Shared(path)).common(plan.lines, about["data"], common_of(path))
     if about["run"] in read_runs(path):
-        return Ledger.reopen(path, *rest, common)
+        return Ledger.reopen(path, *rest, common, repeats=repeats)
     if _begun(folder):
         raise BadInput(
             f"{path} does not know the run {about['run']!r}: what it has spent is unknown; "
             "restore the ledger it was started with, or start over"
         )
-    return Ledger.join(path, *rest, common)
+    return Ledger.join(path, *rest, common, repeats=repeats)
 
 
 def _make_shared(

@@ -128,6 +128,8 @@ def words_of(section: ModelSection, data: FederatedData) -> int:
             "rows of whole numbers"
         )
     for name, records in (("", data.x), ("test ", single(data.test_x))):
+        if not len(records):  # they are at their sites
+            continue
         low, high = int(records.min()), int(records.max())
         if low < 0 or high >= section.words:
             raise BadInput(

@@ -71,7 +71,8 @@ def brought(
                 f"{key}.name is {OWN!r}: this run has {_WORDS[key]} of its own, which no file "
                 f"holds; use fedveil.run or fedveil.resume in Python, with {key}="
             )
-        if named not in (OWN, TABLE) and given is not None:
+        remote = isinstance(given, FederatedData) and bool(given.elsewhere)
+        if named not in (OWN, TABLE) and given is not None and not remote:
             raise BadInput(
                 f"{key} is given and the recipe has {key}.name = {named!r}: leave one out"
             )

@@ -3,14 +3,14 @@
 import copy
 import reprlib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
-from fedveil.checks import VALUES, check, check_workers
+from fedveil.checks import VALUES, check, check_address, check_workers
 from fedveil.errors import BadInput
 from fedveil.names import NAMES, OWN, check_metrics, check_name, hint
 from fedveil.runs.overrides import Overrides, Settings, settings_of
@@ -18,7 +18,7 @@ from fedveil.runs.sections.attack_section import AttackSection
 from fedveil.runs.sections.client_section import ClientSection, SampleSection
 from fedveil.runs.sections.clip_section import ClipSection
 from fedveil.runs.sections.data_section import DataSection, ModelSection
-from fedveil.runs.sections.keys import forms_of, is_key, unknown
+from fedveil.runs.sections.keys import Forms, forms_of, is_key, unknown
 from fedveil.runs.sections.noise_section import (
     BudgetSection,
     NoiseSection,
@@ -132,10 +132,26 @@ def shipped() -> list[dict[str, str]]:
 
 
 def recipe_in(folder: Path) -> Recipe:
-    """The recipe of the run in a directory."""
+    """The recipe of the run in a directory, as it was recorded."""
     if not (folder / "recipe.toml").is_file():
         raise BadInput(f"{folder} holds no run: it has no recipe.toml")
     return load_recipe(str(folder / "recipe.toml"))
+
+
+def moved(recipe: Recipe, where: Sequence[str]) -> Recipe:
+    """The recipe computed elsewhere: `where` are settings of engine.kind and engine.address.
+
+    Given a kind, the address that the recipe names counts no more.
+    """
+    if not where:
+        return recipe
+    new = {"address": None, **{path[1]: value for path, value in settings_of(where)}}
+    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update=new)})
+
+
+def here(recipe: Recipe) -> Recipe:
+    """The recipe computed by processes of this machine."""
+    return moved(recipe, ["engine.kind=processes"])
 
 
 def load_recipe(
@@ -169,7 +185,7 @@ def load_recipe(
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as e:
-        raise BadInput(f"recipe {source}: {_explain(e)}") from e
+        raise BadInput(f"recipe {source}: {explained(e, FORMS)}") from e
     check_recipe_values(recipe)
     return _with_rounds(recipe)
 
@@ -178,6 +194,13 @@ def check_recipe_values(recipe: Recipe) -> None:
     """Refuse values that are wrong by themselves, before anything heavy is imported."""
     check_workers("engine.workers", recipe.engine.workers)
     recipe.model.check()
+    if recipe.engine.address is not None:
+        if recipe.engine.kind != "ray":
+            raise BadInput(
+                f"engine.address is {recipe.engine.address!r} and engine.kind is not 'ray': leave "
+                "it out, or set that"
+            )
+        check_address("engine.address", recipe.engine.address)
     if recipe.engine.timings is not None and recipe.engine.mode is None:
         raise BadInput("engine.timings is what a run records beside engine.mode: leave it out")
     for key, section in recipe:
@@ -279,7 +302,8 @@ def read(source: str) -> dict[str, Any]:
 
 def _apply(raw: dict[str, Any], settings: Settings) -> None:
     for path, value in settings:
-        if path[-1] == "kind" and raw.get(path[0]) != {"kind": value}:
+        by_kind = path[-1] == "kind" and path[0] in _BY_KIND
+        if by_kind and raw.get(path[0]) != {"kind": value}:
             raw[path[0]] = {}
         if path in _PATHS and "path" not in _inner(raw, path):
             raw[path[0]] = {}
@@ -303,15 +327,18 @@ def _inner(raw: dict[str, Any], path: list[str]) -> dict[str, Any]:
     return section
 
 
-def _explain(error: ValidationError) -> str:
-    """The first problem, on one line; a key that is unknown before one that it was meant for."""
+def explained(error: ValidationError, forms: Forms) -> str:
+    """The first problem, on one line; a key that is unknown before one that it was meant for.
+
+    `forms` are the sections of the file that was read (`forms_of`).
+    """
     first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     place = [str(part) for part in first["loc"]]
     kind = place.pop(1) if len(place) > 1 and place[0] in _BY_KIND else None
     where = " ".join(".".join(place).split())
     match first["type"]:
         case "extra_forbidden":
-            return unknown(FORMS, place, kind)
+            return unknown(forms, place, kind)
         case "missing":
             return f"{where} is missing" + (f" for kind {kind!r}" if kind else "")
         case "union_tag_not_found":

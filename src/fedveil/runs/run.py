@@ -5,7 +5,7 @@ import platform
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics_file import json_text, last_round
 from fedveil.runs.own import Model, brought, changed_since
-from fedveil.runs.recipe import Recipe, recipe_in
+from fedveil.runs.recipe import Recipe, moved, recipe_in
 from fedveil.runs.report.page import write_report
 from fedveil.runs.stored_model import StoredModel
+from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import evaluate
 from fedveil.training.server import ServerState
@@ -72,11 +73,13 @@ class Run:
         model: Model | None = None,
         data: FederatedData | None = None,
         allow_code: bool = False,
+        make_engine: EngineMaker | None = None,
     ) -> "Run":
         """Check everything, then claim the directory: a refused recipe leaves nothing behind.
 
         `model` and `data` are the caller's own, where the recipe says "own"; `data` may also be
-        what `data_of` has made of the recipe already. `allow_code` says that the code which the
+        what `data_of` has made of the recipe already, or say that clients' records are elsewhere,
+        where `make_engine` makes what reaches them. `allow_code` says that the code which the
         recipe names may be run.
         """
         if out is not None:
@@ -84,9 +87,16 @@ class Run:
         else:
             check_run_name(recipe.name)
         data = brought(recipe, model, data)
-        training = build(recipe, data_root, data=data, model=model, allow_code=allow_code)
+        training = build(
+            *(recipe, data_root),
+            data=data,
+            model=model,
+            allow_code=allow_code,
+            make_engine=make_engine,
+        )
         if shared is not None:
             shared.check(training)
+        training.open()
         folder = claim(out, recipe.name)
         return cls(folder, resolved(recipe, training), training, fresh=True, shared=shared)
 
@@ -99,11 +109,23 @@ class Run:
         model: Model | None = None,
         data: FederatedData | None = None,
         allow_code: bool = False,
+        where: Sequence[str] = (),
+        make_engine: EngineMaker | None = None,
     ) -> "Run":
-        """Open an interrupted run with the recipe, and the own parts, it was started with."""
+        """Open an interrupted run with the recipe, and the own parts, it was started with.
+
+        `where` are settings of its engine for this time: kind and address, which change no result.
+        """
         recipe = recipe_in(folder)
         data = brought(recipe, model, data)
-        training = build(recipe, data_root, data=data, model=model, allow_code=allow_code)
+        training = build(
+            *(moved(recipe, where), data_root),
+            data=data,
+            model=model,
+            allow_code=allow_code,
+            make_engine=make_engine,
+        )
+        training.open()
         return cls(folder, recipe, training, fresh=False)
 
     def describe(self) -> str:
@@ -353,6 +375,8 @@ class Run:
     @property
     def how_to_resume(self) -> str:
         """The command, or the call, that continues this run."""
+        if self.training.data.elsewhere:
+            return f"flwr run again, with {self.folder} as the run directory"
         names = {"model": self.recipe.model.name, "data": self.recipe.data.name}
         own = [f"{key}=..." for key, name in names.items() if name == OWN]
         if not own:

@@ -33,6 +33,7 @@ def check_agreement(
     |---|---|
     | a plan changed by hand | its lines account for what its parts do |
     | data | they have as many clients as the plan; delta is below 1 / records at record level |
+    | records elsewhere | their numbers are public, for a claim or weights that need them |
     | a plan for DP-SGD | the work is `ClientDpSgd` itself, with the plan's own steps |
     | DP-SGD | the plan is for it |
     | a clip per gradient | the work is `ClientSgd`, and its rates add up to what is accounted |
@@ -52,6 +53,14 @@ def check_agreement(
         raise BadInput(
             f"the plan accounts for {plan.parameters:,} parameters and the model has "
             f"{task.size:,}: make the plan for this model"
+        )
+    by_records = weights is Weights.EXAMPLES or any(line.unit is Unit.RECORD for line in plan.lines)
+    if by_records and 0 in data.elsewhere:
+        unknown = data.client_name(data.elsewhere.index(0))
+        raise BadInput(
+            f"how many records client {unknown!r} has is not known here, and the claim or "
+            "server.weights needs it: say it in public, or use weights 'uniform' and no claim "
+            "about records"
         )
     for line in plan.lines:
         if line.unit is Unit.RECORD and line.budget.delta >= 1 / data.records:

@@ -121,23 +121,28 @@ class Whole(Batch):
     The mask is made only if someone asks for it.
     """
 
-    _sizes: torch.Tensor
+    _sizes: npt.NDArray[np.int64]
     _longest: int
 
     def __init__(self, sizes: npt.NDArray[np.int64], longest: int) -> None:
         object.__setattr__(self, "index", None)
         object.__setattr__(self, "draws", None)
-        object.__setattr__(self, "_sizes", torch.from_numpy(sizes))
+        object.__setattr__(self, "_sizes", sizes)
         object.__setattr__(self, "_longest", longest)
+
+    def real(self, cohort: CohortData, k: int) -> tuple[Features, torch.Tensor]:
+        if self._sizes[k] == self._longest:
+            return taken(cohort.x, k), cohort.y[k]
+        return super().real(cohort, k)
 
     @cached_property
     def mask(self) -> torch.Tensor:
-        real = torch.arange(self._longest)[None, :] < self._sizes[:, None]
-        return real.to(torch.float32)
+        real = np.arange(self._longest)[None, :] < self._sizes[:, None]
+        return torch.from_numpy(real.astype(np.float32))
 
     @cached_property
     def working(self) -> torch.Tensor:
-        return self._sizes > 0
+        return torch.from_numpy(self._sizes > 0)
 
 
 @dataclass(frozen=True)

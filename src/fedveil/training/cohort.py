@@ -91,6 +91,8 @@ def _padded(
     array: npt.NDArray[Any], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[Any]:
     """[K, longest, ...] from slices of `array`, each client's copied in one piece."""
+    if len(starts) == 1:
+        return np.array(array[starts[0] : starts[0] + sizes[0]], order="C")[None]
     longest = int(sizes.max(initial=1))
     last = len(array) - longest
     if not array.flags.c_contiguous:

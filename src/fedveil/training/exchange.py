@@ -13,6 +13,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.release import Asked
 from fedveil.training.reports import Reports, Rows, Spanned, accept
 from fedveil.training.sums import CohortSum
 from fedveil.training.turn import Turn
@@ -69,7 +70,7 @@ def client_report(
 def server_sum(
     parts: Sequence[tuple[CohortSum, slice]],
     plan: PrivacyPlan,
-    turn: Turn,
+    asked: Asked,
     sent: Sent,
     weights: torch.Tensor,
     *,
@@ -82,32 +83,34 @@ def server_sum(
     Guarantee: every report passes `accept` before it counts: one that is not finite, of the wrong
     form or not of this plan is zero, and where the server adds the noise none is longer than the
     clip. Reports that clients have randomised are not clipped again: noise is longer than a clip.
+    What an adaptive clip collects is accepted in the same way (`PrivacyPlan.read_watched`).
     """
     reports, release = sent.reports, plan.release
-    accepted = accept(reports, None if release.counted else turn.clip)
+    accepted = accept(reports, None if release.counted else asked.clip)
+    watched = plan.read_watched(sent.watched, asked)
     refused, clipped = accepted.refused, sent.clipped | accepted.clipped
     if isinstance(reports, Rows):
-        refused = refused | release.read_(reports.rows, turn)
+        refused = refused | release.read_(reports.rows, asked)
     weights = torch.where(refused, 0.0, weights)
     unusable = (refused | sent.diverged).numpy()
     for total, part in parts:
         if isinstance(reports, Rows):
-            release.add_sum_(total.total, reports.rows[part], weights[part], turn)
+            release.add_sum_(total.total, reports.rows[part], weights[part], asked)
             if total.kept is not None:
                 counted = weights[part] > 0
-                updates = release.updates_of(reports.rows[part][counted], turn)
-                total.kept.append((turn.ids[part][counted.numpy()], updates))
+                updates = release.updates_of(reports.rows[part][counted], asked)
+                total.kept.append((asked.ids[part][counted.numpy()], updates))
         else:
             reports.add_to_(total.total, weights)
-        total.watched += sent.watched[part].sum(dim=0)
+        total.watched += watched[part].sum(dim=0)
         total.weight += float(weights[part].sum())
-        total.clients += len(turn.ids[part])
+        total.clients += len(asked.ids[part])
         total.clipped += int(clipped[part].sum())
-        total.cheating += cheating * len(turn.ids[part])
+        total.cheating += cheating * len(asked.ids[part])
         length = float(accepted.lengths[part].sum())
         honest, others = total.lengths
         total.lengths = (honest, others + length) if cheating else (honest + length, others)
-        total.refused += tuple(int(c) for c in turn.ids[part][unusable[part]])
+        total.refused += tuple(int(c) for c in asked.ids[part][unusable[part]])
 
 
 def _lengths(done: Clipped | Spanned) -> torch.Tensor:

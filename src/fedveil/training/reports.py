@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from fedveil.privacy.clip import ROUNDING, Clip
-from fedveil.privacy.rows import Norm, add_weighted_, row_norms
+from fedveil.privacy.rows import Norm, add_weighted_, all_finite, row_norms
 from fedveil.training.gradients.choice import Walk
 
 
@@ -128,8 +128,9 @@ def accept(reports: Reports, clip: Clip | None) -> Accepted:
     | no reports | no rows |
     """
     norms = reports.norms(Norm.L2 if clip is None else clip.norm)
-    refused = ~torch.isfinite(norms)
-    if bool(refused.any()):
+    refused = torch.zeros(norms.shape, dtype=torch.bool)
+    if not all_finite(norms):
+        refused = ~torch.isfinite(norms)
         reports.zero_(refused)
         norms = torch.where(refused, 0.0, norms)
     if clip is None:

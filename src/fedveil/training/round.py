@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedveil.errors import BudgetExhausted
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -26,30 +25,34 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """What a round asks an engine for: the sum over the cohort `ids`, starting from `state`."""
+    """What a round asks an engine for: the sum over the cohort `ids`, starting from `state`.
+
+    `attempt` counts the times that the round was charged before.
+    """
 
     round: int
     ids: Ids
     state: ServerState
     streams: Streams
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
 class RoundResult:
     """One finished round. `clipped` and `snr` come from private data: diagnostics, not releases.
 
-    `over_clients`, where it was asked for, comes from private data as well.
-    `snr` is the length of the sum over the expected length of its noise, None without noise;
-    `clip` the clip on updates or local gradients, None without one; `metrics` is empty in
-    rounds that were not measured. `attack` is what an adversary did: how many clients cheated,
-    their share of the cohort, and the mean lengths of honest and cheating reports as they arrived;
-    empty without an adversary.
+    `over_clients`, where it was asked for, comes from private data as well. `clipped` is None where
+    clients do not tell. `snr` is the length of the sum over the expected length of its noise, None
+    without noise, or where only clients know the sum; `clip` the clip on updates or local
+    gradients, None without one; `metrics` is empty in rounds that were not measured. `attack` is
+    what an adversary did: how many clients cheated, their share of the cohort, and the mean lengths
+    of honest and cheating reports as they arrived; empty without an adversary.
     """
 
     round: int
     state: ServerState
     clients: int
-    clipped: float
+    clipped: float | None
     clip: float | None
     snr: float | None
     refused: tuple[int, ...]
@@ -123,6 +126,8 @@ def rounds(
 
     Guarantee: a round is charged, durably, before any client works on it. An empty cohort is
     charged and noised like any other; refused reports change neither charge, noise nor divisor.
+    A round that is charged again draws cohort and noise anew. Where too few reports came to hand
+    anything on, the charge stays, and so does the model.
     """
     counted, release, expected = plan.release.counted, plan.release, plan.expected
     most = int(ledger.turns(state.round).max()) if counted else 0
@@ -130,7 +135,9 @@ def rounds(
         number, before, began = state.round + 1, state, time.perf_counter()
         # sample
         turns = ledger.turns(before.round) if counted else None
-        ids = drawn = plan.sampler.cohort(plan.population, number, streams, turns)
+        attempt = ledger.attempt(number)
+        drawing = streams.again(attempt)
+        ids = drawn = plan.sampler.cohort(plan.population, number, drawing, turns)
         if adversary is not None:
             ids = attacked_cohort(adversary, number, drawn)
         check_cohort(ids, plan.population)
@@ -141,34 +148,36 @@ def rounds(
         except BudgetExhausted:
             return
         # train, clip, randomise (client_report); shuffle, accept, sum (server_sum): exchange.py
-        cohort = yield Ask(number, ids, before, streams)
+        cohort = yield Ask(number, ids, before, drawing, attempt)
         if cohort is None:
             raise AssertionError("a round continues when it is sent the sum it asked for")
         signal = cohort.strength
         # noise
-        release.noise_(cohort.total, clip, number, streams)
+        release.noise_(cohort.total, clip, number, drawing)
         # step
         if aggregate is None or not cohort.weight:
             mean = cohort.total.div_(release.divisor(cohort.weight, expected))
         else:
             mean = aggregate.of(cohort.updates)
-        enough = cohort.weight >= release.minimum
-        state = server.step(before, mean if enough else torch.zeros_like(mean))
-        moving = plan.move(
-            before.moving, cohort.watched, before.params, state.params, number, streams
-        )
-        state = replace(state, moving=moving)
+        state = replace(before, round=number)
+        if cohort.enough and cohort.weight >= release.minimum:
+            state = server.step(before, mean)
+            moving = plan.move(
+                before.moving, cohort.watched, before.params, state.params, number, drawing
+            )
+            state = replace(state, moving=moving)
         # measure
         if turns is not None:
             most = max(most, int(turns[drawn].max(initial=-1)) + 1)
         noise = release.noise_length(ids, clip, before.moving, len(mean))
+        known = cohort.told or not release.randomises
         yield RoundResult(
             round=number,
             state=state,
             clients=cohort.clients,
-            clipped=cohort.clipped / max(cohort.clients, 1),
+            clipped=cohort.clipped / max(cohort.clients, 1) if cohort.told else None,
             clip=release.clip_of_updates(clip),
-            snr=signal / noise if noise else None,
+            snr=signal / noise if noise and known else None,
             refused=cohort.refused,
             metrics=measure(state),
             over_clients=measure_clients(state),
@@ -181,7 +190,7 @@ def rounds(
 class Summing(Protocol):
     """As much of an engine as a round needs."""
 
-    def run(self, round: int, ids: Ids, state: ServerState) -> CohortSum: ...
+    def run(self, round: int, ids: Ids, state: ServerState, attempt: int = 0) -> CohortSum: ...
 
 
 def driven(course: Rounds, engine: Summing) -> Generator[RoundResult, None, None]:
@@ -189,7 +198,7 @@ def driven(course: Rounds, engine: Summing) -> Generator[RoundResult, None, None
     for ask in course:
         if not isinstance(ask, Ask):
             raise AssertionError("a round begins with what it asks for")
-        result = course.send(engine.run(ask.round, ask.ids, ask.state))
+        result = course.send(engine.run(ask.round, ask.ids, ask.state, ask.attempt))
         if not isinstance(result, RoundResult):
             raise AssertionError("a round that was sent its sum has a result")
         yield result

@@ -25,7 +25,9 @@ from fedveil.training.cohort import tensors
 from fedveil.training.engines.chunks import MEMORY, fitting_chunk
 from fedveil.training.engines.engine import Engine, EngineMaker, Job, one_by_one
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
-from fedveil.training.engines.processes import Processes
+from fedveil.training.engines.on_ray.cluster import RayCluster
+from fedveil.training.engines.on_ray.pool import RayPool
+from fedveil.training.engines.processes import Pool, Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.timings import plainly_vectorised, timings
 from fedveil.training.engines.workers import available
@@ -55,11 +57,11 @@ class Training:
     per core; their number changes nothing. `every` is the number of rounds between measurements on
     the test split; `clients_every`, unless None, that between measurements across clients, on
     their own records in the clear, which secure noise refuses. `seed` tells repetitions of the same
-    training apart. `make_engine`, if given, makes another engine than this machine's, which then
-    decides about chunk, memory and workers. What the data say of themselves is in the claims of
-    this training's `plan`, not in those of the plan it was given. `adversary`
-    decides about clients that cheat; `aggregate`, if given, takes the place of the mean, where the
-    claim allows it.
+    training apart. `cluster`, if given, is where the workers are instead of on this machine; that
+    changes nothing. `make_engine`, if given, makes another engine than these, which then decides
+    about chunk, memory and workers. What the data say of themselves is in the claims of this
+    training's `plan`, not in those of the plan it was given. `adversary` decides about clients that
+    cheat; `aggregate`, if given, takes the place of the mean, where the claim allows it.
     """
 
     task: Task
@@ -78,6 +80,7 @@ class Training:
     adversary: Adversary | None = None
     aggregate: Aggregate | None = None
     make_engine: EngineMaker | None = None
+    cluster: RayCluster | None = None
     _initial: torch.Tensor = field(init=False, repr=False)
     _mixes: bool = field(init=False, repr=False)
 
@@ -85,6 +88,7 @@ class Training:
         check_arguments(
             **{f.name: getattr(self, f.name) for f in fields(self) if f.name in _CHECKED}
         )
+        self._check_cluster()
         attacked = () if self.adversary is None else (self.adversary.assumption(self.plan),)
         for text in (*self.data.assumptions, *self.task.assumptions, *attacked):
             object.__setattr__(self, "plan", self.plan.assuming(text))
@@ -94,6 +98,8 @@ class Training:
         check_rounds(self.plan.rounds, work=self.work, server=self.server)
         if self.aggregate is not None:
             check_aggregate(self.aggregate, self.plan, self.task, self.weights, self.memory)
+        if self.data.elsewhere:
+            self._check_elsewhere()
         if self.plan.secure:
             self.data.check_secure()
             if self.clients_every is not None:
@@ -102,11 +108,25 @@ class Training:
                     "clients' own records in the clear: leave it out, or simulate ('seeded')"
                 )
         self.data.check()
-        x, y = tensors(taken(self.data.x, slice(2))), torch.tensor(self.data.y[:2])
+        here = self.data.test_x if self.data.elsewhere else self.data.x
+        targets = self.data.test_y if self.data.elsewhere else self.data.y
+        x, y = tensors(taken(here, slice(2))), torch.tensor(targets[:2])
         self.task.check_fits(x, y, self.data.classes)
         check_measurable(self.task, self.data)
         self._settle_mode()
         object.__setattr__(self, "_initial", self.task.parameters.clone())
+
+    def _check_elsewhere(self) -> None:
+        """Refuse what would look at records that are not here."""
+        for what, given in (
+            ("evaluate.clients measures", self.clients_every is not None),
+            ("an attack is simulated", self.adversary is not None),
+            ("this machine's engine trains", self.make_engine is None),
+        ):
+            if given:
+                raise BadInput(
+                    f"{what} on clients' records, which are at their sites: leave it out"
+                )
 
     def __repr__(self) -> str:
         return (
@@ -131,6 +151,27 @@ class Training:
         if alone:
             object.__setattr__(self, "mode", Mode.LOOPED)
 
+    def _check_cluster(self) -> None:
+        if self.cluster is None:
+            return
+        if self.make_engine is not None:
+            raise BadInput("cluster and make_engine are both given: each says where to compute")
+        if self.adversary is not None and self.adversary.remembers:
+            raise BadInput(
+                f"engine 'ray' and the adversary {type(self.adversary).__name__} remembers what it "
+                "has seen, so all clients are computed in one process: use engine 'processes'"
+            )
+
+    def open(self) -> None:
+        """Reach the cluster, if there is one: what fails then has charged nothing."""
+        if isinstance(self.engine, Processes) and self.cluster is not None:
+            self.engine.open()
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the module lets the records of a batch see each other."""
+        return self._mixes
+
     def start(self) -> ServerState:
         """The state before the first round: the module's parameters when this was built."""
         params = self._initial.clone()
@@ -153,6 +194,7 @@ class Training:
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
         keep_memory(self.task.size)
+        self.open()
         every = driven(self.course(state, ledger), self.engine)
         try:
             while True:
@@ -219,10 +261,17 @@ class Training:
         chunk = self.chunk or fitting_chunk(
             self.task, self.data, self.work, mode, self.memory, self.plan.expected
         )
+        if self.cluster is not None:
+            return Processes(job, mode, chunk, self.workers, self._on_cluster)
         workers = self.workers or available()
         if workers == 1 or (self.adversary is not None and self.adversary.remembers):
             return Serial(job, mode, chunk)
         return Processes(job, mode, chunk, workers)
+
+    def _on_cluster(self, engine: Serial, workers: int) -> Pool:
+        if self.cluster is None:
+            raise AssertionError("there is no cluster")
+        return RayPool(self.cluster, engine, workers)
 
     def _measure(self, state: ServerState) -> dict[str, float]:
         if not self._due(state, self.every):

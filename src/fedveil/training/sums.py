@@ -19,6 +19,8 @@ class CohortSum:
     cannot be used. `cheating` is the number of clients that cheated, `lengths` are the sums of the
     lengths of honest and of cheating reports as they arrived: diagnostics. `kept` are (clients,
     their updates [K, P]) where more than the sum is asked for, None where nobody looks at them.
+    `told` is false where clients keep to themselves whom the clip met and what they sent before
+    noise; `enough` where so few answered that the round is not to count.
     """
 
     total: torch.Tensor
@@ -31,6 +33,8 @@ class CohortSum:
     cheating: int = 0
     lengths: tuple[float, float] = (0.0, 0.0)
     kept: list[tuple[Ids, torch.Tensor]] | None = None
+    told: bool = True
+    enough: bool = True
 
     @classmethod
     def zero(cls, size: int, width: int, *, noisy: bool, keep: bool = False) -> "CohortSum":
@@ -49,6 +53,14 @@ class CohortSum:
         signal = numbers[size : 2 * size] if noisy else None
         kept: list[tuple[Ids, torch.Tensor]] | None = [] if keep else None
         return cls(numbers[:size], signal, numbers[size * (1 + noisy) :], kept=kept)
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """All of the numbers it lives in, from which `over` makes it again."""
+        whole = self.total._base
+        if whole is None:
+            raise AssertionError("a sum is a view of its numbers")
+        return whole
 
     @property
     def rest(self) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import torch
 
 from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import KeySource
-from fedveil.privacy.rows import Norm, row_norms
+from fedveil.privacy.rows import Norm, all_finite, row_norms
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.choice import Gradients
 
@@ -47,9 +47,8 @@ def clip_rows_(rows: torch.Tensor, clip: Clip | None, norms: torch.Tensor | None
     """
     if norms is None:
         norms = row_norms(rows, Norm.L2 if clip is None else clip.norm)
-    finite = torch.isfinite(norms)
-    if not bool(finite.all()):
-        norms = torch.where(finite, norms, 0.0)
+    if not all_finite(norms):
+        norms = torch.where(torch.isfinite(norms), norms, 0.0)
     if clip is None:
         return Clipped(rows, norms, torch.zeros(len(rows), dtype=torch.bool))
     return clip.apply_(rows, norms)

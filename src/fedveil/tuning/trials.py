@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +15,9 @@ from fedveil.data.records import Records
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
-from fedveil.runs.recipe import Recipe
+from fedveil.runs.recipe import Recipe, here
 from fedveil.runs.records import divided, records_of, source_of
+from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
 from fedveil.training.gradients.choice import Mode
@@ -25,6 +27,7 @@ from fedveil.training.session import Training, train
 from fedveil.tuning.axes import Cell
 from fedveil.tuning.bench import Bench
 from fedveil.tuning.cells import Outcome, Prepared
+from fedveil.tuning.ray_bench import RayBench
 
 _NEVER = 1 << 60
 _KEPT = 2
@@ -38,19 +41,26 @@ Track = list[tuple[int, dict[str, float]]]
 class Laboratory:
     """Prepares cells and runs their trials; keeps the records it has read.
 
-    `curves`: the model is measured as often as the recipe says, not only at the end.
+    `curves`: the model is measured as often as the recipe says, not only at the end. Trials run on
+    `workers` processes (0: one per core), of `cluster` if there is one and else of this machine,
+    whatever the recipe says of its engine.
     """
 
     root: Path | None = None
     curves: bool = False
     workers: int = 0
+    cluster: RayCluster | None = None
     _modes: dict[str, Mode] = field(default_factory=dict)
     _records: dict[str, Records | FederatedData] = field(default_factory=dict)
     _divided: dict[str, FederatedData] = field(default_factory=dict)
-    _bench: Bench[Prepared, Outcome] | None = None
+    _bench: Bench[Prepared, Outcome] | RayBench[Prepared, Outcome] | None = None
 
     def __post_init__(self) -> None:
         check_workers("--workers", self.workers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a worker, which trains what it is given by itself."""
+        return {**vars(self), "workers": 1, "cluster": None, "_bench": None}
 
     def prepare(self, cell: Cell, mode: Mode | None = None) -> Prepared:
         """Build a cell and refuse what cannot run, before anything does.
@@ -65,7 +75,7 @@ class Laboratory:
                     "noise.source is 'secure', and trials are repeated and compared: use 'seeded' "
                     "here and 'secure' for the run that is published"
                 )
-            training = build(recipe, data=self.data(recipe))
+            training = build(here(recipe), data=self.data(recipe))
             noise = _noise(training.plan, training)
             found = mode or training.mode or self._measured(recipe, training)
         except BadInput as e:
@@ -97,28 +107,39 @@ class Laboratory:
         self, jobs: Sequence[tuple[Prepared, Sequence[int]]]
     ) -> Iterator[tuple[int, list[Outcome]]]:
         """(number of the job, its outcomes) as they finish, over all cores; in order on one."""
-        count = min(len(jobs), self.workers or available())
-        if count <= 1:
+        if len(jobs) <= 1 or (self.cluster is None and self._count == 1):
             for number, job in enumerate(jobs):
                 yield number, self.trial(*job)
         elif self._bench is not None and self._bench.knows(jobs):
             yield from self._bench.outcomes(jobs)
         else:
-            with Bench([prepared for prepared, _ in jobs], self.trial, count) as bench:
+            with self._bench_of([prepared for prepared, _ in jobs], len(jobs)) as bench:
                 yield from bench.outcomes(jobs)
 
     @contextmanager
     def held(self, cells: Sequence[Prepared]) -> Iterator[None]:
         """Keep the processes from one call of `trials` on these cells to the next."""
-        with Bench(cells, self.trial, self.workers or available()) as self._bench:
+        with self._bench_of(cells, self._count) as self._bench:
             try:
                 yield
             finally:
                 self._bench = None
 
+    @property
+    def _count(self) -> int:
+        return self.workers or available()
+
+    def _bench_of(
+        self, cells: Sequence[Prepared], jobs: int
+    ) -> Bench[Prepared, Outcome] | RayBench[Prepared, Outcome]:
+        if self.cluster is not None:
+            return RayBench(cells, self.trial, self.workers, self.cluster)
+        return Bench(cells, self.trial, min(jobs, self._count))
+
     def _training(self, prepared: Prepared, repetition: int) -> Training:
         recipe = seeded(prepared.cell.recipe, repetition)
-        engine = recipe.engine.model_copy(update={"workers": 1, "mode": str(prepared.mode)})
+        alone = {"workers": 1, "mode": str(prepared.mode)}
+        engine = here(recipe).engine.model_copy(update=alone)
         every = recipe.evaluate.every if self.curves else _NEVER
         changes = {"every": every, "clients": None, "clients_every": None}
         evaluate = recipe.evaluate.model_copy(update=changes)

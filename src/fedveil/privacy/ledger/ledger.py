@@ -51,7 +51,8 @@ class Ledger:
     Guarantee: `charge` returns only after the charge is on disk, and raises `BudgetExhausted`
     without writing when it would exceed the budget. A round with seeded noise that was charged
     before is a replay of the same randomness on the same data, hence the same release: it costs
-    nothing. With secure noise it is a new release, hence a new attempt with a new charge. Where
+    nothing. With secure noise, or where `repeats` is false because other clients may answer the
+    second time, it is a new release, hence a new attempt with a new charge. Where
     clients are charged for their own turns, the ledger also notes who took part, in the same
     transaction, and knows how often each of them did. On a shared ledger, every charge must also
     pass the filter over all runs, in that same transaction. What it says of data and cohorts is
@@ -63,7 +64,7 @@ class Ledger:
     |---|---|
     | no lines: nothing is claimed | no charge is written, none is refused |
     | round charged before, seeded | no second charge, no second count |
-    | round charged before, secure | a new attempt, charged, or BudgetExhausted |
+    | round charged before, secure or not repeatable | a new attempt, charged, or BudgetExhausted |
     | round charged before for another cohort, seeded | LedgerMismatch |
     | ledger of another run, recipe or data set | LedgerMismatch |
     | shared ledger of another unit, relation, trust, delta, noise or data set | LedgerMismatch |
@@ -79,13 +80,14 @@ class Ledger:
         permitted: int,
         clients: int,
         common: Common | None,
+        repeats: bool = True,
     ) -> None:
         self._db, self._run, self._salt = connection, about["run"], _salt(connection)
         self._file = _file(connection)
         if self._file is not None:
             begin_writing(self._file)
         self._lines, self._permitted = lines, permitted
-        self._replays = all(line.noise is NoiseSource.SEEDED for line in lines)
+        self._replays = repeats and all(line.noise is NoiseSource.SEEDED for line in lines)
         self._turns, self._counted = np.zeros(clients, dtype=np.int64), 0
         self._lasting: dict[tuple[str, int], bool] = {}
         self.refusal: BudgetExhausted | None = None
@@ -100,12 +102,15 @@ class Ledger:
         permitted: int,
         clients: int = 0,
         common: Common | None = None,
+        *,
+        repeats: bool = True,
     ) -> "Ledger":
         """A new ledger at `path` (None: in memory, for a training that leaves no run behind).
 
         `about` says whose ledger it is, with the run's name under "run"; `permitted` is the
         number of rounds that fit the budgets in `lines`; `clients` is how many clients' turns are
-        counted, 0 if none are; `common` makes it one that other runs may share.
+        counted, 0 if none are; `common` makes it one that other runs may share; `repeats` says
+        that a round done again with seeded noise is the same round.
         """
         db = connect(path)
         db.execute("PRAGMA journal_mode = WAL")
@@ -116,7 +121,7 @@ class Ledger:
             rows = {"format": FORMAT, "salt": salt, **(common.to_rows(salt) if common else {})}
             db.executemany("INSERT INTO about VALUES (?, ?)", rows.items())
             _register(db, about, lines, clients)
-        return cls(db, about, lines, permitted, clients, common)
+        return cls(db, about, lines, permitted, clients, common, repeats)
 
     @classmethod
     def reopen(
@@ -127,6 +132,8 @@ class Ledger:
         permitted: int,
         clients: int = 0,
         common: Common | None = None,
+        *,
+        repeats: bool = True,
     ) -> "Ledger":
         """Open a run's ledger again; refuse one that belongs to something else."""
         stored = _read_run(path, about["run"])
@@ -138,7 +145,7 @@ class Ledger:
                     "resume with what the run was started with, or start a new run"
                 )
         check_common(path, common)
-        return cls(connect(path), about, lines, permitted, clients, common)
+        return cls(connect(path), about, lines, permitted, clients, common, repeats)
 
     @classmethod
     def join(
@@ -148,9 +155,14 @@ class Ledger:
         lines: Lines,
         permitted: int,
         clients: int,
-        common: Common,
+        common: Common | None,
+        *,
+        repeats: bool = True,
     ) -> "Ledger":
-        """A new run on a shared ledger that exists; refused if it promises something else."""
+        """A new run on a ledger that exists; refused if a shared one promises something else.
+
+        Without `common` runs stand beside each other, and nobody adds them up.
+        """
         read_about(path)
         check_common(path, common)
         db = connect(path)
@@ -169,7 +181,7 @@ class Ledger:
         except BaseException:
             db.close()
             raise
-        return cls(db, about, lines, permitted, clients, common)
+        return cls(db, about, lines, permitted, clients, common, repeats)
 
     def charge(self, round: int, ids: Ids | None = None) -> int:
         """Charge `round` (counting from 1), or raise `BudgetExhausted` and write nothing.
@@ -182,15 +194,13 @@ class Ledger:
             return 0
         cohort = b"" if ids is None else ids.astype("<u4").tobytes()
         with transaction(self._db):
-            query = "SELECT MAX(attempt) FROM charges WHERE run = ? AND round = ?"
-            before = self._db.execute(query, (self._run, round)).fetchone()[0]
+            attempt, before = self.attempt(round), self._last_attempt(round)
             if before is not None and self._replays:
                 if ids is not None and self._cohort(round) != cohort:
                     raise LedgerMismatch(
                         f"round {round} was charged for another cohort: a replay must be the same"
                     )
-                return int(before)
-            attempt = 0 if before is None else int(before) + 1
+                return attempt
             try:
                 self._check(round, ids)
             except BudgetExhausted as e:
@@ -198,6 +208,16 @@ class Ledger:
                 raise
             self._insert(round, attempt, cohort, ids is not None)
         return attempt
+
+    def attempt(self, round: int) -> int:
+        """Which attempt at `round` the next charge is for, counting from 0."""
+        before = self._last_attempt(round)
+        return 0 if before is None else before + (not self._replays)
+
+    def _last_attempt(self, round: int) -> int | None:
+        query = "SELECT MAX(attempt) FROM charges WHERE run = ? AND round = ?"
+        found = self._db.execute(query, (self._run, round)).fetchone()[0]
+        return None if found is None else int(found)
 
     def _check(self, round: int, ids: Ids | None) -> None:
         """Refuse what the run's own budget, or the common one, does not permit."""

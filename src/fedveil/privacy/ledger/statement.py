@@ -53,13 +53,21 @@ def statement(path: Path, run: str) -> Statement:
         return _statement(path, run, read_runs(path)[run])
 
 
-def _statement(path: Path, run: str, about: dict[str, str]) -> Statement:
-    """Read a run's charges; one whose event is not the one its line promises is refused."""
-    charges = read_charges(path, run)
+def lines_of(path: Path, run: str) -> tuple[BudgetLine, ...]:
+    """What a run of the ledger is charged for."""
+    return _lines(path, read_runs(path)[run])
+
+
+def _lines(path: Path, about: dict[str, str]) -> tuple[BudgetLine, ...]:
     try:
-        lines = tuple(BudgetLine.from_dict(raw) for raw in json.loads(about["lines"]))
+        return tuple(BudgetLine.from_dict(raw) for raw in json.loads(about["lines"]))
     except (KeyError, ValueError, TypeError) as e:
         raise BadInput(f"{path}: the ledger's lines cannot be read: {e}") from e
+
+
+def _statement(path: Path, run: str, about: dict[str, str]) -> Statement:
+    """Read a run's charges; one whose event is not the one its line promises is refused."""
+    charges, lines = read_charges(path, run), _lines(path, about)
     promised = {line.covers: line.event for line in lines if not line.reading}
     for charge in charges:
         if promised.get(charge.covers) != from_dict(charge.event):

@@ -75,6 +75,12 @@ class Streams:
         """Where sampling is to be secure, the source of it."""
         return SecureRandom() if self.secure else None
 
+    def again(self, attempt: int) -> "Streams":
+        """The streams of a round's later attempt, which share no draw with the first's."""
+        if attempt == 0 or self.secure:
+            return self
+        return Streams(self.key("attempt", attempt))
+
     def key(self, purpose: str, *parts: int) -> int:
         """128 bits that identify (seed, purpose, parts)."""
         text = "\x1f".join([str(self.seed), purpose, *map(str, parts)])

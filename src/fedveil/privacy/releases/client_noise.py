@@ -135,10 +135,12 @@ class ClientNoise(Release):
         reach = 1.0 if self.relation is Relation.REPLACE else 0.5  # as the line is replacement
         if self.multipliers is None:
             added = self.multiplier * reach
-            enough = line.members is None and _claimed(line) <= added * _ROUNDED
+            enough = line.members is None and claimed_noise(line) <= added * _ROUNDED
             return None if enough else f"noise of {added:g} sensitivities is added"
         strict = [one for one in parts.lines if not one.as_published]
-        claims = [np.full(one.members or parts.population + 1, _claimed(one)) for one in strict]
+        claims = [
+            np.full(one.members or parts.population + 1, claimed_noise(one)) for one in strict
+        ]
         claimed, added_each = np.sort(np.concatenate(claims)), np.sort(self.multipliers) * reach
         if len(claimed) != len(added_each) or not (claimed <= added_each * _ROUNDED).all():
             return f"{parts.population} clients have noise multipliers of their own"
@@ -168,7 +170,7 @@ class ClientNoise(Release):
         return math.sqrt(self.mechanism.variance * size * square)
 
 
-def _claimed(line: BudgetLine) -> float:
+def claimed_noise(line: BudgetLine) -> float:
     """The noise multiplier of the updates that the line's event speaks of."""
     event = line.event
     return noise_in(event.gaussian if isinstance(event, GaussianWithCurator) else event)

@@ -143,6 +143,15 @@ class Release:
         """The same for the next round, from the models before and after this one."""
         return moving
 
+    def reachable(
+        self, moving: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
+    ) -> bool:
+        """Whether that can be what moves in `round`, for the model `params`; `first` was the first.
+
+        For a client that did not see it move, and does not trust who says so.
+        """
+        return moving.numel() == 0
+
     def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
         """What clients do to their clipped updates [K, P] before they send them, in place."""
 

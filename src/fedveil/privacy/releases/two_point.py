@@ -18,7 +18,7 @@ from fedveil.privacy.releases.counted import check_sampler, line_of
 from fedveil.privacy.releases.release import Asked, Ids, Parts, Release, misnamed
 from fedveil.privacy.rows import add_weighted_
 from fedveil.privacy.sampling import Sampler
-from fedveil.privacy.shuffle import multisets
+from fedveil.privacy.shuffle import Flags, Multisets, highs, multisets
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class TwoPointReports(Release):
     def move(self, moving: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         return self.ranges.move(moving, before, after)
 
+    def reachable(
+        self, moving: torch.Tensor, params: torch.Tensor, first: torch.Tensor, round: int
+    ) -> bool:
+        return self.ranges.reachable(moving, params, first, round)
+
     def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
         if rows.shape[1] != sum(self.ranges.sizes):
             raise AssertionError("ranges are for another number of weights")
@@ -95,15 +100,24 @@ class TwoPointReports(Release):
     def add_sum_(
         self, total: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, asked: Asked
     ) -> None:
-        if self.shuffled:
-            centre, reach = self._points(asked.moving)
-            counted = rows[weights > 0]
-            if len(counted):
-                total += multisets(counted, centre, reach, 1).sums(centre, reach)
-        else:
+        if not self.shuffled:
             add_weighted_(total, rows, weights)
+            if self.ranges.perturb is Perturb.WEIGHTS:
+                total -= weights.sum() * asked.start.to(torch.float64)
+            return
+        counted = rows[weights > 0]
+        if len(counted):
+            self.add_multisets_(total, multisets(counted, *self._points(asked.moving), 1), asked)
+
+    def add_multisets_(self, total: torch.Tensor, found: Multisets, asked: Asked) -> None:
+        """Add the sum of the updates behind what a shuffler handed on to `total`, float64 [P]."""
+        total += found.sums(*self._points(asked.moving))
         if self.ranges.perturb is Perturb.WEIGHTS:
-            total -= weights.sum() * asked.start.to(torch.float64)
+            total -= float(found.reports[0]) * asked.start.to(torch.float64)
+
+    def messages(self, rows: torch.Tensor, asked: Asked) -> Flags:
+        """What clients tell a shuffler of their reports [K, P]: which are high, no more."""
+        return highs(rows, *self._points(asked.moving)).numpy()
 
     def updates_of(self, rows: torch.Tensor, asked: Asked) -> torch.Tensor:
         return rows - asked.start if self.ranges.perturb is Perturb.WEIGHTS else rows

@@ -67,7 +67,8 @@ def _forms(annotation: Any) -> dict[str, type[Section]]:
         if not issubclass(annotation, Section):
             return {}
         kind = annotation.model_fields.get("kind")
-        return {get_args(kind.annotation)[0] if kind else "": annotation}
+        names = get_args(kind.annotation) if kind else ()
+        return {names[0] if len(names) == 1 else "": annotation}
     return {kind: form for part in get_args(annotation) for kind, form in _forms(part).items()}
 
 

@@ -102,6 +102,16 @@ class EvaluateSection(Section):
 class EngineSection(Section):
     """`[engine]`: nothing here changes what is computed beyond rounding."""
 
+    kind: Literal["processes", "ray"] | None = Field(
+        default=None,
+        description="Where clients are computed: on processes of this machine, or on a Ray cluster "
+        "(pip install 'fedveil[ray]'); it changes no result. Left out: 'processes'.",
+    )
+    address: str | None = Field(
+        default=None,
+        description="The Ray cluster to join: 'auto', or the head's 'host:port'. For kind 'ray'. "
+        "Left out: one of its own on this machine, which ends with the run.",
+    )
     mode: Literal["vectorised", "looped"] | None = Field(
         default=None,
         description="Whether the clients of a chunk are one computation or one after the other; it "
@@ -122,7 +132,9 @@ class EngineSection(Section):
         default=512, description="MiB per worker for the clients of a chunk. For chunk 0."
     )
     workers: int = Field(
-        default=0, description="Processes; 0: one per core. Their number changes no result."
+        default=0,
+        description="Processes; 0: one per core of the machine or the cluster. Their number "
+        "changes no result.",
     )
     checkpoint: int = Field(
         default=1,

@@ -32,8 +32,12 @@ class Engine(Protocol):
     whatever machine; what it returns must not depend on how it divides the work.
     """
 
-    def run(self, round: int, ids: Ids, state: ServerState) -> CohortSum:
-        """The sum over the cohort `ids` of `round`, starting from `state`."""
+    def run(self, round: int, ids: Ids, state: ServerState, attempt: int = 0) -> CohortSum:
+        """The sum over the cohort `ids` of `round`, starting from `state`.
+
+        `attempt` counts the times that the round was charged before; an engine that computes
+        clients itself need not look at it.
+        """
         ...
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:

@@ -1,35 +1,92 @@
-"""The engine of one machine: the chunks of a cohort on one worker process per core."""
+"""The engine of several processes: the chunks of a cohort on workers, here or on a cluster."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 
+from fedveil.privacy.clip import Clip
 from fedveil.training.engines.engine import Ids
 from fedveil.training.engines.serial import Serial
+from fedveil.training.engines.tree import Branch
 from fedveil.training.engines.workers import Workers
-from fedveil.training.evaluate import batches_of, joined_metrics, measure
-from fedveil.training.over_clients import measure_clients, pieces_of, spread
+from fedveil.training.evaluate import Piece, batches_of, joined_metrics, measure
+from fedveil.training.over_clients import ClientSums, measure_clients, pieces_of, spread
 from fedveil.training.server import ServerState
-from fedveil.training.sums import CohortSum
+
+
+class Pool(Protocol):
+    """Workers that have an engine each, and compute what it would; answers come in order."""
+
+    def branches(
+        self,
+        round: int,
+        chunks: Sequence[Ids],
+        params: torch.Tensor,
+        moving: torch.Tensor,
+        clip: Clip | None,
+    ) -> Iterator[Branch]:
+        """The chunks' sums, in chunk order; each is valid until the next is asked for."""
+        ...
+
+    def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Piece]:
+        """What each batch of the test split comes to, in order."""
+        ...
+
+    def client_measures(
+        self, pieces: Sequence[slice], params: torch.Tensor
+    ) -> Iterator[ClientSums]:
+        """What each piece of the clients' records comes to, in order."""
+        ...
+
+    def close(self) -> None:
+        """End the workers."""
+        ...
+
+
+MakePool = Callable[[Serial, int], Pool]
+"""(the engine that every worker has, how many workers) -> the workers."""
+
+
+def forked(engine: Serial, workers: int) -> Workers:
+    """Workers on this machine, which share with this process what the engine has."""
+    engine.make_ready()
+    job = engine.job
+    return Workers(
+        workers,
+        add_chunk_=engine.add_chunk_,
+        measure=lambda params, batch: measure(job.task, params, job.data, batch),
+        measure_clients=lambda params, piece: measure_clients(job.task, params, job.data, piece),
+        size=job.task.size,
+        moving=len(job.plan.start(job.task.parameters)),
+        width=job.plan.width,
+        noisy=job.plan.release.randomises,
+        keep=job.rows,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Processes(Serial):
-    """As `Serial`, with `workers` processes; their number changes nothing at all.
+    """As `Serial`, with `workers` processes; where and how many they are changes nothing at all.
 
     Every process computes with one thread, and a draw depends on the client, not on who draws it.
     A cohort of one chunk is computed in this process.
     """
 
     workers: int = 2
+    make_pool: MakePool = forked
 
-    def _sums(self, round: int, chunks: list[Ids], state: ServerState) -> Iterator[CohortSum]:
+    def open(self) -> None:
+        """Start the workers now and not when they are first needed."""
+        _ = self._pool
+
+    def _branches(self, round: int, chunks: list[Ids], state: ServerState) -> Iterator[Branch]:
         if len(chunks) > 1:
             clip = self.job.plan.clip(state.moving, round)
-            return self._pool.sums(round, chunks, state.params, state.moving, clip)
-        return super()._sums(round, chunks, state)
+            return self._pool.branches(round, chunks, state.params, state.moving, clip)
+        return super()._branches(round, chunks, state)
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics over the test split, on the workers once there are any."""
@@ -57,19 +114,5 @@ class Processes(Serial):
         return "_pool" in self.__dict__
 
     @cached_property
-    def _pool(self) -> Workers:
-        self.make_ready()
-        job = self.job
-        return Workers(
-            self.workers,
-            add_chunk_=self.add_chunk_,
-            measure=lambda params, batch: measure(job.task, params, job.data, batch),
-            measure_clients=lambda params, piece: measure_clients(
-                job.task, params, job.data, piece
-            ),
-            size=job.task.size,
-            moving=len(job.plan.start(job.task.parameters)),
-            width=job.plan.width,
-            noisy=job.plan.release.randomises,
-            keep=job.rows,
-        )
+    def _pool(self) -> Pool:
+        return self.make_pool(self, self.workers)

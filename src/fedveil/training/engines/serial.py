@@ -17,6 +17,7 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.engines.chunks import cut
 from fedveil.training.engines.engine import Ids, Job
 from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.engines.tree import Branch, SumTree
 from fedveil.training.evaluate import batches_of, joined_metrics, measure
 from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
@@ -45,24 +46,25 @@ class Serial:
         if self.mode is Mode.VECTORISED and self.job.one_by_one:
             raise BadInput(f"engine.mode is 'vectorised' and {self.job.one_by_one}: use 'looped'")
 
-    def run(self, round: int, ids: Ids, state: ServerState) -> CohortSum:
+    def run(self, round: int, ids: Ids, state: ServerState, attempt: int = 0) -> CohortSum:
         """The sum over the cohort `ids` of `round`, starting from `state`."""
-        total, offsets = self.job.zero(), self.job.data.offsets
+        tree, offsets = SumTree(self.job.zero), self.job.data.offsets
         chunks = cut(ids, offsets[ids + 1] - offsets[ids], self.chunk)
-        for done in self._sums(round, chunks, state):
-            total.add_(done)
+        for branch in self._branches(round, chunks, state):
+            tree.add_(branch)
+        total = tree.total()
         total.refused = tuple(sorted(total.refused))
         return total
 
-    def _sums(self, round: int, chunks: list[Ids], state: ServerState) -> Iterator[CohortSum]:
-        """The sum of each chunk, in chunk order."""
+    def _branches(self, round: int, chunks: list[Ids], state: ServerState) -> Iterator[Branch]:
+        """The sums of all chunks, in chunk order; here each is a branch of its own."""
         clip = self.job.plan.clip(state.moving, round)
         with one_thread():
             everyone = np.concatenate(chunks) if chunks else np.zeros(0, dtype=np.int64)
             for chunk in chunks:
                 total = self.job.zero()
                 self.add_chunk_(total, round, chunk, everyone, state.params, state.moving, clip)
-                yield total
+                yield Branch(total)
 
     def run_in_step(self, asked: Sequence[Ask], begins: Sequence[int]) -> list[CohortSum]:
         """The sums over the cohorts of several trainings, as one block.

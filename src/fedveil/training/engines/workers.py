@@ -29,11 +29,14 @@ import torch
 from fedveil.errors import FedveilError
 from fedveil.privacy.clip import Clip
 from fedveil.training.engines.housekeeping import LARGE_MODEL, die_with_parent, keep_memory
+from fedveil.training.engines.tree import Branch
 from fedveil.training.evaluate import Piece
 from fedveil.training.over_clients import ClientSums
 from fedveil.training.sums import CohortSum
 
-_TRIES = 3
+TRIES = 3
+"""How often a chunk is tried whose workers die."""
+
 _SPARE_BYTES = 1 << 25
 
 Ids = npt.NDArray[np.int64]
@@ -121,21 +124,22 @@ class Workers:
         for _ in range(count):
             self._workers.append(self._fork())
 
-    def sums(
+    def branches(
         self,
         round: int,
         chunks: Sequence[Ids],
         params: torch.Tensor,
         moving: torch.Tensor,
         clip: Clip | None,
-    ) -> Iterator[CohortSum]:
+    ) -> Iterator[Branch]:
         """The sum of each chunk, in chunk order; each is valid until the next is asked for."""
         self._params.copy_(params)
         self._moving.copy_(moving)
         everyone = np.concatenate(chunks)
         jobs = [_Chunk(round, ids, everyone, clip) for ids in chunks]
         for slot, rest in self._ordered(jobs):
-            yield CohortSum.over(self._slots[slot], self._size, self._noisy).with_rest(rest)
+            total = CohortSum.over(self._slots[slot], self._size, self._noisy)
+            yield Branch(total.with_rest(rest))
 
     def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Piece]:
         """What each batch of the test split comes to, in order."""
@@ -271,7 +275,7 @@ def _opened(answer: bytes) -> Any:
 
 
 def _check_tries(tries: int, job: _Job) -> None:
-    if tries >= _TRIES:
+    if tries >= TRIES:
         raise WorkerLost(
             f"{tries} workers in a row died on {job}, as they do when memory runs out: lower "
             "engine.memory, engine.chunk or engine.workers"

@@ -1,0 +1,70 @@
+"""A federation on this machine, from its first process to its last: what `deploy --demo` shows."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import FedveilError
+from fedveil.flower.deployment import Deployment
+from fedveil.flower.local import LocalFederation
+from fedveil.flower.processes import Process
+from fedveil.privacy.accounting.claims import rendered
+
+_LOOK = 0.5
+_NUMBERS = ("accuracy", "loss")
+
+
+class DemonstrationFailed(FedveilError):
+    """The run ended without a result."""
+
+
+def demonstrate(deployment: Deployment, folder: Path) -> Iterator[str]:
+    """Start SuperLink, the sites and the run that were written into a folder; say what happens.
+
+    Everything that was started has ended when this does, however it does: close it, if it is left
+    before its end.
+    """
+    with LocalFederation(folder) as federation:
+        url = f"https://{deployment.address}"
+        federation.start_superlink(url)
+        yield f"SuperLink is up: {url}"
+        federation.register()
+        federation.start_mixer()
+        for name in deployment.sites:
+            federation.start_site(name)
+        federation.wait_until_connected()
+        yield f"sites are connected: {', '.join(deployment.sites)}"
+        run = federation.run()
+        yield from _followed(federation, run)
+        if federation.result() is None:
+            raise DemonstrationFailed(
+                f"the run has no result: {_reason(run)} (all that was said: {federation.logs})"
+            )
+
+
+def _followed(federation: LocalFederation, run: Process) -> Iterator[str]:
+    """A line for each round that the run directory has, as they come."""
+    told = 0
+    while True:
+        running = run.running
+        rounds = federation.rounds()
+        yield from (_line(line) for line in rounds[told:] if line["round"])
+        told = len(rounds)
+        if not running:
+            return
+        time.sleep(_LOOK)
+
+
+def _line(line: dict[str, Any]) -> str:
+    parts = [f"round {line['round']}"]
+    parts += [f"{name} {line[name]:.4g}" for name in _NUMBERS if line.get(name) is not None]
+    if line["epsilon"] is not None:
+        parts.append(f"epsilon {rendered(line['epsilon'])} {line['claim']}")
+    return " | ".join(parts)
+
+
+def _reason(run: Process) -> str:
+    """What the server said last that sounds like a reason."""
+    lines = [line.strip() for line in run.output.splitlines() if "rror" in line]
+    return lines[-1] if lines else run.last_words

@@ -1,0 +1,270 @@
+"""`Deployment`: a recipe as the files of a Flower app, of its server and of its sites.
+
+    app/            what `flwr run` takes
+    server/         recipe, sites, certificates, how to start SuperLink; the run directory
+    mixer/          for a recipe with [shuffle]: a party of its own
+    sites/NAME/     what the owner of a site gets: its copy of the recipe, policy, key, how to start
+
+Every path in them is relative to its own folder, so that folders may be moved to where they belong.
+"""
+
+import shutil
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from fedveil.checks import shown
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.flower.certificates import Authority, node_key
+from fedveil.flower.federation import Federation, RegisteredSite
+from fedveil.flower.guard import write_programs
+from fedveil.flower.messages import check_site_name
+from fedveil.flower.mixer_file import ATTEMPTS, MixerFiles
+from fedveil.flower.policy_file import policy_text, training_for
+from fedveil.inputs import taken
+from fedveil.names import TABLE
+from fedveil.runs.overrides import Overrides
+from fedveil.runs.recipe import Recipe, load_recipe
+from fedveil.runs.toml import dumps
+from fedveil.training.session import Training
+
+DEADLINE = 600.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_OF_THE_SERVER = ("client", "clients", "partition", "alpha", "shards_per_client", "test")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the SuperLink is reached, and the port that each site's own programs use."""
+
+    host: str = "127.0.0.1"
+    port: int = 9092
+    sites: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def listen(self) -> str:
+        """Where SuperLink listens: on this machine alone, if it is reached from there alone."""
+        return self.host if self.host in _LOOPBACK else "0.0.0.0"
+
+    def of_site(self, number: int) -> int:
+        """A site's port on its own machine; all different, since one machine may have several."""
+        return self.sites[number] if self.sites else self.port + 2 + number
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """An address given as HOST:PORT."""
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+            raise BadInput(f"address is {shown(text)}: HOST:PORT is needed")
+        return cls(host.strip("[]"), int(port))
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A recipe, the sites that will train it, and where their server is.
+
+    `data`, when given, are divided among the sites, for trying out: the recipe's own, of as many
+    clients as there are sites. Without, owners say in site.toml where their records are. `mixer` is
+    where the mixer is reached, for a recipe with [shuffle].
+    """
+
+    recipe: Recipe
+    sites: tuple[str, ...]
+    address: Address
+    data: FederatedData | None = None
+    deadline: float = DEADLINE
+    mixer: Address | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.sites:
+            check_site_name(name)
+        if len(set(self.sites)) != len(self.sites) or not self.sites:
+            raise BadInput(f"sites are {', '.join(self.sites) or 'none'}: a name of its own each")
+        if self.data is not None and self.data.clients != len(self.sites):
+            raise BadInput(
+                f"the data have {self.data.clients} clients and there are {len(self.sites)} sites: "
+                "one each"
+            )
+        if self.recipe.attack is not None:
+            raise BadInput("[attack] is for simulations: leave it out (--set attack=none)")
+
+    def write(self, folder: Path) -> None:
+        """Write everything, or nothing: into a folder that is new or empty."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise BadInput(f"{folder} exists and is not empty: name a new folder")
+        making = folder.absolute().with_name(f".{folder.name}.new")
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True, mode=0o700)
+        try:
+            self._write(making)
+            if folder.exists():
+                folder.rmdir()
+            making.rename(folder)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+
+    def _write(self, folder: Path) -> None:
+        (folder / "app").mkdir()
+        self._fill("pyproject.toml", folder / "app", app=_app_name(self.recipe.name))
+        server = folder / "server"
+        for place in ("certificates", "nodes"):
+            (server / place).mkdir(parents=True)
+        authority = Authority.new("fedveil authority")
+        authority.save(server / "certificates")
+        authority.server(self.address.host, server / "certificates", "superlink")
+        mixer = self._mixer(folder / "mixer")
+        keys = [self._site(folder, number, mixer) for number in range(len(self.sites))]
+        for name, key in zip(self.sites, keys, strict=True):
+            (server / "nodes" / f"{name}.pub").write_text(f"{key}\n")
+        self._server(server, keys, mixer)
+        self._fill("README.md", folder, first=self.sites[0])
+
+    def _server(self, folder: Path, keys: list[str], mixer: MixerFiles | None) -> None:
+        (folder / "recipe.toml").write_text(self._recipe_text)
+        sizes = self._public_sizes
+        sites = [
+            RegisteredSite(name=name, key=key, records=size)
+            for name, key, size in zip(self.sites, keys, sizes, strict=True)
+        ]
+        minimum = min(len(sites) // 2 + 1, getattr(self.recipe.sample, "size", len(sites)))
+        Federation(sites=sites, minimum=minimum, deadline=self.deadline).check()
+        self._fill("federation.toml", folder, deadline=self.deadline, minimum=minimum)
+        with (folder / "federation.toml").open("a") as file:
+            if self.data is not None:  # its test split alone: no site's records come here
+                self.data.at_sites(self.sites, sizes).save(folder / "test")
+                file.write("\n" + dumps({"data": {"name": "saved", "path": "test"}}).lstrip())
+            if mixer is not None:
+                file.write("\n" + mixer.give_to(folder))
+            for site in sites:
+                known = site.model_dump(exclude_defaults=True)
+                file.write("\n" + dumps({"[sites]": known}).lstrip())
+        self._fill("flower.sh", folder)
+        listen, port = self.address.listen, self.address.port
+        self._fill("superlink.sh", folder, listen=listen, port=port)
+        self._fill("register.sh", folder)
+        self._fill("run.sh", folder)
+
+    def _mixer(self, folder: Path) -> MixerFiles | None:
+        """Write the mixer's folder, for a recipe with [shuffle]."""
+        shuffle, training = self.recipe.shuffle, self._training
+        if shuffle is None:
+            return None
+        if training is None or self.mixer is None:
+            raise BadInput(
+                "[shuffle] needs a mixer, and how many weights a report has follows from data: use "
+                "--divide and --mixer HOST:PORT, or leave it out (--set shuffle=none)"
+            )
+        files = MixerFiles.write(folder, self.mixer.host, self.mixer.port)
+        self._fill(
+            "mixer.sh",
+            folder,
+            positions=training.task.size,
+            minimum=training.plan.release.minimum,
+            clients=len(self.sites),
+            rounds=self.recipe.total_rounds,
+            attempts=ATTEMPTS,
+            deadline=self.deadline,
+            listen=self.mixer.listen,
+            port=self.mixer.port,
+        )
+        return files
+
+    def _site(self, folder: Path, number: int, mixer: MixerFiles | None) -> str:
+        """Write a site's folder; return its public key."""
+        name = self.sites[number]
+        place = folder / "sites" / name
+        place.mkdir(parents=True, mode=0o700)
+        (place / "flower").mkdir()
+        (place / "recipe.toml").write_text(self._recipe_text)
+        shutil.copy(folder / "server" / "certificates" / "ca.crt", place / "ca.crt")
+        key = node_key(place, name)
+        write_programs(place / "bin")
+        self._fill(
+            "site.toml",
+            place,
+            site=name,
+            clients=len(self.sites),
+            number=number,
+            data=self._data_text(place, number),
+            policy=policy_text(self.recipe, self._training and self._training.plan, number),
+        )
+        if mixer is not None:
+            with (place / "site.toml").open("a") as file:
+                file.write("\n" + mixer.give_to(place))
+        self._fill("supernode.sh", place, port=self.address.of_site(number))
+        return key
+
+    def _data_text(self, folder: Path, number: int) -> str:
+        """A site's [data]: its share, or the recipe's table with a file of its own."""
+        if self.data is not None:
+            share(self.data, number).save(folder / "records")
+            return 'name = "saved"\npath = "records"  # a share of the recipe\'s data, to try it'
+        section = self.recipe.data
+        if section.name != TABLE:
+            return (
+                "# The folder that FederatedData.save wrote, of one client; or a table, as in a\n"
+                '# recipe: docs/flower.md.\nname = "saved"\npath = "records"'
+            )
+        known = section.model_dump(exclude_none=True, exclude=set(_OF_THE_SERVER))
+        _, _, text = dumps({"data": known | {"path": "records.csv"}}).partition("[data]\n")
+        return text.rstrip()
+
+    @cached_property
+    def _training(self) -> Training | None:
+        return None if self.data is None else training_for(self.recipe, self.data)
+
+    @property
+    def _public_sizes(self) -> list[int]:
+        """How many records each site has, where the server has to know; else 0."""
+        weighted = self.recipe.server.weights == "examples" or self.recipe.client.kind == "dp-sgd"
+        return self.data.sizes.tolist() if self.data and weighted else [0] * len(self.sites)
+
+    @property
+    def _recipe_text(self) -> str:
+        return dumps(self.recipe.model_dump(mode="json", exclude_none=True))
+
+    def _fill(self, template: str, folder: Path, **values: object) -> None:
+        """Write a template with its blanks filled in; scripts can be started."""
+        known = {"name": self.recipe.name, "address": self.address, **values}
+        text = (files("fedveil.flower") / "templates" / template).read_text()
+        path = folder / template
+        path.write_text(Template(text).substitute(known))
+        if template.endswith(".sh"):
+            path.chmod(0o755)
+
+
+def deployed_recipe(source: str, overrides: Overrides, sites: int) -> Recipe:
+    """A recipe for so many sites; noise is secure unless something else is asked for.
+
+    A simulation's noise is seeded. What leaves a site must not be: whoever knows the seed can
+    remove the noise.
+    """
+    recipe = load_recipe(source, overrides)
+    more: dict[str, object] = {}
+    if recipe.data.clients is not None:
+        more["data.clients"] = sites
+    noise = recipe.noise
+    told = "source" in noise.model_fields_set
+    if "source" in type(noise).model_fields and not told and recipe.client.kind != "dp-sgd":
+        more["noise.source"] = "secure"
+    return load_recipe(recipe.model_dump(mode="json", exclude_none=True), more)
+
+
+def share(data: FederatedData, client: int) -> FederatedData:
+    """One client's records, as data of their own; the test split goes along."""
+    rows = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
+    offsets = data.offsets[client : client + 2] - data.offsets[client]
+    return replace(data, x=taken(data.x, rows), y=data.y[rows], offsets=offsets, names=None)
+
+
+def _app_name(recipe: str) -> str:
+    """A name that a Flower app may have."""
+    letters = "".join(c if c.isascii() and c.isalnum() else "-" for c in recipe.lower())
+    return f"fedveil-{letters.strip('-') or 'app'}"[:60].rstrip("-")

@@ -1,0 +1,78 @@
+"""`flwr-clientapp` as sites run it: the ClientApp that is installed here, never one that was sent.
+
+A Flower app travels from whoever calls `flwr run` to every SuperNode, which unpacks it and runs its
+code beside the site's records. What a site promises would then hold as long as the server is
+honest. A guarded site has this program first in its PATH as `flwr-clientapp`: the app that
+arrives is neither unpacked nor imported, and `fedveil.flower.client_app` answers its messages.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GUARDED = "flwr-clientapp"
+"""The command that SuperNodes start for a message to a ClientApp."""
+
+REFUSED = (*("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation"),)
+"""The other commands that they could be made to start."""
+
+_PROGRAM = '#!/bin/sh\nexec python3 -m fedveil.flower.guard {command} "$@"\n'
+
+
+def write_programs(folder: Path) -> None:
+    """Write the commands of a guarded site into a folder that comes first in its PATH."""
+    folder.mkdir()
+    for command in (GUARDED, *REFUSED):
+        path = folder / command
+        path.write_text(_PROGRAM.format(command=command))
+        path.chmod(0o755)
+
+
+def main() -> None:
+    """Do what a command of Flower's was called for, with the installed ClientApp; or refuse."""
+    _, command, *arguments = sys.argv
+    if command != GUARDED:
+        sys.exit(f"error: this site runs no {command}: it answers rounds, and nothing else")
+    sys.argv = [command, *arguments]
+    guard()
+    from flwr.supernode.cli import flwr_clientapp
+
+    flwr_clientapp()
+
+
+def guard() -> None:
+    """Put the installed ClientApp in the place of whatever is sent.
+
+    Both places must be where they are known to be; with a Flower that has moved them, a site does
+    not start rather than run code that came from elsewhere.
+    """
+    from flwr.supernode.runtime import run_clientapp as runtime
+
+    for name, own in (("install_from_fab", _unpack_nothing), ("get_load_client_app_fn", _ours)):
+        if not callable(getattr(runtime, name, None)):
+            sys.exit(f"error: this version of Flower has no {name} where it is guarded")
+        setattr(runtime, name, own)
+
+
+def _unpack_nothing(*_: object, **__: object) -> None:
+    """In place of unpacking an app."""
+
+
+def _ours(*_: object, **__: object) -> Callable[..., Any]:
+    """In place of importing what was unpacked.
+
+    Nothing heavy is imported before: Flower starts another process for a task if the first has not
+    reported within half a minute, which on a busy machine is not much.
+    """
+
+    def load(*_: object) -> Any:
+        from fedveil.flower.client_app import app
+
+        return app
+
+    return load
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""`LocalFederation`: a deployment's SuperLink and SuperNodes as processes on this machine.
+
+It runs the very scripts that operators and owners run. Whatever happens, leaving it ends everything
+that it started.
+"""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedveil.flower.processes import (
+    Process,
+    ProcessFailed,
+    answers,
+    own_environment,
+    stop_all,
+)
+
+RUN = "run"
+"""The run directory of a deployment, in its server's folder."""
+
+_CONNECTED = "SuperNode ID:"
+_REGISTERING = 180.0
+
+
+class LocalFederation:
+    """What `Deployment.write` has written into a folder, on this machine.
+
+    Use it as a context: processes that still run when it is left are stopped, sites first.
+    """
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        self.server = folder / "server"
+        self.logs = folder / "logs"
+        self.sites: dict[str, Process] = {}
+        self.superlink: Process | None = None
+        self._environment = own_environment(**environment)
+        self._others: list[Process] = []
+
+    def __enter__(self) -> "LocalFederation":
+        self.logs.mkdir(exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def names(self) -> list[str]:
+        """The sites that there are folders of."""
+        return sorted(place.name for place in (self.folder / "sites").iterdir())
+
+    def start_superlink(self, url: str) -> None:
+        """Start SuperLink, and wait until it answers at its address, with its certificate."""
+        authority = self.server / "certificates" / "ca.crt"
+        self.superlink = self._start("superlink", self.server / "superlink.sh")
+        self.superlink.wait_for(lambda: answers(f"{url}/health", authority), "it answered")
+
+    def register(self) -> None:
+        """Tell SuperLink the sites' keys."""
+        process = self._start("register", self.server / "register.sh")
+        if process.wait(_REGISTERING) != 0:
+            raise ProcessFailed(f"sites were not registered: {process.last_words}")
+
+    def start_mixer(self) -> None:
+        """Start the mixer, where the recipe needs one."""
+        script = self.folder / "mixer" / "mixer.sh"
+        if script.exists():
+            mixer = self._start("mixer", script)
+            mixer.wait_for(lambda: "\n" in mixer.output, "it listened")
+
+    def start_site(self, name: str, **environment: str) -> Process:
+        """Start a site's SuperNode; `connected` says when it has reached SuperLink."""
+        script = self.folder / "sites" / name / "supernode.sh"
+        self.sites[name] = self._start(name, script, **environment)
+        return self.sites[name]
+
+    def wait_until_connected(self, *names: str) -> None:
+        """Wait until these sites, or all that were started, have reached SuperLink."""
+        for name in names or self.sites:
+            process = self.sites[name]
+            process.wait_for(lambda p=process: _CONNECTED in p.output, "it reached SuperLink")  # type: ignore[misc]
+
+    def run(self, directory: str = RUN) -> Process:
+        """`flwr run`, which shows what the server says until the run has ended.
+
+        `directory` is the run directory, in the server's folder; a run that is there is resumed.
+        """
+        chosen = [] if directory == RUN else ["--run-config", f'run-directory="{directory}"']
+        return self._start(f"flwr-{directory}", self.server / "run.sh", *chosen)
+
+    def rounds(self, directory: str = RUN) -> list[dict[str, Any]]:
+        """What a run directory has about its rounds so far."""
+        file = self.server / directory / "metrics.jsonl"
+        if not file.exists():
+            return []
+        lines = file.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def result(self, directory: str = RUN) -> dict[str, Any] | None:
+        """What a run came to, once it has ended as it should."""
+        file = self.server / directory / "result.json"
+        found: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+        return found
+
+    def stop(self) -> None:
+        """Stop everything: runs and sites, then SuperLink, which sites take their leave of."""
+        stop_all([*self._others, *self.sites.values()])
+        stop_all([self.superlink] if self.superlink is not None else [])
+
+    def _start(self, name: str, script: Path, *arguments: str, **environment: str) -> Process:
+        process = Process.start(
+            name,
+            ["sh", script, *arguments],
+            self.logs / f"{name}.log",
+            environment=self._environment | environment,
+        )
+        if name not in (*self.names, "superlink"):
+            self._others.append(process)
+        return process
+
+
+def free_ports(number: int) -> Iterator[int]:
+    """Ports of this machine that nobody uses now, all different."""
+    with ExitStack() as stack:
+        for _ in range(number):
+            one = stack.enter_context(socket.socket())
+            one.bind(("127.0.0.1", 0))
+            yield int(one.getsockname()[1])

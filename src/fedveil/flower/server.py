@@ -1,0 +1,149 @@
+"""A federation's server: the run of the simulator, whose clients are sites.
+
+Recipe, ledger, checkpoints and result are those of `fedveil run`; only the engine is another. A
+server that is started again with the same run directory resumes.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput, FedveilError
+from fedveil.flower.engine import RemoteEngine
+from fedveil.flower.federation import Federation
+from fedveil.flower.messages import plan_digest
+from fedveil.flower.mixer_link import MixerLink
+from fedveil.flower.round_log import ABOUT, About, Outcome, RoundLog
+from fedveil.flower.transport import Transport
+from fedveil.runs.disk import write_atomic
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.records import data_of
+from fedveil.runs.run import OnRound, Run
+from fedveil.training.engines.engine import Job
+
+CARRIED = (
+    "whatever carries messages between sites and server counts as the server: it sees who is asked "
+    "and what they send"
+)
+ABSENT = "whether and when a site answers does not depend on its records"
+
+_LOOK = 1.0  # seconds from one look at who is online to the next
+
+
+class TooFewSites(FedveilError):
+    """Not enough sites are online; nothing was charged for the round that would have come."""
+
+
+@dataclass
+class Server:
+    """One run over a federation. Make it with `open`, then call `serve`."""
+
+    run: Run
+    federation: Federation
+    transport: Transport
+    about: About
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    @classmethod
+    def open(
+        cls,
+        recipe: Recipe,
+        federation: Federation,
+        transport: Transport,
+        folder: Path,
+        data_root: Path | None = None,
+        *,
+        told: Callable[[Outcome], None] = lambda outcome: None,
+        allow_code: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> "Server":
+        """A new run in `folder`, or the one that is there, which is then resumed.
+
+        `told` is called with each round's outcome: it names sites, and is for the server's eyes.
+        """
+        federation.check()
+        check_recipe(recipe)
+        about = About.of(folder, plan_digest(recipe, len(federation)))
+        log = RoundLog(folder)
+
+        def make_engine(job: Job) -> RemoteEngine:
+            mixer = None if federation.mixer is None else MixerLink(federation.mixer)
+            return RemoteEngine(
+                *(job, federation, transport, about, log, told, mixer), clock=clock, sleep=sleep
+            )
+
+        own: dict[str, Any] = {
+            "data": data_without_records(recipe, federation, data_root),
+            "allow_code": allow_code,
+            "make_engine": make_engine,
+        }
+        if (folder / "recipe.toml").exists():
+            run = Run.resume(folder, data_root, **own)
+        else:
+            run = Run.start(recipe, folder, data_root, **own)
+        _ = run.training.engine  # made now, so that it refuses before anything is charged
+        return cls(run, federation, transport, about, clock, sleep)
+
+    def serve(self, on_round: OnRound = lambda line: None) -> dict[str, Any]:
+        """Train to the end, the budget or Ctrl-C; returns the result, as `Run.execute` does.
+
+        Before a round is charged, `minimum` sites are online; where they do not come, the run ends
+        as after Ctrl-C, and `TooFewSites` is raised.
+        """
+        last = self.run.training.plan.permitted
+
+        def started() -> None:
+            told = json.dumps(vars(self.about), indent=2) + "\n"
+            write_atomic(self.run.folder / ABOUT, told.encode())
+
+        def next_round(line: dict[str, Any]) -> None:
+            on_round(line)
+            if line["round"] < last:
+                self._wait_for_sites()
+
+        self._wait_for_sites()
+        return self.run.execute(next_round, started)
+
+    def _wait_for_sites(self) -> None:
+        """Wait until enough of all sites are online, whoever will be asked."""
+        until = self.clock() + self.federation.wait
+        names = set(self.federation.names)
+        while len(names & self.transport.online()) < self.federation.minimum:
+            if self.clock() >= until:
+                online = sorted(names & self.transport.online())
+                raise TooFewSites(
+                    f"of {len(names)} sites {len(online)} are online "
+                    f"({', '.join(online) or 'none'}), and federation minimum is "
+                    f"{self.federation.minimum}: nothing more was charged; start the sites, then "
+                    f"use {self.run.how_to_resume}"
+                )
+            self.sleep(_LOOK)
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse what of a recipe is for simulations only."""
+    if recipe.attack is not None:
+        raise BadInput("[attack] is for simulations: leave it out")
+    if recipe.engine.checkpoint != 1:
+        raise BadInput(
+            f"engine.checkpoint is {recipe.engine.checkpoint}: over a federation every round that "
+            "is lost is charged again, so a checkpoint is written after each; leave it out"
+        )
+
+
+def data_without_records(
+    recipe: Recipe, federation: Federation, data_root: Path | None
+) -> FederatedData:
+    """The test split, for clients that are the federation's sites; nobody's records stay."""
+    if federation.data is not None:
+        recipe = recipe.model_copy(update={"data": federation.data})
+    found = data_of(recipe, data_root).at_sites(
+        federation.names, [site.records for site in federation.sites]
+    )
+    return replace(found, remarks=(*found.remarks, CARRIED, ABSENT))

@@ -1,0 +1,274 @@
+"""`Site`: a client of its own: its records, its copy of the recipe, its ledger and its policy.
+
+A site answers a server that it does not trust. It derives clip, noise and account from its own copy
+of the recipe; of what the server sends, only the model and what moves from round to round are used,
+and both are checked. The proof note is docs/proofs/site.md.
+"""
+
+import secrets
+import threading
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedveil.data.federated import FederatedData
+from fedveil.data.records import fitted_on_test
+from fedveil.errors import BadInput
+from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
+from fedveil.flower.mixer_link import MixerLink
+from fedveil.flower.policy import Offer, Policy
+from fedveil.flower.site_file import TABLES, SiteFile, read_site_file, recipe_of
+from fedveil.flower.site_ledger import LOG, Declined, ledger_of, today
+from fedveil.flower.terms import terms_of
+from fedveil.mixing.protocol import Refused, number_of
+from fedveil.models.state import common_generators
+from fedveil.names import TABLE
+from fedveil.privacy.clip import Clipped
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.two_point import TwoPointReports
+from fedveil.runs.build import build
+from fedveil.runs.recipe import Recipe
+from fedveil.runs.records import divided, records_of
+from fedveil.training.cohort import CohortData
+from fedveil.training.engines.engine import Engine, Job
+from fedveil.training.engines.housekeeping import one_thread
+from fedveil.training.exchange import Sent, client_report
+from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
+from fedveil.training.reports import Rows
+from fedveil.training.session import Training
+from fedveil.training.turn import Turn
+
+_UNUSABLE = "the site's ledger cannot be used: its owner was told why"
+_FAILED = "the round was charged and could not be computed: the site's owner was told why"
+
+
+class Site:
+    """A site as its owner has set it up.
+
+    Guarantee: docs/proofs/site.md. Whatever a server sends, in whatever order and how often, what
+    this site lets out in a run is at most what its own copy of the recipe claims for its own turns,
+    each charged durably before the work began, and within the owner's policy.
+    """
+
+    def __init__(self, file: SiteFile, recipe: Recipe, records: FederatedData) -> None:
+        self.file, self.recipe, self.records = file, recipe, records
+        self.name = file.name
+        self.training = _training(file, recipe, records)
+        self.plan = self.training.plan
+        self.offer = Offer(
+            recipe.name,
+            plan_digest(recipe, file.clients),
+            self.plan,
+            terms_of(self.plan, file.number, file.policy.repeats),
+            self.training.work,
+            records.records,
+        )
+        self.policy = Policy(file.policy)
+        self.ledger = ledger_of(file)
+        self.mixer = _mixer(file, self.plan)
+        self._first, self._one = self.training.start(), threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Site":
+        """The site that a `site.toml` describes; BadInput if that cannot be."""
+        file = read_site_file(Path(path))
+        recipe = recipe_of(file)
+        if recipe.attack is not None:
+            raise BadInput(f"{file.recipe}: [attack] is for simulations: leave it out")
+        site = cls(file, recipe, _records(file, recipe))
+        site.ledger.check_whole()
+        return site
+
+    def __repr__(self) -> str:
+        return f"Site({self.name!r}, {self.offer.name!r}, {self.plan.target})"
+
+    def answer(self, ask: RoundAsk) -> Answer | Refusal:
+        """The site's report of a round, charged before it is computed; or why there is none.
+
+        Never raises for what a server sends. A refusal says nothing about the site's records.
+
+        | edge | behaviour |
+        |---|---|
+        | another plan than that of the site's own copy | Refusal |
+        | a round beyond the plan, a model of another size, a clip out of reach | Refusal |
+        | asked before, out of order, beyond the budget or the policy | Refusal, not charged |
+        | the ledger is lost, was put back or cannot be written | Refusal, the owner is told |
+        | training diverges | the report is a randomised zero, where the site adds noise |
+        | the work fails | the same; where the site does not randomise reports, Refusal |
+        | reports go to a mixer | an answer without a report, once the mixer has counted it |
+        | the mixer does not count it, or is not who it should be | Refusal, the charge stays |
+        """
+        try:
+            with self._one:
+                self._check(ask)
+                self.ledger.charge(ask, self._about, self.offer.terms, self.policy, today())
+                report, watched = self._report(ask)
+        except (Declined, Refused) as e:
+            return self._refusal(ask, str(e))
+        except _Failed:
+            return self._refusal(ask, _FAILED)
+        except Exception as e:  # a full disk, a ledger that was changed: nothing to tell a server
+            LOG.error("round %d of run %s: %s: %s", ask.round, ask.run, type(e).__name__, e)
+            return self._refusal(ask, _UNUSABLE)
+        return Answer(ask.run, ask.round, ask.attempt, self.name, report, watched)
+
+    def _check(self, ask: RoundAsk) -> None:
+        """Decline what does not fit the site's own plan and policy, before anything is noted."""
+        if ask.plan != self.offer.digest:
+            raise Declined("the plan is not that of this site's own copy of the recipe")
+        for objection in self.policy.objections(self.offer):
+            raise Declined(objection)
+        plan = self.plan
+        if ask.round > plan.permitted or ask.attempt > plan.rounds:
+            raise Declined(
+                f"round {ask.round}, attempt {ask.attempt}, is beyond the plan's {plan.permitted} "
+                "rounds"
+            )
+        if ask.params.shape != self._first.params.shape:
+            raise Declined(
+                f"the model has {ask.params.numel()} parameters and this site's "
+                f"{self._first.params.numel()}"
+            )
+        if not plan.reachable(ask.moving, ask.params, self._first.params, ask.round):
+            raise Declined("the clip or the ranges cannot be what they are in that round")
+
+    @property
+    def _about(self) -> dict[str, str]:
+        return {
+            "site": self.name,
+            "recipe": self.offer.digest,
+            "data": self.records.fingerprint,
+            "noise": "secure" if self.plan.secure else "seeded",
+            "seed": "",
+        }
+
+    def _report(self, ask: RoundAsk) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the server gets: the report and what a clip watches, or what a mixer leaves of it.
+
+        By the simulator's own function; randomness is this answer's alone.
+        """
+        streams = Streams(secrets.randbits(128), self.plan.secure)
+        ids = np.array([self.file.number or 0])
+        cohort = CohortData(self.records, ids, np.zeros(1, dtype=np.int64))
+        clip = self.plan.clip(ask.moving, ask.round)
+        turn = Turn(
+            *(ask.round, ask.params, cohort, clip, self._gradients, streams),
+            moving=ask.moving,
+            everyone=ids,
+        )
+        with one_thread():
+            sent = self._sent(turn)
+        if not isinstance(sent.reports, Rows):
+            raise AssertionError("one client's report is a row")
+        rows, release = sent.reports.rows, self.plan.release
+        if self.mixer is None:
+            return rows[0], sent.watched[0]
+        if not isinstance(release, TwoPointReports):
+            raise AssertionError("a mixer is for two-point reports")
+        number = number_of(ask.round, ask.attempt, self.plan.rounds)
+        self.mixer.report(number, release.messages(rows, turn)[0])
+        return rows[0, :0], sent.watched[0]
+
+    def _sent(self, turn: Turn) -> Sent:
+        generators = common_generators()
+        try:
+            sent = client_report(self.training.work, self.plan, turn)
+            self.training.task.check_unchanged(generators)
+        except Exception as e:
+            LOG.exception("round %d could not be computed", turn.round)
+            if not self.plan.release.randomises:
+                raise _Failed from e
+            sent = client_report(_Nothing(), self.plan, turn)  # type: ignore[arg-type]
+        return sent
+
+    @cached_property
+    def _gradients(self) -> Gradients:
+        training = self.training
+        return gradients_of(
+            training.task,
+            Mode.LOOPED,
+            self.records,
+            whole=training.work.whole(self.records.records),
+            mixes=training.mixes,
+            private=training.plan.steps is not None,
+        )
+
+    def _refusal(self, ask: RoundAsk, reason: str) -> Refusal:
+        return Refusal(ask.run, ask.round, ask.attempt, self.name, reason)
+
+
+class _Failed(Exception):
+    """The work could not be done, after it was charged."""
+
+
+class _Nothing:
+    """In place of work that failed: that it did may depend on the records, and is private."""
+
+    def updates(self, turn: Turn) -> Clipped:
+        """A zero row."""
+        rows = torch.zeros(1, turn.start.shape[-1])
+        none = torch.zeros(1, dtype=torch.bool)
+        return Clipped(rows, torch.zeros(1, dtype=torch.float64), none)
+
+
+def _mixer(file: SiteFile, plan: PrivacyPlan) -> MixerLink | None:
+    """Where reports go, if not to the server."""
+    if plan.release.minimum and file.mixer is None:
+        raise BadInput(
+            "the recipe has [shuffle] and site.toml no [mixer]: name the mixer, or leave [shuffle] "
+            "out of the recipe, so that trust is local"
+        )
+    if file.mixer is None:
+        return None
+    if not plan.release.minimum:
+        raise BadInput("[mixer] is for recipes with [shuffle]: leave it out")
+    return MixerLink(file.mixer)
+
+
+def _records(file: SiteFile, recipe: Recipe) -> FederatedData:
+    """The site's records: one client's."""
+    section = file.data
+    if section.name == TABLE and section.client is None and section.clients is None:
+        section = section.model_copy(update={"clients": 1})
+    data = divided(records_of(section, None), section, recipe.seed)
+    if data.clients != 1:
+        raise BadInput(
+            f"data has {data.clients} clients: a site is one; leave data.client out, or give it "
+            "the records of one"
+        )
+    held_back = section.name == TABLE and not str(section.test).endswith(TABLES)
+    if held_back and any(text.endswith(fitted_on_test("")) for text in data.remarks):
+        raise BadInput(
+            "some columns are not declared, and were fitted on this site's own records, unlike at "
+            "other sites: declare them (data.columns), or name a public table (data.test)"
+        )
+    data.check()
+    return data
+
+
+def _training(file: SiteFile, recipe: Recipe, records: FederatedData) -> Training:
+    """The recipe for all sites of the federation, none of whose records are here.
+
+    It is made for its plan and its checks: nothing is measured at a site, on whatever records.
+    Files that the recipe names are beside it.
+    """
+    folder, model = Path(file.recipe).parent, recipe.model
+    named = {key: getattr(model, key) for key in ("path", "weights")}
+    paths = {key: str(folder / name) for key, name in named.items() if name is not None}
+    recipe = recipe.model_copy(update={"model": model.model_copy(update=paths)})
+    names = [str(number) for number in range(file.clients)]
+    everyone = records.at_sites(names, [records.records] * file.clients)
+    return build(
+        recipe,
+        data=replace(everyone, test_of_clients=False),
+        allow_code=file.allow_code,
+        make_engine=_no_engine,
+    )
+
+
+def _no_engine(job: Job) -> Engine:
+    raise AssertionError("a site trains its own records, and nobody else's")

@@ -1,0 +1,226 @@
+"""`site.toml`: what the owner of a site says of it, read strictly."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from fedveil.checks import VALUES, check
+from fedveil.errors import BadInput
+from fedveil.flower.messages import check_site_name
+from fedveil.flower.mixer_link import MixerSection
+from fedveil.runs.recipe import Recipe, explained, load_recipe
+from fedveil.runs.sections.data_section import ColumnSection, DataSection
+from fedveil.runs.sections.keys import forms_of
+from fedveil.runs.sections.section import Section
+
+_LARGEST = 1 << 18
+TABLES = (".csv", ".parquet")
+
+
+class EpsilonSection(Section):
+    """`[policy.epsilon]`: what all runs of a period may cost together, by what they protect."""
+
+    client: float | None = Field(
+        default=None,
+        description="The most that all runs may cost the whole site. Left out: no run is taken "
+        "that protects clients.",
+    )
+    record: float | None = Field(
+        default=None,
+        description="The most that all runs may cost one record. Left out: no run is taken that "
+        "protects records.",
+    )
+
+
+class PolicySection(Section):
+    """`[policy]`: what the owner agrees to, whatever a server asks."""
+
+    epsilon: EpsilonSection = Field(
+        default=EpsilonSection(), description="What all runs may cost together."
+    )
+    delta: float = Field(
+        default=1e-4, description="The most that the deltas of all runs may add up to."
+    )
+    days: int | None = Field(
+        default=None,
+        description="The period that epsilon and delta are for: runs that were last charged longer "
+        "ago do not count. Left out: all runs count for ever.",
+    )
+    trust: list[Literal["local", "shuffled", "central"]] = Field(
+        default=["local"],
+        description="Whom the owner is ready to trust: 'local' nobody; 'shuffled' a mixer; "
+        "'central' the server, which then sees updates without noise.",
+    )
+    recipes: list[str] | None = Field(
+        default=None,
+        description="Which recipes may be taken part in, by name or by digest (fedveil site check "
+        "tells it). Left out: whichever `recipe` is.",
+    )
+    noise: float | None = Field(
+        default=None,
+        description="The least noise multiplier; Gaussian and Laplace noise have one. Left out: "
+        "epsilon alone decides.",
+    )
+    report_epsilon: float | None = Field(
+        default=None,
+        description="The largest epsilon of one report, for noise without a multiplier (two-point, "
+        "priv-unit). Left out: no such noise where `noise` is given; else epsilon alone decides.",
+    )
+    steps: int | None = Field(
+        default=None,
+        description="The most local steps in one round. Left out: as many as the recipe has.",
+    )
+    seeded: bool = Field(
+        default=False,
+        description="Whether noise may come from a seeded stream. Where this site adds it, the "
+        "seed is then the operating system's and never leaves; where the server does, it knows "
+        "the seed.",
+    )
+    unprotected: bool = Field(
+        default=False,
+        description="Whether recipes that claim nothing may be taken part in: what is sent then "
+        "has no protection.",
+    )
+    repeats: int = Field(
+        default=0,
+        description="How many more turns than planned a run may have, for rounds that the server "
+        "has to do again; each is charged, and is within the run's budget.",
+    )
+
+
+class SiteFile(Section):
+    """What a site is. Paths are relative to the folder of `site.toml`."""
+
+    name: str = Field(description="The site's name, as the federation lists it.")
+    recipe: str = Field(description="The owner's own copy of the recipe: a file.")
+    clients: int = Field(description="How many sites the federation has, online or not.")
+    number: int | None = Field(
+        default=None,
+        description="This site's place in the federation's list, from 0. Needed where clients "
+        "have budgets of their own (budget.epsilons).",
+    )
+    ledger: str = Field(
+        default="ledger", description="The folder with the site's ledger; made when it is missing."
+    )
+    witness: str | None = Field(
+        default=None,
+        description="A file outside that folder which remembers the ledger's end, so that a ledger "
+        "that was lost or put back is noticed. Left out: NAME.head.json beside site.toml.",
+    )
+    allow_code: bool = Field(
+        default=False, description="Whether the code that the recipe names may be run (model.path)."
+    )
+    data: DataSection = Field(description="The site's own records: the keys of a recipe's [data].")
+    policy: PolicySection = Field(default=PolicySection(), description="What the owner agrees to.")
+    mixer: MixerSection | None = Field(
+        default=None,
+        description="The mixer, for a recipe with [shuffle], and for no other. Left out: reports "
+        "go to the server.",
+    )
+
+
+FORMS = forms_of(SiteFile)
+
+_NUMBERS = {
+    "policy.delta": "budget.delta",
+    "policy.noise": "noise.multiplier",
+    "policy.report_epsilon": "noise.epsilon",
+    "policy.steps": "client.steps",
+    "policy.epsilon.client": "budget.epsilon",
+    "policy.epsilon.record": "budget.epsilon",
+}
+
+
+def read_site_file(path: Path) -> SiteFile:
+    """Read and check a `site.toml`; paths come back absolute.
+
+    | edge | behaviour |
+    |---|---|
+    | an unknown key, a wrong type, a missing key | BadInput that names it |
+    | a number out of range, also in [data] | BadInput |
+    | a witness inside the ledger's folder | BadInput: both would be lost together |
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise BadInput(f"{path} is longer than {_LARGEST} bytes: no site.toml is")
+        raw = tomllib.loads(content.decode())
+    except (OSError, ValueError, RecursionError) as e:
+        if isinstance(e, BadInput):
+            raise
+        raise BadInput(f"{path} cannot be read: {e}") from e
+    try:
+        found = SiteFile.model_validate(raw)
+    except ValidationError as e:
+        raise BadInput(f"{path}: {explained(e, FORMS)}") from e
+    _check_values(path, found)
+    return _resolved(path, found)
+
+
+def recipe_of(site: SiteFile) -> Recipe:
+    """The owner's copy of the recipe, as it is written."""
+    if not site.recipe.endswith(".toml"):
+        raise BadInput(f"recipe is {site.recipe!r}: name the owner's own copy, a .toml file")
+    return load_recipe(site.recipe)
+
+
+def _check_values(path: Path, site: SiteFile) -> None:
+    check_site_name(site.name)
+    check("clients", site.clients)
+    if site.number is not None and not 0 <= site.number < site.clients:
+        raise BadInput(f"{path}: number is {site.number}: 0 to {site.clients - 1} is needed")
+    for section, values in (("policy", site.policy), ("policy.epsilon", site.policy.epsilon)):
+        for key, value in values:
+            known = _NUMBERS.get(f"{section}.{key}")
+            if known is not None and value is not None:
+                VALUES[known].check(f"{section}.{key}", value)
+    for name, least in (("days", 1), ("repeats", 0)):
+        value = getattr(site.policy, name)
+        if value is not None and not least <= value <= 1_000_000:
+            raise BadInput(f"policy.{name} is {value}: {least} to 1,000,000 is needed")
+    for name, value in site.data:
+        if f"data.{name}" in VALUES and value is not None:
+            check(f"data.{name}", value)
+    if site.mixer is not None:
+        site.mixer.check()
+
+
+def _resolved(path: Path, site: SiteFile) -> SiteFile:
+    """The same with every path absolute."""
+    folder = path.resolve().parent
+    ledger = folder / site.ledger
+    witness = folder / (site.witness or f"{site.name}.head.json")
+    if witness.resolve().is_relative_to(ledger.resolve()):
+        raise BadInput(
+            f"{path}: witness {witness} is inside the ledger's folder, and would be lost with it: "
+            "put it elsewhere"
+        )
+    return site.model_copy(
+        update={
+            "recipe": str(folder / site.recipe),
+            "ledger": str(ledger),
+            "witness": str(witness),
+            "data": _data(folder, site.data),
+            "mixer": None if site.mixer is None else site.mixer.beside(folder),
+        }
+    )
+
+
+def _data(folder: Path, section: DataSection) -> DataSection:
+    changes: dict[str, Any] = {}
+    if section.path is not None:
+        changes["path"] = str(folder / section.path)
+    if isinstance(section.test, str) and section.test.endswith(TABLES):
+        changes["test"] = str(folder / section.test)
+    if section.columns is not None:
+        changes["columns"] = {name: _column(folder, c) for name, c in section.columns.items()}
+    return section.model_copy(update=changes)
+
+
+def _column(folder: Path, column: ColumnSection) -> ColumnSection:
+    files = {key: getattr(column, key) for key in ("words", "public", "also")}
+    paths = {key: str(folder / file) for key, file in files.items() if isinstance(file, str)}
+    return column.model_copy(update=paths)

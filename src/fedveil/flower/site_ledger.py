@@ -1,0 +1,238 @@
+"""A site's ledger: what it was asked, what it was charged for, and the end of it kept elsewhere.
+
+The folder holds `ledger.db`, which `fedveil ledger` reads, one run beside the other, and `asks.db`,
+every ask that the site has taken up. Nothing is kept in memory between two asks.
+"""
+
+import fcntl
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from fedveil.errors import BadInput, BudgetExhausted, one_line
+from fedveil.flower.messages import RoundAsk
+from fedveil.flower.policy import Policy, Spending
+from fedveil.flower.site_file import SiteFile
+from fedveil.flower.terms import Terms
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.ledger.file import connect, read_runs, transaction
+from fedveil.privacy.ledger.hash_chain import Head
+from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.ledger.looking import one_look, query
+from fedveil.privacy.ledger.verification import verify
+from fedveil.runs.disk import sync_folder, write_atomic
+
+LOG = logging.getLogger("fedveil.site")
+
+_PATIENCE = 60.0
+_ASKS = """
+CREATE TABLE IF NOT EXISTS asks (
+    run TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    PRIMARY KEY (run, round, attempt)
+)
+"""
+
+
+class Declined(Exception):
+    """The site takes no part in a round; the reason may be told to the server."""
+
+
+@dataclass(frozen=True)
+class SiteLedger:
+    """The ledger of one site, in `folder`; `witness` remembers its end outside of it.
+
+    Guarantee: `charge` returns only when the ask is new, the policy admits its run, and at least
+    as many charges are on disk as the terms need; the witness has their end by then. So every
+    answer that leaves the site was charged before, once for itself, whoever repeats, reorders or
+    forges asks, and whatever crashes in between.
+
+    | edge | behaviour |
+    |---|---|
+    | an ask that was taken up before, answered or not | Declined |
+    | a round, or an attempt of it, older than the run's last | Declined |
+    | the run's budget, or the policy, does not allow it | Declined, nothing is charged |
+    | a crash after the ask was noted, or after the charge | the ask is lost, the charge stays |
+    | several processes | one after the other; waits at most a minute |
+    | the ledger is gone, shorter or other than the witness has it | BadInput |
+    | the witness is gone and the ledger is not empty | BadInput: `accept` makes a new one |
+    | the asks of a run that was charged are gone | BadInput |
+    | another recipe, data or version in the same run | LedgerMismatch |
+    """
+
+    folder: Path
+    witness: Path
+
+    @property
+    def file(self) -> Path:
+        """The ledger itself."""
+        return self.folder / "ledger.db"
+
+    def charge(
+        self, ask: RoundAsk, about: dict[str, str], terms: Terms, policy: Policy, today: date
+    ) -> None:
+        """Note an ask and charge for it, or say why not.
+
+        `about` is what the ledger has to know of the run, but for its name and cost.
+        """
+        about = {"run": ask.run, **about, "cost": _text(terms.cost)}
+        with self._locked():
+            self._check_whole()
+            others = [spent for run, spent in self.spendings().items() if run != ask.run]
+            beyond = policy.too_much(terms, others, today)
+            if beyond is not None:
+                LOG.warning("round %d of run %s: %s", ask.round, ask.run, beyond.whole)
+                raise Declined(beyond.told)
+            with closing(self._ledger(about, terms)) as ledger:
+                turns = ledger.charged()
+                rounds, again = self._note(ask, turns)
+                needed = terms.needed(turns + 1, rounds, again)
+                if terms.lines and needed > terms.permitted:
+                    raise Declined(
+                        f"the run has had the {terms.permitted} turns that this site permits"
+                    )
+                try:
+                    while terms.lines and ledger.charged() < needed:
+                        ledger.charge(ledger.charged() + 1)
+                except BudgetExhausted as e:
+                    raise Declined("the run's budget is used up") from e
+                finally:
+                    self._remember(ledger.head())
+
+    def spendings(self) -> dict[str, Spending]:
+        """Every run that was charged, with what it may cost in all.
+
+        No charge is older than those before it, whatever the clock said.
+        """
+        if not self.file.exists():
+            return {}
+        with one_look(self.file):
+            runs = read_runs(self.file)
+            charges = query(self.file, "SELECT run, charged_at FROM charges ORDER BY seq")
+        last, latest = dict[str, date](), date.min
+        for run, at in charges:
+            last[run] = latest = max(latest, datetime.fromisoformat(at).date())
+        return {run: Spending(_costs(runs[run]), day) for run, day in last.items()}
+
+    def accept(self) -> Head:
+        """Take the ledger as it is for whole, and remember its end; for its owner alone."""
+        with self._locked():
+            head = verify(self.file)
+            self._remember(head)
+        return head
+
+    def check_whole(self) -> None:
+        """Refuse a ledger that is not what the witness remembers."""
+        if self.folder.exists():
+            with self._locked():
+                self._check_whole()
+        elif self.witness.exists():
+            raise self._lost()
+
+    def _check_whole(self) -> None:
+        known = self._remembered()
+        if not self.file.exists():
+            if known is not None:
+                raise self._lost()
+            return
+        head = verify(self.file, *([] if known is None else [known]))
+        if known is None and head.length:
+            raise BadInput(
+                f"{self.witness} is missing and the ledger {self.file} is not empty: restore it; "
+                "if the ledger is whole, fedveil site accept takes it as it is"
+            )
+
+    def _lost(self) -> BadInput:
+        return BadInput(
+            f"{self.file} is missing and {self.witness} remembers it: what this site has spent is "
+            "unknown; restore the ledger"
+        )
+
+    def _ledger(self, about: dict[str, str], terms: Terms) -> Ledger:
+        rest = (about, terms.lines, terms.permitted)
+        if not self.file.exists():
+            return Ledger.create(self.file, *rest)
+        if about["run"] in read_runs(self.file):
+            return Ledger.reopen(self.file, *rest)
+        return Ledger.join(self.file, *rest, 0, None)
+
+    def _note(self, ask: RoundAsk, charged: int) -> tuple[int, int]:
+        """Note an ask, durably; the run's last round, and the attempts beyond rounds' first."""
+        place = (ask.round, ask.attempt)
+        with closing(connect(self.folder / "asks.db")) as db:
+            db.execute(_ASKS)
+            with transaction(db):
+                query = "SELECT round, attempt FROM asks WHERE run = ? ORDER BY round, attempt"
+                before: list[tuple[int, int]] = db.execute(query, (ask.run,)).fetchall()
+                if charged and not before:
+                    raise BadInput(
+                        f"{self.folder / 'asks.db'} knows nothing of a run that was charged: "
+                        "restore it"
+                    )
+                if place in before:
+                    raise Declined(f"round {ask.round}, attempt {ask.attempt}, was asked before")
+                if before and place < before[-1]:
+                    raise Declined(
+                        f"round {ask.round}, attempt {ask.attempt}, comes after round "
+                        f"{before[-1][0]}, attempt {before[-1][1]}"
+                    )
+                db.execute("INSERT INTO asks VALUES (?, ?, ?)", (ask.run, *place))
+        attempts = dict([*before, place])  # the last one of each round
+        return ask.round, sum(attempts.values())
+
+    def _remember(self, head: Head) -> None:
+        write_atomic(self.witness, (json.dumps(head.to_dict(), indent=2) + "\n").encode())
+
+    def _remembered(self) -> Head | None:
+        try:
+            if not self.witness.exists():
+                return None
+            stored = json.loads(self.witness.read_text())
+            return Head(str(stored["head"]), int(stored["length"]))
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise BadInput(f"{self.witness} cannot be read: {e}") from e
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One process, and one thread of it, at a time."""
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True)
+            sync_folder(self.folder.parent)
+        with (self.folder / "lock").open("w") as f:
+            deadline = time.monotonic() + _PATIENCE
+            while True:
+                try:
+                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError as e:
+                    if time.monotonic() > deadline:
+                        raise BadInput(f"{self.folder} is in use by another process") from e
+                    time.sleep(0.01)
+            yield
+
+
+def ledger_of(file: SiteFile) -> SiteLedger:
+    """The ledger that a `site.toml` names."""
+    return SiteLedger(Path(file.ledger), Path(file.witness or ""))
+
+
+def today() -> date:
+    """The day, by this machine's clock."""
+    return datetime.now(UTC).date()
+
+
+def _text(cost: tuple[PrivacyClaim, ...]) -> str:
+    return json.dumps([{**claim.to_dict(), "assumptions": []} for claim in cost])
+
+
+def _costs(about: dict[str, str]) -> tuple[PrivacyClaim, ...]:
+    try:
+        return tuple(PrivacyClaim.from_dict(raw) for raw in json.loads(about["cost"]))
+    except (KeyError, TypeError, ValueError) as e:
+        raise BadInput(f"the run {about['run']!r} is not one of a site's: {one_line(e)}") from e

@@ -1,0 +1,230 @@
+"""`PrivateStrategy`: fedveil's plan, ledger and claim for an app of plain Flower.
+
+It wraps a strategy of the app's own. Who takes part is drawn by the plan's sampler, every round is
+charged before anybody is asked, what comes back is accepted, clipped and summed as in a simulation,
+and only the private mean reaches the strategy. Needs the extra `flower`. docs/flower.md.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedveil.errors import BadInput, BudgetExhausted
+from fedveil.flower.arrays import flat, moved, shaped
+from fedveil.flower.engine import Asked
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.clip_schedules import Lengths
+from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.rows import row_norms
+from fedveil.privacy.sampling import check_cohort
+from fedveil.training.exchange import Sent, server_sum
+from fedveil.training.reports import Rows
+from fedveil.training.sums import CohortSum
+
+LOG = logging.getLogger("flwr")
+
+_LOOK = 1.0
+
+
+class PrivateStrategy(Strategy):
+    """A strategy whose models are as private as `plan` claims.
+
+    Guarantee: that of the plan (docs/proofs/central.md, docs/proofs/local.md), for the models that
+    `start` makes; the strategy inside sees the private mean and nothing else. With noise at the
+    clients, these run `PrivateMod` with the same plan.
+
+    | edge | behaviour |
+    |---|---|
+    | fewer nodes than the plan has clients | waits `wait` seconds, then BadInput |
+    | more of them | BadInput: the plan is for another number |
+    | a node that goes away | stays a client: divisor, noise and charge do not change |
+    | a reply that is an error, of another model, not finite, twice, or not asked for | zero |
+    | metrics in replies, evaluation at clients | not looked at, not asked for: they are releases |
+    | a strategy that samples by itself | BadInput: use fraction_train = 1.0 |
+    | the budget is used up | nobody is asked any more, and the model stays |
+    | a plan that claims nothing, or whose clients do more than add noise | BadInput |
+    | a ledger that is there already | BadInput: one for each run |
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        plan: PrivacyPlan,
+        ledger: Path | str,
+        *,
+        seed: int = 0,
+        wait: float = 3600.0,
+    ) -> None:
+        check_plan(plan)
+        super().__init__()
+        self.strategy, self.plan, self._wait = strategy, plan, wait
+        if Path(ledger).exists():
+            raise BadInput(f"{ledger} exists: every run has a ledger of its own; name another")
+        about = {"run": Path(ledger).stem, "noise": "secure" if plan.secure else "seeded"}
+        self.ledger = Ledger.create(
+            Path(ledger), about, plan.lines, plan.permitted, plan.counted_clients, repeats=False
+        )
+        self._streams = Streams(seed, plan.secure)
+        self._nodes: list[int] = []
+        self._asked: dict[int, int] = {}
+        self._start: ArrayRecord = ArrayRecord()
+        self._moving: torch.Tensor | None = None
+
+    @property
+    def claim(self) -> PrivacyClaim:
+        """What all rounds so far guarantee; the claim that counts."""
+        ledger = self.ledger
+        return self.plan.claims(ledger.charged(), ledger.counts(), ledger.again)[0]
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw who takes part and charge for it; the messages are those of the strategy inside."""
+        if self.ledger.refusal is not None:
+            return []
+        self._begin(arrays, grid)
+        offered = {
+            message.metadata.dst_node_id: message
+            for message in self.strategy.configure_train(server_round, arrays, config, grid)
+        }
+        for node in set(grid.get_node_ids()) & set(self._nodes):
+            if node not in offered:
+                raise BadInput(
+                    "the strategy asks some of the nodes only, and who takes part is drawn by the "
+                    "plan: use fraction_train = 1.0"
+                )
+        plan, counted = self.plan, self.plan.release.counted
+        turns = self.ledger.turns(server_round - 1) if counted else None
+        ids = plan.sampler.cohort(plan.population, server_round, self._streams, turns)
+        check_cohort(ids, plan.population)
+        self._asked = {}
+        try:
+            self.ledger.charge(server_round, ids if counted else None)
+        except BudgetExhausted as e:
+            LOG.warning("%s", e)
+            return []
+        self._asked = {self._nodes[client]: int(client) for client in ids}
+        return [offered[node] for node in self._asked if node in offered]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The private mean, as the one reply that the strategy inside gets."""
+        if self.ledger.charged() != server_round:
+            return None, None
+        plan, start, moving = self.plan, flat(self._start), self._moving
+        if moving is None:
+            raise AssertionError("a round is configured before it is aggregated")
+        clip = plan.clip(moving, server_round)
+        total = CohortSum.zero(len(start), plan.width, noisy=False)
+        rows = self._rows(replies)
+        for client in sorted(rows):
+            ids = np.array([client], dtype=np.int64)
+            asked = Asked(server_round, ids, start, clip, moving, self._streams)
+            sent = self._sent(rows[client], asked)
+            server_sum([(total, slice(None))], plan, asked, sent, torch.ones(1).double())
+        plan.release.noise_(total.total, clip, server_round, self._streams)
+        mean = total.total / plan.release.divisor(total.weight, plan.expected)
+        after = start + mean.to(torch.float32)
+        self._moving = plan.move(moving, total.watched, start, after, server_round, self._streams)
+        weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
+        content = RecordDict(
+            {"arrays": shaped(after, self._start), "metrics": MetricRecord({weight: 1.0})}
+        )
+        found, _ = self.strategy.aggregate_train(server_round, [Message(content, 0, "train")])
+        LOG.info("round %d: %s", server_round, self._spent(server_round))
+        return found, None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Nobody: what a model comes to on clients' records is a release that nothing accounts."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing."""
+        return None
+
+    def summary(self) -> None:
+        """Log the plan, and the strategy inside."""
+        LOG.info("\t├──> %s", self.plan)
+        self.strategy.summary()
+
+    def _begin(self, arrays: ArrayRecord, grid: Grid) -> None:
+        """Note the round's model and, once, which nodes are the plan's clients."""
+        start, plan = flat(arrays), self.plan
+        if plan.parameters is not None and plan.parameters != len(start):
+            raise BadInput(
+                f"the plan accounts for {plan.parameters:,} parameters and the model has "
+                f"{len(start):,}: make the plan for this model"
+            )
+        self._start = arrays
+        if self._moving is None:
+            self._moving = plan.start(start)
+        until = time.monotonic() + self._wait
+        while not self._nodes:
+            found = sorted(grid.get_node_ids())
+            if len(found) > plan.population or (
+                len(found) < plan.population and time.monotonic() >= until
+            ):
+                raise BadInput(
+                    f"the plan is for {plan.population} clients and {len(found)} nodes are there: "
+                    "make it for that number, or start as many"
+                )
+            if len(found) == plan.population:
+                self._nodes = found
+            else:
+                time.sleep(_LOOK)
+
+    def _spent(self, rounds: int) -> str:
+        """What so many rounds have cost, from above."""
+        counts = self.ledger.counts()
+        told = self.plan.told(rounds, None if counts is None else int(counts.max()))
+        return "" if told is None else told.short
+
+    def _rows(self, replies: Iterable[Message]) -> dict[int, torch.Tensor]:
+        """What each client that was asked has sent first, as a vector."""
+        rows: dict[int, torch.Tensor] = {}
+        for reply in replies:
+            client = self._asked.get(reply.metadata.src_node_id)
+            if client is None or client in rows or reply.has_error():
+                continue
+            records = list(reply.content.array_records.values())
+            rows[client] = moved(records[0], self._start) if len(records) == 1 else torch.zeros(0)
+        return rows
+
+    def _sent(self, row: torch.Tensor, asked: Asked) -> Sent:
+        """A row as a block of one client; the server itself sees what an adaptive clip watches."""
+        rows, no = Rows.of([row], len(asked.start)), torch.zeros(1, dtype=torch.bool)
+        clipped = no
+        if asked.clip is not None and self.plan.watched is not None:
+            norms = row_norms(rows.rows, asked.clip.norm)
+            clipped = ~(norms <= asked.clip.value)
+            watched = self.plan.watch(Lengths(norms, clipped), asked)
+        else:
+            watched = torch.zeros(1, self.plan.width, dtype=torch.float64)
+        return Sent(rows, watched, clipped, no)
+
+
+def check_plan(plan: PrivacyPlan) -> None:
+    """Refuse a plan that cannot be kept by looking at replies alone."""
+    plan.check_lines()
+    release = plan.release
+    if not plan.private:
+        raise BadInput("the plan claims nothing: make one with central or client_noise")
+    if release.counted and (not release.additive or plan.watched is not None):
+        raise BadInput(
+            "this plan asks more of clients than noise on what they reply: use a recipe, which "
+            "fedveil's own apps run"
+        )

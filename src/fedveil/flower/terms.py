@@ -1,0 +1,103 @@
+"""What a plan means for one site: which lines it is charged on, how often, and for what in all.
+
+A plan is about all clients of a run; a site knows its own turns and nothing of the others'. The
+proof note is docs/proofs/site.md.
+"""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
+from fedveil.privacy.accounting.composition import noise_in
+from fedveil.privacy.accounting.events import FixedSampled, PoissonSampled
+from fedveil.privacy.plan import PrivacyPlan
+
+_ROUNDED = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The lines of one site, and how many turns they are for.
+
+    `planned` turns are what the plan has for this site, `permitted` what a run may charge it for:
+    those and the owner's `repeats`, as far as the run's budget goes. `at_once`: the site is charged
+    for all of them when it is first asked, since rounds to which a trusted server does not invite
+    it concern it as well: that is what makes the account of a secret cohort so cheap.
+    """
+
+    lines: tuple[BudgetLine, ...]
+    planned: int
+    permitted: int
+    at_once: bool
+
+    @property
+    def charged(self) -> tuple[BudgetLine, ...]:
+        """The lines that something is charged on."""
+        return tuple(line for line in self.lines if not line.reading)
+
+    @cached_property
+    def cost(self) -> tuple[PrivacyClaim, ...]:
+        """What all turns that a run may have cost this site, one claim for each charged line."""
+        return tuple(line.claims(self.permitted)[0] for line in self.charged)
+
+    def needed(self, turns: int, rounds: int, again: int) -> int:
+        """How many charges there must be before an answer.
+
+        `turns` is how many asks were answered with this one; `rounds` and `again` are the last
+        round that was asked for and the attempts beyond each round's first that the site knows of.
+        """
+        return max(self.permitted, rounds + again) if self.at_once else turns
+
+
+def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
+    """The terms on which client `number` of a plan takes part, with `repeats` turns to spare.
+
+    Guarantee: docs/proofs/site.md. Charges for the turns that the site has, on the lines of these
+    terms, are never fewer than the releases that depend on its records.
+
+    | edge | behaviour |
+    |---|---|
+    | nothing is claimed | no lines |
+    | a formula as published, which guarantees nothing | BadInput |
+    | what a clip watches goes to a curator | BadInput: in a federation that is the server |
+    | clients have budgets of their own, and `number` is None | BadInput |
+    | a cohort drawn in secret by a trusted server | every round is charged, asked or not |
+    | any other cohort | the site's own turns are charged, without amplification |
+    """
+    if any(line.as_published and not line.reading for line in plan.lines):
+        raise BadInput(
+            "budget.as_published guarantees nothing, and a site takes no part in that: leave it out"
+        )
+    if any(line.trust is Trust.CURATOR for line in plan.lines):
+        raise BadInput(
+            "the recipe's clip needs a curator who sees bits or norms and is not the server, and a "
+            "federation has none: use clip.bit_epsilon, or a clip that does not look at clients"
+        )
+    lines = tuple(line for line in plan.lines if _concerns(line, plan, number))
+    secret = any(isinstance(line.event, PoissonSampled | FixedSampled) for line in lines)
+    at_once = secret and not plan.release.counted
+    charged = [line for line in lines if not line.reading]
+    most = min((line.participations(plan.permitted) for line in charged), default=plan.rounds)
+    own = tuple(
+        line if line.as_published else replace(line, share=Fraction(1), cap=None, members=None)
+        for line in lines
+    )
+    within = (line.permitted(most + repeats) for line in own if not line.reading)
+    return Terms(own, most, min(within, default=most + repeats), at_once)
+
+
+def _concerns(line: BudgetLine, plan: PrivacyPlan, number: int | None) -> bool:
+    """Whether a line is about this client: some are about a group of them."""
+    each = getattr(plan.release, "multipliers", None)
+    if line.members is None or each is None:
+        return True
+    if number is None:
+        raise BadInput(
+            "clients have budgets of their own (budget.epsilons): say which client this site is "
+            "(number)"
+        )
+    own, claimed = float(each[number]), noise_in(line.event)
+    return own / _ROUNDED <= claimed <= own * _ROUNDED

@@ -1,0 +1,213 @@
+"""`RayCluster`: a Ray cluster that somebody runs, or one of our own on this machine.
+
+Our own listens on the loopback interface only and asks for a token that nobody else knows, tells
+nobody of its use, has no dashboard, and keeps its files, in which records may be, in a folder that
+only this user can open. It ends with its last user, and the folder with it. A cluster that was
+merely joined is left as it was found.
+"""
+
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from fedveil.checks import check_address, shown
+from fedveil.errors import BadInput, one_line
+from fedveil.training.engines.workers import available
+
+OOM_RETRIES = 2
+"""How often our own cluster tries again what ran out of memory; Ray by itself never stops."""
+
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_PATIENT = {"task_oom_retries": OOM_RETRIES, "health_check_failure_threshold": 100}
+_TOKEN = secrets.token_hex(32)
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """Where chunks are computed: on the cluster at `address`, or with None on one of our own.
+
+    `address` is "auto", for the cluster that this machine belongs to, or the head's "host:port".
+
+    | edge | behaviour |
+    |---|---|
+    | the package ray is missing | BadInput: names the extra |
+    | an address that is empty or a Ray Client's ("ray://...") | BadInput |
+    | nobody answers at the address | BadInput when it is joined, before anything is charged |
+    | this process is connected to another cluster | BadInput when it is joined |
+    | this process was connected by somebody else | their connection is used and left open |
+    """
+
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        check_address("address", self.address)
+        check_package()
+
+    @contextmanager
+    def joined(self, workers: int) -> Iterator[int]:
+        """Be connected inside; gives the number of workers, which of 0 is one per core.
+
+        The first one inside connects, the last one to leave disconnects.
+        """
+        _enter(self.address, workers)
+        try:
+            there = cores()
+            if not (workers or there):
+                raise BadInput("the Ray cluster has no core: add a node that has, or wait for one")
+            yield workers or there
+        finally:
+            _leave()
+
+
+def cores() -> int:
+    """How many cores the cluster has."""
+    import ray
+
+    untyped: Any = ray
+    return int(untyped.cluster_resources().get("CPU", 0))
+
+
+def check_package() -> None:
+    """Refuse Ray where it is not installed, without importing it."""
+    found = importlib.util.find_spec("ray")
+    if found is None or found.origin is None:  # a folder of that name is no package
+        raise BadInput("engine 'ray' needs a package: pip install 'fedveil[ray]'")
+
+
+class _Here:
+    """The one connection that a process has to Ray, as far as it is ours."""
+
+    users = 0
+    address: str | None = None
+    opened = ExitStack()
+    lock = threading.RLock()
+
+
+def _enter(address: str | None, workers: int) -> None:
+    import ray
+
+    with _Here.lock:
+        if _Here.users and _Here.address != address:
+            raise BadInput(
+                f"this process uses the Ray cluster {shown(_Here.address or 'of its own')}: "
+                f"finish there before {shown(address or 'one of its own')}"
+            )
+        if not ray.is_initialized():
+            with ExitStack() as opened:
+                _connect(address, workers, opened)
+                _Here.opened = opened.pop_all()
+        _Here.users, _Here.address = _Here.users + 1, address
+
+
+def _leave() -> None:
+    with _Here.lock:
+        _Here.users -= 1
+        if not _Here.users:
+            _Here.opened.close()
+
+
+def _connect(address: str | None, workers: int, opened: ExitStack) -> None:
+    """Connect to the cluster, or start one; `opened` undoes it."""
+    import ray
+
+    options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if address is None:
+        folder = tempfile.mkdtemp(prefix="fedveil-")
+        opened.callback(shutil.rmtree, folder, ignore_errors=True)
+        opened.enter_context(_guarded())
+        options |= {
+            "num_cpus": workers or available(),
+            "num_gpus": 0,
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": os.path.join(folder, "ray"),
+            "_system_config": _PATIENT,
+        }
+    try:
+        _knock(address)
+        with patch.dict(os.environ, _SETTINGS), _own_signals(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if address is None:
+                os.environ.pop("RAY_ADDRESS", None)
+            ray.init(address=address, **options)
+    except Exception as e:
+        ray.shutdown()
+        what = "cannot be started here" if address is None else f"at {shown(address)} is not there"
+        raise BadInput(
+            f"a Ray cluster {what}: {one_line(e)}; start one (ray start --head), or use engine "
+            "'processes'"
+        ) from e
+    opened.callback(_disconnect)
+
+
+def _knock(address: str | None) -> None:
+    """See whether anybody is at an address; Ray would try for minutes."""
+    if address not in (None, "auto"):
+        host, _, port = str(address).rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+
+
+def _disconnect() -> None:
+    import ray
+
+    with _own_signals():
+        ray.shutdown()
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """Inside, a cluster that is started listens on loopback, and to those who know the token.
+
+    Ray replaces the loopback address by one that others reach, unless clusters are ruled out.
+    """
+    import ray._private.ray_constants as constants
+
+    wanted: dict[str, str | None] = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
+    before = {name: os.environ.get(name) for name in wanted}
+    with patch.object(constants, "ENABLE_RAY_CLUSTER", False):
+        _set_authentication(wanted)
+        try:
+            yield
+        finally:
+            _set_authentication(before)
+
+
+def _set_authentication(environment: dict[str, str | None]) -> None:
+    """Ray reads these when it is imported; so it is made to read them again."""
+    from ray import _raylet
+
+    inner: Any = _raylet
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    inner.AuthenticationTokenLoader.instance().reset_cache()
+    inner.Config.initialize("")
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray takes SIGTERM for itself; whoever listened to it before does so again."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,184 @@
+"""A live federation for the tests: one SuperLink and its SuperNodes, used for several recipes.
+
+SuperNodes start a process for every message, which reads the site's folder anew: so another recipe
+only has to be put in place, with the keys that SuperLink knows.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedveil.flower.deployment import Address, Deployment, deployed_recipe
+from fedveil.flower.local import LocalFederation, free_ports
+from fedveil.privacy.ledger.file import read_charges
+from fedveil.runs.records import data_of
+
+PATIENCE = 600.0
+"""Seconds after which something is said to be stuck, on a machine that is very busy."""
+
+QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1"}
+SAID = ("epsilon", "delta", "unit", "neighbours", "trust", "accountant", "noise", "as_published")
+"""What a claim says, but for its assumptions: a federation has more of them."""
+
+MEMBER = ("mixer-ca.crt", "member.crt", "member.key")
+BAD_SITE = Path(__file__).with_name("bad_site.py")
+
+
+def deployment(recipe, settings, names, address, deadline):
+    chosen = deployed_recipe(recipe, settings, len(names))
+    (port,) = free_ports(1)
+    return Deployment(chosen, names, address, data_of(chosen), deadline, Address(port=port))
+
+
+class Live:
+    """SuperLink and sites that are running, and what is put in place for them."""
+
+    def __init__(self, folder, names, address, federation):
+        self.folder, self.names, self.address = folder, names, address
+        self.federation = federation
+        self.server = folder / "server"
+        self.url = f"https://{address}"
+
+    def site(self, name):
+        return self.folder / "sites" / name
+
+    def use(self, recipe, *settings, deadline=PATIENCE, minimum=1, policy=""):
+        """Put another recipe in place; sites have new ledgers, and `policy` beside its needs."""
+        scratch = self.folder.with_name("scratch")
+        deployment(recipe, settings, self.names, self.address, deadline).write(scratch)
+        for name in self.names:
+            place, fresh = self.site(name), scratch / "sites" / name
+            for old in ("ledger", "records"):
+                shutil.rmtree(place / old, ignore_errors=True)
+            (place / f"{name}.head.json").unlink(missing_ok=True)
+            shutil.copytree(fresh / "records", place / "records")
+            shutil.copy(fresh / "recipe.toml", place)
+            (place / "site.toml").write_text((fresh / "site.toml").read_text() + policy)
+        shutil.rmtree(self.server / "test")
+        shutil.copytree(scratch / "server" / "test", self.server / "test")
+        shutil.copy(scratch / "server" / "recipe.toml", self.server)
+        if (scratch / "mixer").exists():
+            shutil.copytree(scratch / "mixer", self.folder / "mixer")
+            for name in MEMBER:
+                shutil.copy(scratch / "server" / name, self.server)
+                for site in self.names:
+                    shutil.copy(scratch / "sites" / site / name, self.site(site))
+        text = (scratch / "server" / "federation.toml").read_text()
+        for name in self.names:
+            known = (self.server / "nodes" / f"{name}.pub").read_text().strip()
+            text = re.sub(rf'key = "[^"]* {name}"', f'key = "{known}"', text)
+        text = re.sub(r"minimum = \d+", f"minimum = {minimum}", text)
+        (self.server / "federation.toml").write_text(text)
+        shutil.rmtree(scratch)
+
+    def run(self, directory):
+        """Run to the end; returns the result."""
+        process = self.federation.run(directory)
+        process.wait(PATIENCE)
+        result = self.federation.result(directory)
+        assert result is not None, process.output
+        return result
+
+    def asks(self, directory):
+        """What the server noted of its asks and their outcomes."""
+        path = self.server / directory / "sites.jsonl"
+        lines = path.read_text().split("\n") if path.exists() else []
+        return [json.loads(line) for line in lines if line]
+
+    def outcomes(self, directory):
+        return [line for line in self.asks(directory) if "answered" in line]
+
+    def charges(self, name):
+        """What a site was charged for."""
+        path = self.site(name) / "ledger" / "ledger.db"
+        return read_charges(path) if path.exists() else []
+
+    def stranger(self, name, **changes):
+        """A site's folder that nobody registered, with changes to how it is started."""
+        place = self.site(name)
+        shutil.copytree(self.site(self.names[0]), place)
+        script = place / "supernode.sh"
+        (port,) = free_ports(1)
+        text = re.sub(r"--port \d+", f"--port {port}", script.read_text())
+        for old, new in changes.items():
+            text = text.replace(f"--{old.replace('_', '-')}", new)
+        script.write_text(text)
+        return place
+
+    def turned_away(self, name):
+        """Start it, and see it end; returns what it said."""
+        process = self.federation.start_site(name)
+        code = process.wait(PATIENCE)
+        del self.federation.sites[name]
+        shutil.rmtree(self.site(name))
+        assert code != 0
+        assert "SuperNode ID" not in process.output
+        return process.output
+
+    def kill_server_app(self):
+        """Kill the ServerApp, and nothing else."""
+        (found,) = [
+            pid for pid, program in processes_of(self.server) if program == "flwr-serverapp"
+        ]
+        os.kill(found, signal.SIGKILL)
+
+    def kill_superlink(self):
+        """Kill SuperLink as a power cut would; what it started ends by itself."""
+        self.federation.superlink.kill()
+        wait_for(lambda: not processes_of(self.server), "ended with SuperLink")
+
+
+@contextmanager
+def live(folder, *names, bad=(), offline=()):
+    """A federation that is running; `bad` are sites that misbehave, `offline` are not started."""
+    port, *own = free_ports(1 + len(names))
+    address = Address(port=port, sites=tuple(own))
+    settings = ("sample.kind=all", "rounds=1")
+    deployment("fedavg", settings, names, address, PATIENCE).write(folder)
+    for name in bad:
+        program = folder / "sites" / name / "bin" / "flwr-clientapp"
+        program.write_text(f'#!/bin/sh\nexec python3 {BAD_SITE} {name} "$@"\n')
+    with LocalFederation(folder, **QUICK) as federation:
+        found = Live(folder, names, address, federation)
+        federation.start_superlink(found.url)
+        federation.register()
+        for name in names:
+            if name not in offline:
+                federation.start_site(name)
+        federation.wait_until_connected()
+        yield found
+    wait_for(lambda: not processes_of(folder), "all ended")
+
+
+def wait_for(holds, what):
+    """Wait until something holds."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, f"not {what} in time"
+        time.sleep(0.05)
+
+
+def processes_of(folder):
+    """The processes that keep Flower's files below a folder: id and program."""
+    home = f"FLWR_HOME={folder}".encode()
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if not any(
+                line.startswith(home) for line in (place / "environ").read_bytes().split(b"\0")
+            ):
+                continue
+            if (place / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                continue
+            words = (place / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        programs = [Path(word).name for word in words[:3]]
+        named = [name for name in programs if name.startswith(("flwr", "flower"))]
+        found.append((int(place.name), named[0] if named else programs[0]))
+    return found

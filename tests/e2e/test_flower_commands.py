@@ -1,0 +1,168 @@
+"""`fedveil deploy`, its demonstration, and the README's way from a simulation to three sites."""
+
+import json
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedveil.flower.local import free_ports
+from fedveil.flower.processes import Process, own_environment
+from tests.e2e.federations import PATIENCE, QUICK, SAID, processes_of, wait_for
+
+pytest.importorskip("flwr")
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+HEADING = "## From a simulation to three sites"
+DEPLOY = (sys.executable, "-m", "fedveil", "deploy", "ldp-sgd")
+SMALL = [
+    part
+    for setting in ("sample.kind=all", "rounds=1", "budget.epsilon=10")
+    for part in ("--set", setting)
+]
+slow = pytest.mark.slow
+patient = pytest.mark.timeout(1800)
+
+
+def readme_commands():
+    _, _, rest = README.partition(HEADING)
+    block = rest.split("```")[1]
+    return [line for line in block.splitlines() if line]
+
+
+def test_at_most_six_commands():
+    assert 1 <= len(readme_commands()) <= 6
+
+
+@slow
+@patient
+def test_the_readme_s_commands(tmp_path):
+    (port,) = free_ports(1)
+    commands = readme_commands()
+    (written,) = [k for k, command in enumerate(commands) if command.startswith("fedveil deploy")]
+    commands[written] += f" --address 127.0.0.1:{port}"  # tests run side by side
+    process = Process.start(
+        "readme",
+        ["sh", "-e", "-c", "\n".join(commands)],
+        tmp_path / "readme.log",
+        folder=tmp_path,
+        environment=own_environment(**QUICK),
+    )
+    try:
+        assert process.wait(2 * PATIENCE) == 0, process.output
+    finally:
+        process.kill()  # and the processes behind it
+    wait_for(lambda: not processes_of(tmp_path), "all ended")
+    federated = json.loads((tmp_path / "federation/server/run/result.json").read_text())
+    (simulated,) = (tmp_path / "runs").glob("*/result.json")
+    theirs = json.loads(simulated.read_text())
+    assert federated["rounds"] == theirs["rounds"] == 3
+    for ours, other in zip(federated["claims"], theirs["claims"], strict=True):
+        assert ours["noise"] == "secure"
+        same = [key for key in SAID if key != "noise"]
+        assert [ours[key] for key in same] == [other[key] for key in same]
+    assert "3 of 3 sites answered" in process.output
+
+
+@pytest.fixture
+def deploy(tmp_path):
+    """Start `fedveil deploy`, in a folder of its own; it is ended at last."""
+    started = []
+
+    def begin(*arguments):
+        process = Process.start(
+            "deploy",
+            [*DEPLOY, "demo", *arguments, *SMALL],
+            tmp_path / "deploy.log",
+            folder=tmp_path,
+            environment=own_environment(**QUICK),
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+    wait_for(lambda: not processes_of(tmp_path), "all ended")
+
+
+@slow
+@patient
+def test_a_demonstration_shows_its_rounds_and_leaves_nobody_behind(deploy, tmp_path):
+    process = deploy("--demo", "2")
+    assert process.wait(2 * PATIENCE) == 0, process.output
+    lines = process.output.splitlines()
+    assert lines[0].startswith("written: demo/README.md")
+    assert lines[1].startswith("SuperLink is up: https://127.0.0.1:")
+    assert lines[2] == "sites are connected: site-1, site-2"
+    assert lines[3].startswith("round 1 | ")
+    assert "epsilon 10 at delta 1e-05 per client (replace, local trust" in lines[3]
+    assert "the claim that counts is epsilon 10 at delta 1e-05" in process.output
+    wait_for(lambda: not processes_of(tmp_path), "all ended")
+
+
+@slow
+@patient
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demonstration_leaves_nobody_behind(deploy, tmp_path, number):
+    process = deploy("--demo", "2")
+    process.wait_for(lambda: "SuperLink is up" in process.output, "up", PATIENCE)
+    assert processes_of(tmp_path)
+    process.popen.send_signal(number)
+    assert process.wait(PATIENCE) == 1
+    assert process.last_words == "interrupted"
+    wait_for(lambda: not processes_of(tmp_path), "all ended")
+
+
+@slow
+@patient
+def test_a_demonstration_that_cannot_begin_says_why(deploy, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = deploy("--demo", "1", "--address", f"127.0.0.1:{port}")
+        assert process.wait(PATIENCE) == 1
+    assert process.last_words.startswith("error: superlink ended before it answered")
+    wait_for(lambda: not processes_of(tmp_path), "all ended")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name the sites"),
+        (("--demo", "2", "--sites", "a,b"), "name the sites"),
+        (("--demo", "0"), "--demo is 0"),
+        (("--demo", "100"), "--demo is 100"),
+        (("--sites", "a,,b"), "site is ''"),
+        (("--sites", "a,a"), "a name of its own each"),
+        (("--sites", "a,b", "--address", "here"), "HOST:PORT"),
+        (("--sites", "a b,c"), "site is 'a b'"),
+        (("--sites", "a,b", "--deadline", "0"), "deadline is 0.0"),
+        (("--sites", "a,b", "--address", "a..b:1"), "no name or address of a machine"),
+        (("--sites", "a,b", "--divide", "--set", "sample.size=9"), "size"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(cli, arguments, message):
+    assert message in cli("deploy", "ldp-sgd", "new", *arguments).error
+    assert not list(Path().iterdir())
+
+
+def test_a_folder_that_is_in_use_is_left_alone(cli):
+    Path("mine").mkdir()
+    Path("mine/file").touch()
+    assert "not empty" in cli("deploy", "ldp-sgd", "mine", "--sites", "a,b").error
+    assert [path.name for path in Path("mine").iterdir()] == ["file"]
+
+
+def test_writing_is_said_and_nothing_is_started(cli):
+    done = cli("deploy", "central", "fed", "--sites", "a,b", "--set", "rounds=2")
+    assert (done.code, done.out) == (
+        0,
+        "written: fed/README.md says how to start server and sites\n",
+    )
+    assert sorted(path.name for path in Path("fed").iterdir()) == [
+        *("README.md", "app", "server", "sites"),
+    ]
+    shutil.rmtree("fed")

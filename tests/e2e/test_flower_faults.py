@@ -1,0 +1,108 @@
+"""What goes wrong in a federation, with real processes: every case ends, explained and charged."""
+
+import pytest
+
+from fedveil.flower.certificates import node_key
+from fedveil.privacy.ledger.file import read_charges
+from tests.e2e.federations import live, wait_for
+
+pytest.importorskip("flwr")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+NAMES = ("honest", "nan", "short", "replay", "refuse", "die")
+BAD = ("nan", "short", "replay", "die")
+ALL = "sample.kind=all"
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flower") / "federation"
+    with live(folder, *NAMES, bad=BAD, offline=("die",)) as found:
+        yield found
+
+
+def test_an_unknown_key_is_not_let_in(federation):
+    place = federation.stranger("stranger")
+    for name in ("node", "node.pub"):
+        (place / name).unlink()
+    node_key(place, "stranger")
+    assert "Failed to activate SuperNode" in federation.turned_away("stranger")
+
+
+def test_a_node_without_a_key_is_not_let_in(federation):
+    federation.stranger("bare", auth_supernode_private_key="--max-retries 2 #")
+    assert "Failed to initialize the connection" in federation.turned_away("bare")
+
+
+def test_sites_that_misbehave_are_named_and_the_rest_goes_on(federation):
+    """NaN, a report that is too short, an old one, a refusal by policy, and one who is away."""
+    federation.use("ldp-sgd", ALL, "rounds=2", "budget.epsilon=15")
+    file = federation.site("refuse") / "site.toml"
+    file.write_text(file.read_text().replace("epsilon.client = ", "epsilon.client = 0.1 #"))
+    result = federation.run("bad")
+    assert (result["rounds"], result["stopped"]) == (2, "rounds")
+
+    first, second = federation.outcomes("bad")
+    for line in (first, second):
+        assert "not finite, or not of this model" in line["refused"]["nan"]
+        assert "not finite, or not of this model" in line["refused"]["short"]
+        assert "policy.epsilon.client" in line["declined"]["refuse"]
+        assert "honest" in line["answered"]
+        assert line["absent"] == ["die"]
+        assert line["enough"]
+    assert "replay" in first["answered"]
+    assert "attempt 0 at round 1" in second["refused"]["replay"]
+
+    both = {(1, 0), (2, 0)}
+    charged = read_charges(federation.server / "bad" / "ledger.db")
+    assert {(charge.round, charge.attempt) for charge in charged} == both
+    for name in NAMES:
+        turns = {charge.round for charge in federation.charges(name)}
+        assert turns == (set() if name in ("refuse", "die") else {1, 2})
+
+
+def test_a_server_that_is_killed_resumes_and_no_charge_is_lost(federation):
+    """ServerApp is killed in round 2, SuperLink in round 3; both are started again."""
+    settings = (ALL, "rounds=3", "noise.multiplier=20.0", "budget.epsilon=5")
+    federation.use("ldp-sgd", *settings, policy="\nrepeats = 2\n")
+
+    def asked(number):
+        return any(line.get("asking") == number for line in federation.asks("killed"))
+
+    first = federation.federation.run("killed")
+    wait_for(lambda: asked(2), "round 2 was asked for")
+    federation.kill_server_app()
+    second = federation.federation.run("killed")
+    wait_for(lambda: asked(3), "round 3 was asked for")
+    federation.kill_superlink()
+    first.kill()
+    second.kill()
+
+    federation.federation.start_superlink(federation.url)
+    result = federation.run("killed")
+    assert (result["rounds"], result["stopped"]) == (3, "rounds")
+
+    asks = [line for line in federation.asks("killed") if "asking" in line]
+    tried = [(line["asking"], line["attempt"]) for line in asks]
+    assert tried == [(1, 0), (2, 0), (2, 1), (3, 0), (3, 1)]
+    charged = read_charges(federation.server / "killed" / "ledger.db")
+    assert {(charge.round, charge.attempt) for charge in charged} == set(tried)
+    assert result["claims"][0]["epsilon"] <= 5
+
+    answers = [line["answered"] for line in federation.outcomes("killed")]
+    for name in NAMES[:-1]:
+        turns = len({charge.round for charge in federation.charges(name)})
+        assert sum(name in line for line in answers) <= turns <= 3 + 2
+
+
+def test_a_site_that_dies_in_mid_round_is_charged_and_counts_as_absent(federation):
+    federation.use("ldp-sgd", ALL, "rounds=1", "budget.epsilon=15", deadline=30)
+    federation.federation.start_site("die")
+    federation.federation.wait_until_connected("die")
+    result = federation.run("dead")
+    assert (result["rounds"], result["stopped"]) == (1, "rounds")
+    (line,) = federation.outcomes("dead")
+    assert "die" not in line["answered"]
+    assert "die" in [*line["absent"], *line["refused"]]
+    assert not federation.federation.sites["die"].running
+    assert {charge.round for charge in federation.charges("die")} == {1}

@@ -1,0 +1,104 @@
+"""Recipes over a real SuperLink and three real SuperNodes, with TLS and authentication."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedveil.runs.recipe import load_recipe
+from fedveil.runs.run import Run
+from tests.e2e.federations import SAID, live, processes_of
+
+pytest.importorskip("flwr")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ALL = "sample.kind=all"
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flower") / "federation"
+    with live(folder, "north", "south", "east") as found:
+        yield found
+    assert processes_of(folder) == []
+
+
+def simulated(federation, tmp_path):
+    """The same recipe in the simulator."""
+    recipe = load_recipe(str(federation.server / "recipe.toml"), ("engine.workers=1",))
+    run = Run.start(recipe, tmp_path / "simulated", None)
+    return run.execute(), load_file(tmp_path / "simulated" / "model.safetensors")
+
+
+def said(claims):
+    return [{key: claim[key] for key in SAID} for claim in claims]
+
+
+def test_without_noise_the_model_is_the_simulator_s(federation, tmp_path):
+    federation.use("fedavg", ALL, "rounds=2")
+    result = federation.run("fedavg")
+    assert (result["rounds"], result["stopped"], result["claims"]) == (2, "rounds", [])
+    theirs, model = simulated(federation, tmp_path)
+    ours = load_file(federation.server / "fedavg" / "model.safetensors")
+    assert ours.keys() == model.keys()
+    for name, value in model.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-5)
+    assert result["metrics"]["loss"] == pytest.approx(theirs["metrics"]["loss"], abs=1e-5)
+    assert all(line["answered"] == [*federation.names] for line in federation.outcomes("fedavg"))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("central", ("sample.rate=0.8", "noise.source=seeded")),
+        ("ldp-sgd", (ALL, "budget.epsilon=15")),
+        ("ldp-fl", (ALL, "shuffle=none", "noise.epsilon=0.005")),
+    ],
+)
+def test_claims_are_the_simulator_s(federation, tmp_path, recipe, settings):
+    federation.use(recipe, "rounds=3", *settings)
+    result = federation.run(recipe)
+    assert (result["rounds"], result["stopped"]) == (3, "rounds")
+    theirs, _ = simulated(federation, tmp_path)
+    assert said(result["claims"]) == said(theirs["claims"])
+    assert result["claims"]
+    for line in federation.outcomes(recipe):
+        assert (line["declined"], line["refused"], line["absent"]) == ({}, {}, [])
+    turns = {name: len(federation.charges(name)) for name in federation.names}
+    lines = len({charge.covers for name in turns for charge in federation.charges(name)})
+    asked = {name for line in federation.asks(recipe) for name in line.get("sites", ())}
+    for name, charged in turns.items():
+        if recipe == "central":  # who is asked is secret: all rounds are charged, asked or not
+            assert charged == (3 * lines if name in asked else 0)
+        else:
+            assert charged == 3 * lines
+
+
+def test_reports_go_to_a_mixer_that_sites_reach_by_themselves(federation, tmp_path):
+    """Shuffled LDP-FL: TLS to a party of its own, and SuperLink carries no report."""
+    settings = ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01")
+    federation.use("ldp-fl", *settings)
+    federation.federation.start_mixer()
+    result = federation.run("shuffled")
+    assert (result["rounds"], result["stopped"]) == (2, "rounds")
+    theirs, _ = simulated(federation, tmp_path)
+    assert said(result["claims"]) == said(theirs["claims"])
+    assert result["claims"][0]["trust"] == "shuffled"
+    for line in federation.outcomes("shuffled"):
+        assert line["answered"] == [*federation.names]
+        assert line["enough"]
+    moved = [line["loss"] for line in federation.federation.rounds("shuffled")]
+    assert len(set(moved)) == len(moved)  # what the mixer handed on has moved the model
+
+
+def test_owners_and_auditors_see_what_it_cost(federation):
+    """`fedveil ledger` reads the ledger of a site and that of the run."""
+    for place in (federation.site("north") / "ledger", federation.server / "ldp-sgd"):
+        done = subprocess.run(
+            [sys.executable, "-m", "fedveil", "ledger", place, "--verify"],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,272 @@
+"""What `fedveil deploy` writes: a server, sites that could take part, and nothing half done."""
+
+import os
+import stat
+import subprocess
+import tomllib
+import zipfile
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+from fedveil.errors import BadInput
+from fedveil.flower.deployment import Address, Deployment, deployed_recipe, share
+from fedveil.flower.federation import read_federation
+from fedveil.flower.messages import plan_digest
+from fedveil.flower.server import data_without_records
+from fedveil.flower.site import Site
+from fedveil.flower.site_check import checked
+from fedveil.runs.recipe import load_recipe
+from fedveil.runs.records import data_of
+
+NAMES = ("north", "south", "east")
+SMALL = ("rounds=2", "sample.kind=all")
+RECIPES = {
+    "central": ("rounds=2",),
+    "ldp-sgd": (*SMALL, "budget.epsilon=10"),
+    "ldp-fl": (*SMALL, "shuffle=none", "noise.epsilon=0.01"),
+    "dp-sgd": (*SMALL,),
+    "fedavg": ("rounds=2", "sample.size=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Every recipe of the list, divided among three sites."""
+    folder = tmp_path_factory.mktemp("deployed")
+    for name, settings in RECIPES.items():
+        recipe = deployed_recipe(name, settings, len(NAMES))
+        Deployment(recipe, NAMES, Address(), data_of(recipe)).write(folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_site_could_take_part(written, name):
+    folder = written / name
+    federation = read_federation(folder / "server" / "federation.toml")
+    digest = plan_digest(load_recipe(str(folder / "server" / "recipe.toml")), len(federation))
+    for number, site_name in enumerate(NAMES):
+        site = Site.open(folder / "sites" / site_name / "site.toml")
+        assert (site.name, site.file.number) == (site_name, number)
+        assert site.offer.digest == digest
+        assert not checked(site).objections
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
+    site = Site.open(written / name / "sites" / "north" / "site.toml")
+    policy = site.file.policy
+    claims = site.offer.terms.cost
+    assert policy.unprotected == (name == "fedavg")
+    assert policy.seeded == (name == "dp-sgd")
+    assert policy.trust == (["central"] if name == "central" else ["local"])
+    for unit in ("client", "record"):
+        cost = sum(claim.epsilon for claim in claims if claim.unit == unit)
+        allowed = getattr(policy.epsilon, unit)
+        assert (allowed is None) == (cost == 0)
+        assert allowed is None or cost <= allowed <= 1.001 * cost
+
+
+def test_a_mixer_has_an_authority_of_its_own(tmp_path):
+    """Whoever runs the server could otherwise sign a certificate, and pose as the mixer."""
+    recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    mixer = Address("mixer.example.org", 9099)
+    Deployment(recipe, NAMES, Address(), data_of(recipe), mixer=mixer).write(tmp_path / "d")
+    folder = tmp_path / "d"
+    assert (folder / "mixer/ca.crt").read_bytes() != (folder / "sites/north/ca.crt").read_bytes()
+    assert "--positions 650 --minimum 3 --expected 3" in (folder / "mixer/mixer.sh").read_text()
+    federation = read_federation(folder / "server" / "federation.toml")
+    site = Site.open(folder / "sites" / "north" / "site.toml")
+    for section in (federation.mixer, site.file.mixer):
+        assert (section.host, section.port) == ("mixer.example.org", 9099)
+        assert not section.insecure
+    assert not list((folder / "server").rglob("mixer.key"))
+    assert not checked(site).objections
+
+
+@pytest.mark.parametrize("missing", ["data", "mixer"])
+def test_a_shuffler_needs_a_mixer_and_data(tmp_path, missing):
+    recipe = deployed_recipe("ldp-fl", ("shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    parts = {"data": data_of(recipe), "mixer": Address(port=9099)}
+    parts.pop(missing)
+    with pytest.raises(BadInput, match="shuffle=none"):
+        Deployment(recipe, NAMES, Address(), **parts).write(tmp_path / "d")
+    assert not list(tmp_path.iterdir())
+
+
+def test_records_are_divided_and_the_server_has_none(written):
+    recipe = load_recipe(str(written / "fedavg" / "server" / "recipe.toml"))
+    whole = data_of(recipe)
+    for number, name in enumerate(NAMES):
+        own = Site.open(written / "fedavg" / "sites" / name / "site.toml").records
+        rows = slice(*whole.offsets[number : number + 2])
+        np.testing.assert_array_equal(own.x, whole.x[rows])
+        np.testing.assert_array_equal(own.y, whole.y[rows])
+
+
+def test_the_server_has_the_test_split_and_no_records(written, monkeypatch):
+    server = written / "central" / "server"
+    monkeypatch.chdir(server)
+    federation = read_federation(server / "federation.toml")
+    data = data_without_records(load_recipe("recipe.toml"), federation, None)
+    assert (data.clients, len(data.y), data.records) == (3, 0, 0)
+    np.testing.assert_array_equal(data.test_y, data_of(load_recipe("recipe.toml")).test_y)
+    stored = sum(path.stat().st_size for path in (server / "test").glob("[xy].npy"))
+    assert stored < 1000
+
+
+def test_sizes_are_told_only_where_they_are_needed(written):
+    for name, told in (("central", 0), ("fedavg", 479), ("dp-sgd", 479)):
+        federation = read_federation(written / name / "server" / "federation.toml")
+        assert [site.records for site in federation.sites] == [told] * 3
+
+
+def test_the_app_that_travels_has_no_code_and_no_keys(written):
+    build = pytest.importorskip("flwr.cli.build")
+    fab = build.build_fab_from_disk(written / "central" / "app")
+    with zipfile.ZipFile(BytesIO(fab)) as packed:
+        assert set(packed.namelist()) == {"pyproject.toml", ".info/CONTENT"}
+        config = tomllib.loads(packed.read("pyproject.toml").decode())["tool"]["flwr"]["app"]
+    assert config["components"]["clientapp"] == "fedveil.flower.client_app:app"
+    assert config["config"] == {
+        "recipe": "recipe.toml",
+        "federation": "federation.toml",
+        "run-directory": "run",
+    }
+
+
+def test_flower_accepts_the_app(written):
+    config = pytest.importorskip("flwr.cli.config_utils")
+    _, warnings = config.load_and_validate(written / "central" / "app" / "pyproject.toml")
+    assert warnings == []
+
+
+def test_scripts_can_be_started_and_are_right_for_any_shell(written):
+    scripts = sorted((written / "central").rglob("*.sh"))
+    assert len(scripts) == 4 + len(NAMES)
+    for script in scripts:
+        assert os.access(script, os.X_OK)
+        assert "$$" not in script.read_text()
+        subprocess.run(["sh", "-n", script], check=True)
+
+
+def test_nothing_is_installed_and_nothing_is_sent_home(written):
+    server = written / "central" / "server"
+    assert "--disable-runtime-dependency-installation" in (server / "superlink.sh").read_text()
+    assert "--enable-supernode-auth" in (server / "superlink.sh").read_text()
+    site = (written / "central" / "sites" / "north" / "supernode.sh").read_text()
+    assert "--allow-runtime-dependency-installation" not in site
+    assert "--insecure" not in site
+    for text in (site, (server / "flower.sh").read_text()):
+        assert "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1" in text
+
+
+def test_a_site_s_folder_is_its_owner_s(written):
+    for name in NAMES:
+        folder = written / "central" / "sites" / name
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert stat.S_IMODE((folder / "node").stat().st_mode) == 0o600
+        assert not (folder / "ca.key").exists()
+
+
+def test_noise_is_secure_unless_something_else_is_asked_for():
+    assert deployed_recipe("central", (), 3).noise.source == "secure"
+    assert deployed_recipe("ldp-fl", ("shuffle=none",), 3).noise.source == "secure"
+    assert deployed_recipe("central", ("noise.source=seeded",), 3).noise.source == "seeded"
+    assert deployed_recipe("dp-sgd", (), 3).noise.source == "seeded"  # it has no other
+    assert deployed_recipe("fedavg", (), 3).noise.kind == "none"
+
+
+def test_there_are_as_many_clients_as_sites():
+    assert deployed_recipe("central", (), 7).data.clients == 7
+
+
+TABLE = (
+    *("data.path=wards.csv", "data.client=ward", "data.target=well"),
+    *("data.columns.age.low=0", "data.columns.age.high=100", "data.columns.well.values=[0, 1]"),
+)
+
+
+def test_without_data_an_owner_is_told_what_to_fill_in(tmp_path):
+    recipe = deployed_recipe("central", ("rounds=2", *TABLE), 2)
+    Deployment(recipe, ("a", "b"), Address("superlink.example.org", 9092)).write(tmp_path / "d")
+    site = tmp_path / "d" / "sites" / "a"
+    told = tomllib.loads((site / "site.toml").read_text())
+    assert told["data"]["path"] == "records.csv"
+    assert told["data"]["columns"]["age"] == {"low": 0.0, "high": 100.0}
+    assert "client" not in told["data"]
+    assert told["policy"] == {"epsilon": {"client": 8.0}, "delta": 1e-5, "trust": ["central"]}
+    assert "--superlink superlink.example.org:9092" in (site / "supernode.sh").read_text()
+    script = (tmp_path / "d" / "server" / "superlink.sh").read_text()
+    assert "--host 0.0.0.0 --port 9092" in script
+    (site / "records.csv").write_text("age,well\n" + "\n".join(f"{k},{k % 2}" for k in range(40)))
+    assert Site.open(site / "site.toml").records.records > 0
+
+
+def test_without_data_or_a_table_the_form_is_said(tmp_path):
+    recipe = deployed_recipe("ldp-fl", ("shuffle=none",), 2)
+    Deployment(recipe, ("a", "b"), Address()).write(tmp_path / "d")
+    text = (tmp_path / "d" / "sites" / "a" / "site.toml").read_text()
+    assert "# epsilon.client = ..." in text  # the recipe has no budget: only its owner can say
+    assert tomllib.loads(text)["data"] == {"name": "saved", "path": "records"}
+
+
+@pytest.mark.parametrize(
+    ("sites", "message"),
+    [
+        ((), "sites are none"),
+        (("a", "a"), "a name of its own each"),
+        (("a/b",), "site is 'a/b'"),
+        (("",), "site is ''"),
+    ],
+)
+def test_sites_have_names_of_their_own(sites, message):
+    with pytest.raises(BadInput, match=message):
+        Deployment(deployed_recipe("central", (), 2), sites, Address())
+
+
+def test_as_many_shares_as_sites():
+    recipe = deployed_recipe("central", (), 2)
+    with pytest.raises(BadInput, match="2 clients and there are 3 sites"):
+        Deployment(recipe, NAMES, Address(), data_of(recipe))
+
+
+def test_attackers_are_for_simulations(tmp_path):
+    recipe = deployed_recipe("fedavg", ("attack.kind=pixel", "attack.target=0"), 2)
+    with pytest.raises(BadInput, match="attack"):
+        Deployment(recipe, ("a", "b"), Address())
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(BadInput, match="not empty"):
+        Deployment(deployed_recipe("central", (), 2), ("a", "b"), Address()).write(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_nothing_is_left_of_what_could_not_be_written(tmp_path):
+    recipe = deployed_recipe("ldp-sgd", ("rounds=2", "sample.size=5"), 2)  # 5 of 2
+    deployment = Deployment(recipe, ("a", "b"), Address(), data_of(recipe))
+    with pytest.raises(BadInput, match="size"):
+        deployment.write(tmp_path / "d")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x"])
+def test_an_address_is_a_host_and_a_port(text):
+    with pytest.raises(BadInput, match="HOST:PORT"):
+        Address.parse(text)
+
+
+def test_addresses():
+    assert str(Address.parse("[::1]:9092")) == "[::1]:9092"
+    assert Address.parse("[::1]:9092").listen == "::1"
+    assert Address.parse("superlink.example:1").listen == "0.0.0.0"
+
+
+def test_a_share_is_one_client_s():
+    data = data_of(deployed_recipe("central", (), 4))
+    parts = [share(data, k) for k in range(4)]
+    assert [part.clients for part in parts] == [1] * 4
+    np.testing.assert_array_equal(np.concatenate([part.y for part in parts]), data.y)

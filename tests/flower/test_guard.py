@@ -1,0 +1,73 @@
+"""A guarded site runs the ClientApp that is installed there, whatever it is sent."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedveil.flower import guard
+
+pytest.importorskip("flwr")
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """Flower's module that unpacks and loads apps, put right again after the test."""
+    from flwr.supernode.runtime import run_clientapp
+
+    for name in ("install_from_fab", "get_load_client_app_fn"):
+        monkeypatch.setattr(run_clientapp, name, getattr(run_clientapp, name))
+    return run_clientapp
+
+
+def test_what_is_sent_is_neither_unpacked_nor_loaded(runtime, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    guard.guard()
+    assert runtime.install_from_fab(b"no app at all", skip_prompt=True) is None
+    assert not list(tmp_path.iterdir())
+    load = runtime.get_load_client_app_fn(default_app_ref="", app_path=None, multi_app=True)
+    from fedveil.flower.client_app import app
+
+    assert load("evil/app", "1.0.0", "hash") is app
+
+
+@pytest.mark.parametrize("name", ["install_from_fab", "get_load_client_app_fn"])
+def test_a_flower_that_cannot_be_guarded_is_not_started(runtime, monkeypatch, name):
+    monkeypatch.delattr(runtime, name)
+    with pytest.raises(SystemExit, match=f"no {name} where it is guarded"):
+        guard.guard()
+
+
+def test_the_runtime_uses_what_is_guarded(runtime):
+    """The names that are replaced are those that `run_clientapp` looks up when it runs."""
+    used = runtime.run_clientapp.__code__.co_names
+    assert {"install_from_fab", "get_load_client_app_fn"} <= set(used)
+
+
+@pytest.mark.parametrize("command", guard.REFUSED)
+def test_a_site_runs_nothing_else(monkeypatch, command):
+    monkeypatch.setattr(sys, "argv", ["guard", command, "--token", "x"])
+    with pytest.raises(SystemExit, match=f"runs no {command}"):
+        guard.main()
+
+
+def test_every_command_that_flower_could_start_is_known():
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
+    assert set(TASK_TYPE_TO_COMMAND.values()) == {guard.GUARDED, *guard.REFUSED}
+
+
+def test_programs_are_found_first(tmp_path):
+    guard.write_programs(tmp_path / "bin")
+    path = os.pathsep.join(
+        [str(tmp_path / "bin"), os.path.dirname(sys.executable), "/usr/bin:/bin"]
+    )
+    done = subprocess.run(
+        ["flwr-model", "--token", "x"],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("it answers rounds, and nothing else")

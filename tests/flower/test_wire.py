@@ -1,0 +1,292 @@
+"""Messages on Flower, with a grid in this process."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.errors import BadInput
+from fedveil.flower.federation import Federation, RegisteredSite, fingerprint
+from fedveil.flower.messages import Answer, Refusal, RoundAsk, new_run_id
+from fedveil.flower.transport import Arrival
+
+pytest.importorskip("flwr")
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedveil.flower import client_app, server_app, wire
+from fedveil.flower.wire import GridTransport, from_records, key_of, to_records
+from tests.flower.sites import FEDAVG, open_site, write_site
+
+RUN, PLAN = new_run_id(), "a" * 64
+ASK = RoundAsk(RUN, 3, 1, PLAN, torch.arange(4.0), torch.ones(1, dtype=torch.float64))
+
+
+def keys(count: int) -> list[Any]:
+    return [ec.generate_private_key(ec.SECP384R1()).public_key() for _ in range(count)]
+
+
+def pem(key: Any) -> bytes:
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def ssh(key: Any) -> str:
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+@dataclass
+class FakeGrid:
+    """As much of Flower's grid as a server uses; `reply` makes a node's reply to a message."""
+
+    nodes: list[NodeInfo]
+    reply: Any
+    pushed: list[Message] = field(default_factory=list)
+    confirmed: set[str] = field(default_factory=set)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return self.nodes
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        begin = len(self.pushed)
+        for number, message in enumerate(messages, begin):
+            message.metadata.__dict__["_message_id"] = f"m{number}"
+        self.pushed += messages
+        return [f"m{number}" for number in range(begin, len(self.pushed))]
+
+    def pull_messages(self, ids: list[str]) -> list[Message]:
+        new = [m for m in self.pushed if m.metadata.message_id in set(ids) - self.confirmed]
+        self.confirmed |= {m.metadata.message_id for m in new}
+        return [reply for m in new if (reply := self.reply(m)) is not None]
+
+
+def answer_of(message: Message) -> Message:
+    ask = from_records(message.content)
+    assert isinstance(ask, RoundAsk)
+    name = {1: "north", 2: "south"}[message.metadata.dst_node_id]
+    said = Answer(ask.run, ask.round, ask.attempt, name, ask.params, ask.moving)
+    return Message(to_records(said), reply_to=message)
+
+
+@pytest.fixture(autouse=True)
+def in_a_run(monkeypatch):
+    """Flower's messages say which run they are of, which its processes are told."""
+    for name, value in {"_run_id": 1, "_node_id": 1, "_task_id": 1}.items():
+        monkeypatch.setattr(TaskIdentity, name, value)
+
+
+@pytest.fixture
+def pair(monkeypatch):
+    """Two sites known by their keys, and a third node that nobody knows."""
+    monkeypatch.setattr(wire, "_POLL", 0.01)
+    north, south, stranger = keys(3)
+    federation = Federation(
+        sites=[
+            RegisteredSite(name="north", key=ssh(north)),
+            RegisteredSite(name="south", key=fingerprint(ssh(south))),
+        ]
+    )
+    nodes = [
+        NodeInfo(node_id=k, public_key=pem(key), name="north")
+        for k, key in enumerate((north, south, stranger), 1)
+    ]
+
+    def make(reply: Any = answer_of) -> GridTransport:
+        return GridTransport(FakeGrid(list(nodes), reply), federation)  # type: ignore[arg-type]
+
+    return make
+
+
+def test_a_message_comes_back_as_it_was():
+    for message in (
+        ASK,
+        Answer(RUN, 3, 1, "north", torch.tensor([1.5]), torch.zeros(0, dtype=torch.float64)),
+        Refusal(RUN, 3, 1, "north", "no budget is left"),
+    ):
+        back = from_records(to_records(message))
+        assert type(back) is type(message)
+        for name in message.words:
+            assert getattr(back, name) == getattr(message, name)
+        for name in message.arrays:
+            ours, theirs = getattr(back, name), getattr(message, name)
+            assert ours.dtype is theirs.dtype
+            assert torch.equal(ours, theirs)
+
+
+def damaged(**changes: Any) -> RecordDict:
+    records = to_records(ASK)
+    words, arrays = dict(records["fedveil"]), dict(records["arrays"])
+    for key, value in changes.items():
+        (arrays if isinstance(value, Array) else words)[key] = value
+    return RecordDict({"fedveil": ConfigRecord(words), "arrays": ArrayRecord(arrays)})
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        RecordDict(),
+        RecordDict({"fedveil": ConfigRecord({"kind": "ask"})}),
+        RecordDict({**to_records(ASK), "metrics": MetricRecord({"loss": 1.0})}),
+        damaged(format=2),
+        damaged(kind="order"),
+        damaged(more=1),
+        damaged(round=0),
+        damaged(round=True),
+        damaged(attempt=-1),
+        damaged(run="../x"),
+        damaged(plan="a"),
+        damaged(params=Array(np.zeros(3))),
+        damaged(params=Array(np.full(3, np.nan, dtype=np.float32))),
+        damaged(params=Array(np.zeros((2, 2), dtype=np.float32))),
+        damaged(extra=Array(np.zeros(3))),
+        damaged(params=Array("float32", (3,), "numpy.ndarray", b"no array")),
+        damaged(params=Array("float32", (3,), "pickle", b"no array")),
+        damaged(params=Array(np.array(["a", "b"]))),
+    ],
+)
+def test_what_is_no_message_is_refused(records):
+    with pytest.raises(BadInput):
+        from_records(records)
+
+
+def test_a_site_is_the_node_with_its_key_and_nobody_else(pair):
+    transport = pair()
+    assert transport.online() == {"north", "south"}
+    found = list(transport.ask(["south", "north"], ASK, 5.0))
+    assert {(a.site, a.message.site) for a in found} == {("north", "north"), ("south", "south")}
+    assert [m.metadata.dst_node_id for m in transport.grid.pushed] == [2, 1]
+    assert all(m.metadata.ttl == 5.0 for m in transport.grid.pushed)
+    assert all(m.metadata.group_id == "3.1" for m in transport.grid.pushed)
+
+
+def test_who_is_not_online_is_not_asked(pair):
+    transport = pair()
+    del transport.grid.nodes[0]
+    assert [a.site for a in transport.ask(["north", "south"], ASK, 5.0)] == ["south"]
+
+
+def test_nobody_to_ask(pair):
+    transport = pair()
+    transport.grid.nodes.clear()
+    assert list(transport.ask(["north"], ASK, 5.0)) == []
+    assert transport.grid.pushed == []
+
+
+def test_whoever_does_not_answer_is_waited_for_until_the_deadline_only(pair):
+    transport = pair(lambda message: None)
+    assert list(transport.ask(["north", "south"], ASK, 0.05)) == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (lambda m: Message(Error(2, "it\nbroke"), reply_to=m), "its app failed: it broke"),
+        (lambda m: Message(RecordDict(), reply_to=m), "other records"),
+        (lambda m: Message(m.content, reply_to=m), "was to answer"),
+        (lambda m: from_another_node(m), "another node"),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_one_line(pair, reply, words):
+    (found,) = pair(reply).ask(["north"], ASK, 5.0)
+    assert isinstance(found, Arrival)
+    assert words in found.message
+
+
+def from_another_node(message: Message) -> Message:
+    reply = answer_of(message)
+    reply.metadata.__dict__["_src_node_id"] = 2
+    return reply
+
+
+def test_a_key_that_is_none_is_nobodys():
+    assert key_of(b"") == ""
+    assert key_of(b"no key") == ""
+
+
+def site_context(path: str) -> Context:
+    return Context(1, 1, {"site": path} if path else {}, RecordDict(), {})
+
+
+def asked(content: RecordDict) -> Message:
+    message = Message(content, 1, "train")
+    message.metadata.__dict__["_message_id"] = "m0"
+    return message
+
+
+def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
+    policy = {"unprotected": True, "epsilon": {"client": 10.0, "record": 10.0}}
+    path = write_site(tmp_path, FEDAVG, policy)
+    site = open_site(tmp_path, FEDAVG, policy)
+    start = site.training.start()
+    ask = RoundAsk(RUN, 1, 0, site.offer.digest, start.params, start.moving)
+    reply = client_app.app(asked(to_records(ask)), site_context(str(path)))
+    found = from_records(reply.content)
+    assert isinstance(found, Answer)
+    assert (found.site, found.run, found.round) == ("north", RUN, 1)
+    assert found.report.shape == start.params.shape
+    again = from_records(client_app.app(asked(to_records(ask)), site_context(str(path))).content)
+    assert isinstance(again, Refusal)
+
+
+@pytest.mark.parametrize(
+    ("content", "site", "words"),
+    [
+        (RecordDict(), "site.toml", "cannot read the ask"),
+        (to_records(Refusal(RUN, 1, 0, "north", "no")), "site.toml", "nothing else"),
+        (to_records(ASK), "", "not ready"),
+        (to_records(ASK), "/nowhere/site.toml", "not ready"),
+    ],
+)
+def test_the_client_app_tells_the_server_no_more_than_that_it_cannot(content, site, words):
+    reply = client_app.app(asked(content), site_context(site))
+    assert reply.has_error()
+    assert words in reply.error.reason
+    assert "nowhere" not in reply.error.reason
+
+
+def test_the_server_app_needs_to_be_told_where_things_are():
+    with pytest.raises(BadInput, match="'federation'"):
+        server_app.app(FakeGrid([], None), Context(1, 0, {}, RecordDict(), {}))
+
+
+def test_the_server_app_runs_a_recipe_over_flower(trio, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(wire, "_POLL", 0.01)
+    three = trio({**FEDAVG, "rounds": 2})
+    own = keys(3)
+    files = [tmp_path / name / "site.toml" for name in three.transport.sites]
+    text = "deadline = 30\nminimum = 3\n" + "".join(
+        f'[[sites]]\nname = "{path.parent.name}"\nkey = "{ssh(key)}"\n'
+        for path, key in zip(files, own, strict=True)
+    )
+    (tmp_path / "federation.toml").write_text(text)
+
+    def reply(message: Message) -> Message:
+        path = files[message.metadata.dst_node_id - 1]
+        return client_app.app(message, site_context(str(path)))
+
+    nodes = [NodeInfo(node_id=k, public_key=pem(key)) for k, key in enumerate(own, 1)]
+    config = {
+        "recipe": str(files[0].parent / "recipe.toml"),
+        "federation": str(tmp_path / "federation.toml"),
+        "run-directory": str(tmp_path / "flower"),
+    }
+    with caplog.at_level("INFO", "flwr"):
+        server_app.app(FakeGrid(nodes, reply), Context(1, 0, {}, RecordDict(), config))
+    three.simulated()
+    assert torch.allclose(three.model("flower"), three.model("simulated"), atol=1e-5)
+    assert Path(tmp_path / "flower" / "result.json").is_file()
