@@ -4,6 +4,7 @@
     python benchmarks/leaks.py methods                  # DLG, iDLG and cosine, one record and more
     python benchmarks/leaks.py properties digits planted               # and recipes, left out: all
     python benchmarks/leaks.py properties femnist thickness            # or slant
+    python benchmarks/leaks.py properties femnist slant passively fedsgd    # no active attack
     python benchmarks/leaks.py properties loans purpose=credit_card    # or addr_state=CA
 
 Data are looked for in $FEDVEIL_DATA. A picture goes to docs/results.
@@ -48,6 +49,7 @@ COHORTS = {
     "ldp-sgd": ("sample.size=40",),
     "ldp-fl": ("shuffle.minimum=180", "rounds=2"),
 }
+PASSIVELY = "passively"
 LOANS = "lending_club/lending_club_loans.parquet"
 ABOUT = (
     *("zip_code", "loan_amnt", "term", "annual_inc", "dti", "revol_util", "total_acc"),
@@ -139,7 +141,8 @@ def loans(folder: str) -> str:
 
 def properties(case: str, trait: str, only: list[str]) -> None:
     """Every recipe, one property."""
-    asked = PropertyAudit(trait, rounds=10)
+    asked = PropertyAudit(trait, rounds=10, active=PASSIVELY not in only)
+    only = [name for name in only if name != PASSIVELY]
 
     def leaks() -> Iterator[tuple[str, Leak]]:
         for name, settings in RECIPES.items():

@@ -1,7 +1,7 @@
 """A federation of three sites in one process, and the same clients in the simulator."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from tests.flower.sites import CLASSES, FEATURES, open_site
 from tests.flower.transports import InProcess
 
 NAMES = ("north", "south", "west")
-KEYS = tuple("SHA256:" + letter * 43 for letter in "ABC")
 FREE = {"delta": 1e-5}
 SEEDED = {"kind": "gaussian", "where": "server", "multiplier": 2.0}
 SECURE = {**SEEDED, "source": "secure"}
@@ -81,7 +80,7 @@ def alone(data: fv.FederatedData, client: int) -> fv.FederatedData:
 
 @dataclass
 class Trio:
-    """Three sites, and whoever asks them."""
+    """Three sites, or as many as a test wants, and whoever asks them."""
 
     folder: Path
     recipe: dict[str, Any]
@@ -93,8 +92,8 @@ class Trio:
     ) -> Server:
         known = {"deadline": 60.0, "minimum": 1, "wait": 5.0}
         sites = [
-            RegisteredSite(name=n, key=k, records=r)
-            for n, k, r in zip(NAMES, KEYS, (12, 15, 18), strict=True)
+            RegisteredSite(name=name, key=f"SHA256:{k:043d}", records=12 + 3 * k)
+            for k, name in enumerate(self.transport.sites)
         ]
         return Server.open(
             load_recipe(recipe or self.recipe),
@@ -124,7 +123,7 @@ class StandIn:
 
     def answer(self, ask: RoundAsk) -> Answer:
         report = torch.zeros_like(ask.params)
-        report[self.number] = self.length
+        report[self.number % len(report)] = self.length
         bits = torch.full((self.width,), 0.5, dtype=torch.float64)
         return Answer(ask.run, ask.round, ask.attempt, self.name, report, bits)
 
@@ -159,8 +158,8 @@ def trio(tmp_path: Path) -> Make:
 def stand_ins(tmp_path: Path) -> Make:
     """The same with stand-ins for the sites, where only the server is looked at."""
 
-    def make(recipe: dict[str, Any], **keys: Any) -> Trio:
-        sites = {name: StandIn(name, k, **keys) for k, name in enumerate(NAMES)}
+    def make(recipe: dict[str, Any], names: Sequence[str] = NAMES, **keys: Any) -> Trio:
+        sites = {name: StandIn(name, k, **keys) for k, name in enumerate(names)}
         return Trio(tmp_path, described(tmp_path, recipe), InProcess(dict(sites)), [])
 
     return make

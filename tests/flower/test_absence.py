@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedveil.flower import round_log
 from fedveil.flower.engine import secret_cohort
 from fedveil.flower.server import TooFewSites
 from fedveil.privacy.ledger.file import read_charges
@@ -17,8 +18,12 @@ AT_SERVER = {**POISSON, "sample": ALL}
 AT_SITE = {**LOCAL, "noise": AT_SITES, "budget": FREE}
 
 
-def test_noise_divisor_and_charge_do_not_depend_on_who_answers(stand_ins):
-    """Of a site that sends zero and one that sends nothing, models are the same to the last bit."""
+def test_noise_divisor_and_charge_do_not_depend_on_who_answers(stand_ins, monkeypatch):
+    """Of a site that sends zero and one that sends nothing, models are the same to the last bit.
+
+    The three runs have one name, so that they share their noise, as no two runs do.
+    """
+    monkeypatch.setattr(round_log, "new_run_id", lambda: "0" * 32)
     models, epsilons = [], []
     zero = changed(report=lambda a: torch.zeros_like(a.report))
     for name, behaviour in (("zero", zero), ("dies", transports.dies), ("nan", HOSTILE["nan"])):
@@ -112,7 +117,7 @@ def test_who_is_asked_is_drawn_from_all_that_are_registered(stand_ins):
     result = three.server(minimum=1).serve()
     asked = {name: sum(name in o.asked for o in three.outcomes) for name in NAMES}
     assert result["rounds"] == 40
-    assert min(asked.values()) >= 8  # of 40 at rate 1/2; the seed is fixed
+    assert min(asked.values()) >= 5  # of 40 at rate 1/2: fewer once in three million runs
     assert all(set(o.answered) <= {"west"} for o in three.outcomes)
 
 

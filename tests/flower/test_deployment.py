@@ -199,7 +199,8 @@ def test_without_data_an_owner_is_told_what_to_fill_in(tmp_path):
     assert told["policy"] == {"epsilon": {"client": 8.0}, "delta": 1e-5, "trust": ["central"]}
     assert "--superlink superlink.example.org:9092" in (site / "supernode.sh").read_text()
     script = (tmp_path / "d" / "server" / "superlink.sh").read_text()
-    assert "--host 0.0.0.0 --port 9092" in script
+    assert "exec python3 -m fedveil.flower.gate --host 0.0.0.0 --port 9092" in script
+    assert 'address = "127.0.0.1:9092"' in (tmp_path / "d" / "server" / "flower.sh").read_text()
     (site / "records.csv").write_text("age,well\n" + "\n".join(f"{k},{k % 2}" for k in range(40)))
     assert Site.open(site / "site.toml").records.records > 0
 
@@ -238,6 +239,22 @@ def test_attackers_are_for_simulations(tmp_path):
         Deployment(recipe, ("a", "b"), Address())
 
 
+@pytest.mark.parametrize("setting", ["model.path=net.py:make", "model.weights=w.safetensors"])
+def test_files_of_a_model_are_not_deployed(setting):
+    recipe = deployed_recipe("fedavg", (setting,), 2)
+    with pytest.raises(BadInput, match="not copied to sites"):
+        Deployment(recipe, ("a", "b"), Address())
+
+
+@pytest.mark.parametrize(
+    ("settings", "steady"),
+    [((), True), (("sample.kind=all",), False), (("noise.source=seeded",), False)],
+)
+def test_rounds_that_hide_who_was_asked_take_their_time(settings, steady):
+    recipe = deployed_recipe("central", ("rounds=2", *settings), 3)
+    assert Deployment(recipe, NAMES, Address(), data_of(recipe)).steady is steady
+
+
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("")
     with pytest.raises(BadInput, match="not empty"):
@@ -257,6 +274,11 @@ def test_nothing_is_left_of_what_could_not_be_written(tmp_path):
 def test_an_address_is_a_host_and_a_port(text):
     with pytest.raises(BadInput, match="HOST:PORT"):
         Address.parse(text)
+
+
+def test_every_site_has_a_port():
+    with pytest.raises(BadInput, match="no ports are left"):
+        Deployment(deployed_recipe("central", (), 2), ("a", "b"), Address("h", 65533))
 
 
 def test_addresses():

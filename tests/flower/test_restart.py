@@ -98,3 +98,26 @@ def test_an_ask_is_never_called_the_same_even_if_nothing_is_charged(stand_ins):
     three.transport.stop = None
     three.server().serve()
     assert [ask.attempt for ask in three.transport.asks] == [0, 1]
+
+
+def test_two_runs_of_one_recipe_share_no_noise(stand_ins):
+    """Sites may have other records by then, and the noise would cancel in the difference."""
+    three = stand_ins({**AT_SERVER, "noise": SEEDED, "rounds": 1})
+    three.server("one").serve()
+    three.server("other").serve()
+    assert not torch.equal(three.model("one"), three.model("other"))
+
+
+def test_a_start_that_went_no_further_is_started_anew(stand_ins):
+    three = stand_ins({**AT_SITE, "rounds": 1})
+    three.server()
+    (three.folder / "run" / "recipe.toml").unlink(missing_ok=True)
+    assert three.server().serve()["rounds"] == 1
+
+
+def test_a_run_that_has_lost_its_name_is_not_resumed(stand_ins):
+    three = stand_ins({**AT_SITE, "rounds": 2})
+    three.server().serve(stop_after(1))
+    (three.folder / "run" / "federation.json").unlink()
+    with pytest.raises(BadInput, match="is missing"):
+        three.server()

@@ -94,7 +94,10 @@ def test_data_without_records_is_saved_and_opened(trio, tmp_path):
     again = fv.FederatedData.open(tmp_path / "public")
     assert again.elsewhere == data.elsewhere
     assert again.fingerprint == data.fingerprint
+    assert again.known_as == data.known_as != ""
     assert again.at_sites(NAMES).fingerprint != data.fingerprint
+    one, other = (again.at_sites(NAMES, known_as=name).fingerprint for name in ("one", "other"))
+    assert one != other
 
 
 @pytest.mark.parametrize(

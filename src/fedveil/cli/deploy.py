@@ -35,7 +35,9 @@ def deploy(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Of the mixer, for a recipe with [shuffle]."),
     ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds that a round waits for sites.")] = 600.0,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds that a round waits; default: 600, in a demo 60.")
+    ] = None,
     set_: Set = None,
     data: Data = None,
 ) -> int:
@@ -58,10 +60,14 @@ def deploy(
             from fedveil.runs.records import data_of
 
             shared = data_of(chosen, data)
+        if deadline is None:
+            deadline = 600.0 if demo is None else 60.0
         mixed = None if mixer is None else Address.parse(mixer)
         deployment = Deployment(chosen, names, place, shared, deadline, mixed)
         deployment.write(folder)
     print(f"written: {folder}/README.md says how to start server and sites")
+    if deployment.steady:
+        print(f"note: a round takes all of its {deadline:g} s, so that nobody learns who was asked")
     return 0 if demo is None else _demonstrate(deployment, folder)
 
 

@@ -31,7 +31,12 @@ from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, count, join_inputs, labelled, shape_of, taken
 from fedveil.targets import Target
 
-_SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "test_of_clients": False}
+_SAID: dict[str, Any] = {
+    "fitted": "",
+    "declared_public": False,
+    "test_of_clients": False,
+    "known_as": "",
+}
 _LISTS = ("remarks", "elsewhere")
 """What is said of the records beside the arrays, and what holds where nothing is said."""
 
@@ -59,7 +64,8 @@ class FederatedData:
 
     A federation's server has the test split and nobody's records: `elsewhere` then holds how many
     records each client has as far as that is public, 0 where it is not, and `x` and `y` are empty
-    (`at_sites`).
+    (`at_sites`). Nobody can tell here whether such records are the same as before: `known_as` is
+    part of their fingerprint, so that two trainings on them share no noise.
 
     >>> data = FederatedData.from_clients(
     ...     [("ada", [[0.0], [1.0]], [0, 1]), ("bob", [[2.0]], [1])],
@@ -81,6 +87,7 @@ class FederatedData:
     remarks: tuple[str, ...] = ()
     schema: TableSchema | None = None
     elsewhere: tuple[int, ...] = ()
+    known_as: str = ""
 
     def __post_init__(self) -> None:
         check_structure(
@@ -259,10 +266,13 @@ class FederatedData:
             classes=self.classes,
         )
 
-    def at_sites(self, names: Sequence[str], records: Sequence[int] = ()) -> "FederatedData":
+    def at_sites(
+        self, names: Sequence[str], records: Sequence[int] = (), known_as: str = ""
+    ) -> "FederatedData":
         """The test split alone, for clients of these names whose records stay where they are.
 
-        `records` are how many each has, where that is public.
+        `records` are how many each has, where that is public; `known_as` tells them apart from
+        those of other trainings.
         """
         return replace(
             self,
@@ -271,6 +281,7 @@ class FederatedData:
             offsets=np.zeros(len(names) + 1, dtype=np.int64),
             names=np.array(names),
             elsewhere=tuple(records) or (0,) * len(names),
+            known_as=known_as,
         )
 
     @cached_property
@@ -381,7 +392,7 @@ class FederatedData:
         if self.schema is not None:
             digest.update(json.dumps(self.schema.to_dict(), sort_keys=True).encode())
         if self.elsewhere:
-            digest.update(f"|elsewhere {json.dumps(self.elsewhere)}".encode())
+            digest.update(f"|elsewhere {json.dumps([self.elsewhere, self.known_as])}".encode())
         for name, array in self._arrays.items():
             if array is None:
                 digest.update(f"|{name} none".encode())

@@ -19,6 +19,7 @@ from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.flower.certificates import Authority, node_key
+from fedveil.flower.engine import secret_cohort
 from fedveil.flower.federation import Federation, RegisteredSite
 from fedveil.flower.guard import write_programs
 from fedveil.flower.messages import check_site_name
@@ -52,6 +53,11 @@ class Address:
     def listen(self) -> str:
         """Where SuperLink listens: on this machine alone, if it is reached from there alone."""
         return self.host if self.host in _LOOPBACK else "0.0.0.0"
+
+    @property
+    def local(self) -> str:
+        """How the server's own machine reaches it: operators are heard from there alone."""
+        return str(self) if self.host in _LOOPBACK else f"127.0.0.1:{self.port}"
 
     def of_site(self, number: int) -> int:
         """A site's port on its own machine; all different, since one machine may have several."""
@@ -92,8 +98,22 @@ class Deployment:
                 f"the data have {self.data.clients} clients and there are {len(self.sites)} sites: "
                 "one each"
             )
+        if self.address.of_site(len(self.sites) - 1) >= 2**16:
+            raise BadInput(f"address is {self.address}: no ports are left after it for the sites")
         if self.recipe.attack is not None:
             raise BadInput("[attack] is for simulations: leave it out (--set attack=none)")
+
+        if self.recipe.model.path is not None or self.recipe.model.weights is not None:
+            raise BadInput(
+                "model.path and model.weights name files, which are not copied to sites: use a "
+                "model by its name"
+            )
+
+    @property
+    def steady(self) -> bool:
+        """Whether every round takes its whole deadline; known where the data are."""
+        plan = None if self._training is None else self._training.plan
+        return plan is not None and plan.secure and secret_cohort(plan)
 
     def write(self, folder: Path) -> None:
         """Write everything, or nothing: into a folder that is new or empty."""
@@ -145,10 +165,10 @@ class Deployment:
             for site in sites:
                 known = site.model_dump(exclude_defaults=True)
                 file.write("\n" + dumps({"[sites]": known}).lstrip())
-        self._fill("flower.sh", folder)
+        self._fill("flower.sh", folder, local=self.address.local)
         listen, port = self.address.listen, self.address.port
         self._fill("superlink.sh", folder, listen=listen, port=port)
-        self._fill("register.sh", folder)
+        self._fill("register.sh", folder, local=self.address.local)
         self._fill("run.sh", folder)
 
     def _mixer(self, folder: Path) -> MixerFiles | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedveil.errors import BadInput
 from fedveil.flower.messages import new_run_id
+from fedveil.runs.disk import write_atomic
 
 NAME, ABOUT = "sites.jsonl", "federation.json"
 
@@ -98,16 +99,21 @@ class RoundLog:
 
 @dataclass(frozen=True)
 class About:
-    """What a run directory says of its federation: a name for the run, and the plan's digest."""
+    """What a run directory says of its federation: a name for the run, and the plan's digest.
+
+    The name also tells the run's noise apart from that of every other run.
+    """
 
     run: str
     plan: str
 
     @classmethod
     def of(cls, folder: Path, plan: str) -> "About":
-        """As the directory says; new, if nobody was asked yet. Refuses another plan."""
+        """As the directory says, or new for a new run. Refuses another plan."""
         path = folder / ABOUT
         if not path.exists():
+            if (folder / "recipe.toml").exists():
+                raise BadInput(f"{path} is missing: restore it, or start over")
             return cls(new_run_id(), plan)
         try:
             found = json.loads(path.read_text())
@@ -120,3 +126,7 @@ class About:
                 "those that it was started with, or name a new run directory"
             )
         return about
+
+    def write(self, folder: Path) -> None:
+        """Write it into a run directory."""
+        write_atomic(folder / ABOUT, (json.dumps(vars(self), indent=2) + "\n").encode())

@@ -4,7 +4,6 @@ Recipe, ledger, checkpoints and result are those of `fedveil run`; only the engi
 server that is started again with the same run directory resumes.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from fedveil.flower.messages import plan_digest
 from fedveil.flower.mixer_link import MixerLink
 from fedveil.flower.round_log import ABOUT, About, Outcome, RoundLog
 from fedveil.flower.transport import Transport
-from fedveil.runs.disk import write_atomic
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.records import data_of
 from fedveil.runs.run import OnRound, Run
@@ -79,14 +77,16 @@ class Server:
             )
 
         own: dict[str, Any] = {
-            "data": data_without_records(recipe, federation, data_root),
+            "data": data_without_records(recipe, federation, data_root, about.run),
             "allow_code": allow_code,
             "make_engine": make_engine,
         }
         if (folder / "recipe.toml").exists():
             run = Run.resume(folder, data_root, **own)
         else:
+            (folder / ABOUT).unlink(missing_ok=True)  # of a start that went no further
             run = Run.start(recipe, folder, data_root, **own)
+            about.write(folder)
         _ = run.training.engine  # made now, so that it refuses before anything is charged
         return cls(run, federation, transport, about, clock, sleep)
 
@@ -98,17 +98,13 @@ class Server:
         """
         last = self.run.training.plan.permitted
 
-        def started() -> None:
-            told = json.dumps(vars(self.about), indent=2) + "\n"
-            write_atomic(self.run.folder / ABOUT, told.encode())
-
         def next_round(line: dict[str, Any]) -> None:
             on_round(line)
             if line["round"] < last:
                 self._wait_for_sites()
 
         self._wait_for_sites()
-        return self.run.execute(next_round, started)
+        return self.run.execute(next_round)
 
     def _wait_for_sites(self) -> None:
         """Wait until enough of all sites are online, whoever will be asked."""
@@ -138,12 +134,15 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 def data_without_records(
-    recipe: Recipe, federation: Federation, data_root: Path | None
+    recipe: Recipe, federation: Federation, data_root: Path | None, run: str
 ) -> FederatedData:
-    """The test split, for clients that are the federation's sites; nobody's records stay."""
+    """The test split, for clients that are the federation's sites; nobody's records stay.
+
+    They are known by the name of the run: whether sites have the same records as in another run,
+    the server cannot tell, and shared noise would cancel in the difference of the two models.
+    """
     if federation.data is not None:
         recipe = recipe.model_copy(update={"data": federation.data})
-    found = data_of(recipe, data_root).at_sites(
-        federation.names, [site.records for site in federation.sites]
-    )
+    records = [site.records for site in federation.sites]
+    found = data_of(recipe, data_root).at_sites(federation.names, records, run)
     return replace(found, remarks=(*found.remarks, CARRIED, ABSENT))

@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedveil.errors import BadInput
 from fedveil.flower.engine import RemoteEngine
 from fedveil.flower.federation import read_federation
+from fedveil.flower.own_draws import separate_draws
 from fedveil.flower.round_log import Outcome
 from fedveil.flower.server import Server
 from fedveil.flower.wire import GridTransport
@@ -23,6 +24,7 @@ from fedveil.runs.recipe import load_recipe
 
 LOG = logging.getLogger("flwr")
 
+separate_draws()
 app = ServerApp()
 
 

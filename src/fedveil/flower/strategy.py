@@ -6,6 +6,7 @@ and only the private mean reaches the strategy. Needs the extra `flower`. docs/f
 """
 
 import logging
+import secrets
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -40,7 +41,8 @@ class PrivateStrategy(Strategy):
 
     Guarantee: that of the plan (docs/proofs/central.md, docs/proofs/local.md), for the models that
     `start` makes; the strategy inside sees the private mean and nothing else. With noise at the
-    clients, these run `PrivateMod` with the same plan.
+    clients, these run `PrivateMod` with the same plan. Two runs share no noise; `seed` is for
+    simulations that are to be repeated, on the same records.
 
     | edge | behaviour |
     |---|---|
@@ -61,7 +63,7 @@ class PrivateStrategy(Strategy):
         plan: PrivacyPlan,
         ledger: Path | str,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         wait: float = 3600.0,
     ) -> None:
         check_plan(plan)
@@ -73,7 +75,7 @@ class PrivateStrategy(Strategy):
         self.ledger = Ledger.create(
             Path(ledger), about, plan.lines, plan.permitted, plan.counted_clients, repeats=False
         )
-        self._streams = Streams(seed, plan.secure)
+        self._streams = Streams(secrets.randbits(128) if seed is None else seed, plan.secure)
         self._nodes: list[int] = []
         self._asked: dict[int, int] = {}
         self._start: ArrayRecord = ArrayRecord()

@@ -1,4 +1,4 @@
-"""What figures are drawn with: means with intervals, and the claims that they belong to."""
+"""What figures are drawn with: means with intervals, and the claims they belong to."""
 
 import io
 import math

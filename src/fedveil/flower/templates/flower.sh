@@ -6,6 +6,6 @@ cat > flower/config.toml <<END
 default = "federation"
 
 [superlink.federation]
-address = "${address}"
+address = "${local}"
 root-certificates = '$$PWD/certificates/ca.crt'
 END
