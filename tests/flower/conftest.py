@@ -140,8 +140,8 @@ def described(folder: Path, recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of the time of so small a run."""
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing its page takes most of the time of so small a run."""
     monkeypatch.setattr("fedveil.runs.run.write_report", lambda folder: folder)
 
 
