@@ -139,12 +139,6 @@ def described(folder: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     return {"engine": {"mode": "looped", "workers": 1}, **recipe, "data": data}
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of the time of so small a run."""
-    monkeypatch.setattr("fedveil.runs.run.progress_png", lambda *drawn: b"")
-
-
 @pytest.fixture
 def trio(tmp_path: Path) -> Make:
     """Makes three sites of a recipe, whose data section is added."""

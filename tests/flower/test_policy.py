@@ -130,6 +130,27 @@ def test_a_period_ends(tmp_path: Path, monkeypatch: Any) -> None:
         assert type(Server(site).answer()) is kind
 
 
+def test_a_run_that_was_charged_at_once_is_as_old_as_its_last_turn(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Its later turns write no charge, and release as much as the first."""
+    policy = {**WIDE, "epsilon": {"client": 10.0}, "days": 30, "trust": ["central"]}
+    site, now = open_site(tmp_path, CENTRAL, policy), site_ledger.today()
+    server = Server(site)
+
+    def later(days: int) -> None:
+        monkeypatch.setattr("fedveil.flower.site.today", lambda: now + timedelta(days=days))
+
+    assert isinstance(server.answer(1), Answer)
+    before = charges(site)
+    later(25)
+    assert isinstance(server.answer(2), Answer)
+    assert charges(site) == before
+    for days, kind in ((31, Refusal), (54, Refusal), (55, Answer)):
+        later(days)
+        assert type(Server(site).answer()) is kind
+
+
 def claim(epsilon: float, unit: Unit = Unit.CLIENT, delta: float = 1e-6) -> PrivacyClaim:
     return PrivacyClaim(
         epsilon=epsilon,

@@ -87,7 +87,9 @@ def audit(
         from fedveil.training.engines.workers import WorkerLost
 
         chosen = None if attacks is None else tuple(attacks.split(","))
-        question = Question(chosen, draws, canaries, references, property_, seed, workers, cluster)
+        question = Question(
+            *(chosen, draws, canaries, references, property_, seed, workers), cluster=cluster
+        )
     progress = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     console = Console(markup=False, emoji=False)
     again = "" if out is None else f": the same command resumes it in {out}"

@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Spending:
-    """A run that the site has been asked for: what it may cost in all, and its last charge."""
+    """A run that the site has been asked for: what it may cost in all, and its last turn."""
 
     cost: tuple[PrivacyClaim, ...]
     last: date
@@ -70,7 +70,7 @@ class Offer:
 class Policy:
     """The owner's limits.
 
-    Guarantee: whatever servers ask, the runs that were charged within any period of `days` cost,
+    Guarantee: whatever servers ask, the runs that had a turn within any period of `days` cost,
     each at what it may come to in all and added up, no more than `epsilon` of each unit and
     `delta`; none of them trusts anybody whom the owner does not.
 
@@ -148,7 +148,7 @@ class Policy:
         return None
 
     def counted(self, runs: list[Spending], today: date) -> list[Spending]:
-        """The runs that were charged within the period that ends today."""
+        """The runs that had a turn within the period that ends today."""
         days = self.section.days
         if days is None:
             return runs

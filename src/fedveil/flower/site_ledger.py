@@ -8,7 +8,7 @@ import fcntl
 import json
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS asks (
     run TEXT NOT NULL,
     round INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
+    day TEXT NOT NULL,
     PRIMARY KEY (run, round, attempt)
 )
 """
@@ -59,6 +60,7 @@ class SiteLedger:
     | a round, or an attempt of it, older than the run's last | Declined |
     | the run's budget, or the policy, does not allow it | Declined, nothing is charged |
     | a crash after the ask was noted, or after the charge | the ask is lost, the charge stays |
+    | turns that were charged at once, days ago | their run is as old as its last turn |
     | several processes | one after the other; waits at most a minute |
     | the ledger is gone, shorter or other than the witness has it | BadInput |
     | the witness is gone and the ledger is not empty | BadInput: `accept` makes a new one |
@@ -91,7 +93,7 @@ class SiteLedger:
                 raise Declined(beyond.told)
             with closing(self._ledger(about, terms)) as ledger:
                 turns = ledger.charged()
-                rounds, again = self._note(ask, turns)
+                rounds, again = self._note(ask, turns, today)
                 needed = terms.needed(turns + 1, rounds, again)
                 if terms.lines and needed > terms.permitted:
                     raise Declined(
@@ -106,19 +108,32 @@ class SiteLedger:
                     self._remember(ledger.head())
 
     def spendings(self) -> dict[str, Spending]:
-        """Every run that was charged, with what it may cost in all.
+        """Every run that was charged, with what it may cost in all, and the day of its last turn.
 
-        No charge is older than those before it, whatever the clock said.
+        A run that was charged for all its turns at once goes on to have them: it is as old as the
+        last one. No turn is older than those before it, whatever the clock said.
         """
         if not self.file.exists():
             return {}
         with one_look(self.file):
             runs = read_runs(self.file)
             charges = query(self.file, "SELECT run, charged_at FROM charges ORDER BY seq")
-        last, latest = dict[str, date](), date.min
-        for run, at in charges:
-            last[run] = latest = max(latest, datetime.fromisoformat(at).date())
-        return {run: Spending(_costs(runs[run]), day) for run, day in last.items()}
+        last = _last_days((run, datetime.fromisoformat(at).date()) for run, at in charges)
+        asked = _last_days(self._days())
+        return {
+            run: Spending(_costs(runs[run]), max(day, asked.get(run, day)))
+            for run, day in last.items()
+        }
+
+    def _days(self) -> list[tuple[str, date]]:
+        """The run and the day of every ask, as they came."""
+        path = self.folder / "asks.db"
+        if not path.exists():
+            return []
+        with closing(connect(path)) as db:
+            db.execute(_ASKS)
+            rows = db.execute("SELECT run, day FROM asks ORDER BY rowid").fetchall()
+        return [(run, date.fromisoformat(day)) for run, day in rows]
 
     def accept(self) -> Head:
         """Take the ledger as it is for whole, and remember its end; for its owner alone."""
@@ -162,7 +177,7 @@ class SiteLedger:
             return Ledger.reopen(self.file, *rest)
         return Ledger.join(self.file, *rest, 0, None)
 
-    def _note(self, ask: RoundAsk, charged: int) -> tuple[int, int]:
+    def _note(self, ask: RoundAsk, charged: int, today: date) -> tuple[int, int]:
         """Note an ask, durably; the run's last round, and the attempts beyond rounds' first."""
         place = (ask.round, ask.attempt)
         with closing(connect(self.folder / "asks.db")) as db:
@@ -182,7 +197,8 @@ class SiteLedger:
                         f"round {ask.round}, attempt {ask.attempt}, comes after round "
                         f"{before[-1][0]}, attempt {before[-1][1]}"
                     )
-                db.execute("INSERT INTO asks VALUES (?, ?, ?)", (ask.run, *place))
+                row = (ask.run, *place, today.isoformat())
+                db.execute("INSERT INTO asks VALUES (?, ?, ?, ?)", row)
         attempts = dict([*before, place])  # the last one of each round
         return ask.round, sum(attempts.values())
 
@@ -225,6 +241,14 @@ def ledger_of(file: SiteFile) -> SiteLedger:
 def today() -> date:
     """The day, by this machine's clock."""
     return datetime.now(UTC).date()
+
+
+def _last_days(turns: Iterable[tuple[str, date]]) -> dict[str, date]:
+    """The last day of each run; none is before a day that came before it."""
+    last, latest = dict[str, date](), date.min
+    for run, day in turns:
+        last[run] = latest = max(latest, day)
+    return last
 
 
 def _text(cost: tuple[PrivacyClaim, ...]) -> str:
