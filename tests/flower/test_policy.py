@@ -223,6 +223,7 @@ def test_a_charge_is_no_older_than_those_before_it(tmp_path: Path, monkeypatch: 
             return cls.day
 
     monkeypatch.setattr(module, "datetime", Clock)
+    monkeypatch.setattr("fedveil.flower.site.today", lambda: Clock.day.date())
     servers = [Server(site), Server(site)]
     servers[0].answer()
     Clock.day = datetime(1999, 1, 1, tzinfo=UTC)
