@@ -185,7 +185,7 @@ def test_a_reply_counts_once_and_only_if_it_was_asked_for(tmp_path):
         reply = sends(1.0)(message)
         stranger = sends(1.0)(message)
         stranger.metadata.__dict__["_src_node_id"] = 99
-        return [reply, reply, stranger]
+        return [reply, sends(-1.0)(message), stranger]
 
     strategy = PrivateStrategy(FedAvg(), at_server(), tmp_path / "ledger.db")
     result = strategy.start(Nodes(sends(0.0), n12=twice), START, num_rounds=1)
