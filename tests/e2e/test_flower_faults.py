@@ -96,7 +96,7 @@ def test_a_server_that_is_killed_resumes_and_no_charge_is_lost(federation):
 
 
 def test_a_site_that_dies_in_mid_round_is_charged_and_counts_as_absent(federation):
-    federation.use("ldp-sgd", ALL, "rounds=1", "budget.epsilon=15", deadline=30)
+    federation.use("ldp-sgd", ALL, "rounds=1", "budget.epsilon=15", deadline=60)
     federation.federation.start_site("die")
     federation.federation.wait_until_connected("die")
     result = federation.run("dead")
@@ -104,5 +104,5 @@ def test_a_site_that_dies_in_mid_round_is_charged_and_counts_as_absent(federatio
     (line,) = federation.outcomes("dead")
     assert "die" not in line["answered"]
     assert "die" in [*line["absent"], *line["refused"]]
-    assert not federation.federation.sites["die"].running
+    wait_for(lambda: not federation.federation.sites["die"].running, "dead")
     assert {charge.round for charge in federation.charges("die")} == {1}

@@ -13,7 +13,7 @@ import pytest
 from fedveil.errors import BadInput
 from fedveil.flower.deployment import Address, Deployment, deployed_recipe, share
 from fedveil.flower.federation import read_federation
-from fedveil.flower.messages import plan_digest
+from fedveil.flower.messages import new_run_id, plan_digest
 from fedveil.flower.server import data_without_records
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import checked
@@ -109,7 +109,7 @@ def test_the_server_has_the_test_split_and_no_records(written, monkeypatch):
     server = written / "central" / "server"
     monkeypatch.chdir(server)
     federation = read_federation(server / "federation.toml")
-    data = data_without_records(load_recipe("recipe.toml"), federation, None)
+    data = data_without_records(load_recipe("recipe.toml"), federation, None, new_run_id())
     assert (data.clients, len(data.y), data.records) == (3, 0, 0)
     np.testing.assert_array_equal(data.test_y, data_of(load_recipe("recipe.toml")).test_y)
     stored = sum(path.stat().st_size for path in (server / "test").glob("[xy].npy"))

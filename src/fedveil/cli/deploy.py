@@ -3,13 +3,16 @@
 import signal
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedveil.cli.loading import loading
 from fedveil.cli.options import Data, Set, check_path
 from fedveil.errors import BadInput
+
+if TYPE_CHECKING:  # it needs torch
+    from fedveil.flower.deployment import Deployment
 
 _MOST = 20
 
@@ -81,7 +84,7 @@ def _names(sites: str | None, demo: int | None) -> tuple[str, ...]:
     return tuple(f"site-{number + 1}" for number in range(demo or 0))
 
 
-def _demonstrate(deployment: object, folder: Path) -> int:
+def _demonstrate(deployment: "Deployment", folder: Path) -> int:
     from rich.console import Console
 
     from fedveil.console import print_result
@@ -91,7 +94,7 @@ def _demonstrate(deployment: object, folder: Path) -> int:
 
     listen()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all is stopped then too
-    with closing(demonstrate(deployment, folder)) as events:  # type: ignore[arg-type]
+    with closing(demonstrate(deployment, folder)) as events:
         for event in events:
             print(event, flush=True)
     result = LocalFederation(folder).result()

@@ -27,6 +27,7 @@ from fedveil.flower.mixer_file import ATTEMPTS, MixerFiles
 from fedveil.flower.policy_file import policy_text, training_for
 from fedveil.inputs import taken
 from fedveil.names import TABLE
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.overrides import Overrides
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.toml import dumps
@@ -112,7 +113,7 @@ class Deployment:
     @property
     def steady(self) -> bool:
         """Whether every round takes its whole deadline; known where the data are."""
-        plan = None if self._training is None else self._training.plan
+        plan = self._plan
         return plan is not None and plan.secure and secret_cohort(plan)
 
     def write(self, folder: Path) -> None:
@@ -205,7 +206,6 @@ class Deployment:
         (place / "recipe.toml").write_text(self._recipe_text)
         shutil.copy(folder / "server" / "certificates" / "ca.crt", place / "ca.crt")
         key = node_key(place, name)
-        plan = None if self._training is None else self._training.plan
         write_programs(place / "bin")
         self._fill(
             "site.toml",
@@ -214,7 +214,7 @@ class Deployment:
             clients=len(self.sites),
             number=number,
             data=self._data_text(place, number),
-            policy=policy_text(self.recipe, plan, number),
+            policy=policy_text(self.recipe, self._plan, number),
         )
         if mixer is not None:
             with (place / "site.toml").open("a") as file:
@@ -240,6 +240,10 @@ class Deployment:
     @cached_property
     def _training(self) -> Training | None:
         return None if self.data is None else training_for(self.recipe, self.data)
+
+    @property
+    def _plan(self) -> PrivacyPlan | None:
+        return None if self._training is None else self._training.plan
 
     @property
     def _public_sizes(self) -> list[int]:
