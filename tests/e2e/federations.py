@@ -47,8 +47,8 @@ class Live:
     def site(self, name):
         return self.folder / "sites" / name
 
-    def use(self, recipe, *settings, deadline=PATIENCE, minimum=1, policy=""):
-        """Put another recipe in place; sites have new ledgers, and `policy` beside its needs."""
+    def use(self, recipe, *settings, deadline=PATIENCE, minimum=1, repeats=0):
+        """Put another recipe in place; sites have new ledgers, and `repeats` to spare."""
         scratch = self.folder.with_name("scratch")
         deployment(recipe, settings, self.names, self.address, deadline).write(scratch)
         for name in self.names:
@@ -58,7 +58,11 @@ class Live:
             (place / f"{name}.head.json").unlink(missing_ok=True)
             shutil.copytree(fresh / "records", place / "records")
             shutil.copy(fresh / "recipe.toml", place)
-            (place / "site.toml").write_text((fresh / "site.toml").read_text() + policy)
+            text = (fresh / "site.toml").read_text()
+            if repeats:  # turns to spare cost more than the recipe's own
+                text = re.sub(r"epsilon.client = [\d.]+", "epsilon.client = 5.0", text)
+                text = text.replace("delta = ", f"repeats = {repeats}\ndelta = ")
+            (place / "site.toml").write_text(text)
         shutil.rmtree(self.server / "test")
         shutil.copytree(scratch / "server" / "test", self.server / "test")
         shutil.copy(scratch / "server" / "recipe.toml", self.server)

@@ -64,7 +64,7 @@ def test_sites_that_misbehave_are_named_and_the_rest_goes_on(federation):
 def test_a_server_that_is_killed_resumes_and_no_charge_is_lost(federation):
     """ServerApp is killed in round 2, SuperLink in round 3; both are started again."""
     settings = (ALL, "rounds=3", "noise.multiplier=20.0", "budget.epsilon=5")
-    federation.use("ldp-sgd", *settings, policy="\nrepeats = 2\n")
+    federation.use("ldp-sgd", *settings, repeats=2)
 
     def asked(number):
         return any(line.get("asking") == number for line in federation.asks("killed"))

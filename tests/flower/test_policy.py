@@ -49,7 +49,7 @@ TODAY = date(2026, 6, 15)
         (LOCAL, {**WIDE, "recipes": ["central", "0" * 64]}, "not one of policy.recipes"),
         (LOCAL, {**WIDE, "noise": 1.6}, "policy.noise is 1.6"),
         (TWO_POINT, {**WIDE, "noise": 0.1}, "has no multiplier"),
-        (TWO_POINT, {**WIDE, "report_epsilon": 0.1}, "policy.report_epsilon is 0.1"),
+        (TWO_POINT, {**WIDE, "report_epsilon": 0.1}, "policy.report_epsilon allows"),
         (CENTRAL, {**WIDE, "trust": ["central"], "steps": 1}, "takes 2 local steps"),
         (DP_SGD, {**WIDE, "seeded": True, "steps": 1}, "takes 2 local steps"),
         (DP_SGD, WIDE, "policy.seeded is false"),
@@ -223,6 +223,7 @@ def test_a_charge_is_no_older_than_those_before_it(tmp_path: Path, monkeypatch: 
             return cls.day
 
     monkeypatch.setattr(module, "datetime", Clock)
+    monkeypatch.setattr("fedveil.flower.site.today", lambda: Clock.day.date())
     servers = [Server(site), Server(site)]
     servers[0].answer()
     Clock.day = datetime(1999, 1, 1, tzinfo=UTC)

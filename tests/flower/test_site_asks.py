@@ -90,6 +90,26 @@ def test_each_answer_has_noise_and_a_charge_of_its_own(
     assert min(apart) > 0  # each difference has noise of the two in every coordinate
 
 
+@pytest.mark.parametrize("recipe", [LOCAL, SEEDED, CENTRAL], ids=["secure", "seeded", "central"])
+def test_randomness_is_the_operating_systems(
+    tmp_path: Path, monkeypatch: Any, recipe: dict[str, Any]
+) -> None:
+    site = open_site(tmp_path, recipe, OPEN)
+    streams: list[Any] = []
+    real = site_module.client_report
+
+    def report(work: Any, plan: Any, turn: Any) -> Any:
+        streams.append(turn.streams)
+        return real(work, plan, turn)
+
+    monkeypatch.setattr(site_module, "client_report", report)
+    server = Server(site)
+    assert all(isinstance(server.answer(round), Answer) for round in (1, 2))
+    assert [each.secure for each in streams] == [recipe is not SEEDED] * 2
+    assert len({each.seed for each in streams}) == 2
+    assert min(each.seed for each in streams) > 2**80  # but for one time in 2^48
+
+
 def test_attempts_use_up_the_turns_of_the_plan(tmp_path: Path) -> None:
     server = Server(open_site(tmp_path, LOCAL, OPEN))
     answers = [server.answer(1, attempt) for attempt in (0, 1, 4)]

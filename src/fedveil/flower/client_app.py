@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 from fedveil.errors import BadInput, one_line
 from fedveil.flower.messages import Refusal, RoundAsk
 from fedveil.flower.own_draws import separate_draws
+from fedveil.flower.parent import end_with_parent
 from fedveil.flower.site import Site
 from fedveil.flower.wire import from_records, to_records
 
@@ -21,6 +22,7 @@ LOG = logging.getLogger("flwr")
 _CANNOT = 0  # the code that Flower has for whatever it has no other for
 
 separate_draws()
+end_with_parent()
 app = ClientApp()
 
 

@@ -1,7 +1,7 @@
 """A federation on this machine, from its first process to its last: what `deploy --demo` shows."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ class DemonstrationFailed(FedveilError):
     """The run ended without a result."""
 
 
-def demonstrate(deployment: Deployment, folder: Path) -> Iterator[str]:
+def demonstrate(deployment: Deployment, folder: Path) -> Generator[str, None, None]:
     """Start SuperLink, the sites and the run that were written into a folder; say what happens.
 
     Everything that was started has ended when this does, however it does: close it, if it is left

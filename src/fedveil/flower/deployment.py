@@ -205,6 +205,7 @@ class Deployment:
         (place / "recipe.toml").write_text(self._recipe_text)
         shutil.copy(folder / "server" / "certificates" / "ca.crt", place / "ca.crt")
         key = node_key(place, name)
+        plan = None if self._training is None else self._training.plan
         write_programs(place / "bin")
         self._fill(
             "site.toml",
@@ -213,7 +214,7 @@ class Deployment:
             clients=len(self.sites),
             number=number,
             data=self._data_text(place, number),
-            policy=policy_text(self.recipe, self._training and self._training.plan, number),
+            policy=policy_text(self.recipe, plan, number),
         )
         if mixer is not None:
             with (place / "site.toml").open("a") as file:

@@ -109,10 +109,7 @@ class Policy:
                 yield f"the noise multiplier is {noise:.4g}, and policy.noise is {policy.noise:g}"
         elif policy.report_epsilon is not None:
             if report > policy.report_epsilon * (1 + _ROUNDING):
-                yield (
-                    f"a report alone has epsilon {report:g}, and policy.report_epsilon is "
-                    f"{policy.report_epsilon:g}"
-                )
+                yield "a report alone costs more than policy.report_epsilon allows"
         elif policy.noise is not None:
             yield "the noise has no multiplier, and policy.noise asks for one"
 

@@ -17,6 +17,7 @@ from fedveil.errors import BadInput
 from fedveil.flower.engine import RemoteEngine
 from fedveil.flower.federation import read_federation
 from fedveil.flower.own_draws import separate_draws
+from fedveil.flower.parent import end_with_parent
 from fedveil.flower.round_log import Outcome
 from fedveil.flower.server import Server
 from fedveil.flower.wire import GridTransport
@@ -25,6 +26,7 @@ from fedveil.runs.recipe import load_recipe
 LOG = logging.getLogger("flwr")
 
 separate_draws()
+end_with_parent()
 app = ServerApp()
 
 

@@ -42,6 +42,7 @@ def run_page(seen: Seen, more: Sequence[Markup] = ()) -> bytes:
         tag("p", _summary(seen), class_="sub"),
         claim_box(seen.meaning),
         _tiles(seen),
+        tag("p", f"How it ended: {seen.result.get('why')}.", class_="sub") if seen.ended else None,
         _notes(seen),
         section("Learning and spending", tag("div", *charts, class_="pair"), id="curves"),
         meaning_section(seen.meaning, outside),
@@ -61,7 +62,7 @@ def _summary(seen: Seen) -> str:
     rounds = f"{seen.rounds:,} rounds"
     if not seen.ended:
         return f"{seen.folder}: {rounds} so far; the run has not ended"
-    return f"{seen.folder}: {rounds}; {seen.result.get('why', '')}"
+    return f"{seen.folder}: {rounds}, stopped by: {seen.result.get('stopped')}"
 
 
 def _tiles(seen: Seen) -> Markup:
