@@ -16,9 +16,9 @@ def noted(monkeypatch, attacker, **changes):
     sent = []
     run = watching.Serial.run
 
-    def noting(self, round, ids, state):
+    def noting(self, round, ids, state, attempt=0):
         sent.append((round, ids.tolist(), state.params.clone()))
-        return run(self, round, ids, state)
+        return run(self, round, ids, state, attempt)
 
     monkeypatch.setattr(watching.Serial, "run", noting)
     monkeypatch.setattr(watching, "WATCHED", 2)

@@ -13,6 +13,7 @@ from fedveil.flower.site import Site
 from fedveil.flower.site_file import read_site_file
 from fedveil.flower.site_ledger import ledger_of
 from fedveil.privacy.ledger.ledger import Ledger
+from fedveil.runs import evidence
 from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 from tests.flower.sites import (
     CENTRAL,
@@ -139,7 +140,7 @@ def test_fedveil_ledger_tells_what_the_site_s_own_turns_are_worth(
     head = witness(site)
     said = verify_ledger(site.ledger.folder, f"{head['head']}:{head['length']}")
     assert f"{2 * turns} entries" in said
-    assert "open" not in said
+    assert evidence.OPEN not in said
     export_ledger(site.ledger.folder, tmp_path / "export.json")
     assert (tmp_path / "export.json").read_text().count('"charged_at"') == 4 * turns
 
@@ -148,7 +149,7 @@ def test_one_run_of_a_site_is_not_called_open(tmp_path: Path) -> None:
     server = Server(open_site(tmp_path))
     server.answer()
     assert statements_of(server.site.ledger.folder).warnings == []
-    assert "open" not in verify_ledger(server.site.ledger.folder, None)
+    assert evidence.OPEN not in verify_ledger(server.site.ledger.folder, None)
 
 
 def test_all_turns_of_a_run_cost_what_the_simulator_claims(tmp_path: Path) -> None:

@@ -195,10 +195,10 @@ def test_an_interrupted_round_is_in_the_claims_as_it_is_in_the_ledger(start, mon
     """It was charged, and its clients' turns were counted, before it was cut off."""
     run, whole = start("ldp-sgd"), Serial.run
 
-    def interrupted(self, round, ids, state):
+    def interrupted(self, round, ids, state, attempt=0):
         if round == 3:
             raise KeyboardInterrupt
-        return whole(self, round, ids, state)
+        return whole(self, round, ids, state, attempt)
 
     monkeypatch.setattr(Serial, "run", interrupted)
     result = run.execute()
