@@ -75,6 +75,8 @@ def test_what_is_older_than_the_last_ask_is_refused(tmp_path: Path) -> None:
     refused(server.answer(2, 0), "comes after")
     assert charges(server.site) == 1
     assert isinstance(server.answer(3), Answer)
+    refused(server.answer(2, 2), "comes after")
+    assert charges(server.site) == 2
 
 
 @pytest.mark.parametrize("recipe", [LOCAL, SEEDED], ids=["secure", "seeded"])
