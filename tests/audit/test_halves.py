@@ -127,7 +127,9 @@ def test_losses_are_those_of_trainings_one_by_one(mode):
 def test_what_is_kept_is_not_trained_again(tmp_path, monkeypatch):
     told = []
     with Kept.at(tmp_path / "out", {"seed": 0}) as kept:
-        first = Halves(plain(), 2).losses(kept, 1, lambda done, of: told.append((done, of)))
+        first = Halves(plain(), 2).losses(
+            kept, workers=1, on_training=lambda done, of: told.append((done, of))
+        )
     assert told[-1] == (4, 4)
     (tmp_path / "out" / "losses-0002.npy").write_bytes(b"torn")
     trained = Halves.trained

@@ -136,7 +136,7 @@ def fingerprint(key: str) -> str:
     """The SHA-256 of a public key as OpenSSH prints it; a fingerprint is its own.
 
     >>> fingerprint("ssh-ed25519 AAAA me@here")
-    'SHA256:cJ5ulIQPtM4TqeAMlaZb80T5iIfl0wwugv6y7lYxgT0'
+    'SHA256:cJ6AyISHokEeHuTfufIqhhSS0gxHZRUMDHlKvXD4FHw'
     """
     words = key.split()
     if len(words) == 1 and key.startswith(_FINGERPRINT) and len(key) == len(_FINGERPRINT) + 43:
