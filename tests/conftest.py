@@ -141,6 +141,9 @@ ONE_IN = {
     "tests/training/test_over_clients.py": {"test_it_is_measured_when_it_was_asked_for": 2},
     "tests/training/test_rates.py": {"test_local_steps_follow_the_schedule": 2},
     "tests/training/test_session.py": {"test_modes_agree_on_whole_private_trainings": 2},
+    "tests/training/engines/on_ray/test_pool.py": {
+        "test_tasks_of_several_chunks_come_to_the_same": 6,
+    },
     "tests/training/test_targets.py": {
         "test_a_run_from_python_has_the_usual_loss_and_predicts": 3,
         "test_both_modes_learn_the_same": 2,

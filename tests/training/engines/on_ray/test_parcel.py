@@ -107,6 +107,7 @@ def test_a_task_is_sent_with_its_vector_once_and_its_views(make_data):
     assert other.measured(task.parameters, x, y).each.keys() == {"loss", "accuracy"}
 
 
+@pytest.mark.slow
 def test_code_of_a_script_is_sent_along(tmp_path):
     parcel, _ = packed(Own(2), what="a module")
     (tmp_path / "parcel").write_bytes(pickle.dumps(parcel))
