@@ -161,7 +161,7 @@ class Tasks:
             while isinstance(cause, errors.RayTaskError) and cause.cause is not None:
                 cause = cause.cause
             if not isinstance(cause, node.FilesMissing):
-                cause.add_note(f"on a Ray worker:\n{e.traceback_str}")
+                cause.add_note(f"on a Ray worker:\n{e}")
             raise cause from None
         except errors.RayError as e:
             raise WorkerLost(
