@@ -6,6 +6,7 @@ import stat
 import threading
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -136,3 +137,11 @@ def test_nothing_is_written_over(tmp_path):
     with pytest.raises(BadInput, match="node exists"):
         node_key(tmp_path, "north")
     assert (tmp_path / "node").read_bytes() == before
+
+
+def test_nobody_but_the_authority_signs(server):
+    """Whoever has the server's key could otherwise vouch for any other."""
+    for name, signs in (("ca", True), ("superlink", False)):
+        certificate = x509.load_pem_x509_certificate((server / f"{name}.crt").read_bytes())
+        found = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+        assert (found.value.ca, found.critical) == (signs, True)
