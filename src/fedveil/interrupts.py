@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_ENDING: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_at_once() -> None:
