@@ -1,9 +1,28 @@
-"""Of tests with many long cases, `make test` runs some and `make test-all` every one."""
+"""Of tests with many long cases, `make test` runs some and `make test-all` every one.
+
+Of properties that hypothesis tries, it looks at fewer examples.
+"""
 
 import gc
+import sys
 from zlib import crc32
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("some", max_examples=40)
+
+WITH_PAGES = (
+    "tests/browser/",
+    "tests/contracts/test_no_bare_epsilon.py",
+    "tests/e2e/",
+    "tests/runs/report/",
+    "tests/runs/test_closing.py",
+    "tests/runs/test_interruptions.py",
+    "tests/runs/test_run.py",
+    "tests/web/",
+)
+"""Whose runs draw their reports, which takes a third of the time of runs as small as these."""
 
 ONE_IN = {
     "tests/audit/test_planted_bugs.py": {
@@ -120,6 +139,9 @@ ONE_IN = {
     },
     "tests/test_checks.py": {"test_values_are_refused_before_anything_heavy_is_imported": 4},
     "tests/test_parsers_fuzz.py": {"test_a_damaged_input_is_read_or_refused": 3},
+    "tests/training/engines/test_tree.py": {
+        "test_branches_of_any_level_come_to_the_same_to_the_last_bit": 3,
+    },
     "tests/training/engines/test_processes.py": {
         "test_workers_that_die_between_rounds_are_replaced": 2,
         "test_modes_agree_over_rounds": 3,
@@ -156,6 +178,18 @@ ONE_IN = {
     "tests/tuning/test_trials.py": {"test_repetitions_in_step_are_those_one_by_one": 3},
 }
 """Which cases run follows from their names, so that it is the same everywhere."""
+
+
+def pytest_configure(config):
+    if config.option.markexpr == "not slow":
+        hypothesis.settings.load_profile("some")
+
+
+@pytest.fixture(autouse=True)
+def no_page(request, monkeypatch):
+    """No report of runs, where nobody looks at it."""
+    if "fedveil.runs.run" in sys.modules and not request.node.nodeid.startswith(WITH_PAGES):
+        monkeypatch.setattr("fedveil.runs.run.write_report", lambda folder: folder)
 
 
 @pytest.hookimpl(tryfirst=True)

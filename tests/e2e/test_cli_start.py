@@ -69,6 +69,7 @@ def test_the_word_comes_before_anything_heavy_is_imported(tmp_path):
     assert run_code(code, ["run", "--set", "rounds=0"], tmp_path) == ("set()", 2)
 
 
+@pytest.mark.slow
 def test_what_draws_and_what_compiles_is_not_imported_before_the_first_round(tmp_path):
     code = (
         "from fedveil.console import Progress\n"

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_model.py"
 
@@ -20,6 +22,7 @@ def test_the_code_in_the_readme_is_the_example():
     assert "```python" not in rest
 
 
+@pytest.mark.slow
 def test_the_example_prints_claims(tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLE],

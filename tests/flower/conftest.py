@@ -139,12 +139,6 @@ def described(folder: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     return {"engine": {"mode": "looped", "workers": 1}, **recipe, "data": data}
 
 
-@pytest.fixture(autouse=True)
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writing its page takes most of the time of so small a run."""
-    monkeypatch.setattr("fedveil.runs.run.write_report", lambda folder: folder)
-
-
 @pytest.fixture
 def trio(tmp_path: Path) -> Make:
     """Makes three sites of a recipe, whose data section is added."""

@@ -232,6 +232,7 @@ def test_a_log_equals_metrics_jsonl(folder, kind, live):
     assert read(folder) == expected(folder, kind)
 
 
+@pytest.mark.slow
 def test_mlflow_in_its_default_kind_of_store(folder, tmp_path, monkeypatch):
     pytest.importorskip("sqlalchemy", reason="the extra mlflow is not installed")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -407,6 +408,7 @@ class Run:
         return f"{_resolved_by()}\n" + toml.dumps(self.recipe.model_dump())
 
 
+@lru_cache(maxsize=1)
 def _resolved_by() -> str:
     """The versions, and the kind of machine, that results depend on in their last bits."""
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in _PACKAGES)

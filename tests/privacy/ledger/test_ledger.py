@@ -1,11 +1,10 @@
 """Charge, then release; a crash over-counts and never under-counts."""
 
-import json
 import math
+import multiprocessing
 import os
+import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from datetime import date, datetime
@@ -265,20 +264,17 @@ def test_every_connection_waits_for_the_disk(ledger, path, make_line):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_charge_survives_a_process_killed_right_after_it(path, make_line):
-    code = (
-        "import json, os, pathlib, signal, sys\n"
-        "from fedveil.privacy.ledger.ledger import Ledger\n"
-        "from fedveil.privacy.accounting.budget_line import BudgetLine\n"
-        "terms = BudgetLine.from_dict(json.loads(sys.argv[2]))\n"
-        "path, about = pathlib.Path(sys.argv[1]), json.loads(sys.argv[3])\n"
-        "ledger = Ledger.create(path, about, (terms,), 2)\n"
-        "ledger.charge(1)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
     terms = make_line()
-    arguments = [str(path), json.dumps(terms.to_dict()), json.dumps(ABOUT)]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], check=False)
-    assert done.returncode == -9
+
+    def charge():
+        ledger = Ledger.create(path, ABOUT, (terms,), 2)
+        ledger.charge(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = multiprocessing.get_context("fork").Process(target=charge)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert rounds_on_disk(path) == [1]
     ledger = Ledger.reopen(path, ABOUT, (terms,), 2)
     ledger.charge(1)
