@@ -103,7 +103,7 @@ def test_the_list_fits_the_source(planted):
     assert planted.check(planted.Project(ROOT), mutants) == []
     assert len(mutants) >= 150
     packages = {"attacks", "audit", "data", "flower", "mixing", "models", "privacy", "runs"}
-    packages |= {"training", "web"}
+    packages |= {"training", "web", "interrupts.py"}
     assert {m.file.split("/")[0] for m in mutants} == packages
     assert all(m.why for m in mutants)
 
@@ -169,11 +169,22 @@ def test_refuses_a_list_that_does_not_fit(fake, planted, old, new, told):
         (UNSEEN.replace("why", "because"), "has the keys"),
     ],
 )
-def test_refuses_entries_that_say_nothing(fake, entry, told):
+def test_refuses_entries_that_say_nothing(fake, planted, entry, told):
     (fake / "mutants" / "list" / "more.toml").write_text(entry.replace('"unseen"', '"more"'))
+    project = planted.Project(fake)
+    try:
+        found = planted.check(project, planted.read(project))
+    except planted.Stale as e:
+        found = [str(e)]
+    assert len(found) == 1
+    assert told in found[0]
+
+
+def test_a_list_that_does_not_fit_is_an_error(fake):
+    (fake / "mutants" / "list" / "more.toml").write_text(BUGS)
     done = run("--root", fake, "--check")
     assert done.returncode == 2
-    assert told in done.stdout
+    assert "ids occur twice: half-noise" in done.stdout
 
 
 def test_tests_that_should_notice_a_bug_exist(planted):

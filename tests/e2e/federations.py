@@ -25,7 +25,6 @@ QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1"}
 SAID = ("epsilon", "delta", "unit", "neighbours", "trust", "accountant", "noise", "as_published")
 """What a claim says, but for its assumptions: a federation has more of them."""
 
-MEMBER = ("mixer-ca.crt", "member.crt", "member.key")
 BAD_SITE = Path(__file__).with_name("bad_site.py")
 
 
@@ -68,8 +67,9 @@ class Live:
         shutil.copy(scratch / "server" / "recipe.toml", self.server)
         if (scratch / "mixer").exists():
             shutil.copytree(scratch / "mixer", self.folder / "mixer")
-            for name in MEMBER:
+            for name in ("mixer-ca.crt", "collector.crt", "collector.key"):
                 shutil.copy(scratch / "server" / name, self.server)
+            for name in ("mixer-ca.crt", "member.crt", "member.key"):
                 for site in self.names:
                     shutil.copy(scratch / "sites" / site / name, self.site(site))
         text = (scratch / "server" / "federation.toml").read_text()

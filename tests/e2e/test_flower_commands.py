@@ -122,6 +122,37 @@ def test_an_interrupted_demonstration_leaves_nobody_behind(deploy, tmp_path, num
 
 @slow
 @patient
+@pytest.mark.parametrize("start", [1, 3, 5], ids=["superlink", "site", "run"])
+def test_a_demonstration_that_is_ended_while_it_starts_something_ends(tmp_path, start):
+    """SIGTERM in the middle of a fork, of which the parent is told in a function that is called."""
+    code = (
+        "import os, signal, sys\n"
+        "us, forks = os.getpid(), []\n"
+        "def forking():\n"
+        "    forks.append(1)\n"
+        f"    if os.getpid() == us and len(forks) == {start}:\n"
+        "        os.kill(us, signal.SIGTERM)\n"
+        "os.register_at_fork(before=forking)\n"
+        "from fedveil.__main__ import main\n"
+        "main()\n"
+    )
+    process = Process.start(
+        "deploy",
+        [sys.executable, "-c", code, *DEPLOY[3:], "demo", "--demo", "2", *SMALL],
+        tmp_path / "deploy.log",
+        folder=tmp_path,
+        environment=own_environment(**QUICK),
+    )
+    try:
+        assert process.wait(2 * PATIENCE) == 1
+        assert process.last_words == "interrupted"
+        wait_for(lambda: not processes_of(tmp_path), "all ended")
+    finally:
+        process.kill()
+
+
+@slow
+@patient
 def test_a_demonstration_that_cannot_begin_says_why(deploy, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -82,6 +82,8 @@ def test_a_mixer_has_an_authority_of_its_own(tmp_path):
         assert (section.host, section.port) == ("mixer.example.org", 9099)
         assert not section.insecure
     assert not list((folder / "server").rglob("mixer.key"))
+    assert not list((folder / "server").rglob("member.*"))  # it collects, and does not report
+    assert not list((folder / "sites").rglob("collector.*"))
     assert not checked(site).objections
 
 

@@ -230,6 +230,15 @@ def test_when_the_budget_is_used_up_nobody_is_asked_and_the_model_stays(tmp_path
     assert strategy.claim.epsilon <= 3.5
 
 
+def test_a_strategy_is_for_one_run(tmp_path):
+    """A second one would have the noise of the first in rounds of the same number."""
+    strategy = PrivateStrategy(FedAvg(), at_server(), tmp_path / "ledger.db", seed=1)
+    strategy.start(Nodes(sends(1.0)), START, num_rounds=2)
+    with pytest.raises(BadInput, match="for one run"):
+        strategy.start(Nodes(sends(1.0)), START, num_rounds=2)
+    assert strategy.ledger.charged() == 2
+
+
 def test_the_plan_draws_who_takes_part_and_who_is_away_stays_a_client(tmp_path):
     plan = at_server(sampler=fv.Poisson(0.5), rounds=20)
     strategy = PrivateStrategy(FedAvg(min_available_nodes=1), plan, tmp_path / "ledger.db", seed=4)
@@ -407,6 +416,34 @@ def test_mods_and_strategies_that_contradict_each_other_are_refused(tmp_path):
         PrivateMod(at_server(), tmp_path / "ledger", POLICY)
     with pytest.raises(BadInput, match="policy"):
         PrivateMod(at_clients(), tmp_path / "ledger", {"epsilon": 3})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeded": False}, "policy.seeded is false"),
+        ({"trust": ["central"]}, "needs local trust"),
+        ({"noise": 2.5}, "it is 2, and policy.noise is 2.5"),
+        ({"epsilon": {"client": float("nan")}}, "policy.epsilon.client is nan"),
+        ({"delta": float("nan")}, "policy.delta is nan"),
+        ({"days": -5}, "policy.days is -5"),
+        ({"steps": 3}, "policy.steps is for sites"),
+        ({"recipes": ["central"]}, "policy.recipes is for sites"),
+        ({"repeats": 1}, "policy.repeats is for sites"),
+    ],
+)
+def test_a_policy_that_the_plan_is_not_within_is_refused(tmp_path, changes, words):
+    with pytest.raises(BadInput, match=words):
+        PrivateMod(at_clients(), tmp_path / "ledger", {**POLICY, **changes})
+
+
+def test_a_client_that_cannot_charge_tells_the_server_nothing_about_it(tmp_path, monkeypatch):
+    def damaged(*args):
+        raise ValueError("row 17 of patients.db")
+
+    monkeypatch.setattr("fedveil.flower.site_ledger.SiteLedger.charge", damaged)
+    reply = PrivateMod(at_clients(), tmp_path / "ledger", POLICY)(asked(), CONTEXT, training(1.0))
+    assert reply.error.reason == "declined: the client was told why"
 
 
 def test_mod_and_strategy_together(tmp_path):

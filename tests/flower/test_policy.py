@@ -29,6 +29,7 @@ from tests.flower.sites import (
     Server,
     charges,
     open_site,
+    records,
     write_site,
 )
 
@@ -47,11 +48,11 @@ TODAY = date(2026, 6, 15)
         (LOCAL, {**WIDE, "trust": []}, "local trust"),
         (CENTRAL, WIDE, "central trust"),
         (LOCAL, {**WIDE, "recipes": ["central", "0" * 64]}, "not one of policy.recipes"),
-        (LOCAL, {**WIDE, "noise": 1.6}, "policy.noise is 1.6"),
+        (LOCAL, {**WIDE, "noise": 1.6}, "below policy.noise"),
         (TWO_POINT, {**WIDE, "noise": 0.1}, "has no multiplier"),
         (TWO_POINT, {**WIDE, "report_epsilon": 0.1}, "policy.report_epsilon allows"),
-        (CENTRAL, {**WIDE, "trust": ["central"], "steps": 1}, "takes 2 local steps"),
-        (DP_SGD, {**WIDE, "seeded": True, "steps": 1}, "takes 2 local steps"),
+        (CENTRAL, {**WIDE, "trust": ["central"], "steps": 1}, "more local steps"),
+        (DP_SGD, {**WIDE, "seeded": True, "steps": 1}, "more local steps"),
         (DP_SGD, WIDE, "policy.seeded is false"),
         (DP_SGD, {**WIDE, "seeded": True, "epsilon": {"client": 9.0}}, "policy.epsilon.record"),
         (
@@ -108,10 +109,24 @@ def test_a_server_is_not_told_what_others_have_spent(tmp_path: Path, caplog: Any
     Server(site).answer()
     answer = Server(site).answer()
     assert isinstance(answer, Refusal)
-    assert "11.25" not in answer.reason
-    assert answer.reason.count("5.999") == 1  # what this run would cost
+    assert answer.reason == "the run may cost more than policy.epsilon.client leaves"
     assert "11.25" in caplog.text
     assert "other runs may cost 5.999" in caplog.text
+
+
+@pytest.mark.parametrize("policy", [{"steps": 1}, {"noise": 1e3}, {"epsilon": {"client": 1e-3}}])
+def test_a_refusal_is_the_same_whatever_records_there_are(
+    tmp_path: Path, policy: dict[str, Any], caplog: Any
+) -> None:
+    """How many local steps a round takes tells how many records there are."""
+    recipe = {**LOCAL, "client": {"kind": "sgd", "epochs": 1, "batch": 1, "lr": 0.1}}
+    told = {
+        Server(open_site(tmp_path / f"{n}", recipe, WIDE | policy, records(size=n))).answer().reason
+        for n in (24, 57)
+    }
+    assert len(told) == 1
+    assert not any(letter.isdigit() for letter in told.pop())
+    assert any(letter.isdigit() for letter in caplog.messages[0].partition(": ")[2])
 
 
 def test_a_policy_that_is_tightened_holds_at_once(tmp_path: Path) -> None:
@@ -168,6 +183,16 @@ class Costing(Terms):
 
     def __init__(self, *cost: PrivacyClaim) -> None:
         object.__setattr__(self, "cost", cost)
+
+
+def test_several_claims_of_one_run_add_up() -> None:
+    policy = Policy(PolicySection(epsilon=EpsilonSection(client=10.0, record=8.0), delta=1.0))
+    for cost, fit in (
+        ((claim(4.0), claim(4.0)), True),
+        ((claim(4.0), claim(4.5)), False),
+        ((claim(4.0), claim(4.5, Unit.RECORD)), False),
+    ):
+        assert (policy.too_much(Costing(*cost), [], TODAY) is None) is fit
 
 
 def fits(policy: Policy, cost: PrivacyClaim, *others: Spending, today: date = TODAY) -> bool:

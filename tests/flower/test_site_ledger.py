@@ -17,6 +17,7 @@ from fedveil.runs import evidence
 from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 from tests.flower.sites import (
     CENTRAL,
+    FEDAVG,
     LOCAL,
     POLICY,
     TWO_POINT,
@@ -91,13 +92,29 @@ def test_the_witness_has_the_charge_before_the_answer(tmp_path: Path, monkeypatc
     assert [told["length"] for told in seen] == [1]
 
 
-def test_asks_that_are_gone_stop_the_run(tmp_path: Path) -> None:
+def test_asks_that_are_gone_stop_the_site_and_when_accepted_their_run(tmp_path: Path) -> None:
     server = Server(open_site(tmp_path, LOCAL, OPEN))
     server.answer(1)
     (server.site.ledger.folder / "asks.db").unlink()
+    unusable(Server(server.site).answer())
+    with pytest.raises(BadInput, match="remembers 1: restore it"):
+        Site.open(tmp_path / "site.toml")
+    server.site.ledger.accept()
     unusable(server.answer(1))
     unusable(server.answer(2))
     assert isinstance(Server(server.site).answer(), Answer)
+
+
+@pytest.mark.parametrize("recipe", [CENTRAL, FEDAVG], ids=lambda recipe: recipe["name"])
+def test_asks_that_were_put_back_are_noticed(tmp_path: Path, recipe: dict[str, Any]) -> None:
+    """Where turns are charged at once, or not at all, the noted asks alone stop a replay."""
+    server = Server(open_site(tmp_path, recipe, {**OPEN, "unprotected": True}))
+    asks = server.site.ledger.folder / "asks.db"
+    assert isinstance(server.answer(1), Answer)
+    shutil.copy(asks, tmp_path / "copy.db")
+    assert isinstance(server.answer(2), Answer)
+    shutil.copy(tmp_path / "copy.db", asks)
+    unusable(server.answer(2))
 
 
 def test_a_disk_that_is_full_releases_nothing(tmp_path: Path, monkeypatch: Any) -> None:

@@ -1,5 +1,6 @@
 """What a plan means for one site: whose turns are charged, how often, on which line."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 
 from fedveil.errors import BadInput
 from fedveil.flower.site import Site
+from fedveil.flower.terms import terms_of
+from fedveil.privacy.releases.client_noise import ClientNoise
 from tests.flower.sites import CENTRAL, LOCAL, POLICY, QUANTILE, Server, charges, open_site
 
 OPEN = {**POLICY, "epsilon": {"client": 1000.0}, "delta": 0.1, "seeded": True}
@@ -89,6 +92,16 @@ def test_noise_is_that_of_the_site_s_own_number(tmp_path: Path) -> None:
     quiet = [norm for epsilon, norm in reports if epsilon > 1]
     assert len(loud) * len(quiet) == 2
     assert min(loud) > 1000 * max(quiet)
+
+
+def test_a_plan_with_no_line_about_the_site_is_refused(tmp_path: Path) -> None:
+    """Else it would answer, and be charged for nothing."""
+    site = opened(tmp_path, {"budget": {"epsilons": [4.0, 2.0], "delta": 1e-5}}, number=0)
+    release = site.plan.release
+    assert isinstance(release, ClientNoise)
+    other = replace(release, multipliers=2 * release.multipliers)  # type: ignore[operator]
+    with pytest.raises(BadInput, match="no line of the plan is about this site"):
+        terms_of(replace(site.plan, release=other), 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,21 @@ def test_the_client_app_tells_the_server_no_more_than_that_it_cannot(content, si
     assert "nowhere" not in reply.error.reason
 
 
+def test_whatever_goes_wrong_at_a_site_the_server_hears_one_sentence(tmp_path, monkeypatch):
+    """Flower sends the words of an exception to the server."""
+    path = write_site(tmp_path)
+    (tmp_path / "ledger").write_text("no folder")
+    told = [client_app.app(asked(to_records(ASK)), site_context(str(path)))]
+    (tmp_path / "ledger").unlink()
+
+    def broken(site, ask):
+        raise RuntimeError("diagnosis of record 17")
+
+    monkeypatch.setattr("fedveil.flower.site.Site.answer", broken)
+    told.append(client_app.app(asked(to_records(ASK)), site_context(str(path))))
+    assert {reply.error.reason for reply in told} == {"the site is not ready: its owner was told"}
+
+
 def test_the_server_app_needs_to_be_told_where_things_are():
     with pytest.raises(BadInput, match="'federation'"):
         server_app.app(FakeGrid([], None), Context(1, 0, {}, RecordDict(), {}))

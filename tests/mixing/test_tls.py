@@ -10,7 +10,7 @@ from fedveil.errors import BadInput
 from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.protocol import Refused, Status, number_of
-from fedveil.mixing.tls import connecting, listening
+from fedveil.mixing.tls import COLLECTOR, connecting, listening
 from tests.mixing.certificates import Authority
 from tests.mixing.test_mixer import CONFIG, HOST, POSITIONS, with_mixer
 
@@ -94,7 +94,30 @@ def test_a_mixer_may_hear_only_those_whom_an_authority_has_signed(config, author
         ):
             await lost(send_report(HOST, port, 2, HIGH, tls=context))
             await lost(collect(HOST, port, 1, POSITIONS, tls=context))
-        assert (await collect(HOST, port, 1, POSITIONS, tls=mine)).reports[0] == 2
+        collector = connecting(authority.file, *authority.sign(COLLECTOR))
+        assert (await collect(HOST, port, 1, POSITIONS, tls=collector)).reports[0] == 2
+
+    with_mixer(known, scenario)
+
+
+def test_whoever_collects_cannot_report_and_whoever_reports_cannot_collect(config, authority):
+    """A server that filled a round up with reports of its own would know the one that is left."""
+    known = replace(config, clients_ca=str(authority.file))
+
+    async def forbidden(conversation):
+        with pytest.raises(Refused) as refused:
+            await conversation
+        assert refused.value.status is Status.FORBIDDEN
+
+    async def scenario(port, task):
+        site = connecting(authority.file, *authority.sign("member"))
+        server = connecting(authority.file, *authority.sign(COLLECTOR))
+        await send_report(HOST, port, 1, HIGH, tls=site)
+        await forbidden(send_report(HOST, port, 1, HIGH, tls=server))
+        await forbidden(collect(HOST, port, 1, POSITIONS, tls=site))
+        with pytest.raises(Refused) as refused:
+            await collect(HOST, port, 1, POSITIONS, tls=server)
+        assert refused.value.status is Status.OPEN  # the server's own report did not fill it up
 
     with_mixer(known, scenario)
 

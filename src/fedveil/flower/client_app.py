@@ -41,13 +41,12 @@ def train(message: Message, context: Context) -> Message:
     if not isinstance(ask, RoundAsk):
         return Message(Error(_CANNOT, "the site answers asks and nothing else"), reply_to=message)
     try:
-        site = opened(context)
-    except BadInput as e:
-        LOG.error("the site cannot answer: %s", e)
+        answer = opened(context).answer(ask)
+    except Exception as e:  # whatever it says of records or files, Flower would tell the server
+        LOG.error("the site cannot answer: %s: %s", type(e).__name__, e)
         return Message(
             Error(_CANNOT, "the site is not ready: its owner was told"), reply_to=message
         )
-    answer = site.answer(ask)
     if isinstance(answer, Refusal):
         LOG.info("round %d was declined: %s", ask.round, answer.reason)
     return Message(to_records(answer), reply_to=message)

@@ -162,7 +162,7 @@ class Deployment:
                 self.data.at_sites(self.sites, sizes).save(folder / "test")
                 file.write("\n" + dumps({"data": {"name": "saved", "path": "test"}}).lstrip())
             if mixer is not None:
-                file.write("\n" + mixer.give_to(folder))
+                file.write("\n" + mixer.give_to_server(folder))
             for site in sites:
                 known = site.model_dump(exclude_defaults=True)
                 file.write("\n" + dumps({"[sites]": known}).lstrip())
@@ -218,7 +218,7 @@ class Deployment:
         )
         if mixer is not None:
             with (place / "site.toml").open("a") as file:
-                file.write("\n" + mixer.give_to(place))
+                file.write("\n" + mixer.give_to_site(place))
         self._fill("supernode.sh", place, port=self.address.of_site(number))
         return key
 

@@ -19,6 +19,7 @@ from fedveil.flower.processes import (
     own_environment,
     stop_all,
 )
+from fedveil.interrupts import held
 
 RUN = "run"
 """The run directory of a deployment, in its server's folder."""
@@ -40,7 +41,7 @@ class LocalFederation:
         self.sites: dict[str, Process] = {}
         self.superlink: Process | None = None
         self._environment = own_environment(**environment)
-        self._others: list[Process] = []
+        self._started: list[Process] = []
 
     def __enter__(self) -> "LocalFederation":
         self.logs.mkdir(exist_ok=True)
@@ -114,18 +115,20 @@ class LocalFederation:
 
     def stop(self) -> None:
         """Stop everything: runs and sites, then SuperLink, which sites take their leave of."""
-        stop_all([*self._others, *self.sites.values()])
-        stop_all([self.superlink] if self.superlink is not None else [])
+        try:
+            stop_all(process for process in self._started if process is not self.superlink)
+        finally:
+            stop_all(self._started)
 
     def _start(self, name: str, script: Path, *arguments: str, **environment: str) -> Process:
-        process = Process.start(
-            name,
-            ["sh", script, *arguments],
-            self.logs / f"{name}.log",
-            environment=self._environment | environment,
-        )
-        if name not in (*self.names, "superlink"):
-            self._others.append(process)
+        with held():  # until it is among those that are stopped
+            process = Process.start(
+                name,
+                ["sh", script, *arguments],
+                self.logs / f"{name}.log",
+                environment=self._environment | environment,
+            )
+            self._started.append(process)
         return process
 
 

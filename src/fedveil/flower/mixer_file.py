@@ -1,8 +1,9 @@
 """The folder of a mixer, and what sites and the server need to reach it.
 
 It has an authority of its own: whoever could sign a certificate for the mixer could take its place,
-and the server is the one who must not. All members share one certificate, which shows that somebody
-belongs to the federation and not who.
+and the server is the one who must not. All sites share one certificate, which shows that somebody
+belongs to the federation and not who. The server's own lets it collect and not report: with reports
+of its own making beside those of one site, it would know that site's.
 """
 
 import shutil
@@ -10,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.flower.certificates import Authority
+from fedveil.mixing.tls import COLLECTOR
 from fedveil.runs.toml import dumps
 
 ATTEMPTS = 10
 """How often a round may be asked for before its mixer refuses."""
 
-_FILES = ("mixer-ca.crt", "member.crt", "member.key")
+_MEMBER, _CA = "member", "mixer-ca.crt"
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,26 @@ class MixerFiles:
 
     @classmethod
     def write(cls, folder: Path, host: str, port: int) -> "MixerFiles":
-        """Make its authority, its certificate, and the one that all members share."""
+        """Make its authority, its certificate, that of the server and the one of all sites."""
         folder.mkdir(mode=0o700)
         authority = Authority.new("fedveil mixer authority")
         authority.save(folder)
         authority.server(host, folder, "mixer")
-        authority.member(folder, "member")
+        for name in (_MEMBER, COLLECTOR):
+            authority.caller(folder, name)
         return cls(folder, host, port)
 
-    def give_to(self, member: Path) -> str:
-        """Copy what a member needs into its folder; return its `[mixer]` section."""
-        for name, source in zip(_FILES, ("ca.crt", "member.crt", "member.key"), strict=True):
-            shutil.copy(self.folder / source, member / name)  # with the mode that it has
-        ca, certificate, key = _FILES
-        section = {"host": self.host, "port": self.port, "ca": ca}
+    def give_to_site(self, folder: Path) -> str:
+        """Copy what a site needs to report into its folder; return its `[mixer]` section."""
+        return self._give(folder, _MEMBER)
+
+    def give_to_server(self, folder: Path) -> str:
+        """Copy what the server needs to collect into its folder; return its `[mixer]` section."""
+        return self._give(folder, COLLECTOR)
+
+    def _give(self, folder: Path, name: str) -> str:
+        certificate, key = f"{name}.crt", f"{name}.key"
+        for source, copy in (("ca.crt", _CA), (certificate, certificate), (key, key)):
+            shutil.copy(self.folder / source, folder / copy)  # with the mode that it has
+        section = {"host": self.host, "port": self.port, "ca": _CA}
         return dumps({"mixer": {**section, "certificate": certificate, "key": key}}).lstrip()

@@ -17,7 +17,7 @@ from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from pydantic import ValidationError
 
-from fedveil.errors import BadInput, FedveilError, one_line
+from fedveil.errors import BadInput, one_line
 from fedveil.flower.arrays import flat, moved, shaped
 from fedveil.flower.engine import Asked
 from fedveil.flower.messages import RoundAsk
@@ -25,7 +25,7 @@ from fedveil.flower.policy import Policy
 from fedveil.flower.site_file import PolicySection
 from fedveil.flower.site_ledger import Declined, SiteLedger, today
 from fedveil.flower.strategy import check_plan
-from fedveil.flower.terms import terms_of
+from fedveil.flower.terms import Terms, terms_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.reports import Rows, accept
@@ -33,6 +33,7 @@ from fedveil.training.reports import Rows, accept
 LOG = logging.getLogger("flwr")
 
 _CANNOT, _TRAINING = 0, "train"
+_OF_RECIPES = ("recipes", "steps", "repeats")
 
 
 class PrivateMod:
@@ -45,6 +46,8 @@ class PrivateMod:
     | edge | behaviour |
     |---|---|
     | a plan whose noise is not the client's | BadInput |
+    | a plan that the policy objects to (trust, seeded noise, too little noise) | BadInput |
+    | a policy with a number out of range, or a key that is for recipes | BadInput |
     | the plan's turns, its budget or the policy are used up | an error reply; nothing is trained |
     | a round out of the plan, a model of another size, or not finite | an error reply |
     | a message that asks for anything but training, such as evaluation | an error reply |
@@ -62,12 +65,9 @@ class PrivateMod:
         check_plan(plan)
         if not plan.release.counted:
             raise BadInput("the plan's noise is the server's: use PrivateStrategy, and no mod")
-        try:
-            self.policy = Policy(PolicySection.model_validate(dict(policy)))
-        except ValidationError as e:
-            raise BadInput(f"policy: {one_line(e)}") from e
-        folder = Path(ledger)
         self.plan, self.terms, self._weight = plan, terms_of(plan, None, 0), weighted_by
+        self.policy = _policy(policy, plan, self.terms)
+        folder = Path(ledger)
         self.ledger = SiteLedger(folder, folder.with_name(f"{folder.name}.head.json"))
 
     def __call__(self, msg: Message, ctxt: Context, call_next: ClientAppCallable) -> Message:
@@ -78,8 +78,8 @@ class PrivateMod:
             self.ledger.charge(_ask(msg, asked.round), about, self.terms, self.policy, today())
         except Declined as e:
             return Message(Error(_CANNOT, f"declined: {e}"), reply_to=msg)
-        except (FedveilError, OSError) as e:
-            LOG.error("round declined: %s", e)
+        except Exception as e:  # Flower would tell the server what it says
+            LOG.error("round declined: %s", one_line(e))
             return Message(Error(_CANNOT, "declined: the client was told why"), reply_to=msg)
         key, start = next(iter(msg.content.array_records.items()))
         row = torch.zeros_like(asked.start)
@@ -117,6 +117,22 @@ class PrivateMod:
         streams = Streams(secrets.randbits(128), self.plan.secure)
         alone = np.zeros(1, dtype=np.int64)
         return Asked(round, alone, start, self.plan.clip(moving, round), moving, streams)
+
+
+def _policy(said: Mapping[str, Any], plan: PrivacyPlan, terms: Terms) -> Policy:
+    """The client's policy, with which the plan goes together."""
+    try:
+        section = PolicySection.model_validate(dict(said))
+    except ValidationError as e:
+        raise BadInput(f"policy: {one_line(e)}") from e
+    section.check()
+    for key in _OF_RECIPES:
+        if key in section.model_fields_set:
+            raise BadInput(f"policy.{key} is for sites that have a recipe: leave it out")
+    policy = Policy(section)
+    for objection in policy.to_plan(plan, terms):
+        raise BadInput(f"policy and plan contradict each other: {objection.whole}")
+    return policy
 
 
 def _ask(msg: Message, round: int) -> RoundAsk:

@@ -27,10 +27,11 @@ class Spending:
 
 
 @dataclass(frozen=True)
-class Beyond:
-    """Why a run does not fit: what a server may be told, and what only the owner is told.
+class Objection:
+    """Why a run is not taken: what a server may be told, and what only the owner is told.
 
-    What other runs have cost is nothing that a server has to know.
+    What other runs have cost is nothing that a server has to know, nor are numbers that follow from
+    how many records the site has.
     """
 
     told: str
@@ -81,64 +82,80 @@ class Policy:
     | noise from a seed, wherever it is added | refused unless `seeded` |
     | `noise` is given and the noise has no multiplier | refused unless `report_epsilon` is |
     | a run that costs the site and protects clients | counts for a record as well |
+    | a run with several claims | they are added up, as those of different runs are |
     | the clock goes back | more runs count, never fewer |
     """
 
     section: PolicySection
 
-    def objections(self, offer: Offer) -> Iterator[str]:
+    def objections(self, offer: Offer) -> Iterator[Objection]:
         """Why the site takes no part in a recipe, whatever was spent; nothing if it does."""
-        policy, plan = self.section, offer.plan
+        policy = self.section
         if policy.recipes is not None and not {offer.name, offer.digest} & set(policy.recipes):
-            yield f"the recipe {offer.name!r} is not one of policy.recipes"
-        if not plan.private and not policy.unprotected:
-            yield "the recipe claims nothing, and policy.unprotected is false"
-        for line in offer.terms.charged:
-            if str(line.trust) not in policy.trust:
-                yield f"the claim needs {line.trust} trust, which policy.trust does not have"
-            if line.noise is NoiseSource.SEEDED and not policy.seeded:
-                yield "the noise is seeded, and policy.seeded is false"
-            yield from self._noise(line)
+            yield Objection(f"the recipe {offer.name!r} is not one of policy.recipes")
+        yield from self.to_plan(offer.plan, offer.terms)
         if policy.steps is not None and offer.steps > policy.steps:
-            yield f"a round takes {offer.steps} local steps, and policy.steps is {policy.steps}"
+            yield Objection(
+                "a round takes more local steps than policy.steps allows",
+                f"it takes {offer.steps} on this site's records, and policy.steps is "
+                f"{policy.steps}",
+            )
 
-    def _noise(self, line: BudgetLine) -> Iterator[str]:
+    def to_plan(self, plan: PrivacyPlan, terms: Terms) -> Iterator[Objection]:
+        """Why nobody takes part in a plan on these terms, whatever recipe it comes from."""
+        policy = self.section
+        if not plan.private and not policy.unprotected:
+            yield Objection("the recipe claims nothing, and policy.unprotected is false")
+        for line in terms.charged:
+            if str(line.trust) not in policy.trust:
+                yield Objection(
+                    f"the claim needs {line.trust} trust, which policy.trust does not have"
+                )
+            if line.noise is NoiseSource.SEEDED and not policy.seeded:
+                yield Objection("the noise is seeded, and policy.seeded is false")
+            yield from self._noise(line)
+
+    def _noise(self, line: BudgetLine) -> Iterator[Objection]:
         policy, report, noise = self.section, _report_epsilon(line.event), noise_in(line.event)
         if report is None:
             if policy.noise is not None and noise < policy.noise * (1 - _ROUNDING):
-                yield f"the noise multiplier is {noise:.4g}, and policy.noise is {policy.noise:g}"
+                yield Objection(
+                    "the noise multiplier is below policy.noise",
+                    f"it is {noise:.4g}, and policy.noise is {policy.noise:g}",
+                )
         elif policy.report_epsilon is not None:
             if report > policy.report_epsilon * (1 + _ROUNDING):
-                yield "a report alone costs more than policy.report_epsilon allows"
+                yield Objection("a report alone costs more than policy.report_epsilon allows")
         elif policy.noise is not None:
-            yield "the noise has no multiplier, and policy.noise asks for one"
+            yield Objection("the noise has no multiplier, and policy.noise asks for one")
 
-    def too_much(self, terms: Terms, others: list[Spending], today: date) -> Beyond | None:
+    def too_much(self, terms: Terms, others: list[Spending], today: date) -> Objection | None:
         """Why a run is beyond what is left of the period; None if it fits.
 
         `others` are all other runs that the site was charged for.
         """
         counted = [claim for run in self.counted(others, today) for claim in run.cost]
         for claim in terms.cost:
+            unit = claim.unit
             if not claim.vouched:
-                return Beyond(f"the run would cost {claim.short}")
-            if getattr(self.section.epsilon, claim.unit) is None:
-                unit = claim.unit
-                return Beyond(f"the claim is per {unit}, and policy.epsilon.{unit} is not given")
-            for unit in (Unit.CLIENT, Unit.RECORD):
-                most = getattr(self.section.epsilon, unit)
-                if most is None or not _counts_for(claim, unit):
-                    continue
-                spent = math.fsum(c.epsilon for c in counted if _counts_for(c, unit))
-                if spent + claim.epsilon > most * (1 + _ROUNDING):
-                    return Beyond(
-                        f"the run may cost {claim.short}, more than policy.epsilon.{unit} leaves",
-                        f"it is {most:g}{self._period}, of which other runs may cost "
-                        f"{rendered(spent)}",
-                    )
+                return Objection("the run's claim is not vouched for", claim.short)
+            if getattr(self.section.epsilon, unit) is None:
+                return Objection(f"the claim is per {unit}, and policy.epsilon.{unit} is not given")
+        for unit in (Unit.CLIENT, Unit.RECORD):
+            most = getattr(self.section.epsilon, unit)
+            own = [claim for claim in terms.cost if _counts_for(claim, unit)]
+            if most is None or not own:
+                continue
+            spent = math.fsum(c.epsilon for c in counted if _counts_for(c, unit))
+            if spent + math.fsum(c.epsilon for c in own) > most * (1 + _ROUNDING):
+                return Objection(
+                    f"the run may cost more than policy.epsilon.{unit} leaves",
+                    f"it may cost {' and '.join(c.short for c in own)}; the limit is "
+                    f"{most:g}{self._period}, of which other runs may cost {rendered(spent)}",
+                )
         spent = math.fsum(claim.delta for claim in counted)
         if spent + math.fsum(c.delta for c in terms.cost) > self.section.delta * (1 + _ROUNDING):
-            return Beyond(
+            return Objection(
                 "the run's delta is more than policy.delta leaves",
                 f"it is {self.section.delta:g}{self._period}, of which other runs have {spent:g}",
             )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedveil.errors import FedveilError
+from fedveil.interrupts import held
 
 STARTING = 120.0
 """Seconds that a program may take to begin, on a machine that is busy."""
@@ -51,7 +52,7 @@ class Process:
         environment: Mapping[str, str] | None = None,
     ) -> "Process":
         """Start a program whose output goes to the end of a log file."""
-        with log.open("ab") as output:
+        with log.open("ab") as output, held():
             popen = subprocess.Popen(
                 [str(part) for part in command],
                 stdin=subprocess.DEVNULL,
@@ -126,8 +127,9 @@ def stop_all(processes: Iterable[Process]) -> None:
         while any(process.running for process in left) and time.monotonic() < deadline:
             time.sleep(_PAUSE)
     finally:
-        for process in left:
-            process.kill()
+        with held():
+            for process in left:
+                process.kill()
 
 
 def own_environment(**more: str) -> dict[str, str]:

@@ -121,7 +121,8 @@ class Site:
         if ask.plan != self.offer.digest:
             raise Declined("the plan is not that of this site's own copy of the recipe")
         for objection in self.policy.objections(self.offer):
-            raise Declined(objection)
+            LOG.warning("round %d of run %s: %s", ask.round, ask.run, objection.whole)
+            raise Declined(objection.told)
         plan = self.plan
         if ask.round > plan.permitted or ask.attempt > plan.rounds:
             raise Declined(

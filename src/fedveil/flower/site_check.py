@@ -82,7 +82,7 @@ def checked(site: Site) -> SiteReport:
     offer, terms = site.offer, site.offer.terms
     spent = list(site.ledger.spendings().values())
     beyond = site.policy.too_much(terms, spent, today())
-    objections = [*site.policy.objections(offer), *([] if beyond is None else [beyond.whole])]
+    objections = [*site.policy.objections(offer), *([] if beyond is None else [beyond])]
     charged = terms.charged
     return SiteReport(
         site=site.name,
@@ -99,7 +99,7 @@ def checked(site: Site) -> SiteReport:
         noise=_noise(site),
         assumptions=tuple(dict.fromkeys(text for line in charged for text in line.assumptions)),
         policy=tuple(_policy(site, spent)),
-        objections=tuple(dict.fromkeys(objections)),
+        objections=tuple(dict.fromkeys(objection.whole for objection in objections)),
     )
 
 

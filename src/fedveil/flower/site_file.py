@@ -17,6 +17,14 @@ from fedveil.runs.sections.section import Section
 
 _LARGEST = 1 << 18
 TABLES = (".csv", ".parquet")
+_NUMBERS = {
+    "policy.delta": "budget.delta",
+    "policy.noise": "noise.multiplier",
+    "policy.report_epsilon": "noise.epsilon",
+    "policy.steps": "client.steps",
+    "policy.epsilon.client": "budget.epsilon",
+    "policy.epsilon.record": "budget.epsilon",
+}
 
 
 class EpsilonSection(Section):
@@ -89,6 +97,18 @@ class PolicySection(Section):
         "has to do again; each is charged, and is within the run's budget.",
     )
 
+    def check(self) -> None:
+        """Refuse limits that are out of range: one that is no number would limit nothing."""
+        for section, values in (("policy", self), ("policy.epsilon", self.epsilon)):
+            for key, value in values:
+                known = _NUMBERS.get(f"{section}.{key}")
+                if known is not None and value is not None:
+                    VALUES[known].check(f"{section}.{key}", value)
+        for name, least in (("days", 1), ("repeats", 0)):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= 1_000_000:
+                raise BadInput(f"policy.{name} is {value}: {least} to 1,000,000 is needed")
+
 
 class SiteFile(Section):
     """What a site is. Paths are relative to the folder of `site.toml`."""
@@ -122,15 +142,6 @@ class SiteFile(Section):
 
 
 FORMS = forms_of(SiteFile)
-
-_NUMBERS = {
-    "policy.delta": "budget.delta",
-    "policy.noise": "noise.multiplier",
-    "policy.report_epsilon": "noise.epsilon",
-    "policy.steps": "client.steps",
-    "policy.epsilon.client": "budget.epsilon",
-    "policy.epsilon.record": "budget.epsilon",
-}
 
 
 def read_site_file(path: Path) -> SiteFile:
@@ -172,15 +183,7 @@ def _check_values(path: Path, site: SiteFile) -> None:
     check("clients", site.clients)
     if site.number is not None and not 0 <= site.number < site.clients:
         raise BadInput(f"{path}: number is {site.number}: 0 to {site.clients - 1} is needed")
-    for section, values in (("policy", site.policy), ("policy.epsilon", site.policy.epsilon)):
-        for key, value in values:
-            known = _NUMBERS.get(f"{section}.{key}")
-            if known is not None and value is not None:
-                VALUES[known].check(f"{section}.{key}", value)
-    for name, least in (("days", 1), ("repeats", 0)):
-        value = getattr(site.policy, name)
-        if value is not None and not least <= value <= 1_000_000:
-            raise BadInput(f"policy.{name} is {value}: {least} to 1,000,000 is needed")
+    site.policy.check()
     for name, value in site.data:
         if f"data.{name}" in VALUES and value is not None:
             check(f"data.{name}", value)

@@ -46,6 +46,14 @@ class Declined(Exception):
 
 
 @dataclass(frozen=True)
+class _Remembered:
+    """What the witness has: the end of the ledger's chain, and how many asks were noted by then."""
+
+    head: Head
+    asks: int
+
+
+@dataclass(frozen=True)
 class SiteLedger:
     """The ledger of one site, in `folder`; `witness` remembers its end outside of it.
 
@@ -63,6 +71,7 @@ class SiteLedger:
     | turns that were charged at once, days ago | their run is as old as its last turn |
     | several processes | one after the other; waits at most a minute |
     | the ledger is gone, shorter or other than the witness has it | BadInput |
+    | fewer asks are noted than the witness remembers | BadInput: some would be answered twice |
     | the witness is gone and the ledger is not empty | BadInput: `accept` makes a new one |
     | the asks of a run that was charged are gone | BadInput |
     | another recipe, data or version in the same run | LedgerMismatch |
@@ -156,7 +165,13 @@ class SiteLedger:
             if known is not None:
                 raise self._lost()
             return
-        head = verify(self.file, *([] if known is None else [known]))
+        head = verify(self.file, *([] if known is None else [known.head]))
+        asks = self._asks
+        if known is not None and asks < known.asks:
+            raise BadInput(
+                f"{self.folder / 'asks.db'} has {asks} asks and {self.witness} remembers "
+                f"{known.asks}: restore it; if it is lost, fedveil site accept takes what there is"
+            )
         if known is None and head.length:
             raise BadInput(
                 f"{self.witness} is missing and the ledger {self.file} is not empty: restore it; "
@@ -202,15 +217,22 @@ class SiteLedger:
         attempts = dict([*before, place])  # the last one of each round
         return ask.round, sum(attempts.values())
 
-    def _remember(self, head: Head) -> None:
-        write_atomic(self.witness, (json.dumps(head.to_dict(), indent=2) + "\n").encode())
+    @property
+    def _asks(self) -> int:
+        """How many asks are noted."""
+        return len(self._days())
 
-    def _remembered(self) -> Head | None:
+    def _remember(self, head: Head) -> None:
+        told = {**head.to_dict(), "asks": self._asks}
+        write_atomic(self.witness, (json.dumps(told, indent=2) + "\n").encode())
+
+    def _remembered(self) -> _Remembered | None:
         try:
             if not self.witness.exists():
                 return None
             stored = json.loads(self.witness.read_text())
-            return Head(str(stored["head"]), int(stored["length"]))
+            head = Head(str(stored["head"]), int(stored["length"]))
+            return _Remembered(head, int(stored["asks"]))
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise BadInput(f"{self.witness} cannot be read: {e}") from e
 

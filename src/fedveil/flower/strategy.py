@@ -54,7 +54,7 @@ class PrivateStrategy(Strategy):
     | a strategy that samples by itself | BadInput: use fraction_train = 1.0 |
     | the budget is used up | nobody is asked any more, and the model stays |
     | a plan that claims nothing, or whose clients do more than add noise | BadInput |
-    | a ledger that is there already | BadInput: one for each run |
+    | a ledger that is there already, a second `start` | BadInput: one for each run |
     """
 
     def __init__(
@@ -93,6 +93,11 @@ class PrivateStrategy(Strategy):
         """Draw who takes part and charge for it; the messages are those of the strategy inside."""
         if self.ledger.refusal is not None:
             return []
+        if server_round <= self.ledger.charged():
+            raise BadInput(
+                f"round {server_round} was charged already: a strategy and its ledger are for one "
+                "run; make new ones"
+            )
         self._begin(arrays, grid)
         offered = {
             message.metadata.dst_node_id: message

@@ -64,6 +64,7 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
     | a formula as published, which guarantees nothing | BadInput |
     | what a clip watches goes to a curator | BadInput: in a federation that is the server |
     | clients have budgets of their own, and `number` is None | BadInput |
+    | something is claimed, and no line is about this client | BadInput: nothing would be charged |
     | a cohort drawn in secret by a trusted server | every round is charged, asked or not |
     | any other cohort | the site's own turns are charged, without amplification |
     """
@@ -80,6 +81,8 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
     secret = any(isinstance(line.event, PoissonSampled | FixedSampled) for line in lines)
     at_once = secret and not plan.release.counted
     charged = [line for line in lines if not line.reading]
+    if plan.private and not charged:
+        raise BadInput("no line of the plan is about this site, which would be charged for nothing")
     most = min((line.participations(plan.permitted) for line in charged), default=plan.rounds)
     own = tuple(
         line if line.as_published else replace(line, share=Fraction(1), cap=None, members=None)

@@ -28,7 +28,8 @@ What it does NOT protect against:
   when; latency is not a shuffler (`fedveil.privacy.shuffle`). Run it behind an anonymity layer.
 - a mixer that sides with the server: then only the claims without a shuffler hold.
 - Sybils: `minimum` counts reports, not honest clients. Whoever sends all but one knows the last. A
-  mixer that asks for certificates hears only those whom an authority has signed.
+  mixer that asks for certificates hears only those whom an authority has signed, and takes no
+  reports from whoever collects; a site that sides with the server may still report many times.
 - denial of service: sizes, rounds, connections and time are bounded, but anybody who reaches the
   port may fill them, open a round too early so that it expires, or collect.
 """

@@ -26,7 +26,7 @@ from fedveil.mixing.protocol import (
     Words,
     Writer,
 )
-from fedveil.mixing.tls import listening
+from fedveil.mixing.tls import COLLECTOR, listening, name_of
 from fedveil.privacy.shuffle import Counts, Flags, Multisets
 
 
@@ -37,8 +37,9 @@ class MixerConfig:
     Rounds are numbered 1 to `rounds`; attempt a at round r, counted from 0, has the number
     a x rounds + r (`number_of`), and there are at most `attempts` of them. With `certificate` and
     `key` it speaks TLS, and with `clients_ca` only to those whose certificates that authority has
-    signed. Times are in seconds: `deadline` from a round's first
-    announcement, `idle` between two frames of a connection (let it exceed the clients' latency),
+    signed: the certificate named `collector` collects, and all others report. Times are in seconds:
+    `deadline` from a round's first announcement, `idle` between two frames of a connection (let it
+    exceed the clients' latency),
     `seconds` for the whole process. `held` rounds, open or closed, are in memory at most; a new
     one takes the place of the oldest closed. The mixer stops when a collector has been told the
     outcome of every round, in some attempt, or after `seconds`, whatever is open.
@@ -219,7 +220,9 @@ class _Mixer:
             if kind not in (REPORT, COLLECT):
                 raise _Malformed
             last = self.config.rounds * self.config.attempts
-            if positions != self.config.positions or not 1 <= round <= last:
+            if not self._may(kind, writer):
+                writer.write(bytes([Status.FORBIDDEN]))
+            elif positions != self.config.positions or not 1 <= round <= last:
                 writer.write(bytes([Status.UNKNOWN]))
             elif kind == REPORT:
                 await self._take(round, reader, writer)
@@ -231,6 +234,16 @@ class _Mixer:
             writer.transport.abort()  # an answer of one byte is with the kernel by now
             with suppress(OSError):
                 await writer.wait_closed()
+
+    def _may(self, kind: bytes, writer: Writer) -> bool:
+        """Whether whoever speaks may do that.
+
+        A collector that could report as well would fill a round up with reports that it knows, and
+        know the one that is left. Without certificates nobody can be told apart.
+        """
+        if self.config.clients_ca is None:
+            return True
+        return (name_of(writer) == COLLECTOR) == (kind == COLLECT)
 
     async def _take(self, round: int, reader: Reader, writer: Writer) -> None:
         """Receive one report and count it once it is complete."""

@@ -41,6 +41,7 @@ class Status(IntEnum):
     UNKNOWN = 5
     BUSY = 6
     LOST = 7
+    FORBIDDEN = 8
 
 
 MEANING = {
@@ -51,6 +52,7 @@ MEANING = {
     Status.UNKNOWN: "or its number of positions is not one of this mixer's: check both",
     Status.BUSY: "cannot open while so many rounds are open: try again later",
     Status.LOST: "got no answer from the mixer: it is not there, full, or was sent something wrong",
+    Status.FORBIDDEN: "is not for this certificate: sites report, and the collector's collects",
 }
 
 

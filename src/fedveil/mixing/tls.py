@@ -1,9 +1,11 @@
 """TLS between a mixer, the sites that report to it and the server that collects.
 
 Whoever connects verifies the mixer's certificate and the name in it. A mixer may ask for
-certificates in turn: then only those whom an authority has signed are heard.
+certificates in turn: then only those whom an authority has signed are heard, and the name in their
+certificate says whether they may report or collect.
 """
 
+import asyncio
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,8 @@ from pathlib import Path
 from fedveil.errors import BadInput
 
 OLDEST = ssl.TLSVersion.TLSv1_3
+COLLECTOR = "collector"
+"""The common name of the certificate that may collect, and not report; all others report."""
 
 
 def listening(
@@ -58,6 +62,13 @@ def connecting(
     if certificate is not None:
         _read("certificate", certificate, lambda: context.load_cert_chain(certificate, key))
     return context
+
+
+def name_of(writer: asyncio.StreamWriter) -> str:
+    """The common name in the certificate of whoever is at the other end; empty if it has none."""
+    subject = (writer.get_extra_info("peercert") or {}).get("subject", ())
+    names = [value for part in subject for key, value in part if key == "commonName"]
+    return names[0] if len(names) == 1 else ""
 
 
 def _read(what: str, path: Path | str, load: Callable[[], None]) -> None:

@@ -214,6 +214,7 @@ def _losses(
     return made(rate, noise, interval)
 
 
+@lru_cache(maxsize=1024)
 def _gaussian_with_bit_epsilon(
     multiplier: float, eps0: float, count: int, delta: float, interval: float
 ) -> float:

@@ -1,0 +1,54 @@
+"""A deployment's processes on this machine: whoever is interrupted leaves none of them behind."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from fedveil.flower import local, processes
+from fedveil.flower.local import LocalFederation
+from fedveil.flower.processes import Process
+
+ENDLESS = "exec sleep 60\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for script in ("server/superlink.sh", "server/run.sh", "sites/north/supernode.sh"):
+        path = tmp_path / script
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(ENDLESS)
+    return tmp_path
+
+
+def test_what_was_being_started_is_stopped_too(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    started: list[Process] = []
+
+    class Interrupted(Process):
+        @classmethod
+        def start(cls, *args, **keys):
+            started.append(Process.start(*args, **keys))
+            signal.raise_signal(signal.SIGINT)
+            return started[-1]
+
+    monkeypatch.setattr(local, "Process", Interrupted)
+    with pytest.raises(KeyboardInterrupt), LocalFederation(folder) as federation:
+        federation.start_site("north")
+    assert [process.running for process in started] == [False]
+
+
+def test_a_second_interrupt_stops_superlink_as_well(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "answers", lambda url, authority: True)
+    monkeypatch.setattr(processes, "_GRACE", 0.0)
+    with LocalFederation(folder) as federation:
+        federation.start_superlink("https://127.0.0.1:1")
+        started = [federation.superlink, federation.start_site("north"), federation.run()]
+        with monkeypatch.context() as patch:
+            patch.setattr(processes, "_GRACE", 60.0)
+            patch.setattr(processes.time, "sleep", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                federation.stop()
+        assert [process.running for process in started if process] == [False] * 3

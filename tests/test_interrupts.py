@@ -1,0 +1,86 @@
+"""Ctrl-C and SIGTERM that arrive where they would be lost."""
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from fedveil.interrupts import held
+
+FORKING = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from fedveil.flower.processes import Process
+
+number, us, coming = signal.Signals[sys.argv[1]], os.getpid(), [True]
+signal.signal(number, signal.default_int_handler)
+
+def meanwhile():
+    if os.getpid() == us and coming:
+        coming.clear()
+        os.kill(us, number)
+
+os.register_at_fork(before=meanwhile)
+try:
+    Process.start("it", [sys.executable, "-c", "import time; time.sleep(60)"], Path("it.log"))
+    print("went on")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_during_a_fork_is_not_lost(tmp_path, name):
+    """What a handler raises in a function that is called by a fork, Python prints and drops."""
+    found = subprocess.run(
+        [sys.executable, "-c", FORKING, name], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (found.stdout, found.stderr) == ("interrupted\n", "")
+
+
+def test_what_arrives_inside_is_handled_at_the_end_and_once():
+    done = []
+
+    @held()
+    def work():
+        with held():
+            for _ in range(3):
+                signal.raise_signal(signal.SIGINT)
+            done.append("inside")
+        done.append("still inside")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["inside", "still inside"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_error_inside_leaves_the_handlers_as_they_were():
+    with pytest.raises(ValueError, match="no"), held():
+        raise ValueError("no")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_python_does_not_handle_is_left_alone():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with held():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_threads_may_start_things_too():
+    done = []
+
+    def work():
+        with held():
+            done.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert done == [True]
