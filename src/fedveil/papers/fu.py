@@ -289,7 +289,7 @@ def fig7(experiment: Experiment) -> Page:
 
     lines = {name: [sweep.mean(at(name, i), "loss") for i in range(len(times))] for name in rules}
     page.figures["fu-fig7.png"] = _drawn(
-        "Test loss by the length of training, local steps per round (E) following from it",
+        "Test loss when local steps per round (E) follow from all steps (T)",
         "Fig. 7, epsilon 3, every client in every round",
         times,
         {f"E = {name}": line for name, line in lines.items()},

@@ -32,7 +32,7 @@ TEXT, SMALL = 9.0, 8.5
 _TITLE = 11.0
 _EDGE, _TITLE_LINE, _SMALL_LINE, _LEGEND_LINE = 0.1, 0.22, 0.165, 0.2
 """Margin and heights of lines, in inches."""
-_TITLE_LETTERS, _SMALL_LETTERS = 10.5, 15.5
+_TITLE_LETTERS, _SMALL_LETTERS = 11.0, 17.0
 """Letters to the inch, at most."""
 _HANDLE = 8
 """How many letters fit in what a legend has beside a name."""
@@ -73,7 +73,7 @@ def canvas(
     above = 1.5 * _EDGE + len(head) * _TITLE_LINE + len(lines) * _SMALL_LINE
     columns = int(_SMALL_LETTERS * inside) // (max(map(len, names), default=0) + _HANDLE)
     columns = min(max(1, columns), max(1, len(names)))
-    below = _LEGEND_LINE * -(-len(names) // columns) if len(names) > 1 else 0.0
+    below = _EDGE + _LEGEND_LINE * -(-len(names) // columns) if len(names) > 1 else 0.0
     whole = above + height + below
     between = ConstrainedLayoutEngine(
         rect=(0, below / whole, 1, height / whole), h_pad=0.06, w_pad=0.06
