@@ -43,7 +43,7 @@ class Ending:
             return "nothing is claimed"
         told = f"the claim that counts is {first}"
         if any(claim.accountant is not first.accountant for claim in self.claims):
-            told += f", by {first.accountant.upper()} whatever else is listed"
+            told += "; other accountants are listed for comparison"
         return told
 
     def _stop(self) -> str:
@@ -58,14 +58,16 @@ class Ending:
         return f"it was stopped {after} by {whose}"
 
     def _what_is_left(self) -> str:
-        told = "no round of it is left to run"
+        told = "nothing of it is left to run"
         if self.stopped == "interrupted":
             left = min(self.plan.rounds, self.plan.permitted) - self.done
             told = f"{self.resume} does the other {left}"
         more, spent = self.ledger.fitting(_MANY), self.ledger.common_spent()
         common = None if spent is None else common_of(self.file)
         if more is None or spent is None or common is None:
-            return told + (", and any other run on the same data adds to it" if self.claims else "")
+            return told + (
+                ", and any other run on the same data adds to the claim" if self.claims else ""
+            )
         fit = "more than a million" if more >= _MANY else more or "no"
         return f"{told}; on {self.file} {common.told(spent)}, and {fit} more rounds like these fit"
 

@@ -18,6 +18,9 @@ _TURNS = (
     "that was charged most: where the line is level, others had their turn. No round is free."
 )
 
+_SHARES = ("accuracy", "top-", "f1", "auroc", "backdoor")
+"""How metrics between 0 and 1 begin."""
+
 
 def learning(seen: Seen) -> list[Markup]:
     """One chart for each thing that was measured."""
@@ -28,11 +31,20 @@ def learning(seen: Seen) -> list[Markup]:
             id=f"metric-{number}",
             title=f"Test {name} over rounds",
             x="round",
-            y=f"{name} on the test split",
+            y=measured_on_test(name),
             lines=[Line(name, points)],
         )
         charts.append(figure(chart))
     return charts
+
+
+def measured_on_test(name: str) -> str:
+    """The name of an axis, with what its numbers are where that is known.
+
+    >>> measured_on_test("accuracy"), measured_on_test("loss")
+    ('accuracy on the test split, 0 to 1', 'loss on the test split')
+    """
+    return f"{name} on the test split" + (", 0 to 1" if name.startswith(_SHARES) else "")
 
 
 def spending(seen: Seen) -> Markup | None:
