@@ -39,6 +39,7 @@ _HEADING = re.compile(r"^## (.+)$")
 _ITEM = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\)")
 _LINK = re.compile(r"(!?)\[([^]]*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+_ALIGNED = re.compile(r"\{aligned\}")  # latex2mathml's name for it is another
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.DOTALL)
 
 
@@ -147,7 +148,7 @@ def _above(folder: str) -> list[str]:
 def _mathml(found: re.Match[str]) -> str:
     tex, block = unescape(found[2]).strip(), found[1] == "div"
     try:
-        drawn = convert(tex, display="block" if block else "inline")
+        drawn = convert(_ALIGNED.sub("{align*}", tex), display="block" if block else "inline")
     except Exception as e:
         log.warning("the formula %r cannot be drawn: %s", tex, e)
         return found[0]
