@@ -5,7 +5,12 @@ from pathlib import Path
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.disk import write_atomic
-from fedveil.runs.report.claim import claim_box, meaning_section, readings_section
+from fedveil.runs.report.claim import (
+    claim_box,
+    meaning_section,
+    readings_section,
+    words_section,
+)
 from fedveil.runs.report.curves import clipping, learning, spending
 from fedveil.runs.report.ledger import ledger_section
 from fedveil.runs.report.seen import Seen, shown
@@ -59,6 +64,7 @@ def run_page(seen: Seen, more: Sequence[Markup] = ()) -> bytes:
         ledger_section(seen),
         _recipe_section(seen),
         _machine_section(seen),
+        words_section(seen.claims),
         tag("footer", "Written by fedveil. It needs no network and asks for nothing."),
     )
 
