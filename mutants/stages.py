@@ -200,6 +200,8 @@ _ALSO = {
     ),
     "runs/metrics_file.py": ("runs/test_corruption.py", "runs/test_interruptions.py"),
     "runs/plans.py": ("runs/test_secure_runs.py",),
+    "runs/report/ledger.py": ("runs/report/test_page.py",),
+    "runs/report/seen.py": ("runs/report/test_page.py",),
     "runs/run.py": (
         "runs/test_secure_runs.py",
         "runs/test_evidence.py",
