@@ -203,7 +203,7 @@ def test_levels_are_named_at_their_lines(figures, name):
         assert len(at.texts) == len(flat) > 0
         for text, height in zip(at.texts, sorted(heights), strict=True):
             assert text.get_text()
-            assert height <= text.xy[1] <= height + 0.2
+            assert -1e-6 <= text.xy[1] - height <= 0.2
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -56,8 +56,8 @@ def _finding(one: dict[str, Any]) -> dict[str, Content]:
         "attack": str(one["attack"]),
         "about": str(one["what"]),
         "claimed": PrivacyClaim.from_dict(one["claim"]).short,
-        "found, at least (95 %)": rendered(lower, ROUND_FLOOR),
-        "likeliest": "" if estimate is None else rendered(float(estimate), ROUND_FLOOR),
+        "epsilon found, at least (95 %)": rendered(lower, ROUND_FLOOR),
+        "likeliest epsilon": "" if estimate is None else rendered(float(estimate), ROUND_FLOOR),
         "draws": int(one["draws"]),
         "the claim": str(one["verdict"]),
     }

@@ -17,7 +17,7 @@ from fedveil.audit.bounds import least, most
 from fedveil.audit.leak import Measure
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.tuning.figures import SOFT, canvas, line_of, name_axes, stroke
+from fedveil.tuning.figures import SOFT, aside, canvas, line_of, name_axes, stroke
 
 Scores = npt.NDArray[np.float64]
 
@@ -144,18 +144,21 @@ def roc_figure(curves: Mapping[str, Roc], what: str, claim: PrivacyClaim | None)
         f"{what}. Whiskers, and numbers in brackets: 95 % intervals. Dotted: guessing.",
         "The run claims nothing." if claim is None else f"The run claims {claim.short}.",
     ]
-    title = "Membership: how well an attacker tells records that were trained on from others"
+    title = "Membership: telling records that were trained on from others"
     figure = canvas(title, said, (6.4, 4.2), looks)
     at = figure.subplots()
     name_axes(at, "false positives (share of others)", "true positives (share of members)")
     at.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
-    for (name, look), roc in zip(looks.items(), curves.values(), strict=True):
+    for i, (name, roc) in enumerate(zip(looks, curves.values(), strict=True)):
+        look, moved = looks[name], aside(at, figure, i, len(looks))
         style = line_of(look)
         at.plot(*roc.curve, label=name, drawstyle="steps-post", **style | {"marker": ""})
         hits = [roc.hits(rate) for rate in rates]
         low = [max(ends[0], hit.low or 0.0) for hit in hits]
-        at.vlines(rates, low, [hit.high or 1.0 for hit in hits], color=look.colour, linewidth=1.1)
-        at.plot(rates, [hit.value for hit in hits], **style | {"linestyle": "none"})
+        high = [hit.high or 1.0 for hit in hits]
+        at.vlines(rates, low, high, color=look.colour, linewidth=1.1, transform=moved)
+        style |= {"linestyle": "none", "transform": moved}
+        at.plot(rates, [hit.value for hit in hits], **style)
     at.plot(ends, ends, ":", color=SOFT, linewidth=1.2)
     for axis in (at.xaxis, at.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda rate, _: _share(rate)))

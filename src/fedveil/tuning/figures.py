@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation, Transform
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
 
@@ -32,10 +33,12 @@ TEXT, SMALL = 9.0, 8.5
 _TITLE = 11.0
 _EDGE, _TITLE_LINE, _SMALL_LINE, _LEGEND_LINE = 0.1, 0.22, 0.165, 0.2
 """Margin and heights of lines, in inches."""
-_TITLE_LETTERS, _SMALL_LETTERS = 11.0, 17.0
+_TITLE_LETTERS, _SMALL_LETTERS = 11.0, 16.2
 """Letters to the inch, at most."""
 _HANDLE = 8
 """How many letters fit in what a legend has beside a name."""
+_ASIDE, _SPREAD = 2.5, 16.0
+"""How far the whiskers of two lines, and those of all, are apart at most, in points."""
 _DPI = 130
 
 
@@ -124,6 +127,12 @@ def name_axes(at: Axes, across: str, up: str, title: str = "") -> None:
     at.grid(color=GRID, linewidth=0.6)
     at.set_axisbelow(True)
     at.spines[["top", "right"]].set_visible(False)
+
+
+def aside(at: Axes, figure: Figure, number: int, count: int) -> Transform:
+    """The places of axes, moved for one of `count` lines, so that no whisker hides another."""
+    points = min(_ASIDE, _SPREAD / count) * (number - (count - 1) / 2)
+    return at.transData + ScaledTranslation(points / 72, 0, figure.dpi_scale_trans)
 
 
 def png(figure: Figure) -> bytes:

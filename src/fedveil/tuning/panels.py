@@ -13,13 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.markers import CARETDOWN
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
-from matplotlib.transforms import Affine2DBase, ScaledTranslation, Transform
+from matplotlib.transforms import Transform
 
 from fedveil.tuning.figures import (
     DASHES,
     SMALL,
     SOFT,
     Stroke,
+    aside,
     canvas,
     line_of,
     name_axes,
@@ -32,8 +33,6 @@ PERCENT, SHARE, ANYWHERE = (0.0, 100.0), (0.0, 1.0), (-math.inf, math.inf)
 
 _LONG = 15
 """A line of more points has a band, not whiskers, and few markers."""
-_ASIDE, _SPREAD = 2.5, 16.0
-"""How far the whiskers of two lines, and those of all, are apart at most, in points."""
 _APART = 0.07
 """How far the names of two levels are apart, as a share of the height."""
 
@@ -116,7 +115,7 @@ def draw(title: str, said: Sequence[str], panels: Sequence[Panel], columns: int 
     figure = canvas(title, [*said, _marks(panels)], size, looks)
     axes = figure.subplots(rows, columns, squeeze=False)
     for at, panel in zip(axes.flat, panels, strict=True):
-        _fill(at, panel, figure.dpi_scale_trans)
+        _fill(at, panel, figure)
     return figure
 
 
@@ -137,7 +136,7 @@ def _marks(panels: Sequence[Panel]) -> str:
     return said
 
 
-def _fill(at: Axes, panel: Panel, inches: Affine2DBase) -> None:
+def _fill(at: Axes, panel: Panel, figure: Figure) -> None:
     name_axes(at, panel.across, panel.up, panel.title)
     at.set(xscale="log" if panel.log_x else "linear", yscale="log" if panel.log_y else "linear")
     at.set(xlim=panel.widths, ylim=panel.heights)
@@ -147,15 +146,14 @@ def _fill(at: Axes, panel: Panel, inches: Affine2DBase) -> None:
         at.xaxis.set_minor_locator(NullLocator())
     else:
         at.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    step = min(_ASIDE, _SPREAD / max(1, len(panel.series)))
     for i, line in enumerate(panel.series):
-        aside = step * (i - (len(panel.series) - 1) / 2)
-        _trace(at, panel, line, ScaledTranslation(aside / 72, 0, inches))
+        moved = at.transData if line.long else aside(at, figure, i, len(panel.series))
+        _trace(at, panel, line, moved)
     _name_levels(at, panel.levels)
 
 
-def _trace(at: Axes, panel: Panel, line: Series, aside: Transform) -> None:
-    """A line with its intervals; with whiskers, it is moved aside, so that none hides another."""
+def _trace(at: Axes, panel: Panel, line: Series, moved: Transform) -> None:
+    """A line with its intervals, at the places that `moved` has for it."""
     bottom, top = panel.heights
     points = list(zip(line.places, line.means, strict=True))
     known = [(x, mean) for x, mean in points if math.isfinite(mean.value)]
@@ -163,13 +161,11 @@ def _trace(at: Axes, panel: Panel, line: Series, aside: Transform) -> None:
     low = [max(bottom, panel.interval(mean)[0]) for _, mean in known]
     high = [panel.interval(mean)[1] for _, mean in known]
     values = [mean.value if math.isfinite(mean.value) else math.nan for mean in line.means]
-    moved: Transform = at.transData
     style = line_of(line.look)
     if line.long:
         style["markevery"] = len(points) // 8
         at.fill_between(where, low, high, color=line.look.colour, alpha=0.13, linewidth=0)
     else:
-        moved = moved + aside
         at.vlines(where, low, high, color=line.look.colour, linewidth=1.1, transform=moved)
     at.plot(line.places, values, label=line.name, transform=moved, **style)
     style |= {"linestyle": "none", "clip_on": False, "transform": moved, "markevery": None}

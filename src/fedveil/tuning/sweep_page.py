@@ -148,7 +148,7 @@ def _frontiers(swept: Swept) -> list[Markup]:
         chart = Chart(
             id=f"frontier-{number}",
             title=f"Test {metric} over epsilon {terms}",
-            x="epsilon spent, log scale",
+            x="epsilon spent",
             y=f"mean {metric} on the test split, 95 % interval",
             lines=[_line(swept, f"best cell, {metric}", placed, metric)],
             note="For each epsilon the cell with the lowest mean loss.",
@@ -212,7 +212,7 @@ def _lines(swept: Swept) -> list[Markup]:
         chart = Chart(
             id=f"along-{m}",
             title=f"Test {metric} by {axis_label(axis.key)}",
-            x=axis_label(axis.key) + (", log scale" if spread else ""),
+            x=axis_label(axis.key),
             y=f"mean {metric} on the test split, 95 % interval",
             lines=lines,
             places=() if places else axis.values,

@@ -123,10 +123,11 @@ def _svg(chart: Chart, lines: Sequence[Line], across: Scale, up: Scale) -> Marku
 def _scales(chart: Chart, lines: Sequence[Line]) -> tuple[Scale, Scale]:
     xs = [x for line in lines for x, _ in line.points]
     ys = [mark.value for mark in chart.marks]
+    ys += [y for line in lines for _, y in line.points]
+    least = 0.0 if min(ys) >= 0 else -math.inf  # intervals do not make a loss negative
     for line in lines:
-        ys += [y for _, y in line.points]
         ys += [edge for _, low, high in line.band for edge in (low, high)]
-        ys += [edge for _, low, high in _intervals(line) for edge in (low, high)]
+        ys += [max(least, edge) for _, low, high in _intervals(line) for edge in (low, high)]
     if chart.log_y:
         ys = [y for y in ys if y > 0] or ys
     up = fitted(ys, _BOTTOM, _TOP, zero=chart.zero, log=chart.log_y)
@@ -152,9 +153,14 @@ def _axes(chart: Chart, across: Scale, up: Scale) -> Markup:
         parts.append(tag("text", text, class_="middle", x=x, y=_BOTTOM + 18))
     parts.append(tag("line", class_="axis", x1=_LEFT, x2=_RIGHT, y1=_BOTTOM, y2=_BOTTOM))
     middle = (_LEFT + _RIGHT) / 2
-    parts.append(tag("text", chart.x, class_="middle name", x=middle, y=_BOTTOM + 38))
-    parts.append(tag("text", chart.y, class_="name", x=4, y=14))
+    x, y = _axis_name(chart.x, across), _axis_name(chart.y, up)
+    parts.append(tag("text", x, class_="middle name", x=middle, y=_BOTTOM + 38))
+    parts.append(tag("text", y, class_="name", x=4, y=14))
     return joined(parts)
+
+
+def _axis_name(name: str, scale: Scale) -> str:
+    return f"{name}, log scale" if scale.log else name
 
 
 def _mark(mark: Mark, up: Scale) -> Markup:

@@ -16,7 +16,7 @@ _READINGS = (
 
 _TRUSTED = {
     Trust.CENTRAL: "the server",
-    Trust.LOCAL: "nobody else",
+    Trust.LOCAL: "nobody",
     Trust.CURATOR: "a curator",
     Trust.SHUFFLED: "a shuffler",
 }
