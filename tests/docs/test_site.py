@@ -80,6 +80,12 @@ def test_a_link_to_nothing_is_a_warning(caplog):
     assert "docs/x.md links to ../no-such-file.py, which does not exist" in caplog.text
 
 
+def test_the_readme_links_to_files_that_are_there(caplog):
+    with caplog.at_level(logging.WARNING):
+        hooks.relinked((ROOT / "README.md").read_text(), "README.md", "x.md")
+    assert caplog.text == ""
+
+
 def test_a_formula_is_mathml():
     html = hooks.on_page_content(
         r'<p><span class="arithmatex">\(a &lt; b\)</span></p><div class="arithmatex">\[x^2\]</div>'
