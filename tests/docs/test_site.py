@@ -66,6 +66,7 @@ def test_the_index_lists_every_page_that_is_there():
         ("[a](../../Makefile)", "docs/proofs/x.md", "proofs/x.md", "a (`Makefile`)"),
         ("[a](https://example.org/x)", "docs/x.md", "x.md", "[a](https://example.org/x)"),
         ("[a](#here)", "docs/x.md", "x.md", "[a](#here)"),
+        ("[clips.md](clips.md)", "docs/proofs/x.md", "proofs/x.md", "[Clips](clips.md)"),
         ("`[a](../Makefile)`", "docs/x.md", "x.md", "`[a](../Makefile)`"),
     ],
 )
