@@ -9,6 +9,7 @@ import ast
 import logging
 import posixpath
 import re
+from functools import cache
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -120,11 +121,21 @@ def relinked(markdown: str, source: str, name: str) -> str:
         else:
             log.warning("%s links to %s, which does not exist", source, target)
             return found[0]
+        if text in (path, posixpath.basename(path)):
+            text = titles().get(uri, text)
         to = posixpath.relpath(uri, posixpath.dirname(name) or ".")
         return f"{mark}[{text}]({to}{f'#{anchor}' if anchor else ''})"
 
     parts = _CODE.split(markdown)
     return "".join(part if n % 2 else _LINK.sub(link, part) for n, part in enumerate(parts))
+
+
+@cache
+def titles() -> dict[str, str]:
+    """What the index calls each page; a link named after its file is called so on the site."""
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    items = filter(None, map(_ITEM.match, index.splitlines()))
+    return {item[2]: item[1] for item in items}
 
 
 def examples() -> str:

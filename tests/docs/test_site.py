@@ -66,6 +66,7 @@ def test_the_index_lists_every_page_that_is_there():
         ("[a](../../Makefile)", "docs/proofs/x.md", "proofs/x.md", "a (`Makefile`)"),
         ("[a](https://example.org/x)", "docs/x.md", "x.md", "[a](https://example.org/x)"),
         ("[a](#here)", "docs/x.md", "x.md", "[a](#here)"),
+        ("[clips.md](clips.md)", "docs/proofs/x.md", "proofs/x.md", "[Clips](clips.md)"),
         ("`[a](../Makefile)`", "docs/x.md", "x.md", "`[a](../Makefile)`"),
     ],
 )
@@ -78,6 +79,12 @@ def test_a_link_to_nothing_is_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         hooks.relinked("[a](../no-such-file.py)", "docs/x.md", "x.md")
     assert "docs/x.md links to ../no-such-file.py, which does not exist" in caplog.text
+
+
+def test_the_readme_links_to_files_that_are_there(caplog):
+    with caplog.at_level(logging.WARNING):
+        hooks.relinked((ROOT / "README.md").read_text(), "README.md", "x.md")
+    assert caplog.text == ""
 
 
 def test_a_formula_is_mathml():

@@ -25,6 +25,8 @@ SLOW = {
     "tutorials/attack.md",
     "tutorials/deploy.md",
     "tutorials/local-privacy.md",
+    "tutorials/own-data.md",
+    "tutorials/own-model.md",
     "tutorials/plan.md",
 }
 LEFT = {

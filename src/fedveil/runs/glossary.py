@@ -22,11 +22,15 @@ from fedveil.runs.sections.keys import is_key
 _HEAD = """\
 # Glossary
 
-The words that claims, messages and pages use. `fedveil explain TERM` prints the same text
-(`fedveil explain zero-out`).
+The words that claims, messages and pages use. `fedveil explain TERM` prints the same text:
+`fedveil explain zero-out`, `fedveil explain noise multiplier`.
+"""
 
-This page is written by `python -m fedveil.runs.glossary > docs/glossary.md`, from
-`src/fedveil/runs/glossary.toml`: change that.
+_TAIL = """\
+---
+
+*This page is written by `python -m fedveil.runs.glossary > docs/glossary.md`, from
+`src/fedveil/runs/glossary.toml`: change that.*
 """
 
 
@@ -122,7 +126,7 @@ def page() -> str:
             lines += [f"### {term.name}", "", term.means, ""]
             if term.see:
                 lines += [f"See {', '.join(f'[{page}]({page})' for page in term.see)}.", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, _TAIL])
 
 
 @cache
