@@ -6,7 +6,7 @@ from pathlib import Path
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.report.claim import claim_box, meaning_section, readings_section
-from fedveil.runs.report.curves import clipping, learning, spending
+from fedveil.runs.report.curves import clipping, drawn, learning, spending
 from fedveil.runs.report.ledger import ledger_section
 from fedveil.runs.report.seen import Seen, shown
 from fedveil.web.html import Content, Markup, number_text, tag
@@ -35,7 +35,7 @@ def write_report(folder: Path, more: Sequence[Markup] = ()) -> Path:
 def run_page(seen: Seen, more: Sequence[Markup] = ()) -> bytes:
     """Everything about one run, the claim first."""
     outside = [_SHOWN] if seen.diagnosed and seen.claims else []
-    charts = [*learning(seen), spending(seen)]
+    charts = drawn([*learning(seen), spending(seen)])
     return page(
         f"{seen.name}: report",
         tag("h1", f"{seen.name}: what this run promises, learnt and left"),
@@ -89,7 +89,7 @@ def _notes(seen: Seen) -> Markup | None:
 
 
 def _clip_section(seen: Seen) -> Markup:
-    charts = clipping(seen)
+    charts = drawn(clipping(seen))
     said = None
     if not seen.diagnosed:
         said = tag("p", _HIDDEN if seen.secure else _NO_CLIP)
