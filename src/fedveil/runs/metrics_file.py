@@ -2,8 +2,11 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
+
+_MOST = int(sys.float_info.max)
 
 History = list[dict[str, Any]]
 
@@ -26,15 +29,13 @@ def parsed(text: str) -> dict[str, Any] | None:
     """A line of the metrics file; None if it is not what a run writes."""
     try:
         line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(line, dict) or type(line.get("round")) is not int or "epsilon" not in line:
         return None
     wanted = ("clients", "clipped", "snr", "refused", "clip") if line["round"] else ()
     numbers = [value for name, value in line.items() if name != "claim"]
-    good = all(name in line for name in wanted) and all(
-        value is None or isinstance(value, int | float) for value in numbers
-    )
+    good = all(name in line for name in wanted) and all(map(_is_number, numbers))
     return line if good and _claimed(line) else None
 
 
@@ -56,6 +57,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _is_number(value: object) -> bool:
+    """Whether a run can have measured it: null, or what a float holds."""
+    return (
+        value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)
+    )
 
 
 def _claimed(line: dict[str, Any]) -> bool:

@@ -32,7 +32,16 @@ Parts = dict[str, Markup]
 
 @lru_cache(maxsize=32)
 def card(look: Look, *, full: bool) -> Parts:
-    """All of a run; `full` where it has a page to itself."""
+    """All of a run; `full` where it has a page to itself. One that cannot be drawn says so."""
+    try:
+        return _card(look, full=full)
+    except Exception as e:  # numbers that no run writes; the other runs are drawn all the same
+        name = tag("h2", look.name, " ", tag("span", look.state.value, class_="badge gone"))
+        told = tag("p", f"It cannot be drawn: {type(e).__name__}.", class_="warn")
+        return {f"{_id(look)}-head": name, f"{_id(look)}-state": told}
+
+
+def _card(look: Look, *, full: bool) -> Parts:
     parts = {"head": _head(look, full=full), "state": _state(look)}
     for chart in _charts(look.seen, full=full):
         own = replace(chart, id=f"{_id(look)}-{chart.id}")
@@ -41,12 +50,20 @@ def card(look: Look, *, full: bool) -> Parts:
     return {f"{_id(look)}-{name}": part for name, part in parts.items()}
 
 
+@lru_cache(maxsize=512)
 def row(look: Look) -> dict[str, Content]:
     """A run that has ended, in a line."""
+    link = tag("a", look.name, href=f"./run?id={look.id}")
+    try:
+        return {"run": link, **_row(look)}
+    except Exception as e:
+        return {"run": link, "rounds": f"it cannot be drawn: {type(e).__name__}"}
+
+
+def _row(look: Look) -> dict[str, Content]:
     seen = look.seen
     measured = ", ".join(f"{name} {shown(value)}" for name, value in seen.metrics.items())
     return {
-        "run": tag("a", look.name, href=f"./run?id={look.id}"),
         "rounds": seen.rounds,
         "stopped by": shown(seen.result.get("stopped", "nobody: it was killed")),
         "on the test split": measured or "-",

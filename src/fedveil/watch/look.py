@@ -64,6 +64,7 @@ class Followed:
         self.id = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
         self._tail = Tail(folder / "metrics.jsonl")
         self._spending: Spending | None = None
+        self._charges: tuple[Charged | None, bool] = (None, False)
         self._seen_as: object = None
         self._last: Look | None = None
 
@@ -72,8 +73,18 @@ class Followed:
         running = in_use(self.folder)
         sign = (running, *map(_sign, self._files()))
         if self._last is None or sign != self._seen_as:
-            self._last, self._seen_as = self._read(running=running), sign
+            self._seen_as = sign
+            try:
+                self._last = self._read(running=running)
+            except Exception as e:  # whatever is in one directory, the others are followed on
+                self._last = self._unreadable(e, running=running)
         return self._last
+
+    def _unreadable(self, error: Exception, *, running: bool) -> Look:
+        told = f"{self.folder} cannot be read: {type(error).__name__}"
+        seen = Seen(self.folder, "", [], {}, None, "", [told])
+        state = State.RUNNING if running else State.GONE
+        return Look(self.id, self.name, state, seen, None, asked=False, changed=0.0)
 
     def _files(self) -> list[Path]:
         files = [self.folder / name for name in _PARTS]
@@ -89,7 +100,7 @@ class Followed:
         text = recipe.decode(errors="replace")
         planned = _planned(text)
         self._part(trouble, self._tail.look)
-        charged, opened = self._part(trouble, self._charged) or (None, False)
+        charged, opened = self._account(trouble, running=running)
         path = self.folder / "result.json"
         result = None if running or opened else self._part(trouble, self._result)
         claims = None if result is None else self._part(trouble, lambda: claims_in(result, path))
@@ -121,8 +132,23 @@ class Followed:
             trouble.append(str(e))
             return None
 
+    def _account(self, trouble: list[str], *, running: bool) -> tuple[Charged | None, bool]:
+        """What was charged, and whether the run is open by its ledger: running, or killed.
+
+        A ledger that could not be read while it was written is as it was at the last look, and is
+        looked at again.
+        """
+        try:
+            self._charges = self._charged()
+        except BadInput as e:
+            if running:
+                self._seen_as = None
+            else:
+                trouble.append(str(e))
+                self._charges = (None, False)
+        return self._charges
+
     def _charged(self) -> tuple[Charged | None, bool]:
-        """What was charged, and whether the run is open by its ledger: running, or killed."""
         file = file_of(self.folder)
         if not file.is_file():
             return None, False

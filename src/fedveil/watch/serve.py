@@ -2,9 +2,9 @@
 
 import asyncio
 import ipaddress
+import os
 import secrets
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -124,7 +124,8 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._looking.ended.set)
 
     def end_with_stdin(self) -> None:
-        while sys.stdin.buffer.read(1 << 12):
+        """End when standard input does; read without Python's lock on it, which an exit wants."""
+        while os.read(0, 1 << 12):
             pass
         self.end()
 

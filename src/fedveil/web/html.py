@@ -72,7 +72,11 @@ def number_text(value: float) -> str:
     >>> [number_text(x) for x in (0.98765, 12345.6, 1e-7, 3, math.inf)]
     ['0.9877', '12,346', '1e-07', '3', 'not finite']
     """
-    if not math.isfinite(value):
+    try:
+        value = value if math.isfinite(value) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        value = math.nan
+    if math.isnan(value):
         return "not finite"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"

@@ -178,5 +178,5 @@ def claims_in(result: dict[str, Any], path: Path) -> tuple[PrivacyClaim, ...]:
             if not all(isinstance(one, str) for one in (*claim.assumptions, claim.covers)):
                 raise ValueError("what it assumes is not text")
         return claims
-    except (TypeError, ValueError, AttributeError) as e:
+    except (TypeError, ValueError, AttributeError, OverflowError) as e:
         raise BadInput(f"{path}: its claims cannot be read: {e}") from e
