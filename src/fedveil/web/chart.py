@@ -13,7 +13,7 @@ from typing import Literal
 from fedveil.web.html import Content, Markup, joined, number_text, tag
 from fedveil.web.page import folded, table
 from fedveil.web.scales import Scale, exact, fitted, tick_text
-from fedveil.web.series import Point, thinned
+from fedveil.web.series import MOST, Point, thinned
 
 WIDTH, HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 466, 26, 226
@@ -48,7 +48,8 @@ class Mark:
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """What a chart shows. `x` and `y` name the axes with their units; `places` are the x axis's
-    labels where x is no number; `note` is what has to be known to read it.
+    labels where x is no number; `note` is what has to be known to read it; `most` are the
+    stretches that a long series is cut into (`thinned`).
     """
 
     id: str
@@ -63,6 +64,7 @@ class Chart:
     log_y: bool = False
     places: Sequence[str] = ()
     joins: bool = True
+    most: int = MOST
 
 
 def figure(chart: Chart) -> Markup:
@@ -72,7 +74,7 @@ def figure(chart: Chart) -> Markup:
     note = tag("p", chart.note, class_="note") if chart.note else None
     if not drawn:
         return tag("figure", caption, tag("p", "There is nothing to draw."), note)
-    lines = [_short(line) for line in drawn]
+    lines = [_short(line, chart.most) for line in drawn]
     across, up = _scales(chart, lines)
     picture = _svg(chart, lines, across, up)
     readout = tag("output", class_="readout", aria_live="polite")
@@ -80,7 +82,13 @@ def figure(chart: Chart) -> Markup:
 
 
 def frame(
-    id: str, title: str, said: str, *content: Content, height: float = HEIGHT, **more: str | None
+    id: str,
+    title: str,
+    said: str,
+    *content: Content,
+    width: float = WIDTH,
+    height: float = HEIGHT,
+    **more: str | None,
 ) -> Markup:
     """The picture itself, named and described for those who do not see it."""
     return tag(
@@ -88,7 +96,7 @@ def frame(
         tag("title", title, id=f"{id}-title"),
         tag("desc", said, id=f"{id}-said"),
         *content,
-        viewBox=f"0 0 {WIDTH} {_number(height)}",
+        viewBox=f"0 0 {_number(width)} {_number(height)}",
         role="img",
         aria_labelledby=f"{id}-title",
         aria_describedby=f"{id}-said",
@@ -243,10 +251,10 @@ def _value(value: float | None, line: Line, x: float) -> str:
     return f"{number_text(value)} +- {(interval[2] - interval[1]) / 2:.2g}"
 
 
-def _short(line: Line) -> Line:
+def _short(line: Line, most: int) -> Line:
     if line.halves:
         return line
-    return Line(line.name, thinned(line.points), line.shape, (), line.band)
+    return Line(line.name, thinned(line.points, most), line.shape, (), line.band)
 
 
 def _intervals(line: Line) -> list[tuple[float, float, float]]:

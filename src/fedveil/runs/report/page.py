@@ -11,7 +11,7 @@ from fedveil.runs.report.claim import (
     readings_section,
     words_section,
 )
-from fedveil.runs.report.curves import clipping, learning, spending
+from fedveil.runs.report.curves import clipping, drawn, learning, spending
 from fedveil.runs.report.ledger import ledger_section
 from fedveil.runs.report.seen import Seen, shown
 from fedveil.web.html import Content, Markup, number_text, tag
@@ -31,6 +31,7 @@ _STOPPED = {
     "rounds": "all that were planned",
     "budget": "then the budget stopped the run",
     "interrupted": "then the run was interrupted",
+    "request": "then the run was asked to end",
 }
 _NO_CLIP = "Updates are neither clipped nor noised by what this run recorded."
 
@@ -45,7 +46,7 @@ def write_report(folder: Path, more: Sequence[Markup] = ()) -> Path:
 def run_page(seen: Seen, more: Sequence[Markup] = ()) -> bytes:
     """Everything about one run, the claim first."""
     outside = [_SHOWN] if seen.diagnosed and seen.claims else []
-    charts = [*learning(seen), spending(seen)]
+    charts = drawn([*learning(seen), spending(seen)])
     return page(
         f"{seen.name}: privacy report",
         tag("h1", f"{seen.name}: privacy report"),
@@ -104,7 +105,7 @@ def _notes(seen: Seen) -> Markup | None:
 
 
 def _clip_section(seen: Seen) -> Markup:
-    charts = clipping(seen)
+    charts = drawn(clipping(seen))
     said = None
     if not seen.diagnosed:
         said = tag("p", _HIDDEN if seen.secure else _NO_CLIP)
