@@ -17,7 +17,7 @@ _HOLDS = (
     "No claim is violated. A lower bound below a claim does not prove the claim: what an attack "
     "does not find, a better one may."
 )
-_LIKELIEST = "The likeliest epsilon is an estimate without any confidence: above a claim, it refutes nothing."
+_LIKELIEST = "The likeliest epsilon is an estimate without confidence: it refutes no claim."
 _VIOLATED = "A claim is violated: more is released than is claimed."
 
 
