@@ -17,6 +17,7 @@ _HOLDS = (
     "No claim is violated. A lower bound below a claim does not prove the claim: what an attack "
     "does not find, a better one may."
 )
+_LIKELIEST = "The likeliest epsilon is an estimate without confidence: it refutes no claim."
 _VIOLATED = "A claim is violated: more is released than is claimed."
 
 
@@ -43,6 +44,8 @@ def audit_section(audit: Path, run: Path) -> Markup:
     if findings:
         verdict = tag("p", _VIOLATED, class_="warn") if violated else tag("p", _HOLDS)
         said += [verdict, table(findings, "Claimed beside empirical", wide=True)]
+        if any(one["likeliest epsilon"] for one in findings):
+            said.append(tag("p", _LIKELIEST, class_="note"))
     if leaks:
         said.append(table(leaks, "What attacks learn, intervals at 95 %", wide=True))
     if left_out:

@@ -14,9 +14,6 @@ from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item, Scale
 from fedveil.papers.lines import (
-    DONE,
-    IN_ALL,
-    PER_ROUND,
     claim_of,
     learning_curve,
     mean_lines,
@@ -30,6 +27,7 @@ from fedveil.runs.build import build
 from fedveil.tuning.axes import Axis, cells
 from fedveil.tuning.constants import constants_of
 from fedveil.tuning.figures import promises
+from fedveil.tuning.labels import IN_ALL, PER_ROUND
 from fedveil.tuning.panels import Panel, draw, numbered
 from fedveil.tuning.statistics import Mean, worse
 from fedveil.tuning.sweep import Sweep
@@ -119,7 +117,12 @@ def fig1(experiment: Experiment) -> Page:
     claim = claim_of(sweep)
     page.settings.append(meaning(claim))
     page.figures["fu-fig1.png"] = _drawn(
-        "Test loss during training, by epsilon", "Fig. 1", rounds, _by_epsilon(lines), DONE, claim
+        "Test loss during training, by epsilon",
+        "Fig. 1",
+        rounds,
+        _by_epsilon(lines),
+        "local steps done (t)",
+        claim,
     )
     headers = (f"epsilon {claim.terms}", "T = 10", "T = 30", "T = 50", "T = 100")
     page.tables.append(TextTable(headers, tuple(rows)))

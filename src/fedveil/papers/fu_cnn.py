@@ -13,9 +13,6 @@ from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item, Scale
 from fedveil.papers.lines import (
-    DONE,
-    IN_ALL,
-    PER_ROUND,
     claim_of,
     learning_curve,
     mean_lines,
@@ -27,6 +24,7 @@ from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import promises
+from fedveil.tuning.labels import IN_ALL, PER_ROUND
 from fedveil.tuning.panels import SHARE, Panel, draw, numbered
 from fedveil.tuning.statistics import Mean
 from fedveil.tuning.sweep import Sweep
@@ -160,7 +158,7 @@ def fig2(experiment: Experiment) -> Page:
         "Fig. 2, 5 local steps per round",
         [5 * r for r in rounds],
         lines,
-        DONE,
+        "local steps done (t)",
         paper,
     )
     headers = (_level(paper), "here, strictly", "T = 50", "T = 100", "T = 250")

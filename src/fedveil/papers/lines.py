@@ -18,11 +18,6 @@ def learning_curve(sweep: Sweep, cell: int, metric: str) -> tuple[list[int], lis
     return rounds, [mean_of([c[i][1][metric] for c in curves]) for i in range(len(rounds))]
 
 
-DONE, IN_ALL = "local steps done (t)", "local steps in all (T)"
-PER_ROUND = "local steps per round (E)"
-"""How axes of iterations are named."""
-
-
 def named(epsilon: str) -> str:
     """How a line is named after its epsilon.
 
