@@ -59,7 +59,7 @@ bench-micro: $(STAMP)
 
 # The site, in site/index.html; a link that leads nowhere is an error.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 check: $(STAMP) docs
 	$(BIN)/ruff check .

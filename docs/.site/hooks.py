@@ -41,6 +41,7 @@ _ITEM = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\)")
 _LINK = re.compile(r"(!?)\[([^]]*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 _ALIGNED = re.compile(r"\{aligned\}")  # latex2mathml's name for it is another
+_BAR = re.compile(r"<mo([^>]*)>(?:&#x0007C;|\|)</mo>")  # a norm's, without space around it
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.DOTALL)
 
 
@@ -163,4 +164,5 @@ def _mathml(found: re.Match[str]) -> str:
     except Exception as e:
         log.warning("the formula %r cannot be drawn: %s", tex, e)
         return found[0]
+    drawn = _BAR.sub(r'<mo\1 lspace="0em" rspace="0em">|</mo>', drawn)
     return f'<div class="formula">{drawn}</div>' if block else drawn

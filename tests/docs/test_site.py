@@ -74,6 +74,13 @@ def test_links_lead_to_the_same_file_on_the_site(link, source, name, there):
     assert hooks.relinked(link, source, name) == there
 
 
+def test_the_build_is_strict():
+    """With --quiet mkdocs hears no warning, so that a strict build passes whatever it finds."""
+    (line,) = re.findall(r"^\t.*mkdocs build.*$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert "--strict" in line
+    assert "-q" not in line
+
+
 def test_a_link_to_nothing_is_a_warning(caplog):
     """Which a strict build does not pass."""
     with caplog.at_level(logging.WARNING):
