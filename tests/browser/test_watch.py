@@ -103,7 +103,8 @@ def test_it_moves_while_a_run_trains_and_the_button_ends_it(browser, url, root, 
     assert left in text
     assert browser.log() == []
     browser.run("document.querySelector('[data-stop]').focus()")
-    browser.press("Enter")
+    enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
+    browser.devtools("Input.dispatchKeyEvent", type="keyDown", **enter)
     browser.until("return document.querySelector('#stop').open")
     assert browser.axe() == []
     browser.run("document.querySelector('#stop-no').click()")

@@ -34,7 +34,8 @@ def test_help_does_not_import_torch():
         "from fedveil.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as e: assert e.code == 0, e.code\n"
-        "heavy = {'torch', 'numpy', 'matplotlib', 'dp_accounting', 'sklearn', 'pydantic', 'ray'}\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'dp_accounting', 'sklearn', 'pydantic', 'ray',\n"
+        "         'starlette', 'uvicorn'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -57,7 +58,7 @@ def test_looking_at_recipes_does_not_import_torch(command):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["run", "recipes", "explain", "account", "ledger"])
+@pytest.mark.parametrize("command", ["run", "recipes", "explain", "account", "ledger", "watch"])
 def test_every_command_has_help(cli, command):
     told = cli(command, "--help")
     assert (told.code, told.err) == (0, "")

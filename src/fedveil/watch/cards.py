@@ -42,7 +42,7 @@ def card(look: Look, *, full: bool) -> Parts:
 
 
 def _card(look: Look, *, full: bool) -> Parts:
-    parts = {"head": _head(look, full=full), "state": _state(look)}
+    parts = {"head": _head(look, full=full), "state": _state(look), "end": _ending(look)}
     for chart in _charts(look.seen, full=full):
         own = replace(chart, id=f"{_id(look)}-{chart.id}")
         parts[chart.id] = figure(own if full else replace(own, most=_FEW, note=""))
@@ -85,13 +85,13 @@ def _head(look: Look, *, full: bool) -> Markup:
 
 
 def _state(look: Look) -> Markup:
-    """Progress, the gauge, what was measured last, and the way to end it."""
+    """Progress, the gauge, and what was measured last."""
     seen = look.seen
     tiles = [
         tag("div", tag("b", shown(value)), tag("span", f"test {name}"))
         for name, value in seen.metrics.items()
     ]
-    left = tag("div", _progress(look), tag("div", *tiles, class_="tiles"), _ending(look))
+    left = tag("div", _progress(look), tag("div", *tiles, class_="tiles"))
     return tag("div", _gauge(look), left, class_="state")
 
 
@@ -148,7 +148,8 @@ def _gauge(look: Look) -> Markup:
     )
 
 
-def _ending(look: Look) -> Markup | None:
+def _ending(look: Look) -> Markup:
+    """How it ended, or the way to end it: a part of its own, or a click would meet a new button."""
     if look.state is State.GONE:
         how = tag("code", f"fedveil run --resume {look.seen.folder}")
         return tag("p", _GONE, " ", how, class_="warn")
