@@ -185,7 +185,8 @@ def _own_code_by_value() -> Iterator[None]:
     from ray import cloudpickle
 
     by_value: Any = cloudpickle
-    own = [module for name, module in list(sys.modules.items()) if _is_own(name, module)]
+    installed = _installed()
+    own = [m for name, m in list(sys.modules.items()) if _is_own(name, m, installed)]
     for module in own:
         by_value.register_pickle_by_value(module)
     try:
@@ -195,12 +196,17 @@ def _own_code_by_value() -> Iterator[None]:
             by_value.unregister_pickle_by_value(module)
 
 
-def _is_own(name: str, module: ModuleType) -> bool:
+def _installed() -> tuple[str, ...]:
+    """How the names of files of packages begin: found once, as there are thousands of modules."""
+    places = {*site.getsitepackages(), *sysconfig.get_paths().values(), sys.base_prefix}
+    return tuple(os.path.join(os.path.normpath(place), "") for place in places)
+
+
+def _is_own(name: str, module: ModuleType, installed: tuple[str, ...]) -> bool:
     """Whether other nodes cannot be expected to have a module."""
     file = getattr(module, "__file__", None)
     if name == "__main__" or not file or name.split(".")[0] == "fedveil":
         return False
     if getattr(module, "__name__", None) != name:
         return False
-    places = {*site.getsitepackages(), *sysconfig.get_paths().values(), sys.base_prefix}
-    return not any(Path(place) in Path(file).parents for place in places)
+    return not os.path.normpath(file).startswith(installed)
