@@ -71,12 +71,12 @@ def test_a_figure_says_how_often_it_was_repeated(counts, words):
     )
 
 
-def test_names_of_near_levels_keep_apart():
+def test_names_of_near_levels_share_a_place_and_others_do_not():
     levels = {"one": 50.0, "two": 50.1, "three": 90.0}
     (at,) = draw("T", [], [Panel([series(Mean(0.0, 1.0, 2))], "x", "y", levels=levels)]).axes
-    heights = {text.get_text(): text.xy[1] for text in at.texts}
-    assert list(heights) == ["one", "two", "three"]
-    assert heights["two"] - heights["one"] > 0.05
+    shares = [at.transLimits.transform((0.0, level))[1] for level in (50.05, 90.0)]
+    assert [text.get_text() for text in at.texts] == ["two,\none", "three"]
+    assert [text.xy[1] for text in at.texts] == pytest.approx(shares)
     assert sum(tuple(line.get_xdata()) == (0, 1) for line in at.lines) == 3
 
 

@@ -34,7 +34,7 @@ PERCENT, SHARE, ANYWHERE = (0.0, 100.0), (0.0, 1.0), (-math.inf, math.inf)
 _LONG = 15
 """A line of more points has a band, not whiskers, and few markers."""
 _APART = 0.07
-"""How far the names of two levels are apart, as a share of the height."""
+"""Levels that are nearer, as a share of the height, have their names in one place."""
 
 
 @dataclass(frozen=True)
@@ -178,15 +178,19 @@ def _trace(at: Axes, panel: Panel, line: Series, moved: Transform) -> None:
 
 
 def _name_levels(at: Axes, levels: Mapping[str, float]) -> None:
-    """A line for each level, its name at the right of it; names keep apart."""
-    taken = -math.inf
+    """A line for each level, its name at the right of it; those that are near share a place."""
+    groups: list[list[tuple[str, float]]] = []
     for i, (name, level) in enumerate(sorted(levels.items(), key=lambda pair: pair[1])):
         at.axhline(level, color=SOFT, linestyle=DASHES[1 + i % 3], linewidth=1.1)
         _, height = at.transAxes.inverted().transform(at.transData.transform((1.0, level)))
-        taken = max(float(height), taken + _APART)
+        if groups and height - groups[-1][-1][1] < _APART:
+            groups[-1].append((name, float(height)))
+        else:
+            groups.append([(name, float(height))])
+    for group in groups:
         at.annotate(
-            name,
-            (1.0, taken),
+            ",\n".join(name for name, _ in reversed(group)),
+            (1.0, sum(height for _, height in group) / len(group)),
             xycoords="axes fraction",
             xytext=(4, 0),
             textcoords="offset points",

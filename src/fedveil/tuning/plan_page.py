@@ -25,11 +25,11 @@ def plan_page(report: Report, name: str) -> bytes:
         tag("p", report.title, class_="sub"),
         tag(
             "div",
-            tag("p", f"Recommended: {chosen}, of {report.measure} {first.told}."),
+            tag("p", f"Recommended: {chosen}, with {report.measure} {first.told}."),
             tag("p", f"Its claim: {first.privacy}."),
             class_="claim",
         ),
-        section("Why", listed(report.why), id="why"),
+        section("Why the first of all options is recommended", listed(report.why), id="why"),
         section("Notes", listed(report.warnings), id="notes") if report.warnings else None,
         section("Steps per round and in all", tag("div", *charts, class_="pair"), id="curves"),
         section("All options, best first", _table(report), id="options"),

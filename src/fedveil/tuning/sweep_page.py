@@ -93,7 +93,7 @@ def sweep_page(folder: Path) -> bytes:
         f"{folder.name}: sweep",
         tag("h1", f"{folder.name}: {len(swept.rows)} cells, {swept.repeat} repetitions each"),
         tag("p", "Means on the test split with their 95 % intervals.", class_="sub"),
-        tag("div", *(tag("p", line) for line in swept.cost), class_="claim"),
+        tag("div", *(tag("p", f"{s[:1].upper()}{s[1:]}.") for s in swept.cost), class_="claim"),
         _recommended(swept),
         section("Over the grid", tag("div", *charts, class_="pair"), id="curves"),
         section("Heat maps", tag("div", *maps, class_="pair"), id="maps") if maps else None,
