@@ -63,7 +63,7 @@ def test_splits_have_the_same_client_rounds():
         assert split.question.rate <= 1
     costs = [split.claim.epsilon for split in found.splits]
     assert costs == sorted(costs, reverse=True)
-    assert len(costs) == 4
+    assert len(costs) == 6
     assert refined(ask(rate=1, rounds=1)).splits[0].question.rounds == 1
 
 

@@ -105,8 +105,7 @@ def run(
 
     with ExitStack() as stack:
         if watch:
-            url = stack.enter_context(watched(prepared.folder))
-            print(f"live page: {url}", file=sys.stderr)
+            stack.enter_context(watched(prepared.folder, _tell))
         progress = stack.enter_context(Progress(console, prepared))
         result = prepared.execute(progress.show, describe)
     if not json_:
@@ -121,3 +120,7 @@ def run(
         )
         return 1
     return 0
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)  # whatever that is now: a progress line may have taken its place

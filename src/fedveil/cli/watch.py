@@ -3,7 +3,8 @@
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -53,33 +54,44 @@ def check_installed() -> None:
 
 
 @contextmanager
-def watched(folder: Path) -> Iterator[str]:
+def watched(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
     """A server for one run in a process of its own, which ends with this block or this process.
 
-    It shares nothing with the training but the run directory.
+    It shares nothing with the training but the run directory, and is not waited for: `tell` is
+    given its address when it has one, or why it has none.
     """
     command = [sys.executable, "-m", "fedveil", "watch", str(folder), "--while-stdin"]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
-    )
-    try:
-        if process.stdin is None or process.stdout is None:
-            raise AssertionError("both are pipes")
-        url = process.stdout.readline().strip()
-        if not url:
-            raise BadInput("the live page could not be started: try fedveil watch")
-        yield url
-    finally:
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+    ) as process:
+        ended = threading.Event()
+        telling = threading.Thread(target=_tell, args=(process, tell, ended), daemon=True)
+        telling.start()
         try:
-            process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield
+        finally:
+            ended.set()
+            if telling.is_alive():  # it has not begun, and holds nothing
+                process.kill()
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            telling.join()
+
+
+def _tell(
+    process: "subprocess.Popen[str]", tell: Callable[[str], None], ended: threading.Event
+) -> None:
+    url = process.stdout.readline().strip() if process.stdout is not None else ""
+    if url:
+        tell(f"live page: {url}")
+    elif not ended.is_set():
+        tell("the live page could not be started: fedveil watch says why")

@@ -46,7 +46,7 @@ def _card(look: Look, *, full: bool) -> Parts:
     for chart in _charts(look.seen, full=full):
         own = replace(chart, id=f"{_id(look)}-{chart.id}")
         parts[chart.id] = figure(own if full else replace(own, most=_FEW, note=""))
-    parts["more"] = _more(look)
+    parts["more"] = _more(look, full=full)
     return {f"{_id(look)}-{name}": part for name, part in parts.items()}
 
 
@@ -172,7 +172,7 @@ def _charts(seen: Seen, *, full: bool) -> list[Chart]:
     return [*shown_first, *([] if spent is None else [spent]), *(clipping(seen) if full else [])]
 
 
-def _more(look: Look) -> Markup:
+def _more(look: Look, *, full: bool) -> Markup:
     seen = look.seen
     said: list[Content] = [tag("p", trouble, class_="warn") for trouble in seen.trouble]
     if seen.notes:
@@ -183,9 +183,9 @@ def _more(look: Look) -> Markup:
         rows = [_charge(charge, times=not seen.secure) for charge in last]
         total = f"The last of {number_text(len(charges))} charges"
         said.append(folded(total, table(rows, "Last charges, the latest first", wide=True)))
-    if seen.diagnosed and seen.claims:
+    if full and seen.diagnosed and seen.claims:
         said.append(tag("p", _OUTSIDE, class_="note"))
-    elif seen.secure:
+    elif full and seen.secure:
         said.append(tag("p", _SECURE, class_="note"))
     return joined(said)
 

@@ -22,7 +22,7 @@ _ASKED = (
 
 def all_page(root: Path) -> bytes:
     """The page of all runs under a folder."""
-    return _live("Runs", tag("p", f"All runs under {root.resolve()}", class_="sub"), "./events")
+    return _live("Runs", tag("p", f"All runs under {root}", class_="sub"), "./events")
 
 
 def run_page(id: str, name: str) -> bytes:

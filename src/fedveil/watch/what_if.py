@@ -22,7 +22,7 @@ from fedveil.runs import toml
 from fedveil.runs.recipe import load_recipe
 
 _COARSE = 10 * FINE
-_SPREAD = (1 / 16, 1 / 4, 1, 4, 16)
+_SPREAD = (1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16)
 """How many times the rounds the same client-rounds are spread over."""
 
 _DIGITS = (1, 1.1, 1.2, 1.35, 1.5, 1.7, 2, 2.2, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*")
 _VOID = frozenset({"meta", "br", "hr", "col", "input"})
-_PLACE = re.compile(r"#.*|\./(?!/)[a-z0-9.?=&_-]*")
+_PLACE = re.compile(r"#.*|\./(?!/)[a-z0-9?=&_-]*")
 """On the same page, or a page beside it: no scheme, no host, no folder above."""
 
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2066-\u2069\ufeff]")
