@@ -5,15 +5,11 @@ from pathlib import Path
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.disk import write_atomic
-from fedveil.runs.report.claim import (
-    claim_box,
-    meaning_section,
-    readings_section,
-    words_section,
-)
+from fedveil.runs.report.claim import claim_box, meaning_section, readings_section
 from fedveil.runs.report.curves import clipping, drawn, learning, spending
 from fedveil.runs.report.ledger import ledger_section
 from fedveil.runs.report.seen import Seen, shown
+from fedveil.runs.report.words import words_section
 from fedveil.web.html import Content, Markup, number_text, tag
 from fedveil.web.page import facts, listed, page, section, table, text_block
 
