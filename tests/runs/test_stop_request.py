@@ -1,12 +1,14 @@
 """A request to end a run after its round: honoured once, by the start that it was made to."""
 
+import fcntl
 import json
-import multiprocessing
+import os
+from types import SimpleNamespace
 
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.runs import stop_request
+from fedveil.runs import disk, stop_request
 from fedveil.runs.disk import in_use, locked
 from fedveil.runs.evidence import charged_of, verify_ledger
 from fedveil.runs.run import Run
@@ -88,22 +90,22 @@ def test_whether_a_directory_is_in_use_can_be_asked_while_it_is_taken(tmp_path):
     assert not in_use(tmp_path)
 
 
-def test_somebody_who_asks_all_the_time_keeps_nobody_out(tmp_path):
+def test_somebody_who_asks_keeps_nobody_out(tmp_path, monkeypatch):
+    """Whoever looks has the lock for a moment: a run that begins in it waits, and begins."""
     (tmp_path / "lock").touch()
-    asking = multiprocessing.get_context("fork").Process(target=_ask_on, args=(tmp_path,))
-    asking.start()
-    try:
-        for _ in range(200):
-            with locked(tmp_path):
-                pass
-    finally:
-        asking.kill()
-        asking.join()
+    asking = os.open(tmp_path / "lock", os.O_RDONLY)
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    waited = []
 
+    def wait(seconds):
+        waited.append(seconds)
+        if len(waited) == 3:
+            os.close(asking)
 
-def _ask_on(folder):
-    while True:
-        in_use(folder)
+    monkeypatch.setattr(disk, "time", SimpleNamespace(sleep=wait))
+    with locked(tmp_path):
+        assert in_use(tmp_path)
+    assert len(waited) == 3
 
 
 @pytest.mark.parametrize("make", ["symlink_to", "mkdir"])
