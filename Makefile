@@ -14,7 +14,7 @@ AXE := 4.14.0
 # thousands of small files, none of which has to outlive the machine, so that these lie in memory.
 PYTEST := TMPDIR=$(wildcard /dev/shm) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all browser test-browser wheel mutants check bench bench-growth bench-micro clean
+.PHONY: demo test test-all browser test-browser wheel mutants docs check bench bench-growth bench-micro clean
 
 demo: $(STAMP)
 	$(BIN)/fedveil run
@@ -57,7 +57,11 @@ bench-growth: $(PEERS)/.installed
 bench-micro: $(STAMP)
 	$(BIN)/python -m pytest benchmarks/test_*.py --benchmark-only
 
-check: $(STAMP)
+# The site, in site/index.html; a link that leads nowhere is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+check: $(STAMP) docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -75,4 +79,4 @@ $(PEERS)/.installed: pyproject.toml benchmarks/constraints.txt
 	@touch $(PEERS)/.installed
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(WHEEL) $(BROWSER)
+	rm -rf $(VENV) $(PEERS) $(WHEEL) $(BROWSER) site

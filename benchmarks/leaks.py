@@ -20,13 +20,14 @@ from pathlib import Path
 
 from fedveil.audit.inversion import InversionAudit, Reconstruction
 from fedveil.audit.leak import Leak
-from fedveil.audit.pictures import side_by_side_png
+from fedveil.audit.pictures import side_by_side
 from fedveil.audit.property import PropertyAudit
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import Training
+from fedveil.tuning.figures import png
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
@@ -103,7 +104,7 @@ def inversion(case: str) -> None:
                 yield name, replace(leak, what=found.view)
 
     table(case, leaks())
-    (RESULTS / f"inversion-{case}.png").write_bytes(side_by_side_png(pictures))
+    (RESULTS / f"inversion-{case}.png").write_bytes(png(side_by_side(pictures)))
 
 
 def methods() -> None:

@@ -12,6 +12,7 @@ _ABOVE = {
     "privacy": ("training", "runs"),
     "training": ("runs",),
     "runs": (),
+    "watch": (),
 }
 _ALSO = {
     "attacks/ascent.py": ("audit/test_watching.py",),
@@ -47,6 +48,7 @@ _ALSO = {
     "privacy/accounting/renyi.py": ("privacy/accounting/test_composition.py",),
     "training/adversary.py": ("attacks/test_attack.py",),
     "training/aggregates.py": ("training/test_aggregates.py", "attacks/test_attack.py"),
+    "privacy/accounting/spending.py": ("privacy/test_plan.py", "watch/test_look.py"),
     "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
     "privacy/clip_schedules.py": (
         "privacy/releases/test_client_noise.py",
@@ -191,7 +193,8 @@ _ALSO = {
         "statistical/test_modes.py",
     ),
     "runs/checkpoint.py": ("runs/test_corruption.py",),
-    "runs/disk.py": ("runs/test_run.py",),
+    "runs/disk.py": ("runs/test_stop_request.py", "runs/test_run.py"),
+    "runs/ending.py": ("runs/test_stop_request.py",),
     "runs/done.py": ("runs/test_interruptions.py", "runs/test_run.py"),
     "runs/ledgers.py": (
         "runs/test_evidence.py",
@@ -203,12 +206,15 @@ _ALSO = {
     "runs/report/ledger.py": ("runs/report/test_page.py",),
     "runs/report/seen.py": ("runs/report/test_page.py",),
     "runs/run.py": (
+        "runs/test_stop_request.py",
         "runs/test_secure_runs.py",
         "runs/test_evidence.py",
         "runs/test_interruptions.py",
     ),
     "runs/sections/section.py": ("runs/test_recipe.py",),
     "runs/trackers.py": ("runs/test_logs.py",),
+    "watch/app.py": ("watch/test_guard.py",),
+    "web/page.py": ("watch/test_app.py",),
 }
 _WIDE = ("contracts", "statistical")
 

@@ -51,8 +51,9 @@ def run(
     metrics.jsonl gets; `on_round` is called with the same.
 
     Ctrl-C ends the run after its round and returns it: its result says "interrupted", and `resume`
-    continues it. So does an error in `on_round`, which is raised then. A run that was killed is
-    continued by `resume` as well.
+    continues it. So does an error in `on_round`, which is raised then. The button of `fedveil
+    watch` does the same, and the result says "request". A run that was killed is continued by
+    `resume` as well.
     """
     kinds = _kinds(log)
     prepared = _started(

@@ -15,6 +15,7 @@ from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.accounting.meaning import Meaning
 from fedveil.privacy.ledger.statement import Statement
 from fedveil.runs.explain import Part, apart, recipes_text
+from fedveil.runs.glossary import Term, terms, terms_line
 
 if TYPE_CHECKING:  # tables need no torch
     from fedveil.audit.finding import Finding
@@ -152,6 +153,7 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
             console.print(f"  - {assumption}", highlight=False)
     for note in result["notes"]:
         console.print(f"note: {note}", style="yellow", highlight=False)
+    print_terms(console, claims)
 
 
 def _number(value: float | None) -> str:
@@ -242,6 +244,13 @@ def print_charges(console: Console, told: Statement) -> None:
         print_rows(console, f"{told.run}: {len(rows)} charges for {covers}, each {event}", rows)
 
 
+def print_terms(console: Console, claims: Sequence[object]) -> None:
+    """The last line under claims: how to learn what their words mean."""
+    line = terms_line(claims)
+    if line:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
 def print_overview(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     """The keys and sections of a recipe, one line each where the screen is wide enough."""
     table = _columns()
@@ -250,7 +259,16 @@ def print_overview(console: Console, rows: Sequence[dict[str, Any]]) -> None:
         name = f"[{row['section']}]" if "section" in row else row["key"]
         table.add_row(name, f"{row['meaning']}{kinds}")
     console.print(table)
-    console.print("fedveil explain SECTION tells its keys, SECTION.KEY one of them.")
+    console.print("fedveil explain SECTION tells its keys, SECTION.KEY one of them.\n")
+    names = ", ".join(term.name for term in terms())
+    console.print(f"fedveil explain TERM tells what a word means: {names}.")
+
+
+def print_term(console: Console, term: Term) -> None:
+    """A word of the glossary."""
+    console.print(f"{term.name}: {term.means}")
+    if term.see:
+        console.print(f"See {', '.join(f'docs/{page}' for page in term.see)}.")
 
 
 def print_part(console: Console, part: Part) -> None:

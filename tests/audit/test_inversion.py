@@ -1,11 +1,9 @@
 """Inversion of what runs show: of baselines all, of local reports no more than the mean image."""
 
-import io
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from fedveil.audit.inversion import (
     ATTACK,
@@ -14,7 +12,7 @@ from fedveil.audit.inversion import (
     mean_of,
     pixels_of,
 )
-from fedveil.audit.pictures import side_by_side_png
+from fedveil.audit.pictures import side_by_side
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
@@ -168,11 +166,15 @@ def test_a_picture_has_originals_and_reconstructions():
     quick = replace(QUICK, steps=2)
     central = list(quick.seen(training("central", "client.epochs=1")))
     found = {leak.what: each for each, leak in central}
-    one = Image.open(io.BytesIO(side_by_side_png({"only": next(iter(found.values()))})))
-    both = Image.open(io.BytesIO(side_by_side_png(found)))
-    assert both.size[1] == pytest.approx(1.5 * one.size[1], rel=0.05)
+    one, both = side_by_side({"only": next(iter(found.values()))}), side_by_side(found)
+    shown = [[at.images[0] for at in figure.axes if at.images] for figure in (one, both)]
+    count = len(next(iter(found.values())).originals)
+    assert [len(images) for images in shown] == [2 * count, 3 * count]
+    labels = [text.get_text() for at in both.axes for text in at.texts]
+    assert labels[0] == "original"
+    assert all(label.endswith(" dB") for label in labels[1:])
     with pytest.raises(BadInput, match="no reconstructions"):
-        side_by_side_png({})
+        side_by_side({})
     ((other, _),) = replace(quick, seed=5).seen(training("fedsgd", "sample.size=10"))
     with pytest.raises(BadInput, match="different records"):
-        side_by_side_png({"a": other, **found})
+        side_by_side({"a": other, **found})

@@ -4,6 +4,7 @@ import importlib.metadata
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fedveil.audit import kept as kept_file
 from fedveil.audit.kept import Kept
@@ -51,8 +52,8 @@ def test_what_was_said_comes_back_unless_it_is_torn(tmp_path):
 
 def test_a_picture_is_a_file(tmp_path):
     with Kept.at(tmp_path, IDENTITY) as kept:
-        kept.picture("roc", lambda: b"png")
-    assert (tmp_path / "roc.png").read_bytes() == b"png"
+        kept.picture("roc", Figure)
+    assert (tmp_path / "roc.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_another_audit_is_refused_and_left_alone(tmp_path):

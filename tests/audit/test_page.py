@@ -43,7 +43,8 @@ def audit(tmp_path, run):
         (folder / ABOUT).write_text(json.dumps(about))
         finding = {
             "attack": "canaries", "what": SCRIPT, "claim": CLAIM.to_dict(), "lower_bound": 1.23456,
-            "confidence": 0.95, "estimate": None, "draws": 1000, "how": "x", "verdict": "holds",
+            "confidence": 0.95, "estimate": None, "draws": 1000, "how": "x",
+            "verdict": "not violated",
         }  # fmt: skip
         measures = {"AUC": {"value": 0.61, "low": 0.58, "high": 0.64}}
         leak = {"attack": "membership", "what": "records", "claim": None, "measures": measures}

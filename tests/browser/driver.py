@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +45,19 @@ class Browser:
         self.devtools("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
     def open(self, path):
+        self.visit(Path(path).resolve().as_uri())
+
+    def visit(self, url):
         self.log()
-        self.call("url", url=Path(path).resolve().as_uri())
+        self.call("url", url=url)
+
+    def until(self, script, seconds=20):
+        """What a script returns, as soon as that is something."""
+        end = time.monotonic() + seconds
+        while not (found := self.run(script)):
+            assert time.monotonic() < end, f"not after {seconds} s: {script}"
+            time.sleep(0.05)
+        return found
 
     def run(self, script, *arguments):
         return self.call("execute/sync", script=script, args=list(arguments))

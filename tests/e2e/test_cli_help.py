@@ -8,6 +8,8 @@ from importlib.resources import files
 
 import pytest
 
+from fedveil.runs.glossary import find_term
+
 RECIPES = sorted(
     path.name.removesuffix(".toml")
     for path in (files("fedveil") / "recipes").iterdir()
@@ -32,7 +34,8 @@ def test_help_does_not_import_torch():
         "from fedveil.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as e: assert e.code == 0, e.code\n"
-        "heavy = {'torch', 'numpy', 'matplotlib', 'dp_accounting', 'sklearn', 'pydantic', 'ray'}\n"
+        "heavy = {'torch', 'numpy', 'matplotlib', 'dp_accounting', 'sklearn', 'pydantic', 'ray',\n"
+        "         'starlette', 'uvicorn'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
@@ -55,7 +58,7 @@ def test_looking_at_recipes_does_not_import_torch(command):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["run", "recipes", "explain", "account", "ledger"])
+@pytest.mark.parametrize("command", ["run", "recipes", "explain", "account", "ledger", "watch"])
 def test_every_command_has_help(cli, command):
     told = cli(command, "--help")
     assert (told.code, told.err) == (0, "")
@@ -117,6 +120,24 @@ def test_explain_tells_sections_then_keys_then_one_key(cli):
     assert "Recipes: 1.0 in ldp-sgd, priv-unit." in one
     assert "clip.value" not in one
     assert "rounds whole number; at least one" in " ".join(cli("explain", "rounds").out.split())
+
+
+def test_explain_tells_a_term_as_the_glossary_has_it(cli):
+    for words in (["zero-out"], ["zero", "out"]):
+        told = " ".join(cli("explain", *words).out.split())
+        assert told == f"zero-out: {find_term('zero-out').means} See docs/proofs/central.md."
+    told = json.loads(cli("explain", "PLD", "--json").out)
+    assert list(told) == ["term"]
+    assert told["term"]["means"] == find_term("PLD").means
+    both = json.loads(cli("explain", "client", "--json").out)
+    assert (both["section"], both["term"]["name"]) == ("client", "client")
+
+
+def test_account_ends_in_the_terms_that_it_used(cli):
+    told = cli("account", "--noise", "2", "--rate", "0.1", "--rounds", "2", "--delta", "1e-5")
+    terms = "epsilon, delta, client, zero-out, central trust, PLD, RDP, secure noise"
+    last = f"terms: {terms} (fedveil explain TERM tells what one means)"
+    assert told.out.splitlines()[-1] == last
 
 
 def test_explain_as_json(cli):

@@ -156,6 +156,7 @@ def test_the_ledger_of_a_local_run_shows_the_worst_client(cli, settings, recipe)
     assert "the client that took part most" in words
     assert "local trust" in words
     assert f"per {'client' if recipe == 'ldp-sgd' else 'record'}" in words
+    assert words.endswith("seeded noise (fedveil explain TERM tells what one means)")
 
 
 def test_a_local_run_in_words(cli, settings):

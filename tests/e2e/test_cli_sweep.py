@@ -49,8 +49,11 @@ def members(session):
 def test_a_sweep_prints_a_table_and_what_its_epsilons_mean(cli):
     told = cli(*command("out"))
     assert told.code == 0
-    *table, together, unclaimed = told.out.splitlines()
+    *table, together, unclaimed, terms = told.out.splitlines()
     assert max(map(len, table)) <= 80
+    assert terms.startswith(
+        "terms: epsilon, delta, client, replace, local trust, pure, seeded noise "
+    )
     heading = [line.split("┃")[-2].strip() for line in table if line.startswith("┃")]
     assert " ".join(heading) == "epsilon at delta 0 per client (replace, local trust)"
     assert together.startswith(

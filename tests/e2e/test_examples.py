@@ -103,7 +103,8 @@ def test_resnet18(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lora", "resnet18"])
 def test_a_recipe_names_the_code_of_an_example(tmp_path, name):
-    start = [sys.executable, "-W", "error", "-m", "fedveil", "run", f"examples/{name}.toml"]
+    warnings = ["-W", "error", "-W", "ignore::DeprecationWarning"]  # typer has some of click's
+    start = [sys.executable, *warnings, "-m", "fedveil", "run", f"examples/{name}.toml"]
     start += ["--out", str(tmp_path / "run"), "--quiet", "--json"]
     settings = {"capture_output": True, "text": True, "cwd": EXAMPLES.parent}
     refused = subprocess.run(start, **settings)

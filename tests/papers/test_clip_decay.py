@@ -141,7 +141,6 @@ def test_the_page_tells_what_is_claimed_of_reports_and_of_what_is_watched(page: 
 
 def test_the_page_has_one_figure_and_what_was_left_open(page: Page) -> None:
     assert list(page.figures) == ["clip-decay-mnist.png"]
-    assert page.figures["clip-decay-mnist.png"].startswith(b"\x89PNG")
     assert {"learning rate", "epsilon", "clients"} <= {what for what, _ in page.left_open}
     assert "![" in page.markdown()
 

@@ -100,7 +100,6 @@ def test_fewer_reports_hide_less(pages: dict[str, Page]) -> None:
 def test_pages_have_figures_and_what_was_left_open(pages: dict[str, Page]) -> None:
     for name, page in pages.items():
         assert list(page.figures) == ([] if name == "table1" else [f"ldp-fl-{name}.png"])
-        assert all(png.startswith(b"\x89PNG") for png in page.figures.values())
         assert page.left_open
         assert "Quick scale" in page.markdown()
 

@@ -47,7 +47,6 @@ def test_the_page_has_the_whole_grid(page: Page) -> None:
     assert column(page, "defence") == [NONE, BOUND, WEAK_DP, *private]
     assert all("+-" in cell for cell in column(page, "accuracy, here"))
     assert list(page.figures) == ["naseri-utility.png"]
-    assert page.figures["naseri-utility.png"].startswith(b"\x89PNG")
     assert len(page.findings) == 2
 
 

@@ -49,7 +49,6 @@ def test_the_page_has_all_rows(page: Page, tmp_path: Path) -> None:
     ]
     assert [row[0] for row in page.tables[0].rows] == wanted
     assert list(page.figures) == ["naseri-backdoor-digits.png"]
-    assert page.figures["naseri-backdoor-digits.png"].startswith(b"\x89PNG")
     assert "certifies" in page.notes[0]
     assert len(page.findings) == 3
 

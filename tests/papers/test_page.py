@@ -1,6 +1,7 @@
 """Pages, and the Markdown they become."""
 
 import pytest
+from matplotlib.figure import Figure
 
 from fedveil.papers.page import Finding, Page, TextTable
 
@@ -35,7 +36,7 @@ def test_a_page_has_everything_in_order():
         tables=[TextTable(("x",), (("1",),))],
         findings=[Finding("A.", True, "B."), Finding("C.", False, "D.")],
         notes=["A note."],
-        figures={"one.png": b"png"},
+        figures={"one.png": Figure()},
     )
     assert page.markdown() == (
         "## Table I\n\nSome data.\n\n"

@@ -45,10 +45,11 @@ def why(run, *arguments):
     return result["why"]
 
 
-def test_the_claim_that_counts_is_the_first_and_its_accountant_is_named(begin):
+def test_the_claim_that_counts_is_the_first_and_others_are_for_comparison(begin):
     run = begin("run")
     told, first = why(run), run.training.plan.claims(4)[0]
-    assert told.startswith(f"the claim that counts is {first}, by PLD whatever else is listed; ")
+    beside = "; other accountants are listed for comparison; "
+    assert told.startswith(f"the claim that counts is {first}{beside}")
 
 
 def test_as_published_claims_do_not_count_beside_a_strict_one(begin):
@@ -63,13 +64,13 @@ def test_as_published_claims_do_not_count_beside_a_strict_one(begin):
 
 def test_a_run_to_its_end(begin):
     told = why(begin("run"))
-    assert "; all 4 planned rounds are done; no round of it is left to run, and any" in told
+    assert "; all 4 planned rounds are done; nothing of it is left to run, and any" in told
 
 
 def test_a_run_that_claims_nothing(begin):
     told = why(begin("run", recipe="fedsgd"))
     assert told == (
-        "nothing is claimed; all 4 planned rounds are done; no round of it is left to run"
+        "nothing is claimed; all 4 planned rounds are done; nothing of it is left to run"
     )
 
 

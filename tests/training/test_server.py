@@ -34,6 +34,12 @@ def test_plain_sgd_adds_the_mean_update():
     assert (after.round, after.memory) == (1, {})
 
 
+def test_a_large_model_is_stepped_piece_by_piece_to_the_same_bits():
+    before, (mean,) = state(100_003), means(1, 100_003)
+    after = SgdServer(lr=0.3).step(before, mean)
+    assert torch.equal(after.params, (0.3 * mean + before.params).to(torch.float32))
+
+
 def test_sgd_with_momentum_is_torch_sgd():
     server, now = SgdServer(lr=0.3, momentum=0.9), state()
     theirs = now.params.to(torch.float64).requires_grad_()

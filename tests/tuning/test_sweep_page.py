@@ -57,7 +57,7 @@ def test_the_best_cell_is_found_for_each_claim(folder):
     text = words(sweep_page(folder))
     assert "The recommended cell for each claim" in text
     assert "--set budget.epsilon=8 --set client.lr=1.0" in text
-    assert "together: 18 trainings" in text
+    assert "Together: 18 trainings." in text
 
 
 def test_the_frontier_has_the_best_cell_of_each_epsilon_with_its_interval(folder):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -66,6 +67,21 @@ def test_an_interval_that_leaves_a_log_axis_has_no_cap_there():
     assert inside.count("h8") == 2
     assert outside.count("h8") == 1
     assert "1 +- 0.5" in str(figure(chart(line)))
+
+
+def test_an_axis_says_that_it_is_logarithmic_where_it_is():
+    line = Line("loss", [(1, 1.0), (10, 100.0)])
+    for log, names in ((True, {"round, log scale", "loss, log scale"}), (False, {"round", "loss"})):
+        root = parsed(figure(chart(line, log_x=log, log_y=log)))
+        assert names <= {e.text for e in root.iter("text")}
+
+
+def test_an_interval_does_not_draw_a_loss_below_zero():
+    wide = Line("loss", [(1, 10.0), (2, 2.0)], "line", [60.0, 1.0])
+    for points, negative in (([(1, 10.0), (2, 2.0)], False), ([(1, 10.0), (2, -2.0)], True)):
+        root = parsed(figure(chart(replace(wide, points=points))))
+        ticks = [e.text for e in root.iter("text") if e.get("class") == "end"]
+        assert any(tick.startswith("-") for tick in ticks) == negative
 
 
 def test_a_band_a_level_and_places_that_are_no_numbers():

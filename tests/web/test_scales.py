@@ -48,6 +48,12 @@ def test_powers_of_ten():
     assert fitted([5.0], 0.0, 1.0, log=True).ticks() == pytest.approx([5.0, 10.0])
 
 
+def test_numbers_that_differ_in_their_last_digit_are_one():
+    nearly = math.nextafter(7e8, math.inf)
+    for log in (False, True):
+        assert fitted([7e8, nearly], 0.0, 1.0, log=log)(7e8) == pytest.approx(0.5)
+
+
 def test_a_value_outside_is_put_at_the_edge():
     assert Scale(0.0, 1.0, 10.0, 20.0)(-5.0) == 10.0
     assert exact(3.0, 3.0, 0.0, 1.0).high == 4.0

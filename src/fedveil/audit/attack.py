@@ -25,7 +25,7 @@ from fedveil.audit.inversion import InversionAudit
 from fedveil.audit.kept import Kept
 from fedveil.audit.leak import Leak
 from fedveil.audit.membership import Membership
-from fedveil.audit.pictures import side_by_side_png
+from fedveil.audit.pictures import side_by_side
 from fedveil.audit.property import PropertyAudit
 from fedveil.audit.randomisers import Randomiser
 from fedveil.audit.records import OneRunAudit
@@ -187,7 +187,7 @@ def _leaks(
             looking = replace(question.inversion, seed=question.seed)
             pairs = list(looking.seen(training, on_step))
             views = {found.view: found for found, _ in pairs}
-            kept.picture(attack, lambda: side_by_side_png(views))
+            kept.picture(attack, lambda: side_by_side(views))
             yield from (leak for _, leak in pairs)
         case _:
             raise AssertionError(f"{attack} is no attack on records or clients")

@@ -17,9 +17,12 @@ ALARM = 1e-4
 
 
 class Verdict(StrEnum):
-    """What is said of a claim: it holds against this attack, or it does not, or by chance."""
+    """What is said of a claim: this attack does not violate it, or by chance only, or it does.
 
-    HOLDS = "holds"
+    No attack proves a claim.
+    """
+
+    NOT_VIOLATED = "not violated"
     CHANCE = "above, which chance explains"
     VIOLATED = "violated"
 
@@ -53,7 +56,7 @@ class Finding:
         """
         if self.evidence.epsilon(self.alarm) > self.claim.epsilon:
             return Verdict.VIOLATED
-        return Verdict.CHANCE if self.lower > self.claim.epsilon else Verdict.HOLDS
+        return Verdict.CHANCE if self.lower > self.claim.epsilon else Verdict.NOT_VIOLATED
 
     @property
     def violated(self) -> bool:

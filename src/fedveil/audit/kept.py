@@ -20,12 +20,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from matplotlib.figure import Figure
 
 import fedveil
 from fedveil.data.files import UNREADABLE
 from fedveil.errors import BadInput
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.runs.recipe import Recipe
+from fedveil.tuning.figures import png
 
 Numbers = npt.NDArray[np.float64]
 
@@ -103,10 +105,10 @@ class Kept:
         if self.folder is not None:
             write_atomic(self.folder / f"{name}.json", json.dumps(said, indent=2).encode())
 
-    def picture(self, name: str, draw: Callable[[], bytes]) -> None:
+    def picture(self, name: str, draw: Callable[[], Figure]) -> None:
         """Draw a figure, if there is where to put it."""
         if self.folder is not None:
-            write_atomic(self.folder / f"{name}.png", draw())
+            write_atomic(self.folder / f"{name}.png", png(draw()))
 
 
 @cache

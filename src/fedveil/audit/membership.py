@@ -14,7 +14,7 @@ from fedveil.attacks.likelihood import References, lira, lira_offline, rmia, rmi
 from fedveil.audit.halves import Halves, OnTraining
 from fedveil.audit.kept import Kept
 from fedveil.audit.leak import Leak
-from fedveil.audit.roc import Roc, roc_png
+from fedveil.audit.roc import Roc, roc_figure
 from fedveil.audit.seen import check_own
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -64,7 +64,7 @@ class Membership:
         check_own(training, ATTACK)
         found = self.curves(Halves(training, self.references // 2 + 1, self.seed), on_training)
         what = f"{training.data.records:,} records, in and out; {self.references} references"
-        self.kept.picture(ATTACK, lambda: roc_png(found, what))
+        self.kept.picture(ATTACK, lambda: roc_figure(found, what, claim))
         for way, roc in found.items():
             yield Leak(ATTACK, f"{way}: {what}", roc.measures, claim)
 

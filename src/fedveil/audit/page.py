@@ -17,6 +17,7 @@ _HOLDS = (
     "No claim is violated. A lower bound below a claim does not prove the claim: what an attack "
     "does not find, a better one may."
 )
+_LIKELIEST = "The likeliest epsilon is an estimate without confidence: it refutes no claim."
 _VIOLATED = "A claim is violated: more is released than is claimed."
 
 
@@ -43,6 +44,8 @@ def audit_section(audit: Path, run: Path) -> Markup:
     if findings:
         verdict = tag("p", _VIOLATED, class_="warn") if violated else tag("p", _HOLDS)
         said += [verdict, table(findings, "Claimed beside empirical", wide=True)]
+        if any(one["likeliest epsilon"] for one in findings):
+            said.append(tag("p", _LIKELIEST, class_="note"))
     if leaks:
         said.append(table(leaks, "What attacks learn, intervals at 95 %", wide=True))
     if left_out:
@@ -56,8 +59,8 @@ def _finding(one: dict[str, Any]) -> dict[str, Content]:
         "attack": str(one["attack"]),
         "about": str(one["what"]),
         "claimed": PrivacyClaim.from_dict(one["claim"]).short,
-        "found, at least (95 %)": rendered(lower, ROUND_FLOOR),
-        "likeliest": "" if estimate is None else rendered(float(estimate), ROUND_FLOOR),
+        "epsilon found, at least (95 %)": rendered(lower, ROUND_FLOOR),
+        "likeliest epsilon": "" if estimate is None else rendered(float(estimate), ROUND_FLOOR),
         "draws": int(one["draws"]),
         "the claim": str(one["verdict"]),
     }

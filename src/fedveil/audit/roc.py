@@ -10,12 +10,14 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 from scipy.special import ndtri
 
 from fedveil.audit.bounds import least, most
 from fedveil.audit.leak import Measure
 from fedveil.errors import BadInput
-from fedveil.tuning.figures import COLOURS, png
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.tuning.figures import SOFT, aside, canvas, line_of, name_axes, stroke
 
 Scores = npt.NDArray[np.float64]
 
@@ -130,23 +132,41 @@ class Roc:
         return rates[0], rates[1]
 
 
-def roc_png(curves: Mapping[str, Roc], title: str) -> bytes:
-    """The curves on log axes, where few false alarms are seen."""
-    figure = Figure(figsize=(5.2, 4.4), layout="constrained")
+def roc_figure(curves: Mapping[str, Roc], what: str, claim: PrivacyClaim | None) -> Figure:
+    """The curves on log axes, where few false alarms are seen, with intervals of the hits there."""
+    lowest = min(1 / len(roc.others) for roc in curves.values())
+    rates, ends = [rate for rate in RATES if rate >= lowest], (lowest / 1.2, 1.2)
+    looks = {
+        f"{name}, AUC {roc.auc.value:.3f} ({roc.auc.low:.3f} to {roc.auc.high:.3f})": stroke(i)
+        for i, (name, roc) in enumerate(curves.items())
+    }
+    said = [
+        f"{what}. Whiskers, and numbers in brackets: 95 % intervals. Dotted: guessing.",
+        "The run claims nothing." if claim is None else f"The run claims {claim.short}.",
+    ]
+    title = "Membership: telling records that were trained on from others"
+    figure = canvas(title, said, (6.4, 4.2), looks)
     at = figure.subplots()
-    least_rate = min(1 / len(roc.others) for roc in curves.values())
-    for i, (name, roc) in enumerate(curves.items()):
-        false, true = roc.curve
-        label = f"{name}, AUC {roc.auc.value:.3f}"
-        at.plot(false, true, color=COLOURS[i % len(COLOURS)], lw=1.2, label=label)
-    line = np.geomspace(least_rate, 1, 50)
-    at.plot(line, line, ":", color="black", lw=1, label="guessing")
-    at.set(xscale="log", yscale="log", xlim=(least_rate, 1), ylim=(least_rate, 1))
-    at.set(xlabel="false positive rate", ylabel="true positive rate")
-    at.set_title(title, fontsize=8)
-    at.legend(fontsize=7, loc="lower right")
-    at.grid(alpha=0.3)
-    return png(figure)
+    name_axes(at, "false positives (share of others)", "true positives (share of members)")
+    at.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for i, (name, roc) in enumerate(zip(looks, curves.values(), strict=True)):
+        look, moved = looks[name], aside(at, figure, i, len(looks))
+        style = line_of(look)
+        at.plot(*roc.curve, label=name, drawstyle="steps-post", **style | {"marker": ""})
+        hits = [roc.hits(rate) for rate in rates]
+        low = [max(ends[0], hit.low or 0.0) for hit in hits]
+        high = [hit.high or 1.0 for hit in hits]
+        at.vlines(rates, low, high, color=look.colour, linewidth=1.1, transform=moved)
+        style |= {"linestyle": "none", "transform": moved}
+        at.plot(rates, [hit.value for hit in hits], **style)
+    at.plot(ends, ends, ":", color=SOFT, linewidth=1.2)
+    for axis in (at.xaxis, at.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda rate, _: _share(rate)))
+    return figure
+
+
+def _share(rate: float) -> str:
+    return f"{100 * rate:g} %"
 
 
 def _between(name: str, value: float, variance: float) -> Measure:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fedveil.audit.halves import Halves, OnTraining
 from fedveil.audit.kept import Kept
 from fedveil.audit.leak import Leak
-from fedveil.audit.roc import Roc, roc_png
+from fedveil.audit.roc import Roc, roc_figure
 from fedveil.audit.seen import check_own
 from fedveil.audit.watching import Asked, by_active_client, by_active_server, by_client, by_server
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
@@ -62,7 +62,7 @@ class WhiteBox:
         check_own(training, ATTACK)
         found = self.curves(Halves(training, 1, self.seed), on_training)
         what = f"{training.data.records:,} records, in and out; half of them known"
-        self.kept.picture(ATTACK, lambda: roc_png(found, what))
+        self.kept.picture(ATTACK, lambda: roc_figure(found, what, claim))
         against = claim if claim is not None and claim.trust in _SEES_REPORTS else None
         for who, roc in found.items():
             beside = against if who in (SERVER, ACTIVE_SERVER) else claim

@@ -83,7 +83,7 @@ def audit(
         from fedveil.audit.attack import Question
         from fedveil.audit.command import audit as audited
         from fedveil.audit.self_test import self_test as tested
-        from fedveil.console import Counter, print_findings, print_leaks, print_rows
+        from fedveil.console import Counter, print_findings, print_leaks, print_rows, print_terms
         from fedveil.training.engines.workers import WorkerLost
 
         chosen = None if attacks is None else tuple(attacks.split(","))
@@ -126,4 +126,5 @@ def audit(
         print_rows(console, f"{title}: in one row", [whole.row])
         for reason in whole.found.left_out:
             console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
+    print_terms(console, [finding.claim.short for finding in found])
     return 1 if violated else 0

@@ -28,26 +28,38 @@ def recipes(json_: Json = False) -> None:
 
 def explain(
     name: Annotated[
-        str | None, typer.Argument(metavar="[SECTION[.KEY]]", help="None: all sections.")
+        list[str] | None,
+        typer.Argument(metavar="[SECTION[.KEY] | TERM]", help="None: all sections and terms."),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Tell what a recipe's keys mean and may be, and which shipped recipes set them."""
-    from fedveil.runs.explain import find_part, overview
+    """Tell what a recipe's keys, or the words of a claim, mean.
 
-    found = overview() if name is None else find_part(name)
+    A key is told with what it may be and which shipped recipes set it; a term, such as zero-out,
+    as the glossary has it.
+    """
+    from fedveil.runs.explain import overview
+    from fedveil.runs.glossary import looked_up
+
+    term, part = (None, None) if name is None else looked_up(" ".join(name))
     if json_:
-        print(json.dumps(found if isinstance(found, list) else found.to_dict(), indent=2))
+        found = {
+            **({} if part is None else part.to_dict()),
+            **({"term": term.to_dict()} if term else {}),
+        }
+        print(json.dumps(overview() if name is None else found, indent=2))
         return
     from rich.console import Console
 
-    from fedveil.console import print_overview, print_part
+    from fedveil.console import print_overview, print_part, print_term
 
     console = Console(markup=False, emoji=False, highlight=False)
-    if isinstance(found, list):
-        print_overview(console, found)
-    else:
-        print_part(console, found)
+    if name is None:
+        print_overview(console, overview())
+    if term is not None:
+        print_term(console, term)
+    if part is not None:
+        print_part(console, part)
 
 
 def account(
@@ -61,6 +73,7 @@ def account(
     """Solve for the one of noise, rate, rounds and epsilon that is left out (central DP)."""
     check_given(delta=delta, noise=noise, rate=rate, rounds=rounds, epsilon=epsilon)
     from fedveil.privacy.accounting.solve import solve
+    from fedveil.runs.glossary import terms_line
 
     answer = solve(noise=noise, rate=rate, rounds=rounds, epsilon=epsilon, delta=delta)
     if json_:
@@ -69,6 +82,7 @@ def account(
     print(f"noise {answer.noise:.6g}, rate {answer.rate:.6g}, rounds {answer.rounds}")
     for claim in answer.claims:
         print(claim)
+    print(terms_line(answer.claims))
 
 
 def ledger(
@@ -104,7 +118,7 @@ def ledger(
         return
     from rich.console import Console
 
-    from fedveil.console import print_charges, print_promise, print_totals
+    from fedveil.console import print_charges, print_promise, print_terms, print_totals
 
     console = Console(markup=False, emoji=False, highlight=False)
     for run in told.runs:
@@ -115,3 +129,4 @@ def ledger(
         console.print(told.common, soft_wrap=True)
     for run in told.runs:
         print_charges(console, run)
+    print_terms(console, [claim for run in told.runs for claim in run.claims])

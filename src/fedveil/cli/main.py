@@ -8,7 +8,19 @@ import typer
 
 import fedveil
 from fedveil.checks import shown
-from fedveil.cli import audit, deploy, look, mix, report, reproduce, results, site, train, tune
+from fedveil.cli import (
+    audit,
+    deploy,
+    look,
+    mix,
+    report,
+    reproduce,
+    results,
+    site,
+    train,
+    tune,
+    watch,
+)
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
@@ -25,6 +37,7 @@ for command in (
         results.predict,
         results.compare,
         report.report,
+        watch.watch,
         look.recipes,
         look.explain,
         look.account,

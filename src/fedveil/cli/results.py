@@ -81,7 +81,7 @@ def compare(
         return
     from rich.console import Console
 
-    from fedveil.console import print_rows
+    from fedveil.console import print_rows, print_terms
 
     console = Console(markup=False, emoji=False)
     print_rows(console, "runs", rows)
@@ -91,3 +91,4 @@ def compare(
         print_rows(console, "where their recipes differ", keys)
     if remark is not None:
         console.print(remark, highlight=False, soft_wrap=True)
+    print_terms(console, [row["claim"] for row in rows])

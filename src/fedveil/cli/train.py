@@ -1,6 +1,7 @@
 """`fedveil run`."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from fedveil.cli.options import (
     check_path,
     engine_settings,
 )
+from fedveil.cli.watch import check_installed, watched
 from fedveil.errors import BadInput
 from fedveil.interrupts import listen
 
@@ -46,6 +48,9 @@ def run(
     engine: Engine = None,
     address: Address = None,
     allow_code: AllowCode = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run on a live page while it trains.")
+    ] = False,
     quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
@@ -60,6 +65,8 @@ def run(
     check_out(out)
     check_path("--ledger", ledger)
     check_path("--resume", resume)
+    if watch:
+        check_installed()
     with loading(quiet=quiet):
         from fedveil.names import TABLE
         from fedveil.runs.logs import check_logs
@@ -79,6 +86,7 @@ def run(
         from rich.console import Console
 
         from fedveil.console import Progress, print_result
+        from fedveil.runs.ending import RESUMABLE
         from fedveil.runs.ledgers import Shared
         from fedveil.runs.run import Run
 
@@ -95,16 +103,24 @@ def run(
     def describe() -> None:
         console.print(prepared.describe(), highlight=False, soft_wrap=True)
 
-    with Progress(console, prepared) as progress:
+    with ExitStack() as stack:
+        if watch:
+            stack.enter_context(watched(prepared.folder, _tell))
+        progress = stack.enter_context(Progress(console, prepared))
         result = prepared.execute(progress.show, describe)
     if not json_:
         print_result(Console(markup=False, emoji=False), result)
     else:
         print((prepared.folder / "result.json").read_text(), end="")
-    if result["stopped"] == "interrupted":
+    if result["stopped"] in RESUMABLE:
+        how = "interrupted" if result["stopped"] == "interrupted" else "ended on request"
         print(
-            f"interrupted after round {result['rounds']}: resume with {prepared.how_to_resume}",
+            f"{how} after round {result['rounds']}: resume with {prepared.how_to_resume}",
             file=sys.stderr,
         )
         return 1
     return 0
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)  # whatever that is now: a progress line may have taken its place

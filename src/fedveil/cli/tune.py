@@ -161,7 +161,7 @@ def sweep(
 
     from rich.console import Console
 
-    from fedveil.console import Counter, print_rows
+    from fedveil.console import Counter, print_rows, print_terms
     from fedveil.training.engines.workers import WorkerLost
     from fedveil.tuning.sweep import Sweep
     from fedveil.tuning.trials import Laboratory
@@ -187,4 +187,5 @@ def sweep(
         print_rows(screen, f"{recipe}: {out}", found.table())
         for line in found.cost.sentences:
             screen.print(line, highlight=False, soft_wrap=True)
+        print_terms(screen, found.cost.sums)
     return 0

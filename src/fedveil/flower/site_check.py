@@ -9,6 +9,7 @@ from fedveil.flower.site import Site
 from fedveil.flower.site_ledger import today
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Unit, rendered
+from fedveil.runs.glossary import terms_line
 
 _UNITS = {
     Unit.CLIENT: "this site as a whole: all its records together",
@@ -69,6 +70,7 @@ class SiteReport:
             ("assumes", self.assumptions),
             ("policy", self.policy),
             ("refuses" if self.objections else "verdict", verdict),
+            ("terms", tuple(filter(None, [terms_line(self.cost).removeprefix("terms: ")]))),
         ]
         return [
             f"{heading if first else '':<9} {text}"

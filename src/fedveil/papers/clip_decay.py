@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item
@@ -20,8 +19,9 @@ from fedveil.papers.lines import claim_of
 from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.cells import Outcome
-from fedveil.tuning.figures import COLOURS, png
-from fedveil.tuning.statistics import mean_of
+from fedveil.tuning.figures import COLOURS, DASHES, Stroke, promises
+from fedveil.tuning.panels import ANYWHERE, SHARE, Panel, Series, draw
+from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
 RATES = ("0.03", "0.1", "0.3", "1")
@@ -300,7 +300,7 @@ def _page(experiment: Experiment, data: str, title: str) -> Page:
     page.settings.append(_settings(here, repeat))
     page.left_open += _left_open(here, rate, tried, sweeps["constant"])
     page.tables += [_ends_table(curves), _claims_table(sweeps)]
-    page.figures[f"clip-decay-{data}.png"] = _figure(curves)
+    page.figures[f"clip-decay-{data}.png"] = _figure(curves, title, here, sweeps)
     page.findings += [finding(curves) for finding in FINDINGS]
     page.notes += [_larger(curves), *_NOTES]
     return page
@@ -423,42 +423,70 @@ def _claims_table(sweeps: Mapping[str, Sweep]) -> TextTable:
     return TextTable(("schedule", "claim"), tuple(rows), "What is claimed, strictly:")
 
 
-def _figure(curves: Curves) -> bytes:
-    figure = Figure(figsize=(11, 5.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for name, (colour, style) in _STYLES.items():
-        curve = curves[name]
-        _draw(left, curve.rounds, curve.accuracy, name, colour, style)
-        _draw(right, curve.rounds, curve.loss, name, colour, style)
-    left.set(xlabel="round", ylabel="test accuracy", title="Test accuracy over rounds")
-    right.set(xlabel="round", ylabel="test loss", yscale="log", title="Test loss over rounds")
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
-    return png(figure)
+def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str, Sweep]) -> Figure:
+    """Accuracy above, loss below; a column for each group of schedules, the baseline in all."""
+    said = (
+        f"Softmax regression, {here.clients:,} clients, {here.cohort} per round. Names have the "
+        "schedule, the bound C_0 that it starts from, and its power or quantile."
+    )
+    claims = [claim for sweep in sweeps.values() for claim in sweep.prepared[0].claims]
+    panels = [
+        Panel(
+            [Series(n, curves[n].rounds, _means(line(curves[n])), _LOOKS[n]) for n in names],
+            "rounds done",
+            up,
+            group if up == _UPS[0] else "",
+            log_y=up == _UPS[1],
+            within=within,
+        )
+        for up, line, within in (
+            (_UPS[0], _accuracy, SHARE),
+            (_UPS[1], _loss, ANYWHERE),
+        )
+        for group, names in _GROUPS.items()
+    ]
+    what = f"Schedules of the clip bound on {title}: test accuracy and loss during training"
+    return draw(what, [said, *promises(claims)], panels, columns=len(_GROUPS))
 
 
-def _draw(
-    at: Axes, rounds: tuple[int, ...], line: Line, name: str, colour: str, style: str
-) -> None:
-    """The mean over repetitions; left out where one of them diverged."""
-    mean = line.mean(axis=0)
-    shown = np.where(np.isfinite(mean), mean, np.nan)
-    at.plot(rounds, shown, label=name, color=colour, linestyle=style, linewidth=1.3)
-    at.grid(alpha=0.3)
+def _accuracy(curve: Curve) -> Line:
+    return curve.accuracy
 
 
-_STYLES = {
-    BASELINE: ("black", "-"),
-    "clip0.01": (COLOURS[0], "-"),
-    **{f"poly(0.01){p}": (COLOURS[0], s) for p, s in zip(POWERS, ("--", "-.", ":"), strict=True)},
-    "clip0.05": (COLOURS[1], "-"),
-    **{f"poly(0.05){p}": (COLOURS[1], s) for p, s in zip(POWERS, ("--", "-.", ":"), strict=True)},
-    "quantile(0.01)10%": (COLOURS[2], "-"),
-    "quantile(0.01)50%": (COLOURS[2], "--"),
-    "adaptive0.01": (COLOURS[4], "-"),
-    "adaptive0.05": (COLOURS[4], "--"),
-    "clip0.25": (COLOURS[3], "-"),
-    "poly(0.25)1": (COLOURS[3], "-."),
+def _loss(curve: Curve) -> Line:
+    return curve.loss
+
+
+def _means(line: Line) -> list[Mean]:
+    """Over repetitions, for each round that was measured."""
+    return [mean_of(list(column)) for column in line.T]
+
+
+_UPS = ("test accuracy\n(share of records)", "test loss\n(cross-entropy, nats)")
+_GROUPS = {
+    f"From {bound}": (BASELINE, f"clip{bound}", *(f"poly({bound}){p}" for p in POWERS))
+    for bound in BOUNDS
+} | {
+    "Other schedules": (
+        BASELINE,
+        *("clip0.25", "poly(0.25)1"),
+        *("quantile(0.01)10%", "quantile(0.01)50%"),
+        *("adaptive0.01", "adaptive0.05"),
+    )
+}
+_LOOKS = {
+    BASELINE: Stroke("#1b1f24", "o", "-"),
+    **{
+        name: Stroke(COLOURS[i], marker, dashes)
+        for i, names in enumerate(list(_GROUPS.values())[:-1])
+        for name, marker, dashes in zip(names[1:], "s^Dv", DASHES, strict=True)
+    },
+    "clip0.25": Stroke(COLOURS[3], "s", "-"),
+    "poly(0.25)1": Stroke(COLOURS[3], "^", "--"),
+    "quantile(0.01)10%": Stroke(COLOURS[2], "P", "-."),
+    "quantile(0.01)50%": Stroke(COLOURS[2], "X", ":"),
+    "adaptive0.01": Stroke(COLOURS[4], "<", "-"),
+    "adaptive0.05": Stroke(COLOURS[4], ">", "--"),
 }
 
 _NOTES = (

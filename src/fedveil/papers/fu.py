@@ -6,17 +6,19 @@ are worth strictly stands beside it: sensitivity counts two inputs, not one, so 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+from matplotlib.figure import Figure
 
 from fedveil.papers.experiment import Experiment, Item, Scale
 from fedveil.papers.lines import (
     claim_of,
     learning_curve,
-    lines_png,
     mean_lines,
     meaning,
+    named,
     strict_claim,
 )
 from fedveil.papers.page import Finding, Page, TextTable
@@ -24,6 +26,9 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
 from fedveil.tuning.axes import Axis, cells
 from fedveil.tuning.constants import constants_of
+from fedveil.tuning.figures import promises
+from fedveil.tuning.labels import IN_ALL, PER_ROUND
+from fedveil.tuning.panels import Panel, draw, numbered
 from fedveil.tuning.statistics import Mean, worse
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.theory import Federation, LaplaceNoise, best_steps, decayed_bound
@@ -111,7 +116,14 @@ def fig1(experiment: Experiment) -> Page:
         rows.append((epsilon, *map(str, shown)))
     claim = claim_of(sweep)
     page.settings.append(meaning(claim))
-    page.figures["fu-fig1.png"] = _drawn([str(r) for r in rounds], lines, "iteration", claim)
+    page.figures["fu-fig1.png"] = _drawn(
+        "Test loss during training, by epsilon",
+        "Fig. 1",
+        rounds,
+        _by_epsilon(lines),
+        "local steps done (t)",
+        claim,
+    )
     headers = (f"epsilon {claim.terms}", "T = 10", "T = 30", "T = 50", "T = 100")
     page.tables.append(TextTable(headers, tuple(rows)))
     page.notes.append("The paper shows this as a figure without numbers.")
@@ -132,7 +144,14 @@ def table2(experiment: Experiment) -> Page:
     lines = mean_lines(sweep, len(times), "loss")
     claim = claim_of(sweep)
     page.settings.append(meaning(claim))
-    page.figures["fu-fig3.png"] = _drawn(times, lines, "T", claim)
+    page.figures["fu-fig3.png"] = _drawn(
+        "Test loss by the length of training",
+        "Fig. 3, one local step per round",
+        [int(t) for t in times],
+        _by_epsilon(lines),
+        IN_ALL,
+        claim,
+    )
     rows, best = [], {}
     for c, epsilon in enumerate(EPSILONS):
         values = [mean.value for mean in lines[c]]
@@ -201,7 +220,14 @@ def fig5(experiment: Experiment) -> Page:
     lines = mean_lines(sweep, len(steps), "loss")
     claim = claim_of(sweep)
     page.settings.append(meaning(claim))
-    page.figures["fu-fig5.png"] = _drawn(steps, lines, "E", claim)
+    page.figures["fu-fig5.png"] = _drawn(
+        "Test loss by the number of local steps per round",
+        "Fig. 5, 120 local steps in all",
+        STEPS,
+        _by_epsilon(lines),
+        PER_ROUND,
+        claim,
+    )
     rows, stars = [], []
     for c, epsilon in enumerate(EPSILONS):
         values = [mean.value for mean in lines[c]]
@@ -265,15 +291,13 @@ def fig7(experiment: Experiment) -> Page:
         return where[e, max(1, round(times[i] / e))]
 
     lines = {name: [sweep.mean(at(name, i), "loss") for i in range(len(times))] for name in rules}
-    places = tuple(map(str, times))
-    page.figures["fu-fig7.png"] = lines_png(
-        places,
-        list(lines.values()),
-        [f"E = {name}" for name in lines],
-        across="T",
-        up="test loss",
-        claims=[claim_of(sweep)],
-        log=True,
+    page.figures["fu-fig7.png"] = _drawn(
+        "Test loss when local steps per round (E) follow from all steps (T)",
+        "Fig. 7, epsilon 3, every client in every round",
+        times,
+        {f"E = {name}": line for name, line in lines.items()},
+        IN_ALL,
+        claim_of(sweep),
     )
     page.settings.append(meaning(claim_of(sweep)))
     shown = [i for i, t in enumerate(times) if t in (1, 11, 31, 61, 91, 111)]
@@ -379,11 +403,22 @@ def _listed(claim: PrivacyClaim) -> str:
     return f"epsilon {', '.join(EPSILONS)} {claim.terms}"
 
 
+def _by_epsilon(lines: Sequence[Sequence[Mean]]) -> dict[str, Sequence[Mean]]:
+    return {named(epsilon): line for epsilon, line in zip(EPSILONS, lines, strict=True)}
+
+
 def _drawn(
-    places: Sequence[str], lines: list[list[Mean]], across: str, claim: PrivacyClaim
-) -> bytes:
-    names, up = [f"epsilon {epsilon}" for epsilon in EPSILONS], "test loss"
-    return lines_png(places, lines, names, across=across, up=up, claims=[claim], log=True)
+    title: str,
+    which: str,
+    places: Sequence[int],
+    lines: Mapping[str, Sequence[Mean]],
+    across: str,
+    claim: PrivacyClaim,
+) -> Figure:
+    said = f"Fu et al. 2021, {which}: linear regression of the interest rate (Lending Club)."
+    up = "test loss: squared error\n(percentage points squared)"
+    panel = Panel(numbered(lines, places), across, up, log_y=True)
+    return draw(title, [said, *promises([claim])], [panel])
 
 
 def _all_means(

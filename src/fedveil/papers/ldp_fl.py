@@ -36,17 +36,16 @@ from fedveil.papers.ldp_fl_settings import (
 )
 from fedveil.papers.page import Page, TextTable
 from fedveil.tuning.axes import Axis
-from fedveil.tuning.figures import COLOURS, draw_line, png
+from fedveil.tuning.figures import stroke
+from fedveil.tuning.panels import PERCENT, Panel, Series, draw, numbered
 from fedveil.tuning.statistics import Mean
 
 
 def epsilon(experiment: Experiment) -> Page:
     """Accuracy against epsilon: the headline runs and those around them."""
     page, cases, repeat = _begin(experiment, "Accuracy against epsilon")
-    figure = Figure(figsize=(3.4 * len(cases), 3.2), layout="constrained")
-    panels = figure.subplots(1, len(cases), squeeze=False)[0]
-    headline = []
-    for at, study in zip(panels, cases, strict=True):
+    headline, panels = [], []
+    for study in cases:
         paper, count = study.paper, len(study.epsilons)
         free = experiment.sweep(
             f"ldp-fl-free-{paper.data}",
@@ -69,10 +68,7 @@ def epsilon(experiment: Experiment) -> Page:
             rows.append((e, *_beside(told, means[c]), str(means[count + c]), *worth(sweep, c)))
         page.tables.append(TextTable(_EPSILON, tuple(rows), f"{paper.title}:"))
         headline.append(_headline(study, percent(free, 0), means))
-        draw_line(at, study.epsilons, means[:count], "weights, as published", COLOURS[0])
-        draw_line(at, study.epsilons, means[count:], "update", COLOURS[1])
-        at.axhline(percent(free, 0).value, color=COLOURS[6], ls="--", lw=1, label="noise-free")
-        at.set(xlabel=_ACROSS, ylabel="test accuracy, %", title=paper.title)
+        panels.append(_by_epsilon(study, means, percent(free, 0).value))
         found = {e: means[c].value for c, e in enumerate(study.epsilons)}
         behind = readings(sweep.prepared[study.epsilons.index(paper.epsilon)].plan, study.rounds)
         page.findings += [
@@ -80,9 +76,13 @@ def epsilon(experiment: Experiment) -> Page:
             collapses(paper, found),
             one_budget(paper.title, paper.epsilon, behind[0]),
         ]
-    panels[0].legend(fontsize=7)
     page.tables.insert(0, TextTable(_HEADLINE, tuple(headline), "The headline runs:"))
-    page.figures["ldp-fl-epsilon.png"] = png(figure)
+    page.figures["ldp-fl-epsilon.png"] = draw(
+        "Test accuracy by epsilon per weight",
+        [_SAID, f"Epsilon {PUBLISHED}."],
+        panels,
+        len(panels),
+    )
     page.notes += [
         "`weights` are perturbed as published; `update` is our variant, which reports the update "
         "around the model that was sent, in a range of its own. Epsilons are the same for both. "
@@ -122,7 +122,7 @@ def clients(experiment: Experiment) -> Page:
             rows.append((str(n), part, *_beside(told, means[c]), noise, *worth(sweep, c)))
         title = f"{paper.title}, epsilon {paper.epsilon} {PUBLISHED}:"
         page.tables.append(TextTable(_CLIENTS, tuple(rows), title))
-        lines[paper.title] = ([str(n) for n in counts], means)
+        lines[named(study)] = (counts, means)
         page.findings.append(
             reports_help(
                 paper.title,
@@ -131,7 +131,9 @@ def clients(experiment: Experiment) -> Page:
                 percents(sweep, len(counts) - 1),
             )
         )
-    page.figures["ldp-fl-clients.png"] = _lines_png(lines, "clients")
+    page.figures["ldp-fl-clients.png"] = _drawn(
+        "Test accuracy by the number of clients", lines, "clients, all of them in every round"
+    )
     page.notes += [
         "More clients also have fewer records each, so that local training differs as well.",
         _FIGURES_ONLY,
@@ -163,7 +165,7 @@ def fraction(experiment: Experiment) -> Page:
         ]
         title = f"{paper.title}, epsilon {paper.epsilon} {PUBLISHED}:"
         page.tables.append(TextTable(_FRACTION, tuple(rows), title))
-        lines[paper.title] = ([f"{fr:g}" for fr in FRACTIONS], means)
+        lines[named(study)] = (FRACTIONS, means)
         page.findings.append(
             reports_help(
                 paper.title,
@@ -172,7 +174,11 @@ def fraction(experiment: Experiment) -> Page:
                 percents(sweep, len(sizes) - 1),
             )
         )
-    page.figures["ldp-fl-fraction.png"] = _lines_png(lines, "client fraction")
+    page.figures["ldp-fl-fraction.png"] = _drawn(
+        "Test accuracy by the share of clients in a round",
+        lines,
+        "share of clients that take part in a round",
+    )
     page.notes += [
         "A client that is drawn at random may be drawn in every round: it is charged for all of "
         "them, and with fewer reports per round the shuffler hides each one less.",
@@ -201,10 +207,12 @@ def rounds(experiment: Experiment) -> Page:
             spent = worth(sweep, 0, done)
             rows.append((str(done), paper.epsilon, *_beside(told, means[done]), *spent))
         page.tables.append(TextTable(_ROUNDS, tuple(rows), f"{paper.title}:"))
-        lines[paper.title] = ([str(r) for r in means], list(means.values()))
+        lines[named(study)] = (tuple(means), tuple(means.values()))
         behind = readings(sweep.prepared[0].plan, study.rounds)
         page.findings.append(one_budget(paper.title, paper.epsilon, behind[0]))
-    page.figures["ldp-fl-rounds.png"] = _lines_png(lines, "round")
+    page.figures["ldp-fl-rounds.png"] = _drawn(
+        "Test accuracy during training", lines, "rounds done"
+    )
     page.notes.append(_FIGURES_ONLY)
     return page
 
@@ -246,7 +254,8 @@ ITEMS: dict[str, Item] = {
     "table1": table1,
 }
 
-_ACROSS = f"epsilon {PUBLISHED}".replace(" (", "\n(", 1)
+_SAID = "Sun et al. 2021 (LDP-FL), in our sizes: two-valued reports of every weight."
+_ACCURACY = "test accuracy (%)"
 _HEADLINE = (
     "data",
     "clients, paper",
@@ -340,12 +349,28 @@ def _beside(told: float | None, here: Mean) -> tuple[str, str, str]:
     return f"{told:.2f}", str(here), f"{here.value - told:+.2f}"
 
 
-def _lines_png(lines: Mapping[str, tuple[list[str], list[Mean]]], label: str) -> bytes:
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    at = figure.subplots()
-    for i, (name, (places, means)) in enumerate(lines.items()):
-        draw_line(at, places, means, name, COLOURS[i])
-    at.set(xlabel=label, ylabel="test accuracy, %", title=f"Test accuracy by {label}")
-    at.legend(fontsize=8)
-    at.grid(alpha=0.3)
-    return png(figure)
+def named(study: Study) -> str:
+    """How its line is named, where epsilon is the published one."""
+    return f"{study.paper.title}, epsilon {study.paper.epsilon}"
+
+
+def _by_epsilon(study: Study, means: Sequence[Mean], free: float) -> Panel:
+    count = len(study.epsilons)
+    lines = {"weights, as published": means[:count], "update, our variant": means[count:]}
+    return Panel(
+        numbered(lines, [float(epsilon) for epsilon in study.epsilons]),
+        "epsilon per weight",
+        _ACCURACY,
+        study.paper.title,
+        levels={"no noise": free},
+        log_x=True,
+        within=PERCENT,
+    )
+
+
+def _drawn(
+    title: str, lines: Mapping[str, tuple[Sequence[float], Sequence[Mean]]], across: str
+) -> Figure:
+    series = [Series(n, x, y, stroke(i)) for i, (n, (x, y)) in enumerate(lines.items())]
+    panel = Panel(series, across, _ACCURACY, within=PERCENT)
+    return draw(title, [_SAID, f"Epsilon {PUBLISHED}."], [panel])

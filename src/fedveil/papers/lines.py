@@ -1,12 +1,6 @@
-"""Lines of a two-axis sweep: means by the first axis, drawn over the second; strict claims."""
-
-import math
-from collections.abc import Sequence
-
-from matplotlib.figure import Figure
+"""Lines of a two-axis sweep: means by the first axis, over the second; strict claims."""
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.tuning.figures import COLOURS, draw_line, png, promises
 from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
@@ -24,33 +18,13 @@ def learning_curve(sweep: Sweep, cell: int, metric: str) -> tuple[list[int], lis
     return rounds, [mean_of([c[i][1][metric] for c in curves]) for i in range(len(rounds))]
 
 
-_AXES = {"E": "E: local steps per round", "T": "T: local steps in all"}
+def named(epsilon: str) -> str:
+    """How a line is named after its epsilon.
 
-
-def lines_png(
-    places: Sequence[str],
-    lines: Sequence[Sequence[Mean]],
-    names: Sequence[str],
-    *,
-    across: str,
-    up: str,
-    claims: Sequence[PrivacyClaim],
-    log: bool = False,
-) -> bytes:
-    """The lines with their names, over the same places, under what belongs to their epsilons."""
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    at = figure.subplots()
-    for i, (line, name) in enumerate(zip(lines, names, strict=True)):
-        draw_line(at, places, line, name, COLOURS[i])
-    across = _AXES.get(across, across)
-    at.set(xlabel=across, ylabel=up, yscale="log" if log else "linear")
-    found = [mean.value for line in lines for mean in line if math.isfinite(mean.value)]
-    if log and found:  # an interval that reaches zero ends at the frame
-        at.set_ylim(bottom=min(found) / 3)
-    at.set_title("\n".join([f"{up} over {across}", promises(claims)]), fontsize=8)
-    at.legend(fontsize=8)
-    at.grid(alpha=0.3)
-    return png(figure)
+    >>> named("3"), named("inf")
+    ('epsilon 3', 'no noise')
+    """
+    return "no noise" if epsilon == "inf" else f"epsilon {epsilon}"
 
 
 def strict_claim(sweep: Sweep, cell: int) -> str:

@@ -9,15 +9,13 @@ its central DP a client from everyone who sees the models, so their epsilons can
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from fedveil.papers.experiment import Experiment, Item, Scale
 from fedveil.papers.lines import claim_of, meaning
 from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.tuning.axes import Axis
-from fedveil.tuning.figures import COLOURS, draw_line, png
+from fedveil.tuning.figures import stroke
+from fedveil.tuning.panels import PERCENT, Panel, Series, draw
 from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
@@ -232,12 +230,16 @@ def utility(experiment: Experiment) -> Page:
         ),
         ("delta", f"{DELTA:g}"),
     ]
-    figure = Figure(figsize=(4.6 * len(cases), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(cases), squeeze=False)[0]
-    for at, federation in zip(panels, cases, strict=True):
-        _measure(experiment, page, at, federation, repeat)
-    panels[0].legend(fontsize=7)
-    page.figures["naseri-utility.png"] = png(figure)
+    panels = [_measure(experiment, page, federation, repeat) for federation in cases]
+    page.figures["naseri-utility.png"] = draw(
+        "What the defences cost: test accuracy by epsilon",
+        [
+            "After Naseri et al. 2022, in our sizes. Unit and trust of the two lines differ, so "
+            "that their epsilons cannot be compared."
+        ],
+        panels,
+        len(panels),
+    )
     page.notes += [
         "**Epsilons of different units are not comparable.** Local DP here protects one record of "
         "a client from the server, central DP a whole client from whoever sees the models, with a "
@@ -266,10 +268,8 @@ _HEADERS = (
 )
 
 
-def _measure(
-    experiment: Experiment, page: Page, at: Axes, federation: Deployment, repeat: int
-) -> None:
-    """Run a federation's grid; add its table and findings to the page, its lines to the figure."""
+def _measure(experiment: Experiment, page: Page, federation: Deployment, repeat: int) -> Panel:
+    """Run a federation's grid; add its table and findings to the page, and return its lines."""
     rows: list[tuple[str, ...]] = []
     lines: dict[str, list[Mean]] = {}
     claims: dict[str, PrivacyClaim] = {}
@@ -295,7 +295,7 @@ def _measure(
         varying_cost(federation.title, single[NONE], local, central),
     ]
     page.settings.append(f"{federation.title}. {meaning(*claims.values())}")
-    _draw(at, federation.title, lines, claims)
+    return _panel(federation.title, lines, claims)
 
 
 def _claim(sweep: Sweep, cell: int) -> tuple[str, ...]:
@@ -307,17 +307,22 @@ def _claim(sweep: Sweep, cell: int) -> tuple[str, ...]:
     return claim.value, f"{claim.delta:g}", unit, trust, neighbours
 
 
-def _draw(
-    at: Axes, title: str, lines: Mapping[str, list[Mean]], claims: Mapping[str, PrivacyClaim]
-) -> None:
-    for i, (name, means) in enumerate(lines.items()):
-        if name in claims:
-            draw_line(at, EPSILONS, means, f"{name}, epsilon {claims[name].terms}", COLOURS[i])
-        else:
-            at.axhline(means[0].value, color=COLOURS[i], ls="--", lw=1, label=name)
-    at.set(xlabel="epsilon (units and trust differ, see the legend)", xscale="log")
-    at.set(ylabel="test accuracy, %", title=title)
-    at.grid(alpha=0.3)
+def _panel(
+    title: str, lines: Mapping[str, list[Mean]], claims: Mapping[str, PrivacyClaim]
+) -> Panel:
+    places = [float(epsilon) for epsilon in EPSILONS]
+    return Panel(
+        [
+            Series(f"{name}: epsilon {claim.terms}", places, lines[name], stroke(i))
+            for i, (name, claim) in enumerate(claims.items())
+        ],
+        "epsilon (for whom: see the legend)",
+        "test accuracy (%)",
+        title,
+        levels={name: means[0].value for name, means in lines.items() if name not in claims},
+        log_x=True,
+        within=PERCENT,
+    )
 
 
 def _percent(sweep: Sweep, cell: int) -> Mean:

@@ -8,10 +8,9 @@ number here is about these attacks, not about all.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedveil.attacks.certificate import BASE_RATE, in_words
@@ -34,7 +33,8 @@ from fedveil.papers.naseri_defences import (
 )
 from fedveil.papers.page import Finding, Page, TextTable
 from fedveil.tuning.axes import Axis
-from fedveil.tuning.figures import COLOURS, draw_line, png
+from fedveil.tuning.figures import promises, stroke
+from fedveil.tuning.panels import PERCENT, Panel, Series, draw
 from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
@@ -95,7 +95,7 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
         found[CENTRAL].rates,
         {how: found[f"{GRADIENTS}{how}"].rates[0] for how in NOISES},
     )
-    page.figures[f"naseri-backdoor-{arena.name}.png"] = _figure(found)
+    page.figures[f"naseri-backdoor-{arena.name}.png"] = _figure(arena, found)
     certificates = [
         in_words(prepared.claim, BASE_RATE, drawn=True)
         for prepared in found[CENTRAL].sweep.prepared
@@ -224,40 +224,50 @@ def _rows(found: Table) -> list[tuple[str, ...]]:
     return rows
 
 
-def _figure(found: Table) -> bytes:
+def _figure(arena: Arena, found: Table) -> Figure:
     """Both metrics over rounds where nothing is claimed, and over epsilon where something is."""
-    figure = Figure(figsize=(9.6, 6.4), layout="constrained")
-    for line, metric in zip(figure.subplots(2, 2), (MAIN, BACKDOOR), strict=True):
-        _over_rounds(line[0], found, metric)
-        _over_epsilon(line[1], found, metric)
-    figure.axes[0].legend(fontsize=6, ncols=2)
-    figure.axes[1].legend(fontsize=6)
-    return png(figure)
+    panels = [panel(found, up) for up in _UPS for panel in (_over_rounds, _over_epsilon)]
+    claims = [claim_of(one.sweep) for one in found.values() if one.defence.private]
+    said = "One attacker in every round; after Naseri et al. 2022, in our sizes."
+    return draw(f"{arena.title}, by defence", [said, *promises(claims)], panels, columns=2)
 
 
-def _over_rounds(at: Axes, found: Table, metric: str) -> None:
+def _over_rounds(found: Table, metric: str) -> Panel:
     shown = [one for one in found.values() if not one.sweep.prepared[0].claims]
+    lines = []
     for i, one in enumerate(shown):
         rounds, means = learning_curve(one.sweep, 0, metric)
-        style = "-" if i < len(COLOURS) else "--"
-        values, colour = [100 * mean.value for mean in means], COLOURS[i % len(COLOURS)]
-        at.plot(rounds, values, style, color=colour, label=one.defence.name)
-    at.set(xlabel="round", ylabel=_label(metric))
-    at.grid(alpha=0.3)
+        lines.append(Series(one.defence.name, rounds, [_percent(m) for m in means], stroke(i)))
+    title = "Defences that claim nothing" if metric == MAIN else ""
+    return Panel(lines, "rounds done", _UPS[metric], title, within=PERCENT)
 
 
-def _over_epsilon(at: Axes, found: Table, metric: str) -> None:
+def _over_epsilon(found: Table, metric: str) -> Panel:
+    claimless = sum(not one.sweep.prepared[0].claims for one in found.values())
     private = [one for one in found.values() if one.defence.private]
-    for one, colour in zip(private, COLOURS, strict=False):
-        unit = "client" if one.defence.name == CENTRAL else "record"
-        label = f"{one.defence.name.removeprefix(LOCAL)}, per {unit}"
-        label = label if unit == "client" else f"DP-SGD, {label}"
-        draw_line(at, EPSILONS, one.at_end(metric), label, colour)
-    level = found[UNDEFENDED].at_end(metric)[0].value
-    at.plot([float(EPSILONS[0]), float(EPSILONS[-1])], [level, level], ":", color="black")
-    at.set(xlabel="epsilon (units differ; dotted: no defence)", xscale="log", ylabel=_label(metric))
-    at.grid(alpha=0.3)
+    places = [float(epsilon) for epsilon in EPSILONS]
+    return Panel(
+        [
+            Series(_named(one), places, one.at_end(metric), stroke(claimless + i))
+            for i, one in enumerate(private)
+        ],
+        "epsilon (for whom: see the legend)",
+        _UPS[metric],
+        "Defences with a claim, at the end" if metric == MAIN else "",
+        levels={"no\ndefence": found[UNDEFENDED].at_end(metric)[0].value},
+        log_x=True,
+        within=PERCENT,
+    )
 
 
-def _label(metric: str) -> str:
-    return "main task, %" if metric == MAIN else "backdoor, %"
+def _named(one: Measured) -> str:
+    if one.defence.name == CENTRAL:
+        return f"{CENTRAL}, per client"
+    return f"DP-SGD, {one.defence.name.removeprefix(LOCAL)}, per record"
+
+
+def _percent(share: Mean) -> Mean:
+    return replace(share, value=100 * share.value, half=100 * share.half)
+
+
+_UPS = {MAIN: "main task:\ntest accuracy (%)", BACKDOOR: "backdoor: triggered\nrecords misled (%)"}

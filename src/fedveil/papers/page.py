@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from matplotlib.figure import Figure
+
 
 @dataclass(frozen=True)
 class TextTable:
@@ -43,8 +45,8 @@ class Finding:
 class Page:
     """One item of a paper.
 
-    `left_open` are the settings that the paper does not give, with our choice; `figures` are PNG
-    files by name; `notes` say what deviates and why.
+    `left_open` are the settings that the paper does not give, with our choice; `figures` are by the
+    names of their files; `notes` say what deviates and why.
     """
 
     title: str
@@ -53,7 +55,7 @@ class Page:
     tables: list[TextTable] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    figures: dict[str, bytes] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)
 
     def markdown(self) -> str:
         """The whole item."""

@@ -9,6 +9,7 @@ from fedveil.errors import BadInput
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.page import Page
 from fedveil.runs.disk import locked, write_atomic
+from fedveil.tuning.figures import png
 
 PAPERS = {
     "fu": ("fu", "fu_cnn"),
@@ -77,8 +78,8 @@ def _reproduce(
     with locked(experiment.out):
         for name, item in items.items():
             page = item(experiment)
-            for file, content in page.figures.items():
-                write_atomic(experiment.out / file, content)
+            for file, figure in page.figures.items():
+                write_atomic(experiment.out / file, png(figure))
             text += page.markdown() + "\n"
             on_page(name, page)
         path = experiment.out / f"{paper}.md"

@@ -13,6 +13,7 @@ from fedveil.checks import check, shown
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim
+from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedule
 from fedveil.privacy.noise.streams import Streams
@@ -172,27 +173,17 @@ class PrivacyPlan:
         return min((line.permitted(self.rounds) for line in self.lines), default=self.rounds)
 
     def spent(self, rounds: int, turns: int | None = None, again: int = 0) -> float | None:
-        """An upper bound on epsilon after `rounds` rounds, for display; None if nothing is claimed.
-
-        With `turns`, how often the most frequent client took part, it is that client's; otherwise
-        `again` attempts were charged beyond each round's first.
-        """
-        if not self.lines:
-            return None
-        line = self.lines[0].after(again)
-        most = line.participations(rounds) + again if turns is None else turns
-        if line is self.lines[0] and most < len(self._curve):
-            return self._curve[most]
-        return line.claims(most)[0].epsilon
+        """The epsilon of `told`; None if nothing is claimed."""
+        claim = self.told(rounds, turns, again)
+        return None if claim is None else claim.epsilon
 
     def told(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim | None:
-        """What is spent, with the claim that it belongs to."""
-        spent = self.spent(rounds, turns, again)
-        return None if spent is None else self.lines[0].claim(spent)
+        """An upper bound on what is spent after `rounds` rounds, for display (`Spending`)."""
+        return None if self._spending is None else self._spending.claim(rounds, turns, again)
 
     @cached_property
-    def _curve(self) -> tuple[float, ...]:
-        return self.lines[0].curve(self.lines[0].participations(self.rounds))
+    def _spending(self) -> Spending | None:
+        return Spending(self.lines[0], self.rounds) if self.lines else None
 
     def claims(
         self, rounds: int, counts: Counts | None = None, again: int = 0

@@ -33,7 +33,7 @@ def diagnose(history: list[dict[str, Any]]) -> list[str]:
     if clipped >= _ALL and rounds[-1].get("clip") is not None:
         notes.append(
             f"{100 * clipped:.0f} % of the updates were clipped, at {rounds[-1]['clip']:.4g}: "
-            "raise it, or lower client.lr or client.epochs"
+            "raise the clip norm, or lower client.lr or client.epochs"
         )
     ratios = [line["snr"] for line in rounds if line["snr"] is not None]
     if ratios:
@@ -42,8 +42,8 @@ def diagnose(history: list[dict[str, Any]]) -> list[str]:
         if overall < 1:
             notes.append(
                 f"noise is larger than signal: the sum of updates is {mean:.2g} times as long as "
-                f"its noise in a round, {overall:.2g} times over all {len(ratios)}; use more "
-                "clients per round, fewer parameters or a larger epsilon"
+                f"its noise in a round, {overall:.2g} times over all {len(ratios)} rounds; use "
+                "more clients per round, fewer parameters or a larger epsilon"
             )
     if len(notes) == 1 and shares:
         worse = losses[-1] > losses[0] or losses[-1] > 1.5 * min(losses)

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,14 +40,42 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+_TRIES, _PAUSE = 10, 0.05
+"""To take the lock: somebody who asks whether it is held has it for a moment (`in_use`)."""
+
+
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the run directory: a second process that wants it is told so."""
     with (folder / "lock").open("w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as e:
-            raise BadInput(
-                f"{folder} is in use by another process: wait for it or use another --out"
-            ) from e
+        for tries in range(_TRIES):
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as e:
+                if tries == _TRIES - 1:
+                    raise BadInput(
+                        f"{folder} is in use by another process: wait for it or use another --out"
+                    ) from e
+                time.sleep(_PAUSE)
         yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process holds the run directory now; a lock that cannot be read is nobody's.
+
+    The kernel lets go of a lock with the process that has it, however that ends.
+    """
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)

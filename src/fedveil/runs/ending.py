@@ -11,14 +11,19 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.shared import common_of
 from fedveil.privacy.plan import PrivacyPlan
 
-Stopped = Literal["rounds", "budget", "interrupted"]
+Stopped = Literal["rounds", "budget", "interrupted", "request"]
+RESUMABLE = ("interrupted", "request")
+"""Ends after which rounds are left that may be done."""
 
 _MANY = 1_000_000
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a run after `done` rounds, on the ledger in `file`; `resume` would continue it."""
+    """The end of a run after `done` rounds, on the ledger in `file`; `resume` would continue it.
+
+    `asked` says that somebody asked it to end (`stop_request`).
+    """
 
     plan: PrivacyPlan
     done: int
@@ -26,13 +31,16 @@ class Ending:
     ledger: Ledger
     file: Path
     resume: str
+    asked: bool = False
 
     @property
     def stopped(self) -> Stopped:
         """By the end of the plan, by a budget, or by somebody."""
         if self.done >= self.plan.rounds:
             return "rounds"
-        return "interrupted" if self.ledger.refusal is None else "budget"
+        if self.ledger.refusal is not None:
+            return "budget"
+        return "request" if self.asked else "interrupted"
 
     def __str__(self) -> str:
         return f"{self._what_counts()}; {self._stop()}; {self._what_is_left()}"
@@ -43,7 +51,7 @@ class Ending:
             return "nothing is claimed"
         told = f"the claim that counts is {first}"
         if any(claim.accountant is not first.accountant for claim in self.claims):
-            told += f", by {first.accountant.upper()} whatever else is listed"
+            told += "; other accountants are listed for comparison"
         return told
 
     def _stop(self) -> str:
@@ -52,20 +60,24 @@ class Ending:
         after = f"after round {self.done} of {self.plan.rounds}"
         if self.stopped == "interrupted":
             return f"it was interrupted {after}"
+        if self.stopped == "request":
+            return f"it was asked to end {after}"
         whose = "its own budget"
         if isinstance(self.ledger.refusal, CommonBudgetExhausted):
             whose = f"the budget that runs on {self.file} share"
         return f"it was stopped {after} by {whose}"
 
     def _what_is_left(self) -> str:
-        told = "no round of it is left to run"
-        if self.stopped == "interrupted":
+        told = "nothing of it is left to run"
+        if self.stopped in RESUMABLE:
             left = min(self.plan.rounds, self.plan.permitted) - self.done
             told = f"{self.resume} does the other {left}"
         more, spent = self.ledger.fitting(_MANY), self.ledger.common_spent()
         common = None if spent is None else common_of(self.file)
         if more is None or spent is None or common is None:
-            return told + (", and any other run on the same data adds to it" if self.claims else "")
+            return told + (
+                ", and any other run on the same data adds to the claim" if self.claims else ""
+            )
         fit = "more than a million" if more >= _MANY else more or "no"
         return f"{told}; on {self.file} {common.told(spent)}, and {fit} more rounds like these fit"
 

@@ -12,7 +12,14 @@ from fedveil.privacy.ledger.file import read_about, read_runs
 from fedveil.privacy.ledger.hash_chain import Head, first_hash
 from fedveil.privacy.ledger.looking import one_look
 from fedveil.privacy.ledger.shared import common_of, spent_in
-from fedveil.privacy.ledger.statement import Statement, lines_of, statement, statements
+from fedveil.privacy.ledger.statement import (
+    Charged,
+    Statement,
+    charged,
+    lines_of,
+    statement,
+    statements,
+)
 from fedveil.privacy.ledger.verification import check_head, read_hashes, read_links, verify
 from fedveil.runs import checkpoint
 from fedveil.runs.closing import check_as_left, differences, is_open
@@ -71,6 +78,14 @@ def statement_of(folder: Path) -> Statement | None:
     with one_look(file):
         name = _run_in(folder, list(read_runs(file)))
         return None if name is None else statement(file, name)
+
+
+def charged_of(folder: Path) -> Charged | None:
+    """What its ledger holds of the run in a directory; None where it is not told which it is."""
+    file = file_of(folder)
+    with one_look(file):
+        name = _run_in(folder, list(read_runs(file)))
+        return None if name is None else charged(file, name)
 
 
 def verify_ledger(path: Path, head: str | None) -> str:

@@ -2,8 +2,11 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
+
+_MOST = int(sys.float_info.max)
 
 History = list[dict[str, Any]]
 
@@ -14,12 +17,26 @@ def read(path: Path) -> tuple[History, list[str]]:
     if not path.exists():
         return lines, []
     for text in path.read_text(errors="replace").splitlines():
-        line = _parsed(text)
+        line = parsed(text)
         if line is None or (lines and line["round"] <= lines[-1]["round"]):
             damage = f"metrics.jsonl was damaged after {len(lines)} lines: the rest was left out"
             return lines, [damage]
         lines.append(line)
     return lines, []
+
+
+def parsed(text: str) -> dict[str, Any] | None:
+    """A line of the metrics file; None if it is not what a run writes."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(line, dict) or type(line.get("round")) is not int or "epsilon" not in line:
+        return None
+    wanted = ("clients", "clipped", "snr", "refused", "clip") if line["round"] else ()
+    numbers = [value for name, value in line.items() if name != "claim"]
+    good = all(name in line for name in wanted) and all(map(_is_number, numbers))
+    return line if good and _claimed(line) else None
 
 
 def last_round(history: History) -> int:
@@ -42,20 +59,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _parsed(text: str) -> dict[str, Any] | None:
-    """A line of the metrics file; None if it is not what a run writes."""
-    try:
-        line = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(line, dict) or type(line.get("round")) is not int or "epsilon" not in line:
-        return None
-    wanted = ("clients", "clipped", "snr", "refused", "clip") if line["round"] else ()
-    numbers = [value for name, value in line.items() if name != "claim"]
-    good = all(name in line for name in wanted) and all(
-        value is None or isinstance(value, int | float) for value in numbers
+def _is_number(value: object) -> bool:
+    """Whether a run can have measured it: null, or what a float holds."""
+    return (
+        value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)
     )
-    return line if good and _claimed(line) else None
 
 
 def _claimed(line: dict[str, Any]) -> bool:

@@ -13,15 +13,19 @@ _HEAD = """\
 A recipe is one TOML file. `fedveil explain [SECTION[.KEY]]` prints what is here, `fedveil recipes`
 lists the shipped recipes, `--set section.key=value` overrides a key. A key with nothing under
 *left out* is needed.
+"""
 
-This page is written by `python -m fedveil.runs.reference > docs/recipes.md`, from the descriptions
-in `src/fedveil/runs/sections` and the ranges in `src/fedveil/checks.py`: change those.
+_TAIL = """\
+---
+
+*This page is written by `python -m fedveil.runs.reference > docs/recipes.md`, from the descriptions
+in `src/fedveil/runs/sections` and the ranges in `src/fedveil/checks.py`: change those.*
 """
 
 
 def page() -> str:
     """The whole page, in Markdown."""
-    return "\n".join([_HEAD, *(line for part in parts() for line in _part(part))])
+    return "\n".join([_HEAD, *(line for part in parts() for line in _part(part)), _TAIL])
 
 
 def _part(part: Part) -> list[str]:

@@ -21,7 +21,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.verification import verify
-from fedveil.runs import checkpoint, metrics_file, toml
+from fedveil.runs import checkpoint, metrics_file, stop_request, toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.closing import digests, recipe_digest
 from fedveil.runs.diagnosis import diagnose
@@ -62,6 +62,7 @@ class Run:
     beforehand: list[str] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     logs: tuple[str, ...] = ()
+    asked: bool = False
 
     @classmethod
     def start(
@@ -147,7 +148,8 @@ class Run:
     def execute(
         self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """Train to the end, the budget or Ctrl-C, and write what there is; returns the result.
+        """Train to the end, the budget, Ctrl-C or a request to stop (`stop_request`), and write
+        what there is; returns the result.
 
         A disk that is full or cannot be written ends it with `BadInput`: a round whose charge is
         not on disk is not begun, and what was written is whole. An error in `on_round` ends the run
@@ -167,7 +169,11 @@ class Run:
         """The same round by round, each as its line of metrics; closing it early ends the run."""
         try:
             with locked(self.folder):
-                yield from self._lines(on_start)
+                stop_request.clear(self.folder)
+                try:
+                    yield from self._lines(on_start)
+                finally:
+                    stop_request.clear(self.folder)
         except BrokenPipeError:
             raise  # of the screen
         except (OSError, sqlite3.Error) as e:
@@ -230,6 +236,9 @@ class Run:
                 if result.round % self.recipe.engine.checkpoint == 0:
                     checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
                 yield line
+                if stop_request.asked(self.folder):
+                    self.asked = True
+                    return
 
     @one_thread()
     def _finish(self, done: Done, ledger: Ledger, seconds: float) -> dict[str, Any]:
@@ -247,7 +256,10 @@ class Run:
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.again)
         told = [claim.to_dict() for claim in claims]
-        ending = Ending(plan, state.round, claims, ledger, self._ledger_path, self.how_to_resume)
+        ending = Ending(
+            *(plan, state.round, claims, ledger, self._ledger_path, self.how_to_resume),
+            asked=self.asked,
+        )
         updates = sum(round.clients for round in rounds) / seconds if rounds else 0.0
         refused = Counter(name for round in rounds for name in round.refused)
         result = {

@@ -8,6 +8,7 @@ import torch
 
 from fedveil.checks import check
 from fedveil.privacy.identity import LATER
+from fedveil.privacy.rows import BLOCK
 from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
 
 
@@ -62,8 +63,7 @@ class SgdServer:
         if self.momentum:
             mean = mean + self.momentum * memory.get("velocity", torch.zeros_like(mean))
             memory = {"velocity": mean}
-        rate = scheduled(self.lr, self.schedule, state.round + 1)
-        return _moved(state, rate * mean, memory)
+        return _moved(state, mean, memory, scheduled(self.lr, self.schedule, state.round + 1))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,12 @@ class AdagradServer:
         return _moved(state, rate * mean / (second.sqrt() + self.floor), {"second": second})
 
 
-def _moved(state: ServerState, by: torch.Tensor, memory: dict[str, torch.Tensor]) -> ServerState:
-    """`by`, float64, is taken over."""
-    params = by.add_(state.params).to(torch.float32)
+def _moved(
+    state: ServerState, along: torch.Tensor, memory: dict[str, torch.Tensor], rate: float = 1.0
+) -> ServerState:
+    """The state moved by rate x along, float64 [P], of which only a piece is held at a time."""
+    params = torch.empty_like(state.params)
+    pieces = (torch.split(each, BLOCK) for each in (params, state.params, along))
+    for new, old, by in zip(*pieces, strict=True):
+        new.copy_(by.mul(rate).add_(old))
     return replace(state, round=state.round + 1, params=params, memory=memory)

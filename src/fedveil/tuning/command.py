@@ -14,6 +14,7 @@ from rich.table import Table
 from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.runs.disk import write_atomic
+from fedveil.runs.glossary import terms_line
 from fedveil.tuning.candidates import STEPS, Space
 from fedveil.tuning.formula import Choice, Question, choices, thumb
 from fedveil.tuning.plan_page import axes_of, plan_page
@@ -107,6 +108,7 @@ def by_formula(sizes: Sizes, space: Space, *, as_json: bool) -> None:
         "noise / clip: on a coordinate of a round's mean update, as a share of the clip on one "
         "client's update; signal / noise: of the whole run, if every update reached the clip",
     )
+    _say(console, terms_line([found[0].claim]))
 
 
 def by_recipe(
@@ -179,6 +181,7 @@ def _print_report(console: Console, report: Report, path: Path) -> None:
         _say(console, f"why: {line}")
     for line in report.warnings:
         console.print(f"note: {line}", style="yellow", highlight=False, soft_wrap=True)
+    _say(console, terms_line([report.rows[0].privacy]))
     _say(console, f"run it: fedveil run {path}")
 
 
@@ -280,7 +283,8 @@ def _formula_json(question: Question, found: Sequence[Choice], most: int) -> dic
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+    if text:
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def _integers(name: str, text: str) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """Recipe keys as people call them, for axes and headings."""
 
+PER_ROUND, IN_ALL = "local steps per round (E)", "local steps in all (T)"
+
 _LABELS = {
     "budget.delta": "delta of the budget",
     "budget.epsilon": "epsilon of the budget",

@@ -3,14 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from fedveil.tuning.labels import axis_label
+from fedveil.tuning.labels import IN_ALL, PER_ROUND, axis_label
 from fedveil.tuning.report import Report, Row
 from fedveil.web.chart import Chart, Line, figure
 from fedveil.web.heat import Heat, heat_figure
 from fedveil.web.html import Content, Markup, number_text, tag
 from fedveil.web.page import listed, page, section, table, text_block
 
-E, T = "E: local steps per round", "T: local steps in all"
 _MOST_ROWS = 100
 
 
@@ -26,13 +25,13 @@ def plan_page(report: Report, name: str) -> bytes:
         tag("p", report.title, class_="sub"),
         tag(
             "div",
-            tag("p", f"Recommended: {chosen}. {report.measure}: {first.told}."),
+            tag("p", f"Recommended: {chosen}, with {report.measure} {first.told}."),
             tag("p", f"Its claim: {first.privacy}."),
             class_="claim",
         ),
-        section("Why", listed(report.why), id="why"),
+        section("Why the first of all options is recommended", listed(report.why), id="why"),
         section("Notes", listed(report.warnings), id="notes") if report.warnings else None,
-        section("Over E and T", tag("div", *charts, class_="pair"), id="curves"),
+        section("Steps per round and in all", tag("div", *charts, class_="pair"), id="curves"),
         section("All options, best first", _table(report), id="options"),
         section("The recipe", text_block(report.recipe, name), id="recipe"),
         tag("footer", "Written by fedveil. It needs no network and asks for nothing."),
@@ -44,9 +43,9 @@ def _map(report: Report) -> Markup:
     first = report.rows[0]
     heat = Heat(
         id="map",
-        title=f"The least {report.measure} over E and T",
-        x=T,
-        y=E,
+        title=f"Least {report.measure} by steps per round (E) and in all (T)",
+        x=IN_ALL,
+        y=PER_ROUND,
         value=report.measure,
         columns=[str(t) for t in times],
         rows=[str(e) for e in steps],
@@ -67,8 +66,8 @@ def _curve(report: Report) -> Markup:
     positive = all(y > 0 for line in lines for _, y in line.points)
     chart = Chart(
         id="frontier",
-        title=f"{report.measure} over T, for each E",
-        x=T,
+        title=f"Least {report.measure} by steps in all (T), a line for each E",
+        x=IN_ALL,
         y=f"{report.measure}{', 95 % interval' if _intervals(report) else ''}",
         lines=lines,
         log_y=positive,
@@ -99,8 +98,8 @@ def _table(report: Report) -> Markup:
         value = "not tried" if math.isnan(row.value) else number_text(row.value) + half
         rows.append(
             {
-                E: row.steps,
-                T: row.iterations,
+                PER_ROUND: row.steps,
+                IN_ALL: row.iterations,
                 "rounds": row.rounds,
                 **{axis_label(key): text for key, text in row.choice.items()},
                 report.measure: value,

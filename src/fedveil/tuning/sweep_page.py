@@ -93,7 +93,7 @@ def sweep_page(folder: Path) -> bytes:
         f"{folder.name}: sweep",
         tag("h1", f"{folder.name}: {len(swept.rows)} cells, {swept.repeat} repetitions each"),
         tag("p", "Means on the test split with their 95 % intervals.", class_="sub"),
-        tag("div", *(tag("p", line) for line in swept.cost), class_="claim"),
+        tag("div", *(tag("p", f"{s[:1].upper()}{s[1:]}.") for s in swept.cost), class_="claim"),
         _recommended(swept),
         section("Over the grid", tag("div", *charts, class_="pair"), id="curves"),
         section("Heat maps", tag("div", *maps, class_="pair"), id="maps") if maps else None,
@@ -114,7 +114,11 @@ def _recommended(swept: Swept) -> Markup:
         for k in best.values()
     ]
     return section(
-        title, table(rows, title, wide=True), listed(settings), tag("p", _CHOICE), id="best"
+        title,
+        table(rows, "The lowest mean test loss among cells of one claim", wide=True),
+        listed(settings),
+        tag("p", _CHOICE),
+        id="best",
     )
 
 
@@ -144,7 +148,7 @@ def _frontiers(swept: Swept) -> list[Markup]:
         chart = Chart(
             id=f"frontier-{number}",
             title=f"Test {metric} over epsilon {terms}",
-            x="epsilon spent, in powers of ten",
+            x="epsilon spent",
             y=f"mean {metric} on the test split, 95 % interval",
             lines=[_line(swept, f"best cell, {metric}", placed, metric)],
             note="For each epsilon the cell with the lowest mean loss.",
@@ -208,7 +212,7 @@ def _lines(swept: Swept) -> list[Markup]:
         chart = Chart(
             id=f"along-{m}",
             title=f"Test {metric} by {axis_label(axis.key)}",
-            x=axis_label(axis.key) + (", in powers of ten" if spread else ""),
+            x=axis_label(axis.key),
             y=f"mean {metric} on the test split, 95 % interval",
             lines=lines,
             places=() if places else axis.values,

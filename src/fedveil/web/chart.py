@@ -13,7 +13,7 @@ from typing import Literal
 from fedveil.web.html import Content, Markup, joined, number_text, tag
 from fedveil.web.page import folded, table
 from fedveil.web.scales import Scale, exact, fitted, tick_text
-from fedveil.web.series import Point, thinned
+from fedveil.web.series import MOST, Point, thinned
 
 WIDTH, HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 466, 26, 226
@@ -48,7 +48,8 @@ class Mark:
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """What a chart shows. `x` and `y` name the axes with their units; `places` are the x axis's
-    labels where x is no number; `note` is what has to be known to read it.
+    labels where x is no number; `note` is what has to be known to read it; `most` are the
+    stretches that a long series is cut into (`thinned`).
     """
 
     id: str
@@ -63,6 +64,7 @@ class Chart:
     log_y: bool = False
     places: Sequence[str] = ()
     joins: bool = True
+    most: int = MOST
 
 
 def figure(chart: Chart) -> Markup:
@@ -72,7 +74,7 @@ def figure(chart: Chart) -> Markup:
     note = tag("p", chart.note, class_="note") if chart.note else None
     if not drawn:
         return tag("figure", caption, tag("p", "There is nothing to draw."), note)
-    lines = [_short(line) for line in drawn]
+    lines = [_short(line, chart.most) for line in drawn]
     across, up = _scales(chart, lines)
     picture = _svg(chart, lines, across, up)
     readout = tag("output", class_="readout", aria_live="polite")
@@ -80,7 +82,13 @@ def figure(chart: Chart) -> Markup:
 
 
 def frame(
-    id: str, title: str, said: str, *content: Content, height: float = HEIGHT, **more: str | None
+    id: str,
+    title: str,
+    said: str,
+    *content: Content,
+    width: float = WIDTH,
+    height: float = HEIGHT,
+    **more: str | None,
 ) -> Markup:
     """The picture itself, named and described for those who do not see it."""
     return tag(
@@ -88,7 +96,7 @@ def frame(
         tag("title", title, id=f"{id}-title"),
         tag("desc", said, id=f"{id}-said"),
         *content,
-        viewBox=f"0 0 {WIDTH} {_number(height)}",
+        viewBox=f"0 0 {_number(width)} {_number(height)}",
         role="img",
         aria_labelledby=f"{id}-title",
         aria_describedby=f"{id}-said",
@@ -123,10 +131,11 @@ def _svg(chart: Chart, lines: Sequence[Line], across: Scale, up: Scale) -> Marku
 def _scales(chart: Chart, lines: Sequence[Line]) -> tuple[Scale, Scale]:
     xs = [x for line in lines for x, _ in line.points]
     ys = [mark.value for mark in chart.marks]
+    ys += [y for line in lines for _, y in line.points]
+    least = 0.0 if min(ys) >= 0 else -math.inf  # intervals do not make a loss negative
     for line in lines:
-        ys += [y for _, y in line.points]
         ys += [edge for _, low, high in line.band for edge in (low, high)]
-        ys += [edge for _, low, high in _intervals(line) for edge in (low, high)]
+        ys += [max(least, edge) for _, low, high in _intervals(line) for edge in (low, high)]
     if chart.log_y:
         ys = [y for y in ys if y > 0] or ys
     up = fitted(ys, _BOTTOM, _TOP, zero=chart.zero, log=chart.log_y)
@@ -152,9 +161,14 @@ def _axes(chart: Chart, across: Scale, up: Scale) -> Markup:
         parts.append(tag("text", text, class_="middle", x=x, y=_BOTTOM + 18))
     parts.append(tag("line", class_="axis", x1=_LEFT, x2=_RIGHT, y1=_BOTTOM, y2=_BOTTOM))
     middle = (_LEFT + _RIGHT) / 2
-    parts.append(tag("text", chart.x, class_="middle name", x=middle, y=_BOTTOM + 38))
-    parts.append(tag("text", chart.y, class_="name", x=4, y=14))
+    x, y = _axis_name(chart.x, across), _axis_name(chart.y, up)
+    parts.append(tag("text", x, class_="middle name", x=middle, y=_BOTTOM + 38))
+    parts.append(tag("text", y, class_="name", x=4, y=14))
     return joined(parts)
+
+
+def _axis_name(name: str, scale: Scale) -> str:
+    return f"{name}, log scale" if scale.log else name
 
 
 def _mark(mark: Mark, up: Scale) -> Markup:
@@ -237,10 +251,10 @@ def _value(value: float | None, line: Line, x: float) -> str:
     return f"{number_text(value)} +- {(interval[2] - interval[1]) / 2:.2g}"
 
 
-def _short(line: Line) -> Line:
+def _short(line: Line, most: int) -> Line:
     if line.halves:
         return line
-    return Line(line.name, thinned(line.points), line.shape, (), line.band)
+    return Line(line.name, thinned(line.points, most), line.shape, (), line.band)
 
 
 def _intervals(line: Line) -> list[tuple[float, float, float]]:

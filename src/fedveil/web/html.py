@@ -11,7 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]*")
-_VOID = frozenset({"meta", "br", "hr", "col"})
+_VOID = frozenset({"meta", "br", "hr", "col", "input"})
+_PLACE = re.compile(r"#.*|\./(?!/)[a-z0-9?=&_-]*")
+"""On the same page, or a page beside it: no scheme, no host, no folder above."""
+
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2066-\u2069\ufeff]")
 """Characters that show nothing, or turn the direction of what comes after them."""
 
@@ -38,7 +41,7 @@ def tag(_name: str, *content: Content, **attributes: str | float | bool | None) 
     |---|---|
     | a name that is not a plain word | ValueError |
     | an attribute that runs code (`onclick`, `style`, `srcdoc`) | ValueError |
-    | a link to anywhere but a place on the same page | ValueError |
+    | a link but to a place on the same page ("#a") or a page beside it ("./a") | ValueError |
     | characters that show nothing or turn the direction of writing, lone surrogates | "\\ufffd" |
 
     >>> str(tag("p", "1 < 2", class_="note"))
@@ -69,7 +72,11 @@ def number_text(value: float) -> str:
     >>> [number_text(x) for x in (0.98765, 12345.6, 1e-7, 3, math.inf)]
     ['0.9877', '12,346', '1e-07', '3', 'not finite']
     """
-    if not math.isfinite(value):
+    try:
+        value = value if math.isfinite(value) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        value = math.nan
+    if math.isnan(value):
         return "not finite"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
@@ -104,6 +111,6 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
     if value is True:
         return f" {name}"
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    if name in ("href", "src", "action") and not text.startswith("#"):
+    if name in ("href", "src", "action") and not _PLACE.fullmatch(text):
         raise ValueError(f"{name} is {text!r}: a page links to places of its own only")
     return f' {name}="{escaped(text)}"'

@@ -10,17 +10,25 @@ from fedveil.web.html import Content, Markup, joined, tag
 
 _HERE = Path(__file__).parent
 
+SERVED = "connect-src 'self'; "
+"""What a page's policy permits beyond its own file when a server of fedveil's gave it."""
 
-def page(title: str, *content: Content) -> bytes:
+
+def page(
+    title: str, *content: Content, style: str = "", script: str = "", served: bool = False
+) -> bytes:
     """A page that opens from disk, asks for nothing over the network and prints on A4.
 
     Guarantee: its policy has the hashes of its own script and style, so that a browser runs no
-    other, whatever found its way into `content`; nothing is loaded from anywhere.
+    other, whatever found its way into `content`; nothing is loaded from anywhere. One that is
+    `served` may ask its own server, and nobody else. `style` and `script` are a package's own, to
+    follow those that every page has.
     """
-    style, script = _file("page.css"), _file("page.js")
+    style = "\n".join(part for part in (text_of(_HERE / "page.css"), style) if part)
+    script = "\n".join(part for part in (text_of(_HERE / "page.js"), script) if part)
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"{SERVED if served else ''}base-uri 'none'; form-action 'none'"
     )
     head = joined(
         [
@@ -36,6 +44,12 @@ def page(title: str, *content: Content) -> bytes:
     body = tag("body", tag("main", *content), Markup(f"<script>{script}</script>"))
     text = f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
     return text.encode()
+
+
+@cache
+def text_of(path: Path) -> str:
+    """A style or script that comes with a package."""
+    return path.read_text().strip()
 
 
 def section(title: str, *content: Content, id: str | None = None) -> Markup:
@@ -92,11 +106,6 @@ def text_block(text: str, label: str) -> Markup:
 def folded(summary: str, *content: Content) -> Markup:
     """What is shown when it is asked for."""
     return tag("details", tag("summary", summary), *content)
-
-
-@cache
-def _file(name: str) -> str:
-    return (_HERE / name).read_text().strip()
 
 
 @cache

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_SAME = 1e-12
+"""Numbers that differ by less, as a share of them, are one number."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,14 @@ def fitted(
     found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(found), max(found)
     if log and low > 0:
-        low, high = (low, high) if high > low else (low / 2, high * 2)
+        low, high = (low, high) if high - low > _SAME * high else (low / 2, high * 2)
         edge = (high / low) ** 0.04
         return Scale(low / edge, high * edge, start, end, log=True)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if zero and low == high:
         high = 1.0
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
+    if high - low <= _SAME * max(abs(low), abs(high)):
         low, high = low - (abs(low) / 2 or 1.0), high + (abs(high) / 2 or 1.0)
     air = 0.04 * (high - low)
     return Scale(low if zero and low == 0 else low - air, high + air, start, end)

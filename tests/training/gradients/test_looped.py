@@ -39,6 +39,29 @@ def test_means_of_many_records_are_means(make_data, case):
         assert torch.allclose(moved[k], -0.5 * expected, atol=1e-5)
 
 
+class Bypass(nn.Module):
+    """A convolution that nothing passes through."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Conv2d(2, 2, 3)
+        self.used = nn.Linear(18, 3)
+
+    def forward(self, x):
+        return self.used(x.flatten(1))
+
+
+def test_a_kernel_that_is_not_used_does_not_move(make_data):
+    data, task = make_data((5, 3), (2, 3, 3), 3), Task(Bypass(), cross_entropy)
+    cohort = CohortData(data, torch.arange(2).numpy())
+    walk = gradients_of(task, Mode.LOOPED, data).walk(task.parameters, cohort, spanned=False)
+    batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, 1, None).at(0)
+    for row in walk.descend_(None, batch, 0.5):
+        moved = task.named(row)
+        assert not moved["unused.weight"].any()
+        assert moved["used.weight"].any()
+
+
 @pytest.mark.parametrize("mode", Mode)
 def test_frozen_weights_cost_no_memory_per_client(make_data, mode):
     module = nn.Sequential(nn.Linear(6, 500), nn.ReLU(), nn.Linear(500, 1))

@@ -40,7 +40,7 @@ class Strength(StrEnum):
 _SAID = {
     Strength.NOTHING: (
         "That promises next to nothing: at an epsilon this large such an attacker may be all but "
-        "certain. Attacks that are known may do worse, which is no guarantee."
+        "certain. Known attacks may do worse than that, but nothing guarantees it."
     ),
     Strength.WEAK: "That is a weak promise: such an attacker may be nearly certain about somebody.",
     Strength.MODERATE: "That leaves doubt, and lets such an attacker learn a good deal.",
@@ -269,7 +269,7 @@ class Meaning:
             {
                 "false alarms": name,
                 "true cases found, at most": _share(power(self.claim, alarms)),
-                "without any privacy loss": _share(alarms),
+                "found by mere guessing": _share(alarms),
             }
             for name, alarms in ALARMS.items()
         ]

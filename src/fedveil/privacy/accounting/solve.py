@@ -70,10 +70,16 @@ def solve(
             )
     if noise is None or rate is None or rounds is None:
         raise AssertionError("one of the four was solved for")
-    terms = BudgetLine(
+    line = central_line(rate, noise, Budget(math.inf, delta))
+    return Answer(noise, rate, rounds, line.claims(rounds))
+
+
+def central_line(rate: float, noise: float, budget: Budget) -> BudgetLine:
+    """What a round of central DP with Poisson sampling is charged as."""
+    return BudgetLine(
         event=_event(rate, noise),
         share=Fraction(1),
-        budget=Budget(math.inf, delta),
+        budget=budget,
         unit=Unit.CLIENT,
         relation=Poisson.relation,
         trust=Trust.CENTRAL,
@@ -85,7 +91,6 @@ def solve(
             "the noise is drawn from a secure source",
         ),
     )
-    return Answer(noise, rate, rounds, terms.claims(rounds))
 
 
 def _event(rate: float, noise: float) -> Event:

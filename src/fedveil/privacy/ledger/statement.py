@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,52 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.events import from_dict
-from fedveil.privacy.ledger.file import Charge, read_charges, read_participations, read_runs
+from fedveil.privacy.ledger.file import (
+    Charge,
+    Counts,
+    read_charges,
+    read_participations,
+    read_runs,
+)
 from fedveil.privacy.ledger.looking import one_look
+
+
+@dataclass(frozen=True)
+class Charged:
+    """What a ledger holds of one run: its charges, and the lines that they are on.
+
+    `counts` is how often each client took part, where that is counted.
+    """
+
+    run: str
+    charges: list[Charge]
+    lines: tuple[BudgetLine, ...]
+    counts: Counts | None
+
+    @cached_property
+    def rounds(self) -> int:
+        """How many rounds were charged, released or not."""
+        return len({charge.round for charge in self.charges})
+
+    @cached_property
+    def again(self) -> int:
+        """How many attempts were charged beyond each round's first."""
+        return len({(charge.round, charge.attempt) for charge in self.charges}) - self.rounds
+
+    @property
+    def turns(self) -> int | None:
+        """How often the most frequent client took part, where that is counted."""
+        return None if self.counts is None else int(self.counts.max())
+
+    @property
+    def budget(self) -> float | None:
+        """The epsilon at which the run stops: that of the line that counts."""
+        return self.lines[0].budget.epsilon if self.lines else None
+
+    @property
+    def claims(self) -> tuple[PrivacyClaim, ...]:
+        """What the charges are worth together."""
+        return claims_of(self.lines, self.rounds, self.counts, self.again) if self.lines else ()
 
 
 @dataclass(frozen=True)
@@ -44,13 +89,13 @@ class Statement:
 def statements(path: Path) -> list[Statement]:
     """One for each run of a ledger."""
     with one_look(path):
-        return [_statement(path, run, about) for run, about in read_runs(path).items()]
+        return [statement(path, run) for run in read_runs(path)]
 
 
 def statement(path: Path, run: str) -> Statement:
     """Of one run of a ledger, which has to know it."""
-    with one_look(path):
-        return _statement(path, run, read_runs(path)[run])
+    found = charged(path, run)
+    return Statement(run, found.charges, found.claims, found.budget)
 
 
 def lines_of(path: Path, run: str) -> tuple[BudgetLine, ...]:
@@ -65,9 +110,11 @@ def _lines(path: Path, about: dict[str, str]) -> tuple[BudgetLine, ...]:
         raise BadInput(f"{path}: the ledger's lines cannot be read: {e}") from e
 
 
-def _statement(path: Path, run: str, about: dict[str, str]) -> Statement:
+def charged(path: Path, run: str) -> Charged:
     """Read a run's charges; one whose event is not the one its line promises is refused."""
-    charges, lines = read_charges(path, run), _lines(path, about)
+    with one_look(path):
+        charges, lines = read_charges(path, run), _lines(path, read_runs(path)[run])
+        counts = read_participations(path, run) if lines else None
     promised = {line.covers: line.event for line in lines if not line.reading}
     for charge in charges:
         if promised.get(charge.covers) != from_dict(charge.event):
@@ -75,11 +122,7 @@ def _statement(path: Path, run: str, about: dict[str, str]) -> Statement:
                 f"{path}: round {charge.round} was charged for {charge.event} on the line "
                 f"{charge.covers!r}, which is not what the ledger promises: the file was changed"
             )
-    if not lines:
-        return Statement(run, charges, (), None)
-    rounds = len({charge.round for charge in charges})
-    if {charge.round for charge in charges} != set(range(1, rounds + 1)):
+    found = Charged(run, charges, lines, counts)
+    if lines and {charge.round for charge in charges} != set(range(1, found.rounds + 1)):
         raise BadInput(f"{path}: charges are missing between the first and the last round")
-    again = len({(charge.round, charge.attempt) for charge in charges}) - rounds
-    claims = claims_of(lines, rounds, read_participations(path, run), again)
-    return Statement(run, charges, claims, lines[0].budget.epsilon)
+    return found

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from fedveil.privacy.accounting.claims import PrivacyClaim, Unit
+from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
 from fedveil.privacy.accounting.meaning import Meaning, Strength, counting, right_guesses
 from fedveil.web.html import Content, Markup, tag
 from fedveil.web.page import facts, listed, section, table
@@ -12,6 +12,13 @@ _READINGS = (
     "it is about. The first that is a guarantee counts; the epsilon of one weight in one round is "
     "the number that the paper publishes, and protects nobody."
 )
+
+_TRUSTED = {
+    Trust.CENTRAL: "the server",
+    Trust.LOCAL: "nobody",
+    Trust.CURATOR: "a curator",
+    Trust.SHUFFLED: "a shuffler",
+}
 
 
 def claim_box(meaning: Meaning) -> Markup:
@@ -36,7 +43,7 @@ def meaning_section(meaning: Meaning, outside: Sequence[str]) -> Markup:
     pairs: dict[str, Content] = {
         "Whom it is about": meaning.unit,
         "Whom one has to trust": meaning.trusted,
-        "What is to be told": f"An attacker has to tell {meaning.worlds}.",
+        "What an attacker tries to find out": f"{meaning.worlds[:1].upper()}{meaning.worlds[1:]}.",
     }
     if meaning.factor:
         pairs["How far at most"] = meaning.factor
@@ -63,7 +70,7 @@ def readings_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
     rows: list[dict[str, Content]] = [
         {
             "reading": f"{claim}",
-            "whom one trusts": claim.trust,
+            "whom one trusts": _TRUSTED[claim.trust],
             "holds for": claim.holds_for,
             "covers": claim.covers,
             "right guesses at most": _guesses(claim),

@@ -18,24 +18,39 @@ _TURNS = (
     "that was charged most: where the line is level, others had their turn. No round is free."
 )
 
+_SHARES = ("accuracy", "top-", "f1", "auroc", "backdoor")
+"""How metrics between 0 and 1 begin."""
 
-def learning(seen: Seen) -> list[Markup]:
+
+def drawn(charts: Sequence[Chart | None]) -> list[Markup]:
+    """Charts as figures."""
+    return [figure(chart) for chart in charts if chart is not None]
+
+
+def learning(seen: Seen) -> list[Chart]:
     """One chart for each thing that was measured."""
-    charts = []
-    for number, name in enumerate(seen.measured):
-        points = finite(seen.series(name))
-        chart = Chart(
+    return [
+        Chart(
             id=f"metric-{number}",
             title=f"Test {name} over rounds",
             x="round",
-            y=f"{name} on the test split",
-            lines=[Line(name, points)],
+            y=measured_on_test(name),
+            lines=[Line(name, finite(seen.series(name)))],
         )
-        charts.append(figure(chart))
-    return charts
+        for number, name in enumerate(seen.measured)
+    ]
 
 
-def spending(seen: Seen) -> Markup | None:
+def measured_on_test(name: str) -> str:
+    """The name of an axis, with what its numbers are where that is known.
+
+    >>> measured_on_test("accuracy"), measured_on_test("loss")
+    ('accuracy on the test split, 0 to 1', 'loss on the test split')
+    """
+    return f"{name} on the test split" + (", 0 to 1" if name.startswith(_SHARES) else "")
+
+
+def spending(seen: Seen) -> Chart | None:
     """Epsilon spent and the budget, with what belongs to an epsilon as the chart's title."""
     spent = finite(seen.series("epsilon"))
     if not seen.claims or not spent:
@@ -46,21 +61,19 @@ def spending(seen: Seen) -> Markup | None:
     line = _along(name, spent) if every_round else Line(name, spent, "step")
     limit = seen.limit
     note = _EVERY_ROUND if every_round else _TURNS
-    return figure(
-        Chart(
-            id="spent",
-            title=f"Epsilon over rounds {claim.terms}",
-            x="round",
-            y="epsilon spent",
-            lines=[line],
-            marks=[] if limit is None else [Mark(limit, _budget(claim, limit))],
-            note=note if limit is None else f"{note} Left: {claim.left_of(limit)}.",
-            zero=True,
-        )
+    return Chart(
+        id="spent",
+        title=f"Epsilon over rounds {claim.terms}",
+        x="round",
+        y="epsilon spent",
+        lines=[line],
+        marks=[] if limit is None else [Mark(limit, _budget(claim, limit))],
+        note=note if limit is None else f"{note} Left: {claim.left_of(limit)}.",
+        zero=True,
     )
 
 
-def clipping(seen: Seen) -> list[Markup]:
+def clipping(seen: Seen) -> list[Chart]:
     """Clip, share clipped and signal to noise, as far as the run recorded them."""
     asked: Sequence[tuple[str, str, str, str]] = (
         ("clip", "Clip norm over rounds", "clip norm of an update", ""),
@@ -84,7 +97,7 @@ def clipping(seen: Seen) -> list[Markup]:
             lines = [Line(y, points)]
             level = [Mark(1.0, "signal = noise")] if column == "snr" else []
             one = Chart(id=column, title=title, x="round", y=y, lines=lines, marks=level, note=note)
-            charts.append(figure(replace(one, zero=True)))
+            charts.append(replace(one, zero=True))
     return charts
 
 

@@ -59,8 +59,8 @@ def _row(stretch: Sequence[Charge], *, times: bool) -> dict[str, Content]:
         "rounds": str(first.round) if first is last else f"{first.round} to {last.round}",
         "charges": len(stretch),
         "for": first.covers,
-        "each": event_text(from_dict(first.event)),
-        "of them again": again,
+        "each charge": event_text(from_dict(first.event)),
+        "repeated": again,
     }
     if times:
         row |= {"first at": first.charged_at, "last at": last.charged_at}

@@ -6,9 +6,10 @@ from pathlib import Path
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.report.claim import claim_box, meaning_section, readings_section
-from fedveil.runs.report.curves import clipping, learning, spending
+from fedveil.runs.report.curves import clipping, drawn, learning, spending
 from fedveil.runs.report.ledger import ledger_section
 from fedveil.runs.report.seen import Seen, shown
+from fedveil.runs.report.words import words_section
 from fedveil.web.html import Content, Markup, number_text, tag
 from fedveil.web.page import facts, listed, page, section, table, text_block
 
@@ -22,6 +23,12 @@ _HIDDEN = (
     "The share of clipped updates and the signal-to-noise ratio are computed from private data. "
     "With secure noise they are not recorded, and so they are not here."
 )
+_STOPPED = {
+    "rounds": "all that were planned",
+    "budget": "then the budget stopped the run",
+    "interrupted": "then the run was interrupted",
+    "request": "then the run was asked to end",
+}
 _NO_CLIP = "Updates are neither clipped nor noised by what this run recorded."
 
 
@@ -35,10 +42,10 @@ def write_report(folder: Path, more: Sequence[Markup] = ()) -> Path:
 def run_page(seen: Seen, more: Sequence[Markup] = ()) -> bytes:
     """Everything about one run, the claim first."""
     outside = [_SHOWN] if seen.diagnosed and seen.claims else []
-    charts = [*learning(seen), spending(seen)]
+    charts = drawn([*learning(seen), spending(seen)])
     return page(
-        f"{seen.name}: report",
-        tag("h1", f"{seen.name}: what this run promises, learnt and left"),
+        f"{seen.name}: privacy report",
+        tag("h1", f"{seen.name}: privacy report"),
         tag("p", _summary(seen), class_="sub"),
         claim_box(seen.meaning),
         _tiles(seen),
@@ -54,22 +61,27 @@ def run_page(seen: Seen, more: Sequence[Markup] = ()) -> bytes:
         ledger_section(seen),
         _recipe_section(seen),
         _machine_section(seen),
+        words_section(seen.claims),
         tag("footer", "Written by fedveil. It needs no network and asks for nothing."),
     )
 
 
 def _summary(seen: Seen) -> str:
-    rounds = f"{seen.rounds:,} rounds"
+    return f"{seen.folder}: {seen.rounds:,} rounds, {_stopped(seen)}"
+
+
+def _stopped(seen: Seen) -> str:
+    """Why there were no more rounds."""
     if not seen.ended:
-        return f"{seen.folder}: {rounds} so far; the run has not ended"
-    return f"{seen.folder}: {rounds}, stopped by: {seen.result.get('stopped')}"
+        return "and the run has not ended"
+    stopped = str(seen.result.get("stopped"))
+    return _STOPPED.get(stopped, f"stopped by: {stopped}")
 
 
 def _tiles(seen: Seen) -> Markup:
     """The numbers that people look for first."""
     tiles = [(shown(value), f"test {name}") for name, value in seen.metrics.items()]
-    stopped = seen.result.get("stopped", "nobody")
-    tiles.append((f"{seen.rounds:,}", f"rounds, stopped by: {stopped}"))
+    tiles.append((f"{seen.rounds:,}", f"rounds, {_stopped(seen)}"))
     limit, claims = seen.limit, seen.claims
     if claims and limit is not None:
         tiles.append((claims[0].remainder(limit), _left(claims[0], limit)))
@@ -89,7 +101,7 @@ def _notes(seen: Seen) -> Markup | None:
 
 
 def _clip_section(seen: Seen) -> Markup:
-    charts = clipping(seen)
+    charts = drawn(clipping(seen))
     said = None
     if not seen.diagnosed:
         said = tag("p", _HIDDEN if seen.secure else _NO_CLIP)
@@ -141,7 +153,7 @@ def _machine_section(seen: Seen) -> Markup:
         each = timing.get("seconds_per_round")
         pairs["Seconds per round"] = shown(each)
         if isinstance(each, int | float):
-            pairs["Seconds in all, of the last start"] = number_text(each * max(seen.rounds, 1))
+            pairs["Seconds in all, since the last start"] = number_text(each * max(seen.rounds, 1))
         if timing.get("client_updates_per_second") is not None:
             pairs["Client updates per second"] = shown(timing["client_updates_per_second"])
     ledger = seen.result.get("ledger")

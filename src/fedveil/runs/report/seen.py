@@ -81,7 +81,7 @@ class Seen:
     def claims(self) -> tuple[PrivacyClaim, ...]:
         """What is claimed: as the result has it, or the ledger where there is none yet."""
         if self.ended:
-            return _claims(self.result, self.folder / "result.json")
+            return claims_in(self.result, self.folder / "result.json")
         return () if self.statement is None else self.statement.claims
 
     @cached_property
@@ -168,7 +168,8 @@ def _result(path: Path) -> dict[str, Any]:
     return found
 
 
-def _claims(result: dict[str, Any], path: Path) -> tuple[PrivacyClaim, ...]:
+def claims_in(result: dict[str, Any], path: Path) -> tuple[PrivacyClaim, ...]:
+    """The claims of a result, if they can be claims."""
     try:
         claims = tuple(PrivacyClaim.from_dict(raw) for raw in result.get("claims", []))
         for claim in claims:
@@ -177,5 +178,5 @@ def _claims(result: dict[str, Any], path: Path) -> tuple[PrivacyClaim, ...]:
             if not all(isinstance(one, str) for one in (*claim.assumptions, claim.covers)):
                 raise ValueError("what it assumes is not text")
         return claims
-    except (TypeError, ValueError, AttributeError) as e:
+    except (TypeError, ValueError, AttributeError, OverflowError) as e:
         raise BadInput(f"{path}: its claims cannot be read: {e}") from e

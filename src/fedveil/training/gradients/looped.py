@@ -128,15 +128,17 @@ class LoopedWalk:
                     losses = self._task.losses(named, records, y[piece], own)
                     loss = losses.sum() * (factor / len(y))
                 torch.autograd.backward(loss)
-            for place, gradient in beside:
-                place += gradient
+            for place, leaf in beside:
+                if leaf.grad is not None:
+                    place += leaf.grad
 
     def _leaves(
         self, flat: torch.Tensor, row: torch.Tensor
     ) -> tuple[Named, list[tuple[torch.Tensor, torch.Tensor]]]:
         """Parameters whose gradients accumulate in `row`; and those that must do it elsewhere.
 
-        Kernels may lie channels-last, and torch wants their gradients to lie as they do.
+        Kernels may lie channels-last, and torch wants their gradients to lie as they do. Autograd
+        gives such a leaf its first gradient as it was computed, and adds further ones to it.
         """
         leaves, beside = {}, []
         places = self._task.named(row)
@@ -145,7 +147,6 @@ class LoopedWalk:
             if leaf.stride() == value.stride():
                 leaf.grad = places[name]
             else:
-                leaf.grad = torch.zeros_like(leaf)
-                beside.append((places[name], leaf.grad))
+                beside.append((places[name], leaf))
             leaves[name] = leaf
         return leaves, beside

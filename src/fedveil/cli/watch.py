@@ -1,0 +1,97 @@
+"""`fedveil watch`: runs while they train, on a page; and the same beside `fedveil run --watch`."""
+
+import importlib.util
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedveil.cli.loading import loading
+from fedveil.cli.options import check_path
+from fedveil.errors import BadInput
+from fedveil.interrupts import listen
+
+DEFAULT = Path("runs")
+_NEEDED = ("starlette", "uvicorn")
+_PATIENCE = 10.0
+"""Seconds that the page's server has to end."""
+
+
+def watch(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Whose runs to follow, or one run's directory.")
+    ] = DEFAULT,
+    port: Annotated[int, typer.Option(help="Port; 0: any.")] = 0,
+    host: Annotated[str, typer.Option(help="IP address to listen on.")] = "127.0.0.1",
+    outside: Annotated[
+        bool, typer.Option("--outside", help="Let --host be reached from other machines.")
+    ] = False,
+    while_stdin: Annotated[bool, typer.Option("--while-stdin", hidden=True)] = False,
+) -> None:
+    """Follow runs on a page while they train, and try what-if on its sliders."""
+    check_path("DIR", folder)
+    check_installed()
+    if folder != DEFAULT and not folder.is_dir():
+        raise BadInput(f"{folder} is no directory: name one that runs are in, or will be")
+    with loading(quiet=False):
+        from fedveil.watch.serve import Served, serve
+
+        served = Served(folder, host, port, outside)
+    listen()
+    serve(served, lambda url: print(url, flush=True), while_stdin=while_stdin)
+
+
+def check_installed() -> None:
+    """Refuse where the server's packages are not installed."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BadInput(f"the live page needs {' and '.join(missing)}: pip install 'fedveil[watch]'")
+
+
+@contextmanager
+def watched(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
+    """A server for one run in a process of its own, which ends with this block or this process.
+
+    It shares nothing with the training but the run directory, and is not waited for: `tell` is
+    given its address when it has one, or why it has none.
+    """
+    command = [sys.executable, "-m", "fedveil", "watch", str(folder), "--while-stdin"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        ended = threading.Event()
+        telling = threading.Thread(target=_tell, args=(process, tell, ended), daemon=True)
+        telling.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if telling.is_alive():  # it has not begun, and holds nothing
+                process.kill()
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            telling.join()
+
+
+def _tell(
+    process: "subprocess.Popen[str]", tell: Callable[[str], None], ended: threading.Event
+) -> None:
+    url = process.stdout.readline().strip() if process.stdout is not None else ""
+    if url:
+        tell(f"live page: {url}")
+    elif not ended.is_set():
+        tell("the live page could not be started: fedveil watch says why")

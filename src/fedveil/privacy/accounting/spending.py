@@ -1,0 +1,35 @@
+"""What a run has spent so far, cheap enough to be told after every round."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.claims import PrivacyClaim
+
+
+@dataclass(frozen=True)
+class Spending:
+    """The line of a budget that counts, over `rounds` planned rounds.
+
+    Guarantee: what is told is an upper bound on the epsilon of the line; up to the planned rounds
+    it is found once for all of them, on a coarse grid (`BudgetLine.curve`).
+    """
+
+    line: BudgetLine
+    rounds: int
+
+    def claim(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim:
+        """What `rounds` rounds have cost.
+
+        With `turns`, how often the most frequent client took part, it is that client's; otherwise
+        `again` attempts were charged beyond each round's first.
+        """
+        line = self.line.after(again)
+        most = line.participations(rounds) + again if turns is None else turns
+        if line is self.line and most < len(self._curve):
+            return line.claim(self._curve[most])
+        return self.line.claim(line.claims(most)[0].epsilon)
+
+    @cached_property
+    def _curve(self) -> tuple[float, ...]:
+        return self.line.curve(self.line.participations(self.rounds))

@@ -1,0 +1,123 @@
+"""The server's pages by their paths; all of them behind the guard."""
+
+import asyncio
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from fedveil.errors import FedveilError
+from fedveil.runs import stop_request
+from fedveil.runs.disk import in_use
+from fedveil.runs.report import page as report
+from fedveil.runs.report.seen import Seen
+from fedveil.watch import what_if
+from fedveil.watch.files import check_plain
+from fedveil.watch.guard import Address, Guard
+from fedveil.watch.look import Followed
+from fedveil.watch.pages import all_page, all_view, run_page, run_view
+from fedveil.watch.stream import Looking
+from fedveil.watch.what_if_page import answer_parts, question_page
+
+_GONE = "there is no such run under this folder"
+
+
+class Watch:
+    """What the server answers. One request ends something: `stop`."""
+
+    def __init__(self, looking: Looking) -> None:
+        self._looking = looking
+
+    def routes(self) -> list[Route]:
+        """Paths, without the token that they begin with."""
+        return [
+            Route("/", self.all),
+            Route("/run", self.run),
+            Route("/events", self.events),
+            Route("/report", self.report),
+            Route("/stop", self.stop, methods=["POST"]),
+            Route("/what-if", self.what_if),
+            Route("/answer", self.answer),
+            Route("/recipe", self.recipe),
+        ]
+
+    async def all(self, request: Request) -> Response:
+        return _html(all_page(self._looking.folder.root))
+
+    async def run(self, request: Request) -> Response:
+        run = await self._asked_for(request)
+        return _missing() if run is None else _html(run_page(run.id, run.name))
+
+    async def events(self, request: Request) -> Response:
+        id = request.query_params.get("id")
+        view = all_view if id is None else partial(run_view, id)
+        return StreamingResponse(self._looking.events(view), media_type="text/event-stream")
+
+    async def report(self, request: Request) -> Response:
+        """The run's report as it would be drawn now; what is in its directory stays as it is."""
+        run = await self._asked_for(request)
+        if run is None:
+            return _missing()
+
+        def drawn() -> bytes:
+            check_plain(run.folder)
+            return report.run_page(Seen.at(run.folder))
+
+        return _html(await run_in_threadpool(drawn))
+
+    async def stop(self, request: Request) -> Response:
+        """Ask a run that is going on to end after its round."""
+        run = await self._asked_for(request)
+        if run is None:
+            return _missing()
+        if not in_use(run.folder):
+            return PlainTextResponse("this run is not running: nothing was asked\n", 409)
+        await run_in_threadpool(stop_request.ask, run.folder)
+        self._looking.forget()
+        return Response(status_code=204)
+
+    async def what_if(self, request: Request) -> Response:
+        return _html(question_page())
+
+    async def answer(self, request: Request) -> Response:
+        """What the settings in the query come to: at once from above, then refined."""
+        question = what_if.Question.read(request.query_params)
+        fine = request.query_params.get("fine") == "1"
+        return Response(
+            await run_in_threadpool(answer_parts, question, fine=fine),
+            media_type="application/json",
+        )
+
+    async def recipe(self, request: Request) -> Response:
+        question = what_if.Question.read(request.query_params)
+        text = await run_in_threadpool(what_if.recipe_text, question)
+        told = {"content-disposition": 'attachment; filename="what-if.toml"'}
+        return PlainTextResponse(text, headers=told)
+
+    async def _asked_for(self, request: Request) -> Followed | None:
+        return await self._looking.find(request.query_params.get("id", ""))
+
+
+def make_app(looking: Looking, address: Address) -> Guard:
+    """The whole application."""
+    app = Starlette(
+        routes=Watch(looking).routes(),
+        exception_handlers={FedveilError: _refused, OSError: _refused},
+    )
+    return Guard(app, address)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    await asyncio.sleep(0)
+    return PlainTextResponse(f"{' '.join(str(error).split())}\n", 400)
+
+
+def _missing() -> Response:
+    return PlainTextResponse(f"{_GONE}\n", 404)
+
+
+def _html(content: bytes) -> Response:
+    return Response(content, media_type="text/html")

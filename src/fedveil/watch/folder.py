@@ -1,0 +1,71 @@
+"""All runs under a folder: those that were there, and those that appear."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedveil.watch.look import Followed, Look, State
+
+DEEPEST, MOST_RUNS, MOST_FOLDERS = 3, 500, 10_000
+"""Levels of folders that are searched, runs that are followed, folders that are opened."""
+
+
+class Folder:
+    """The runs under `root`, itself included; whatever lies outside is not reached.
+
+    Links to folders are not followed, so that every run is below `root`. A run is asked for by its
+    `id`, which a page was given, and never by a path.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._runs: dict[str, Followed] = {}
+
+    def looks(self) -> list[Look]:
+        """Every run now: those that are running first, then the latest."""
+        self._search()
+        found = [run.look() for run in self._runs.values()]
+        return sorted(found, key=lambda look: (look.state is not State.RUNNING, -look.changed))
+
+    def find(self, id: str) -> Followed | None:
+        """The run of that id, if it was found under the folder and is still there."""
+        run = self._runs.get(id)
+        return run if run is not None and _is_run(run.folder) else None
+
+    def _search(self) -> None:
+        there = {}
+        for folder in _runs_in(self.root):
+            name = str(folder.relative_to(self.root)) if folder != self.root else folder.name
+            there[folder] = name
+            if len(there) == MOST_RUNS:
+                break
+        known = {run.folder: run for run in self._runs.values()}
+        runs = [known.get(folder) or Followed(folder, name) for folder, name in there.items()]
+        self._runs = {run.id: run for run in runs}
+
+
+def _runs_in(root: Path) -> Iterator[Path]:
+    waiting, opened = [(root, 0)], 0
+    while waiting and opened < MOST_FOLDERS:
+        folder, depth = waiting.pop(0)
+        opened += 1
+        if _is_run(folder):
+            yield folder
+        elif depth < DEEPEST:
+            waiting += [(inner, depth + 1) for inner in _folders_in(folder)]
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a run was begun here: the recipe is the first file that it writes."""
+    try:
+        return (folder / "recipe.toml").is_file()
+    except OSError:
+        return False

@@ -1,0 +1,214 @@
+"""One run directory as it is now: running, ended or gone, and what may be shown of it."""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedveil.checks import MOST_ROUNDS
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.spending import Spending
+from fedveil.privacy.ledger.statement import Charged, Statement
+from fedveil.runs import stop_request
+from fedveil.runs.closing import is_open
+from fedveil.runs.disk import in_use
+from fedveil.runs.evidence import charged_of, file_of, left
+from fedveil.runs.report.seen import Seen, claims_in
+from fedveil.watch.files import LARGEST_LEDGER, MOST, Tail, content_of
+
+_PARTS = (*MOST, stop_request.NAME, "ledger.json")
+
+_T = TypeVar("_T")
+
+
+class State(StrEnum):
+    """What a run is doing, in the words of the page."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+    GONE = "not running any more"
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """A run at one moment. `planned` is its number of rounds, None where that cannot be told.
+
+    `asked` says that it was asked to end after its round. `changed` is when its files were written
+    last; it orders runs and is not shown.
+    """
+
+    id: str
+    name: str
+    state: State
+    seen: Seen
+    planned: int | None
+    asked: bool
+    changed: float
+
+    @property
+    def claim(self) -> PrivacyClaim | None:
+        """What is spent, by the line of the budget that counts."""
+        return self.seen.claims[0] if self.seen.claims else None
+
+
+class Followed:
+    """A run directory that is looked at again and again; what has not changed is not read again."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.id = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
+        self._tail = Tail(folder / "metrics.jsonl")
+        self._spending: Spending | None = None
+        self._charges: tuple[Charged | None, bool] = (None, False)
+        self._seen_as: object = None
+        self._last: Look | None = None
+
+    def look(self) -> Look:
+        """The run now; the same object as long as nothing has happened to it."""
+        running = in_use(self.folder)
+        sign = (running, *map(_sign, self._files()))
+        if self._last is None or sign != self._seen_as:
+            self._seen_as = sign
+            try:
+                self._last = self._read(running=running)
+            except Exception as e:  # whatever is in one directory, the others are followed on
+                self._last = self._unreadable(e, running=running)
+        return self._last
+
+    def _unreadable(self, error: Exception, *, running: bool) -> Look:
+        told = f"{self.folder} cannot be read: {type(error).__name__}"
+        seen = Seen(self.folder, "", [], {}, None, "", [told])
+        state = State.RUNNING if running else State.GONE
+        return Look(self.id, self.name, state, seen, None, asked=False, changed=0.0)
+
+    def _files(self) -> list[Path]:
+        files = [self.folder / name for name in _PARTS]
+        try:
+            ledger = file_of(self.folder)
+        except BadInput:
+            return files
+        return [*files, ledger, Path(f"{ledger}-wal")]
+
+    def _read(self, *, running: bool) -> Look:
+        trouble: list[str] = []
+        recipe = self._part(trouble, lambda: content_of(self.folder / "recipe.toml")) or b""
+        text = recipe.decode(errors="replace")
+        planned = _planned(text)
+        self._part(trouble, self._tail.look)
+        charged, opened = self._account(trouble, running=running)
+        path = self.folder / "result.json"
+        result = None if running or opened else self._part(trouble, self._result)
+        claims = None if result is None else self._part(trouble, lambda: claims_in(result, path))
+        seen = Seen(
+            folder=self.folder,
+            recipe=text,
+            history=list(self._tail.history),
+            result=result if result and claims is not None else {},
+            statement=self._statement(charged, planned, spent=claims is None),
+            verified="",
+            trouble=[*trouble, *self._tail.trouble],
+        )
+        return Look(
+            id=self.id,
+            name=self.name,
+            state=State.RUNNING if running else State.ENDED if seen.ended else State.GONE,
+            seen=seen,
+            planned=planned,
+            asked=running and stop_request.asked(self.folder),
+            changed=max((_changed(path) for path in self._files()), default=0.0),
+        )
+
+    @staticmethod
+    def _part(trouble: list[str], read: Callable[[], _T]) -> _T | None:
+        """What can be read of the directory; what cannot is said."""
+        try:
+            return read()
+        except BadInput as e:
+            trouble.append(str(e))
+            return None
+
+    def _account(self, trouble: list[str], *, running: bool) -> tuple[Charged | None, bool]:
+        """What was charged, and whether the run is open by its ledger: running, or killed.
+
+        A ledger that could not be read while it was written is as it was at the last look, and is
+        looked at again.
+        """
+        try:
+            self._charges = self._charged()
+        except BadInput as e:
+            if running:
+                self._seen_as = None
+            else:
+                trouble.append(str(e))
+                self._charges = (None, False)
+        return self._charges
+
+    def _charged(self) -> tuple[Charged | None, bool]:
+        file = file_of(self.folder)
+        if not file.is_file():
+            return None, False
+        if file.stat().st_size > LARGEST_LEDGER:
+            raise BadInput(f"{file} has {file.stat().st_size:,} bytes: more than is looked at")
+        found = charged_of(self.folder)
+        return found, found is not None and is_open(file, found.run)
+
+    def _result(self) -> dict[str, Any] | None:
+        path = self.folder / "result.json"
+        content = content_of(path)
+        if content is None:
+            return None
+        left(path)
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError) as e:
+            raise BadInput(f"{path} cannot be read: {e}") from e
+        if not isinstance(found, dict):
+            raise BadInput(f"{path} is not a run's result: it holds {type(found).__name__}")
+        return found
+
+    def _statement(
+        self, charged: Charged | None, planned: int | None, *, spent: bool
+    ) -> Statement | None:
+        """Charges and, where nothing else says it, what they come to by the line that counts.
+
+        A round is charged before it begins, so that the one under way is included.
+        """
+        if charged is None:
+            return None
+        claims: tuple[PrivacyClaim, ...] = ()
+        if charged.lines and spent:
+            wanted = Spending(charged.lines[0], planned or charged.rounds)
+            if self._spending != wanted:
+                self._spending = wanted
+            claims = (self._spending.claim(charged.rounds, charged.turns, charged.again),)
+        return Statement(charged.run, charged.charges, claims, charged.budget)
+
+
+def _planned(recipe: str) -> int | None:
+    """How many rounds a recipe says."""
+    try:
+        rounds = tomllib.loads(recipe).get("rounds")
+    except (ValueError, RecursionError):
+        return None
+    return rounds if type(rounds) is int and 0 < rounds <= MOST_ROUNDS else None
+
+
+def _sign(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file does."""
+    try:
+        about = path.lstat()
+    except (OSError, ValueError):
+        return None
+    return about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except (OSError, ValueError):
+        return 0.0

@@ -1,0 +1,105 @@
+"""The live pages: of all runs under a folder, and of one. Their parts come as events."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedveil.watch.cards import Parts, card, row
+from fedveil.watch.look import Look, State
+from fedveil.watch.stream import Drawn
+from fedveil.web.html import Content, Markup, tag
+from fedveil.web.page import page, table, text_of
+
+_HERE = Path(__file__).parent
+MOST_CARDS = 6
+"""Runs that are drawn with charts on the page of all; the others have a row."""
+
+_NONE = "There is no run here yet. It appears when it begins: fedveil run --out DIR."
+_ASKED = (
+    "The round under way is finished and stays charged; then the run ends, with its claim and its "
+    "report. fedveil run --resume continues it."
+)
+
+
+def all_page(root: Path) -> bytes:
+    """The page of all runs under a folder."""
+    return _live("Runs", tag("p", f"All runs under {root}", class_="sub"), "./events")
+
+
+def run_page(id: str, name: str) -> bytes:
+    """The page of one run, all of it."""
+    return _live(name, None, f"./events?id={id}")
+
+
+def all_view(looks: Sequence[Look]) -> Drawn:
+    """Runs that are going on, or were cut off, as cards; those that have ended as rows."""
+    shown = [look for look in looks if look.state is not State.ENDED][:MOST_CARDS]
+    if not shown and looks:
+        shown = list(looks[:1])
+    rest = [look for look in looks if look not in shown]
+    drawn = [(f"r-{look.id}", card(look, full=False)) for look in shown]
+    if rest:
+        rows = [row(look) for look in rest]
+        drawn.append(("others", {"others-table": _others(rows)}))
+    if not looks:
+        drawn.append(("none", {"none-yet": tag("p", _NONE)}))
+    return _together(drawn)
+
+
+def run_view(id: str, looks: Sequence[Look]) -> Drawn:
+    """One run; a sentence where it has gone."""
+    look = next((look for look in looks if look.id == id), None)
+    if look is None:
+        return _together([("none", {"none-any-more": tag("p", "This run is not there any more.")})])
+    return _together([(f"r-{id}", card(look, full=True))])
+
+
+def served(title: str, here: str, *content: Content, script: str = "") -> bytes:
+    """A page of this server, with the ways to the others; `here` is the one that is open."""
+    links = [
+        tag("a", name, href=place, aria_current="page" if place == here else None)
+        for name, place in (("Runs", "./"), ("What if", "./what-if"))
+    ]
+    return page(
+        f"{title}: fedveil watch",
+        tag("nav", *links, aria_label="Pages"),
+        *content,
+        style=text_of(_HERE / "watch.css"),
+        script=script,
+        served=True,
+    )
+
+
+def _live(title: str, below: Markup | None, events: str) -> bytes:
+    dialog = tag(
+        "dialog",
+        tag("h2", "End ", tag("span", id="stop-name"), " after its round?", id="stop-title"),
+        tag("p", _ASKED),
+        tag(
+            "p",
+            tag("button", "End it", type="button", id="stop-yes"),
+            " ",
+            tag("button", "Let it train", type="button", id="stop-no", class_="quiet"),
+        ),
+        id="stop",
+        aria_labelledby="stop-title",
+    )
+    return served(
+        title,
+        "./" if title == "Runs" else "",
+        tag("h1", title),
+        below,
+        tag("p", "Looking ...", id="connection", role="status", class_="sub"),
+        tag("div", id="cards", data_events=events),
+        dialog,
+        tag("noscript", "This page is drawn by its own script, which is switched off."),
+        script=text_of(_HERE / "live.js"),
+    )
+
+
+def _others(rows: Sequence[dict[str, Content]]) -> Markup:
+    return tag("div", tag("h2", "Other runs"), table(rows, "What they came to", wide=True))
+
+
+def _together(drawn: Sequence[tuple[str, Parts]]) -> Drawn:
+    cards = [(id, list(parts)) for id, parts in drawn]
+    return Drawn(cards, {id: part for _, parts in drawn for id, part in parts.items()})

@@ -1,0 +1,81 @@
+"""Server-sent events: parts of a page, each when it has changed."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fedveil.watch.cards import Parts
+from fedveil.watch.folder import Folder
+from fedveil.watch.look import Followed, Look
+
+EVERY = 1.0
+_ALIVE = 15.0
+"""Seconds between looks, and between signs of life where nothing changes."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A page's parts in their order, by the cards that they belong to."""
+
+    cards: list[tuple[str, list[str]]]
+    parts: Parts
+
+
+View = Callable[[Sequence[Look]], Drawn]
+
+
+class Looking:
+    """Looks at a folder once a second while somebody watches, once for all who do.
+
+    Reading and drawing happen in a thread, one at a time: files and charts are not looked at by
+    two, and the server answers meanwhile.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder, self.ended = folder, asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._looks: list[Look] = []
+        self._at = float("-inf")
+
+    async def draw(self, view: View) -> Drawn:
+        """A view of the folder as it was at most a second ago."""
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            if loop.time() - self._at >= EVERY * 0.9:
+                self._looks = await loop.run_in_executor(None, self.folder.looks)
+                self._at = loop.time()
+            return await loop.run_in_executor(None, partial(view, self._looks))
+
+    async def find(self, id: str) -> Followed | None:
+        """The run of that id under the folder."""
+        if self.folder.find(id) is None:
+            await self.draw(lambda looks: Drawn([], {}))
+        return self.folder.find(id)
+
+    def forget(self) -> None:
+        """Look again at once: something was changed."""
+        self._at = float("-inf")
+
+    async def events(self, view: View) -> AsyncIterator[str]:
+        """What has changed since the last event, until the server ends."""
+        sent: dict[str, str] = {}
+        order: list[tuple[str, list[str]]] | None = None
+        silent = 0.0
+        while not self.ended.is_set():
+            drawn = await self.draw(view)
+            texts = {id: part.text for id, part in drawn.parts.items()}
+            new = {id: text for id, text in texts.items() if sent.get(id) != text}
+            if new or drawn.cards != order:
+                yield f"data: {json.dumps({'cards': drawn.cards, 'parts': new})}\n\n"
+                sent, order, silent = texts, drawn.cards, 0.0
+            elif silent >= _ALIVE:
+                yield ": nothing new\n\n"
+                silent = 0.0
+            silent += EVERY
+            try:
+                await asyncio.wait_for(self.ended.wait(), EVERY)
+            except TimeoutError:
+                continue
+        yield "event: ended\ndata: {}\n\n"

@@ -1,0 +1,202 @@
+"""What if: central DP with Poisson sampling, by its settings alone; nothing is trained.
+
+An answer comes in two steps. `quick` is an upper bound, found in a fraction of a second: by RDP,
+and by PLD on a coarse grid. `refined` is the claim that a run of these settings ends with, what the
+budget permits, and what the same client-rounds cost when they are spread over other rounds. Both
+are kept: a slider that is moved back is answered at once.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.calibration import noise_for, rounds_within
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.composition import FINE
+from fedveil.privacy.accounting.solve import central_line
+from fedveil.runs import toml
+from fedveil.runs.recipe import load_recipe
+
+_COARSE = 10 * FINE
+_SPREAD = (1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16)
+"""How many times the rounds the same client-rounds are spread over."""
+
+_DIGITS = (1, 1.1, 1.2, 1.35, 1.5, 1.7, 2, 2.2, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9)
+
+_KEPT = 512
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting: from where to where, where it begins, and what it is in words."""
+
+    name: str
+    low: float
+    high: float
+    start: float
+    label: str
+    note: str
+    whole: bool = False
+
+    @property
+    def values(self) -> list[float]:
+        """The places of its slider, about evenly spaced on a logarithmic scale."""
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        every = {float(f"{digits}e{power}") for power in powers for digits in _DIGITS}
+        within = {value for value in every if self.low <= value <= self.high}
+        found = within | {self.low, self.high, self.start}
+        return sorted(value for value in found if not self.whole or value == int(value))
+
+    def read(self, text: str | None) -> float:
+        """The value in an address; refused where no slider goes."""
+        try:
+            value = float(text) if text is not None else self.start
+        except ValueError:
+            value = math.nan
+        if not self.low <= value <= self.high or (self.whole and value != int(value)):
+            kind = "a whole number" if self.whole else "a number"
+            raise BadInput(
+                f"{self.name} is {text!r:.40}: {kind} from {self.low:g} to {self.high:g}"
+            )
+        return value
+
+
+KNOBS = (
+    Knob("clients", 10, 1e7, 100, "clients", "in the whole population", whole=True),
+    Knob("rate", 1e-4, 1, 0.5, "rate", "probability that a client joins a round"),
+    Knob("rounds", 1, 1e5, 40, "rounds", "that are trained", whole=True),
+    Knob("noise", 0.3, 100, 2, "noise multiplier", "std of the sum's noise / clip norm"),
+    Knob("delta", 1e-10, 1e-2, 1e-5, "delta", "of the claim; below 1 / clients"),
+    Knob("epsilon", 0.1, 100, 8, "budget", "epsilon at which a run stops, by the claim below"),
+    Knob("parameters", 10, 1e9, 650, "parameters", "of the model", whole=True),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """The settings that are asked about."""
+
+    clients: int
+    rate: float
+    rounds: int
+    noise: float
+    delta: float
+    epsilon: float
+    parameters: int
+
+    @classmethod
+    def read(cls, query: Mapping[str, str]) -> "Question":
+        """From an address; what is left out is where its slider begins."""
+        found = {knob.name: knob.read(query.get(knob.name)) for knob in KNOBS}
+        whole = {knob.name: int(found[knob.name]) for knob in KNOBS if knob.whole}
+        return cls(**{**found, **whole})  # type: ignore[arg-type]
+
+    @property
+    def line(self) -> BudgetLine:
+        return central_line(self.rate, self.noise, Budget(self.epsilon, self.delta))
+
+    @property
+    def cohort(self) -> float:
+        """Clients in a round, as expected."""
+        return self.rate * self.clients
+
+    @property
+    def client_rounds(self) -> float:
+        """Times that a client takes part in a round, all together, as expected."""
+        return self.cohort * self.rounds
+
+    @property
+    def noise_of_mean(self) -> float:
+        """Std of the noise on a coordinate of the mean update, in clip norms."""
+        return self.noise / self.cohort
+
+    @property
+    def signal_to_noise(self) -> float:
+        """Length of the mean update over that of its noise, where all updates are as long as the
+        clip allows and agree: no round does better.
+        """
+        return self.cohort / (self.noise * math.sqrt(self.parameters))
+
+
+@dataclass(frozen=True)
+class Split:
+    """The same client-rounds over another number of rounds, and what they cost."""
+
+    question: Question
+    claim: PrivacyClaim
+
+
+@dataclass(frozen=True)
+class Refined:
+    """The claims, the one by PLD first, and what follows for the budget.
+
+    `permitted` are the rounds within the budget, `needed` the noise with which all planned rounds
+    are; None where no noise is enough.
+    """
+
+    claims: tuple[PrivacyClaim, ...]
+    permitted: int
+    needed: float | None
+    splits: tuple[Split, ...]
+
+
+@lru_cache(_KEPT)
+def quick(question: Question) -> tuple[PrivacyClaim, ...]:
+    """Upper bounds by PLD, on a coarse grid, and by RDP."""
+    return question.line.claims(question.rounds, interval=_COARSE)
+
+
+@lru_cache(_KEPT)
+def refined(question: Question) -> Refined:
+    """The claim as a run ends with it, and what the budget permits."""
+    line, budget = question.line, question.line.budget
+    at = (budget.epsilon, budget.delta, line.relation)
+    try:
+        needed: float | None = noise_for(
+            lambda noise: central_line(question.rate, noise, budget).event, question.rounds, *at
+        )
+    except BadInput:
+        needed = None
+    return Refined(
+        claims=line.claims(question.rounds),
+        permitted=rounds_within(line.event, *at),
+        needed=needed,
+        splits=_splits(question),
+    )
+
+
+def _splits(question: Question) -> tuple[Split, ...]:
+    found = []
+    for times in _SPREAD:
+        rounds = round(question.rounds * times)
+        rate = question.rate * question.rounds / max(rounds, 1)
+        if rounds >= 1 and rate <= 1:
+            other = Question(**{**vars(question), "rounds": rounds, "rate": rate})
+            claim = other.line.claims(rounds, interval=_COARSE)[0]
+            found.append(Split(other, claim))
+    return tuple(found)
+
+
+def recipe_text(question: Question) -> str:
+    """The recipe of these settings; its data and model are those of `central`."""
+    recipe = load_recipe(
+        "central",
+        {
+            "name": "what-if",
+            "rounds": question.rounds,
+            "data.clients": question.clients,
+            "sample.rate": question.rate,
+            "noise.multiplier": question.noise,
+            "budget.epsilon": question.epsilon,
+            "budget.delta": question.delta,
+        },
+    )
+    return (
+        "# written by fedveil watch, what if; data, model and clip are placeholders for yours\n"
+        '# a simulation: for a release, noise.source is "secure"\n'
+        f"{toml.dumps(recipe.model_dump())}"
+    )

@@ -1,0 +1,173 @@
+"""The what-if page: sliders, and what they come to."""
+
+import json
+from pathlib import Path
+
+from fedveil.privacy.accounting.meaning import Meaning
+from fedveil.runs.report.claim import claim_box
+from fedveil.watch.pages import served
+from fedveil.watch.what_if import KNOBS, Knob, Question, Refined, quick, refined
+from fedveil.web.chart import Chart, Line, Mark, figure
+from fedveil.web.html import Content, Markup, number_text, tag
+from fedveil.web.page import section, table, text_of
+
+_HERE = Path(__file__).parent
+_ABOUT = (
+    "Central DP with Gaussian noise: each client joins a round with the probability that is set, "
+    "its update is clipped, and a trusted server adds the noise. Nothing is trained and no data "
+    "are read: this is accounting alone."
+)
+_SOON = "An upper bound, found quickly; the exact account follows."
+_SNR = (
+    "Signal to noise is told at its best: every update as long as the clip norm, all of them in "
+    "one direction. A run does worse; below 1 the noise of a round is longer than what is learnt."
+)
+_SPLITS = (
+    "The same expected client-rounds, over fewer or more rounds with the same noise multiplier. "
+    "More rounds of fewer clients cost less epsilon, and every round has more noise."
+)
+
+
+def question_page() -> bytes:
+    """The page, with every slider where it begins."""
+    return served(
+        "What if",
+        "./what-if",
+        tag("h1", "What if"),
+        tag("p", _ABOUT, class_="sub"),
+        tag("div", *map(_knob, KNOBS), class_="knobs", id="knobs"),
+        tag(
+            "p",
+            tag("a", "The recipe of these settings", id="recipe", href="./recipe"),
+            ", for fedveil run what-if.toml. ",
+            tag(
+                "button",
+                "Take the noise that fits the budget",
+                type="button",
+                id="fit",
+                class_="quiet",
+                disabled=True,
+            ),
+        ),
+        tag("p", "", id="trouble", role="status", class_="warn"),
+        tag(
+            "div",
+            *(tag("div", id=f"answer-{name}") for name in ("claim", "numbers", "budget", "splits")),
+            id="answer",
+        ),
+        script=text_of(_HERE / "what_if.js"),
+    )
+
+
+def answer_parts(question: Question, *, fine: bool) -> str:
+    """Parts of the page as JSON; `fine` with everything that takes longer."""
+    parts: dict[str, Markup] = {}
+    needed: float | None = None
+    if fine:
+        found = refined(question)
+        needed = found.needed
+        parts["answer-claim"] = tag("div", claim_box(Meaning.of(found.claims)), _others(found))
+        parts["answer-budget"] = _budget(question, found)
+        parts["answer-splits"] = _splits(question, found)
+    else:
+        meaning = Meaning.of(quick(question))
+        parts["answer-claim"] = tag("div", claim_box(meaning), tag("p", _SOON, class_="note"))
+        parts["answer-numbers"] = _numbers(question)
+    told = {name: part.text for name, part in parts.items()}
+    return json.dumps({"parts": told, "needed": needed})
+
+
+def _knob(knob: Knob) -> Markup:
+    values = knob.values
+    at = min(range(len(values)), key=lambda k: abs(values[k] - knob.start))
+    texts = [number_text(value) for value in values]
+    return tag(
+        "div",
+        tag("label", knob.label, tag("output", texts[at], for_=knob.name), for_=knob.name),
+        tag(
+            "input",
+            type="range",
+            id=knob.name,
+            min=0,
+            max=len(values) - 1,
+            step=1,
+            value=at,
+            aria_valuetext=texts[at],
+            aria_describedby=f"{knob.name}-note",
+            data_values=" ".join(map(repr, values)),
+            data_texts=" ".join(texts),
+        ),
+        tag("p", knob.note, class_="note", id=f"{knob.name}-note"),
+        class_="knob",
+    )
+
+
+def _numbers(question: Question) -> Markup:
+    tiles = (
+        (question.noise_of_mean, "clip norms: std of the noise on a coordinate of the mean update"),
+        (question.signal_to_noise, "signal to noise of a round, at most"),
+        (question.cohort, "clients in a round, as expected"),
+        (question.client_rounds, "client-rounds in all, as expected"),
+    )
+    cells = [tag("div", tag("b", number_text(value)), tag("span", said)) for value, said in tiles]
+    warning = None
+    if question.delta >= 1 / question.clients:
+        warning = tag(
+            "p",
+            f"A delta of {question.delta:g} permits publishing one of {question.clients:,} clients "
+            "outright: fedveil run refuses it.",
+            class_="warn",
+        )
+    return tag("div", warning, tag("div", *cells, class_="tiles"), tag("p", _SNR, class_="note"))
+
+
+def _others(found: Refined) -> Markup:
+    return tag("p", "By other accountants: ", "; ".join(map(str, found.claims[1:])), class_="note")
+
+
+def _budget(question: Question, found: Refined) -> Markup:
+    claim, limit = found.claims[0], question.epsilon
+    if claim.epsilon <= limit:
+        said = f"All {question.rounds:,} rounds fit: {claim.left_of(limit)} would be left."
+    elif found.permitted:
+        said = f"The budget ends the run after {found.permitted:,} of {question.rounds:,} rounds."
+    else:
+        said = "Not even one round fits the budget: fedveil run refuses this."
+    words = tag("p", said, class_=None if claim.epsilon <= limit else "warn")
+    noise = "No noise multiplier meets the budget over all rounds."
+    if found.needed is not None:
+        noise = f"A noise multiplier of {found.needed:.4g} meets it over all {question.rounds:,}."
+    rounds = f"With this noise it permits {found.permitted:,} rounds."
+    return section("The budget", words, tag("p", noise, " ", rounds))
+
+
+def _splits(question: Question, found: Refined) -> Markup:
+    terms = found.claims[0].words
+    rows: list[dict[str, Content]] = [
+        {
+            "rounds": split.question.rounds,
+            "clients in a round": split.question.cohort,
+            f"epsilon {terms}": split.claim.value,
+            "noise on a coordinate, in clip norms": split.question.noise_of_mean,
+            "signal to noise, at most": split.question.signal_to_noise,
+        }
+        for split in found.splits
+    ]
+    points = [(float(s.question.rounds), s.claim.epsilon) for s in found.splits]
+    chart = Chart(
+        id="split",
+        title=f"Epsilon of the same client-rounds {terms}",
+        x="rounds that they are spread over",
+        y="epsilon spent",
+        lines=[Line("epsilon spent", points)],
+        marks=[Mark(question.epsilon, "the budget")],
+        log_x=len(points) > 1,
+        zero=True,
+    )
+    told = table(rows, f"{number_text(question.client_rounds)} client-rounds", wide=True)
+    return section(
+        "What these client-rounds cost",
+        tag("p", _SPLITS),
+        told,
+        tag("div", figure(chart), class_="pair"),
+    )

@@ -1,0 +1,85 @@
+"""Every console block in docs works, in its page's order, and prints what the page shows.
+
+A page is one empty folder. A block with a title is a file of that name; `console` is a list of
+commands; `text` is what they print, where `...` stands for lines, and numbers may differ elsewhere
+in their last digits.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+PAGES = sorted(
+    path.relative_to(DOCS).as_posix()
+    for path in DOCS.rglob("*.md")
+    if "```console" in path.read_text(encoding="utf-8")
+)
+SLOW = {
+    "how-to.md",
+    "tutorials/attack.md",
+    "tutorials/deploy.md",
+    "tutorials/local-privacy.md",
+    "tutorials/own-data.md",
+    "tutorials/own-model.md",
+    "tutorials/plan.md",
+}
+LEFT = {
+    "tutorials/first-run.md": ("first/report.html", "release/model.safetensors"),
+    "tutorials/own-model.md": ("mine/report.html",),
+    "tutorials/plan.md": (
+        *("plan.toml", "plan.html", "run/model.safetensors", "epsilons/results.csv"),
+        *("epsilons/summary.csv", "epsilons/report.html", "shorter/summary.csv"),
+    ),
+    "officers.md": ("charges.json", "release/head.json"),
+}
+"""Files that a page speaks of."""
+
+
+def test_the_pages_that_have_to_be_there():
+    assert SLOW | LEFT.keys() <= set(PAGES)
+    assert len([page for page in PAGES if page.startswith("tutorials/")]) == 7
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p in PAGES]
+)
+def test_the_commands_and_what_they_print(cli, page):
+    printed, shown = "", 0
+    for kind, title, block in FENCE.findall((DOCS / page).read_text(encoding="utf-8")):
+        if title:
+            Path(title).write_text(block)
+        elif kind == "console":
+            printed = "".join(ran(cli, line) for line in commands(block))
+        elif kind == "text":
+            for line in block.splitlines():
+                if line not in ("", "..."):
+                    assert without_numbers(line.removesuffix(" ...")) in without_numbers(printed)
+                    shown += 1
+    assert shown or "```text" not in (DOCS / page).read_text(encoding="utf-8")
+    assert all(Path(name).exists() for name in LEFT.get(page, ()))
+
+
+def commands(block):
+    return [line for line in block.replace("\\\n", " ").splitlines() if line]
+
+
+def ran(cli, line):
+    program, *arguments = shlex.split(line, comments=True)
+    if program == "python":
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+    assert program == "fedveil", line
+    told = cli(*arguments)
+    assert told.code == 0, told.err
+    return told.out + told.err
+
+
+def without_numbers(text):
+    return re.sub(r"\s+", " ", re.sub(r"[-+]?\d[\d.e+-]*", "0", text))

@@ -1,0 +1,119 @@
+"""What if: upper bounds at once, the same claim as `fedveil account` after it, and a recipe."""
+
+import html
+import json
+import math
+
+import pytest
+
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import Accountant
+from fedveil.privacy.accounting.solve import solve
+from fedveil.runs.build import build
+from fedveil.runs.recipe import load_recipe
+from fedveil.watch.what_if import KNOBS, Question, quick, recipe_text, refined
+from fedveil.watch.what_if_page import answer_parts, question_page
+
+from ..contracts.test_no_bare_epsilon import MEANT, bare
+from .conftest import words
+
+SOME = {"clients": "1000", "rate": "0.1", "rounds": "30", "noise": "1.5", "delta": "1e-5",
+        "epsilon": "4", "parameters": "1000"}  # fmt: skip
+
+
+def ask(**changes):
+    return Question.read({**SOME, **{name: str(value) for name, value in changes.items()}})
+
+
+@pytest.mark.parametrize("changes", [{}, {"rate": 1}, {"noise": 0.5, "rounds": 5}])
+def test_what_comes_first_is_a_bound_on_what_comes_after_which_is_the_account(changes):
+    question = ask(**changes)
+    first, after = quick(question), refined(question).claims
+    own = solve(
+        noise=question.noise, rate=question.rate, rounds=question.rounds, epsilon=None, delta=1e-5
+    )
+    assert after == own.claims
+    assert [claim.accountant for claim in first] == [Accountant.PLD, Accountant.RDP]
+    assert after[0].epsilon <= first[0].epsilon <= after[0].epsilon * 1.05
+    assert first[1] == after[1]
+    assert after[0].epsilon <= after[1].epsilon
+
+
+def test_the_numbers_beside_it():
+    question = ask()
+    assert question.cohort == 100
+    assert question.client_rounds == 3000
+    assert question.noise_of_mean == pytest.approx(1.5 / 100)
+    noise = question.noise_of_mean * math.sqrt(1000)
+    assert question.signal_to_noise == pytest.approx(1 / noise)
+
+
+def test_noise_and_rounds_that_meet_the_budget():
+    found = refined(ask(epsilon=2))
+    meets = quick(ask(epsilon=2, noise=found.needed))[0].epsilon
+    assert 1.95 < meets <= 2.0001
+    assert quick(ask(rounds=found.permitted))[0].epsilon <= 2.01
+    assert quick(ask(rounds=found.permitted + 1))[0].epsilon > 2
+
+
+def test_splits_have_the_same_client_rounds():
+    found = refined(ask())
+    for split in found.splits:
+        assert split.question.client_rounds == pytest.approx(3000, rel=0.1)
+        assert split.question.rate <= 1
+    costs = [split.claim.epsilon for split in found.splits]
+    assert costs == sorted(costs, reverse=True)
+    assert len(costs) == 6
+    assert refined(ask(rate=1, rounds=1)).splits[0].question.rounds == 1
+
+
+def test_it_is_kept():
+    assert refined(ask(noise=1.7)) is refined(ask(noise=1.7))
+    assert quick(ask(noise=1.7)) is quick(ask(noise=1.7))
+
+
+def test_every_slider_begins_at_a_place_of_its_own_and_all_places_can_be_asked():
+    for knob in KNOBS:
+        assert knob.start in knob.values
+        assert knob.values == sorted(set(knob.values))
+        assert knob.values[0] == knob.low
+        assert knob.values[-1] == knob.high
+        assert all(knob.read(repr(value)) == value for value in knob.values)
+        for bad in (knob.low / 2, knob.high * 2, math.nan, math.inf):
+            with pytest.raises(BadInput, match=f"^{knob.name} is "):
+                knob.read(repr(bad))
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_no_epsilon_stands_alone(fine):
+    for question in (ask(), ask(epsilon=0.1), ask(noise=0.3, rounds=1000, epsilon=0.1)):
+        parts = json.loads(answer_parts(question, fine=fine))["parts"]
+        text = html.unescape(words(" ".join(parts.values())))
+        assert MEANT.search(text)
+        assert "PLD" in text
+        assert bare(text) == []
+    assert bare(html.unescape(words(question_page().decode().partition("</style>")[2]))) == []
+
+
+def test_in_words_whether_it_fits():
+    def said(question):
+        return words(json.loads(answer_parts(question, fine=True))["parts"]["answer-budget"])
+
+    assert "All 30 rounds fit" in said(ask())
+    assert "ends the run after" in said(ask(epsilon=1.5))
+    assert "Not even one round" in said(ask(epsilon=0.1, noise=0.3, rate=1))
+    parts = json.loads(answer_parts(ask(delta=1e-3), fine=False))["parts"]
+    assert "permits publishing one of 1,000 clients" in words(parts["answer-numbers"])
+    parts = json.loads(answer_parts(ask(delta=1e-5), fine=False))["parts"]
+    assert "permits publishing" not in words(parts["answer-numbers"])
+
+
+def test_a_run_of_the_recipe_claims_what_the_page_said(tmp_path):
+    question = ask(clients=50, rate=0.5, rounds=6, noise=3, epsilon=20)
+    (tmp_path / "what-if.toml").write_text(recipe_text(question))
+    training = build(load_recipe(str(tmp_path / "what-if.toml"), ["engine.workers=1"]), None)
+    claim, told = training.plan.claims(6)[0], refined(question).claims[0]
+    assert claim.epsilon == told.epsilon
+    assert (claim.delta, claim.unit, claim.neighbours) == (told.delta, told.unit, told.neighbours)
+    assert (claim.trust, claim.accountant) == (told.trust, told.accountant)
+    assert training.plan.rounds == training.plan.permitted == 6
