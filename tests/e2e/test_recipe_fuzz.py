@@ -589,7 +589,7 @@ def test_what_would_fill_the_memory_or_leave_the_directory_is_refused():
 
 
 def test_a_sample_of_recipes():
-    assert_all_end_well(reports(SEED, range(32, 68)), 36)
+    assert_all_end_well(reports(SEED, range(32, 50)), 18)
 
 
 @pytest.mark.slow

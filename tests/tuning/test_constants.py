@@ -164,6 +164,7 @@ def softmax_loss(data, client, classes):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Desired error")
 def test_softmax_regression_against_brute_force():
     """All clients are in the sample here, so that what is estimated is close."""

@@ -188,6 +188,7 @@ def test_trials_that_are_missing_are_trained_again_to_the_same_tables(real, tmp_
     assert tables(folder) == tables(real.folder)
 
 
+@pytest.mark.slow
 def test_cut_at_any_byte_of_the_last_lines(made, tmp_path, monkeypatch):
     """Mid-write: what is on disk as a whole is kept, and only what is not is trained again."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
