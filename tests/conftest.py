@@ -20,6 +20,7 @@ WITH_PAGES = (
     "tests/runs/test_closing.py",
     "tests/runs/test_interruptions.py",
     "tests/runs/test_run.py",
+    "tests/watch/",
     "tests/web/",
 )
 """Whose runs draw their reports, which takes a third of the time of runs as small as these."""
