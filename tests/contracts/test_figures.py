@@ -29,6 +29,7 @@ from fedveil.privacy.accounting.claims import (
 )
 from fedveil.runs import records
 from fedveil.tuning.cells import Outcome
+from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory
 from tests.papers.test_fu import loans
 from tests.papers.test_fu_cnn import Digits
@@ -48,22 +49,23 @@ INTERVALS = (FillBetweenPolyCollection, LineCollection)
 UNITS = r"\((%|share of (records|members)|cross-entropy, nats|percentage points squared)\)"
 
 
-def made_up(laboratory, prepared, repetitions):
+def made_up(sweep, on_trial=None):
     """Accuracies all over the place, losses over decades, one in ten diverged."""
-    recipe = prepared.cell.recipe
-    rounds = recipe.rounds or recipe.iterations // recipe.client.steps
+    for c, cell in enumerate(sweep.cells):
+        for repetition in range(sweep.repeat):
+            random = np.random.default_rng([len(cell.name), repetition])
+            sweep._done[repetition, c] = outcome(cell.recipe, random)
 
-    def metrics(random):
+
+def outcome(recipe, random):
+    rounds, every = recipe.rounds or recipe.iterations // recipe.client.steps, recipe.evaluate.every
+
+    def metrics():
         loss = float(np.exp(random.normal(3, 2))) if random.uniform() < 0.9 else np.nan
         return {"accuracy": random.uniform(), "backdoor": random.uniform(), "loss": loss}
 
-    found = []
-    for repetition in repetitions:
-        random = np.random.default_rng([len(prepared.cell.name), repetition])
-        measured = range(recipe.evaluate.every, rounds + 1, recipe.evaluate.every)
-        curve = tuple((done, metrics(random)) for done in measured)
-        found.append(Outcome(rounds, metrics(random), curve if laboratory.curves else ()))
-    return found
+    curve = tuple((done, metrics()) for done in range(every, rounds + 1, every))
+    return Outcome(rounds, metrics(), curve)
 
 
 def prepared_once(prepare, made):
@@ -113,7 +115,7 @@ def figures(tmp_path_factory):
     read, prepare = records.load_records, Laboratory.prepare
     experiment = Experiment(tmp_path_factory.mktemp("figures"), repeat=3, workers=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Laboratory, "trial", made_up)
+        patch.setattr(Sweep, "run", made_up)
         patch.setattr(Laboratory, "prepare", prepared_once(prepare, {}))
         patch.setattr(
             records,

@@ -8,6 +8,7 @@ say so themselves, with the number of repetitions.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -68,7 +69,7 @@ class Panel:
     log_y: bool = False
     within: tuple[float, float] = ANYWHERE
 
-    @property
+    @cached_property
     def places(self) -> list[float]:
         """Of all lines, each once, rising."""
         return sorted({place for line in self.series for place in line.places})
@@ -78,7 +79,7 @@ class Panel:
         half = 0.0 if math.isnan(mean.half) else mean.half
         return max(self.within[0], mean.value - half), min(self.within[1], mean.value + half)
 
-    @property
+    @cached_property
     def heights(self) -> tuple[float, float]:
         """The ends of the y axis; on a logarithmic one, low ends of intervals do not count."""
         means = [m for line in self.series for m in line.means if math.isfinite(m.value)]
