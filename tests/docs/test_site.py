@@ -19,7 +19,7 @@ def load(name):
     return module
 
 
-hooks, doctests = load("hooks"), load("doctests")
+hooks, docstrings = load("hooks"), load("docstrings")
 
 INDEX = """# Home
 ## One
@@ -106,9 +106,17 @@ def test_a_formula_is_mathml():
 
 def test_doctests_are_fenced():
     said = "Text.\n\n>>> f(1)\n2\n>>> f(2)\n3\n\nMore.\n\n>>> f(3)"
-    assert doctests.fenced(said) == (
+    assert docstrings.fenced(said) == (
         "Text.\n\n```pycon\n>>> f(1)\n2\n>>> f(2)\n3\n```\n\nMore.\n\n```pycon\n>>> f(3)\n```"
     )
+
+
+def test_docstrings_link_to_pages_that_are_there():
+    said = docstrings.linked("Guarantee: docs/proofs/central.md. Then `x`.")
+    assert said == "Guarantee: [docs/proofs/central.md](proofs/central.md). Then `x`."
+    for path in (ROOT / "src").rglob("*.py"):
+        for name in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text(encoding="utf-8")):
+            assert (ROOT / name).is_file(), f"{path} names {name}"
 
 
 def test_the_api_page_has_every_public_name_once():

@@ -46,6 +46,7 @@ def test_the_pages_that_have_to_be_there():
     assert len([page for page in PAGES if page.startswith("tutorials/")]) == 7
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "page", [pytest.param(p, marks=[pytest.mark.slow] if p in SLOW else []) for p in PAGES]
 )

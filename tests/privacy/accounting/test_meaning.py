@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedveil.privacy.accounting.claims import (
     SEEDED,
+    TRUSTED_SERVER,
     Accountant,
     NoiseSource,
     PrivacyClaim,
@@ -218,6 +219,15 @@ def test_seeded_noise_is_a_simulation():
     assert "simulation" in Meaning(seeded).warnings[0]
     assert Meaning(claim()).warnings == []
     assert Meaning(seeded).conditions == [Meaning(seeded).trusted, SEEDED]
+
+
+def test_a_trusted_server_is_said_once_and_every_other_condition_with_it():
+    central = claim(trust=Trust.CENTRAL, assumptions=(TRUSTED_SERVER, "N is public", SEEDED))
+    told = Meaning(central)
+    assert told.conditions == [told.trusted, "N is public", SEEDED]
+    assert told.trusted.startswith(
+        "The server has to be trusted: it sees every client's true update"
+    )
 
 
 def test_whom_it_holds_for_is_said():

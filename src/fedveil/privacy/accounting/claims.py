@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 SEEDED = "seeded noise: whoever knows the seed can remove it, so this is a simulation"
+TRUSTED_SERVER = "the server is trusted: it sees true updates and adds the noise"
 
 _WHOLE, _LONG, _LEAST = 1e3, 1e12, 1e-4
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from fedveil.privacy.accounting.claims import (
+    TRUSTED_SERVER,
     NoiseSource,
     PrivacyClaim,
     Relation,
@@ -241,8 +242,10 @@ class Meaning:
 
     @property
     def conditions(self) -> list[str]:
-        """Under which conditions the claim holds."""
-        return [] if self.claim is None else [self.trusted, *self.claim.assumptions]
+        """Under which conditions the claim holds; whom one has to trust is said once."""
+        if self.claim is None:
+            return []
+        return [self.trusted, *(a for a in self.claim.assumptions if a != TRUSTED_SERVER)]
 
     @property
     def uncovered(self) -> list[str]:

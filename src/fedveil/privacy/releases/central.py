@@ -10,7 +10,14 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
-from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.accounting.claims import (
+    SEEDED,
+    TRUSTED_SERVER,
+    NoiseSource,
+    Relation,
+    Trust,
+    Unit,
+)
 from fedveil.privacy.accounting.composition import noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian
 from fedveil.privacy.clip import Clip
@@ -167,7 +174,7 @@ def central(
         trust=Trust.CENTRAL,
         noise=NoiseSource.SEEDED,
         assumptions=(
-            "the server is trusted: it sees true updates and adds the noise",
+            TRUSTED_SERVER,
             sampler.assumption,
             f"the number of clients, {population}, is public",
             "only models are published; metrics on clients' data are outside the claim",

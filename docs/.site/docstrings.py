@@ -1,16 +1,19 @@
-"""Examples in docstrings are doctests: the site shows them as code."""
+"""Docstrings on the site: examples are shown as code, and pages that they name are linked."""
 
+import re
 from typing import Any
 
 import griffe
 
+_PAGE = re.compile(r"\bdocs/([\w/-]+)\.md\b")
 
-class FencedDoctests(griffe.Extension):
-    """Put a fence around every doctest."""
+
+class Docstrings(griffe.Extension):
+    """Make Markdown of every docstring."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = fenced(obj.docstring.value)
+            obj.docstring.value = linked(fenced(obj.docstring.value))
 
 
 def fenced(text: str) -> str:
@@ -26,3 +29,8 @@ def fenced(text: str) -> str:
             inside = True
         lines.append(line)
     return "\n".join(lines[:-1])
+
+
+def linked(text: str) -> str:
+    """A docstring in which "docs/proofs/central.md" leads there from a page of the site's root."""
+    return _PAGE.sub(r"[docs/\1.md](\1.md)", text)
