@@ -156,7 +156,7 @@ def test_hostile_text_is_text_in_every_field(root, copied):
     assert html.escape(EVIL) in markup
 
 
-@pytest.mark.parametrize("rounds", [1_000, 10_000])
+@pytest.mark.parametrize("rounds", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_long_runs_are_small_and_keep_their_extremes(root, copied, rounds):
     many(copied("ended"), rounds)
     looks = Folder(root).looks()

@@ -76,7 +76,7 @@ def test_it_ends_at_once_however_many_watch(root, copied, how):
         assert process.wait(20) == 0
         took = time.monotonic() - began
         assert b"event: ended" in streams[-1][1].read()
-        assert process.stderr.read() == ""
+        assert process.stderr.read() == "Whoever has this address can open it; Ctrl-C ends it.\n"
     assert took < 10, took
 
 

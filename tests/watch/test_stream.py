@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -74,6 +75,25 @@ def test_where_nothing_happens_there_is_a_sign_of_life(root, copied, monkeypatch
         return found
 
     assert asyncio.run(watched())[1:] == [": nothing new\n\n"] * 2
+
+
+def test_after_a_look_that_took_long_the_runs_have_the_machine(root, copied, monkeypatch):
+    copied("ended")
+    folder, began = Folder(root), []
+    looks = folder.looks
+    folder.looks = lambda: began.append(time.monotonic()) or time.sleep(0.1) or looks()
+
+    async def watched():
+        looking = Looking(folder)
+        await looking.draw(all_view)
+        first = len(began)
+        looking._at -= 0.1
+        await looking.draw(all_view)
+        return first, len(began), looking._pause
+
+    first, second, pause = asyncio.run(watched())
+    assert (first, second) == (1, 1)
+    assert pause >= 0.4
 
 
 def test_many_who_watch_look_once(root, copied, monkeypatch):

@@ -43,7 +43,12 @@ def watch(
 
         served = Served(folder, host, port, outside)
     listen()
-    serve(served, lambda url: print(url, flush=True), while_stdin=while_stdin)
+    serve(served, _told, while_stdin=while_stdin)
+
+
+def _told(url: str) -> None:
+    print(url, flush=True)
+    print("Whoever has this address can open it; Ctrl-C ends it.", file=sys.stderr)
 
 
 def check_installed() -> None:

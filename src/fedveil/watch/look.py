@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class Followed:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
-        self.id = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
+        self.id = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
         self._tail = Tail(folder / "metrics.jsonl")
         self._spending: Spending | None = None
         self._charges: tuple[Charged | None, bool] = (None, False)

@@ -14,6 +14,9 @@ EVERY = 1.0
 _ALIVE = 15.0
 """Seconds between looks, and between signs of life where nothing changes."""
 
+_REST = 4.0
+"""After a look that took long, so many times as long nobody looks: the runs need the machine."""
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -27,7 +30,7 @@ View = Callable[[Sequence[Look]], Drawn]
 
 
 class Looking:
-    """Looks at a folder once a second while somebody watches, once for all who do.
+    """Looks at a folder about once a second while somebody watches, once for all who do.
 
     Reading and drawing happen in a thread, one at a time: files and charts are not looked at by
     two, and the server answers meanwhile.
@@ -37,16 +40,21 @@ class Looking:
         self.folder, self.ended = folder, asyncio.Event()
         self._turn = asyncio.Lock()
         self._looks: list[Look] = []
-        self._at = float("-inf")
+        self._at, self._pause = float("-inf"), EVERY
 
     async def draw(self, view: View) -> Drawn:
-        """A view of the folder as it was at most a second ago."""
+        """A view of the folder as it was a moment ago."""
         loop = asyncio.get_running_loop()
         async with self._turn:
-            if loop.time() - self._at >= EVERY * 0.9:
+            began = loop.time()
+            fresh = began - self._at < self._pause * 0.9
+            if not fresh:
                 self._looks = await loop.run_in_executor(None, self.folder.looks)
                 self._at = loop.time()
-            return await loop.run_in_executor(None, partial(view, self._looks))
+            drawn = await loop.run_in_executor(None, partial(view, self._looks))
+            if not fresh:
+                self._pause = max(EVERY, _REST * (loop.time() - began))
+            return drawn
 
     async def find(self, id: str) -> Followed | None:
         """The run of that id under the folder."""
@@ -73,9 +81,9 @@ class Looking:
             elif silent >= _ALIVE:
                 yield ": nothing new\n\n"
                 silent = 0.0
-            silent += EVERY
+            silent += self._pause
             try:
-                await asyncio.wait_for(self.ended.wait(), EVERY)
+                await asyncio.wait_for(self.ended.wait(), self._pause)
             except TimeoutError:
                 continue
         yield "event: ended\ndata: {}\n\n"
