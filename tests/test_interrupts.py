@@ -31,6 +31,14 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.fixture(autouse=True)
+def listening():
+    """Whoever starts tests in the background has Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_an_interrupt_during_a_fork_is_not_lost(tmp_path, name):
     """What a handler raises in a function that is called by a fork, Python prints and drops."""

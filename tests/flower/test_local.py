@@ -21,6 +21,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def listening():
+    """Whoever starts tests in the background has Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listening")
 def test_what_was_being_started_is_stopped_too(folder: Path, monkeypatch: pytest.MonkeyPatch):
     started: list[Process] = []
 
