@@ -65,6 +65,17 @@ def test_what_is_claimed_stands_beside_what_was_found(audit, run):
     assert SCRIPT not in markup
 
 
+@pytest.mark.parametrize("estimate", [None, 8.457])
+def test_an_estimate_is_said_to_refute_nothing(audit, run, estimate):
+    folder = audit()
+    found = json.loads((folder / FOUND).read_text())
+    found["findings"][0]["estimate"] = estimate
+    (folder / FOUND).write_text(json.dumps(found))
+    markup = str(audit_section(folder, run))
+    assert ("it refutes no claim" in markup) == (estimate is not None)
+    assert ("8.457" in markup) == (estimate is not None)
+
+
 def test_a_violated_claim_is_said_first(audit, run):
     text = words("</style>" + str(audit_section(audit(violated=True), run)))
     assert text.index("is violated") < text.index("canaries")

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -67,6 +68,28 @@ def test_a_run_leaves_a_page_that_opens_with_its_claim(made):
         "torch 2.",
     ):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("stopped", "said"),
+    [
+        ("rounds", "4 rounds, all that were planned"),
+        ("budget", "4 rounds, then the budget stopped the run"),
+        ("interrupted", "4 rounds, then the run was interrupted"),
+        ("moon", "4 rounds, stopped by: moon"),
+    ],
+)
+def test_it_says_why_there_were_no_more_rounds(made, stopped, said):
+    seen = Seen.at(made / "central")
+    assert said in words(run_page(replace(seen, result=seen.result | {"stopped": stopped})))
+
+
+def test_it_says_whom_one_trusts_and_what_numbers_are(made):
+    text = words((made / "central" / "report.html").read_bytes())
+    assert "trust, PLD, seeded noise) the server everyone updates" in text
+    assert "What an attacker tries to find out Whether a given client" in text
+    assert "accuracy on the test split, 0 to 1" in text
+    assert "loss on the test split, 0 to 1" not in text
 
 
 def test_it_is_written_again_as_it_was(folder):
