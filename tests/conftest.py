@@ -178,6 +178,7 @@ ONE_IN = {
     },
     "tests/tuning/test_theory.py": {"test_trainings_do_what_the_theory_speaks_of": 2},
     "tests/tuning/test_trials.py": {"test_repetitions_in_step_are_those_one_by_one": 3},
+    "tests/watch/test_look.py": {"test_whatever_is_in_a_file_the_run_is_looked_at": 4},
 }
 """Which cases run follows from their names, so that it is the same everywhere."""
 

@@ -93,6 +93,24 @@ def test_a_run_that_claims_nothing_has_no_gauge(root):
     assert row(look)["claim"] == "nothing is claimed"
 
 
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("ledger", [None, b"x" * 5000])
+def test_without_a_ledger_nobody_says_that_nothing_is_spent(root, copied, holding, held, ledger):
+    folder = copied("open")
+    for name in ("ledger.db", "ledger.db-wal", "ledger.db-shm"):
+        (folder / name).unlink(missing_ok=True)
+    if ledger is not None:
+        (folder / "ledger.db").write_bytes(ledger)
+    if held:
+        holding(folder)
+    markup, (look,) = drawn(root)
+    assert not look.known
+    for text in (words(markup), str(row(look)["claim"])):
+        assert "What it has spent is not known" in text
+        assert "Nothing is claimed" not in text
+        assert "nothing is claimed" not in text
+
+
 def test_with_secure_noise_nothing_that_data_tell_is_shown(root, copied, holding):
     folder = copied("secure")
     holding(folder)

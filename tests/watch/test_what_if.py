@@ -3,6 +3,8 @@
 import html
 import json
 import math
+import random
+import time
 
 import pytest
 
@@ -73,6 +75,20 @@ def test_splits_have_the_same_client_rounds():
 def test_it_is_kept():
     assert refined(ask()) is refined(ask())
     assert quick(ask()) is quick(ask())
+
+
+@pytest.mark.slow
+def test_the_first_answer_takes_less_than_300_ms():
+    """Wherever the sliders are, once libraries are loaded; of computing, whoever else computes."""
+    draw, times = random.Random(1), []
+    quick(ask())
+    for _ in range(21):
+        at = {knob.name: draw.choice(knob.values) for knob in KNOBS}
+        question = Question.read({name: repr(value) for name, value in at.items()})
+        began = time.process_time()
+        answer_parts(question, fine=False)
+        times.append(time.process_time() - began)
+    assert sorted(times)[18] < 0.3, sorted(times)  # nine of ten
 
 
 def test_every_slider_begins_at_a_place_of_its_own_and_all_places_can_be_asked():

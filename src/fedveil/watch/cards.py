@@ -24,6 +24,7 @@ _SECURE = (
     "With secure noise nothing that clients' data tell is shown: no share of clipped updates, no "
     "signal to noise, no cohort sizes, no times."
 )
+_UNKNOWN = "What it has spent is not known: no ledger of it could be read."
 _GONE = "It was killed, or its machine stopped. What was charged stays charged; this continues it:"
 
 Parts = dict[str, Markup]
@@ -67,8 +68,14 @@ def _row(look: Look) -> dict[str, Content]:
         "rounds": seen.rounds,
         "stopped by": shown(seen.result.get("stopped", "nobody: it was killed")),
         "on the test split": measured or "-",
-        "claim": "nothing is claimed" if look.claim is None else str(look.claim),
+        "claim": _claimed(look),
     }
+
+
+def _claimed(look: Look) -> str:
+    if not look.known:
+        return _UNKNOWN
+    return "nothing is claimed" if look.claim is None else str(look.claim)
 
 
 def _id(look: Look) -> str:
@@ -132,6 +139,8 @@ def _duration(seconds: float) -> str:
 def _gauge(look: Look) -> Markup:
     """What is left of the budget of the line that counts, with all that the number needs."""
     id, claim, limit = f"{_id(look)}-left", look.claim, look.seen.limit
+    if not look.known:
+        return tag("p", _UNKNOWN, class_="gauge warn")
     if claim is None:
         return tag("p", "Nothing is claimed, so nothing is spent.", class_="gauge sub")
     if limit is None:

@@ -53,8 +53,15 @@ class Look:
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """What is spent, by the line of the budget that counts."""
+        """What is spent, by the line of the budget that counts; None if nothing is claimed, or if
+        that is not known.
+        """
         return self.seen.claims[0] if self.seen.claims else None
+
+    @property
+    def known(self) -> bool:
+        """Whether it can be told what is spent: by the ledger, or by what the run left."""
+        return self.seen.ended or self.seen.statement is not None
 
 
 class Followed:
