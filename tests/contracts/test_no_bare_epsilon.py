@@ -103,6 +103,7 @@ def bare_on_page(path):
     """The epsilons on a page, and the figures with epsilons that do not say what they mean."""
     text = path.read_text().partition("</style>")[2].partition("<script>")[0]
     text = re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL)  # the recipe, as it was written
+    text = re.sub(r'<section id="words">.*?</section>', "", text, flags=re.DOTALL)  # definitions
     found = bare(words_of(text))
     for figure in re.findall(r"<figure.*?</figure>", text, re.DOTALL):
         said = words_of(figure)
