@@ -214,6 +214,7 @@ _ALSO = {
     "runs/sections/section.py": ("runs/test_recipe.py",),
     "runs/trackers.py": ("runs/test_logs.py",),
     "watch/app.py": ("watch/test_guard.py",),
+    "watch/look.py": ("watch/test_cards.py",),
     "web/page.py": ("watch/test_app.py",),
 }
 _WIDE = ("contracts", "statistical")
