@@ -146,5 +146,5 @@ def test_the_policy_stops_a_script_that_got_in(browser, runs, tmp_path):
     page = tmp_path / "broken.html"
     page.write_text(text.replace("<main>", "<main><script>document.title='evil'</script>"))
     browser.open(page)
-    assert browser.run("return document.title") == "central: report"
+    assert browser.run("return document.title") == "central: privacy report"
     assert any("Content Security Policy" in line for line in browser.log())
