@@ -14,7 +14,7 @@ AXE := 4.14.0
 # thousands of small files, none of which has to outlive the machine, so that these lie in memory.
 PYTEST := TMPDIR=$(wildcard /dev/shm) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-all browser test-browser wheel mutants docs check bench bench-growth bench-micro clean
+.PHONY: demo test test-all browser test-browser wheel mutants docs check bench bench-growth bench-versions bench-micro clean
 
 demo: $(STAMP)
 	$(BIN)/fedveil run
@@ -53,6 +53,9 @@ bench: $(PEERS)/.installed
 
 bench-growth: $(PEERS)/.installed
 	$(PEERS)/bin/python benchmarks/run.py --growth
+
+bench-versions: $(PEERS)/.installed
+	$(PEERS)/bin/python benchmarks/versions.py $(BASE)
 
 bench-micro: $(STAMP)
 	$(BIN)/python -m pytest benchmarks/test_*.py --benchmark-only

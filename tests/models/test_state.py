@@ -9,12 +9,32 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.models.state import difference, snapshot
+from fedveil.models.state import common_generators, difference, keeps_nothing, snapshot
+from fedveil.privacy.clip_schedules import Fixed, PerGradient, Poly
+from fedveil.privacy.rows import Norm
+from fedveil.training.batches import Batches
+from fedveil.training.directions import Adam
+from fedveil.training.rates import RateSchedule, RateShape
+from fedveil.training.work import ClientSgd, Decay, OneGradient
 
 
 class Holder:
     def __init__(self):
         self.count = 0
+
+
+class Beside(list):
+    """A list that keeps something beside its items."""
+
+
+class Empty:
+    """Something that can be counted and gone through, and keeps nothing in its items."""
+
+    def __len__(self):
+        return 0
+
+    def __iter__(self):
+        return iter(())
 
 
 class Holds(nn.Module):
@@ -27,6 +47,7 @@ class Holds(nn.Module):
         self.recent = collections.deque([1], maxlen=3)
         self.tensor, self.tensors = torch.zeros(2), [torch.zeros(2)]
         self.array, self.object = np.zeros(2), Holder()
+        self.beside, self.empty = Beside(), Empty()
         self.hidden = [nn.Linear(2, 2)]
         self.torch_random = torch.Generator().manual_seed(0)
         self.numpy_random, self.python_random = np.random.default_rng(0), random.Random(0)
@@ -45,6 +66,8 @@ CHANGES = {
     "tensors": lambda m: m.tensors[0].add_(1.0),
     "array": lambda m: m.array.__setitem__(0, 1.0),
     "object": lambda m: setattr(m.object, "count", 1),
+    "beside": lambda m: setattr(m.beside, "seen", 1),
+    "empty": lambda m: setattr(m.empty, "seen", 1),
     "hidden": lambda m: setattr(m.hidden[0], "seen", 1),
     "torch_random": lambda m: torch.rand(1, generator=m.torch_random),
     "numpy_random": lambda m: m.numpy_random.random(),
@@ -83,3 +106,63 @@ def test_passes_of_modules_without_memory_make_no_difference():
         if x is not None:
             module(x)
         assert difference(before, snapshot(module)) is None
+
+
+def test_a_draw_from_a_common_generator_is_a_change():
+    np.random.random()  # the first draw changes all words, later ones only the place of the next
+    for name, draw in (
+        ("torch's generator", lambda: torch.rand(1)),
+        ("NumPy's generator", lambda: np.random.random()),
+        ("NumPy's generator", lambda: np.random.seed(3)),
+    ):
+        before = common_generators()
+        assert difference(before, common_generators()) is None
+        draw()
+        assert difference(before, common_generators()) == name
+
+
+def test_a_draw_from_another_generator_in_the_common_place_is_a_change():
+    usual = np.random.get_bit_generator()
+    before = common_generators()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    try:
+        between = common_generators()
+        np.random.random()
+        assert difference(between, common_generators()) == "NumPy's generator"
+    finally:
+        np.random.set_bit_generator(usual)
+    assert difference(before, between) == "NumPy's generator"
+    assert difference(before, common_generators()) is None
+
+
+class OwnBatches(Batches):
+    """Somebody else's, which sees clients and their sizes."""
+
+
+def own_reach(round):
+    return 1.0
+
+
+SGD = ClientSgd(Batches(0, steps=1), lr=0.1)
+OURS = [
+    None,
+    Fixed(1.0, Norm.L1),
+    Poly(1.0, 0.5, 10, 0.01),
+    PerGradient(Fixed(1.0), SGD.reach),
+    OneGradient(),
+    SGD,
+    ClientSgd(Batches(2, epochs=1), 0.1, decay=Decay(1.0, 2.0)),
+    ClientSgd(Batches(2, epochs=1), 0.1, adam=Adam(), schedule=RateSchedule(RateShape.COSINE, 9)),
+]
+OTHERS = [
+    Holder(),
+    nn.Linear(1, 1),
+    ClientSgd(OwnBatches(0, steps=1), lr=0.1),
+    PerGradient(Fixed(1.0), own_reach),
+    PerGradient(Fixed(1.0), ClientSgd(OwnBatches(0, steps=1), lr=0.1).reach),
+]
+
+
+def test_parts_of_our_own_keep_nothing_and_others_may():
+    assert [part for part in OURS if not keeps_nothing(part)] == []
+    assert [part for part in OTHERS if keeps_nothing(part)] == []

@@ -1,15 +1,19 @@
 """What a module is beside its parameters' values, so that a pass that changes it is noticed."""
 
+import ctypes
 import hashlib
 import random
 import sys
 import types
 from collections import deque
 from collections.abc import Iterator
+from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.mtrand import get_bit_generator
 from torch import nn
 
 Snapshot = dict[str, object]
@@ -22,6 +26,12 @@ _VALUES = (
     *(torch.Tensor, torch.Generator, np.ndarray, np.random.Generator, random.Random, nn.Module),
 )
 """What a global may hold a record in, or draw from."""
+_PLAIN = frozenset({type(None), bool, int, str, bytes})
+_HOLDING = frozenset({dict, list, tuple, deque, types.FunctionType, types.MethodType})
+"""Known by their type alone, since most values are of these and all are looked at with every chunk.
+What is of a class derived from them is looked at more closely."""
+_MT19937 = 4 * (624 + 1)
+"""Bytes of NumPy's common generator: 624 words and where the next one is."""
 _CACHES = ("_flat_weights", "_flat_weight_refs")
 """torch's recurrent layers keep references to their own weights in these."""
 
@@ -63,15 +73,37 @@ def snapshot_of(part: object) -> Snapshot:
     return {type(part).__name__: _token(part, 0, frozenset())}
 
 
+def keeps_nothing(part: object) -> bool:
+    """Whether a part is of our own classes all through, which hold numbers and write to nothing.
+
+    A part of which anything is somebody else's may keep what it sees: its snapshots are compared.
+
+    >>> keeps_nothing(1.5), keeps_nothing(nn.Linear(1, 1))
+    (True, False)
+    """
+    kind = type(part)
+    if kind in _PLAIN or kind is float:
+        return True
+    if isinstance(part, types.MethodType):
+        return keeps_nothing(part.__self__)
+    if kind.__module__.split(".")[0] != "fedveil" or not hasattr(part, "__dict__"):
+        return False
+    return isinstance(part, Enum) or all(map(keeps_nothing, vars(part).values()))
+
+
 def common_generators() -> Snapshot:
     """The states of torch's and NumPy's generators that code uses without saying so.
 
     Python's is left out here: threads of other libraries draw from it at any time.
     """
-    kept = np.random.get_state(legacy=False)["state"]
+    common = get_bit_generator()
+    if type(common) is np.random.MT19937:  # looked at with every chunk; `state` takes 40 us
+        kept: object = ctypes.string_at(common.ctypes.state_address, _MT19937)
+    else:
+        kept = repr(common.state)
     return {
-        "torch's generator": _digest(torch.get_rng_state().numpy().data),
-        "NumPy's generator": (_digest(kept["key"].data), kept["pos"]),
+        "torch's generator": torch.get_rng_state().numpy().tobytes(),
+        "NumPy's generator": (id(common), kept),
     }
 
 
@@ -85,24 +117,28 @@ def difference(before: Snapshot, after: Snapshot) -> str | None:
 
 def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
     """Something that is equal for a value that was not changed."""
-    match value:
-        case None | bool() | int() | str() | bytes():
-            return value
-        case float() | complex():
-            return repr(value)  # NaN is not equal to itself
-        case torch.Tensor():
-            return id(value), value._version, _values(value)
-        case torch.Generator():
-            return _digest(value.get_state().numpy().data)
-        case np.random.Generator():
-            return repr(value.bit_generator.state)
-        case random.Random():
-            return value.getstate()
-        case np.ndarray():
-            return id(value), value.shape, _digest(value.tobytes())
-        case nn.Module():
-            new = depth and id(value) not in seen  # one that is not registered
-            return id(value), snapshot(value, seen) if new else None
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind not in _HOLDING:
+        match value:
+            case bool() | int() | str() | bytes():
+                return value
+            case float() | complex():
+                return repr(value)  # NaN is not equal to itself
+            case torch.Tensor():
+                return id(value), value._version, _values(value)
+            case torch.Generator():
+                return _digest(value.get_state().numpy().data)
+            case np.random.Generator():
+                return repr(value.bit_generator.state)
+            case random.Random():
+                return value.getstate()
+            case np.ndarray():
+                return id(value), value.shape, _digest(value.tobytes())
+            case nn.Module():
+                new = depth and id(value) not in seen  # one that is not registered
+                return id(value), snapshot(value, seen) if new else None
     if depth >= _DEEPEST:
         return id(value)
     match value:
@@ -110,24 +146,27 @@ def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
             return [(repr(key), _token(v, depth + 1, seen)) for key, v in value.items()]
         case set() | frozenset():
             return sorted(map(repr, value))
-    if isinstance(value, type):
-        return id(value)
+        case type():
+            return id(value)
+        case types.MethodType():
+            return id(value.__func__), _token(value.__self__, depth + 1, seen)
+    items = None
     if hasattr(value, "__iter__") and hasattr(value, "__len__"):  # lists, tuples, deques
-        return [type(value), *(_token(v, depth + 1, seen) for v in value)]
-    if isinstance(value, types.MethodType):
-        return id(value.__func__), _token(value.__self__, depth + 1, seen)
+        items = [kind, *(_token(v, depth + 1, seen) for v in value)]
+        if kind in _HOLDING:
+            return items
     held: dict[str, Any] = {"dict": getattr(value, "__dict__", None)}
-    held |= _of_class(type(value), value)
+    held |= _of_class(kind, value)
     if isinstance(value, types.FunctionType):
         held["closure"] = [_cell(cell) for cell in value.__closure__ or ()]
         held["defaults"] = value.__defaults__
         held["globals"] = _globals(value)
-    return id(value), _token(held, depth, seen) if any(held.values()) else None
+    return id(value), items, _token(held, depth, seen) if any(held.values()) else None
 
 
 def _of_class(kind: type, value: Any) -> dict[str, Any]:
     """What an object keeps outside its dict: in slots, and in the attributes of its own classes."""
-    own = [c for c in kind.__mro__ if c.__module__.split(".")[0] not in _KNOWN]
+    own = _own_classes(kind)
     slots = [name for c in own for name in getattr(c, "__slots__", ()) if hasattr(value, name)]
     shared = {
         f"class {name}": held
@@ -141,12 +180,17 @@ def _of_class(kind: type, value: Any) -> dict[str, Any]:
 def _read_by(kind: type) -> dict[str, Any]:
     """The globals that the methods of one's own classes read."""
     found: dict[str, Any] = {}
-    for c in kind.__mro__:
-        if c.__module__.split(".")[0] not in _KNOWN:
-            for held in vars(c).values():
-                if isinstance(held, types.FunctionType):
-                    found |= _globals(held)
+    for c in _own_classes(kind):
+        for held in vars(c).values():
+            if isinstance(held, types.FunctionType):
+                found |= _globals(held)
     return found
+
+
+@lru_cache(256)
+def _own_classes(kind: type) -> tuple[type, ...]:
+    """Of a class and its bases, those of no known package."""
+    return tuple(c for c in kind.__mro__ if c.__module__.split(".")[0] not in _KNOWN)
 
 
 def _globals(function: types.FunctionType, seen: frozenset[object] = frozenset()) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed
@@ -189,6 +190,20 @@ def test_the_adversary_sees_round_and_clients(task, data):
 
     run(engine_for(task, data, adversary=ReportAttack(watching), chunk=2), [0, 2, 4], round=9)
     assert seen == [(9, [0, 2], (2, 21)), (9, [4], (1, 21))]
+
+
+class Remembers(Batches):
+    """Batches that keep the sizes of clients they have seen: the next ones could depend on them."""
+
+    def of(self, ids, sizes, round, streams):
+        self.__dict__.setdefault("seen", []).extend(sizes.tolist())
+        return super().of(ids, sizes, round, streams)
+
+
+def test_a_part_of_the_work_that_keeps_something_of_a_client_is_refused(task, data):
+    engine = engine_for(task, data, work=ClientSgd(Remembers(0, steps=1), lr=0.1))
+    with pytest.raises(BadInput, match="changes when clients are computed"):
+        run(engine)
 
 
 def test_clipped_counts_clients(task, data):

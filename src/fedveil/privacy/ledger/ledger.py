@@ -194,7 +194,8 @@ class Ledger:
             return 0
         cohort = b"" if ids is None else ids.astype("<u4").tobytes()
         with transaction(self._db):
-            attempt, before = self.attempt(round), self._last_attempt(round)
+            before = self._last_attempt(round)
+            attempt = self._after(before)
             if before is not None and self._replays:
                 if ids is not None and self._cohort(round) != cohort:
                     raise LedgerMismatch(
@@ -211,7 +212,10 @@ class Ledger:
 
     def attempt(self, round: int) -> int:
         """Which attempt at `round` the next charge is for, counting from 0."""
-        before = self._last_attempt(round)
+        return self._after(self._last_attempt(round))
+
+    def _after(self, before: int | None) -> int:
+        """The attempt after `before`, the last one that was charged; a replay is the same one."""
         return 0 if before is None else before + (not self._replays)
 
     def _last_attempt(self, round: int) -> int | None:

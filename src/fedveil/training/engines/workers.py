@@ -139,7 +139,7 @@ class Workers:
         jobs = [_Chunk(round, ids, everyone, clip) for ids in chunks]
         for slot, rest in self._ordered(jobs):
             total = CohortSum.over(self._slots[slot], self._size, self._noisy)
-            yield Branch(total.with_rest(rest))
+            yield Branch(total.with_rest(rest), lent=True)
 
     def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Piece]:
         """What each batch of the test split comes to, in order."""

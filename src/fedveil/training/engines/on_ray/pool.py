@@ -251,7 +251,7 @@ class RayPool:
         level = level_of(len(calls), self._tasks.nodes, 8 * self._size * (1 + self._noisy))
         join = Join(level, self._size, self._noisy, self._keep) if level else None
         for sent in self._tasks.ordered(node.chunks_sum, calls, join):
-            yield Branch(node.received(sent, self._size, self._noisy), inside + level)
+            yield Branch(node.received(sent, self._size, self._noisy), inside + level, lent=True)
 
     def measures(self, batches: Sequence[slice], params: torch.Tensor) -> Iterator[Piece]:
         """What each batch of the test split comes to, in order."""
