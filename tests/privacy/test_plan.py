@@ -1,6 +1,7 @@
 """What training sees of any plan: checked as a whole, and doing nothing it was not asked to."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,13 +55,21 @@ def test_what_a_plan_assumes_is_in_every_claim_once():
     """A plan that says it already is itself: repetitions in step share one."""
     plan = two_point_plan(shuffled=50)
     said = plan.assuming("the moon is full")
-    claims = said.claims(2)
+    claims = said.claims(4)
     assert len(claims) > 2
     assert all(claim.assumptions[-1] == "the moon is full" for claim in claims)
-    assert [c.epsilon for c in claims] == [c.epsilon for c in plan.claims(2)]
+    assert [c.epsilon for c in claims] == [c.epsilon for c in plan.claims(4)]
     assert said.assuming("the moon is full") is said
     silent = unprotected(Everyone(), 10, rounds=1)
     assert silent.assuming("anything") is silent
+
+
+def test_claims_of_fewer_rounds_than_fit_say_what_that_assumes():
+    made = central(Poisson(0.1), 100, Fixed(1.0), rounds=9, budget=Budget(3.0, 1e-5))
+    few = replace(made, rounds=20)  # the noise is for nine
+    assert few.permitted in range(9, 20)
+    assert all("rounds were done" in c.assumptions[-1] for c in few.claims(few.permitted - 1))
+    assert not any("rounds were done" in str(c.assumptions) for c in few.claims(few.permitted))
 
 
 # --- checks ---

@@ -16,8 +16,10 @@ from fedveil.errors import BadInput, LedgerMismatch
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.privacy.ledger.statement import statements
 from fedveil.runs import checkpoint
+from fedveil.runs.evidence import statement_of, verify_ledger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
+from fedveil.runs.stored_model import StoredModel
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
 
@@ -257,6 +259,20 @@ def test_an_interrupted_run_says_so_and_resumes(start):
     assert json.loads((cut.folder / "result.json").read_text())["stopped"] == "interrupted"
     assert Run.resume(cut.folder, None).execute()["stopped"] == "rounds"
     assert model_of(cut.folder) == model_of(whole.folder)
+
+
+def test_the_claims_of_a_run_that_ended_early_say_what_they_assume(start):
+    run = start("central")
+    early = run.execute(stop_after(2))
+    (text,) = {claim["assumptions"][-1] for claim in early["claims"]}
+    assert "only 2 of 4 rounds were done; if it is, count all 4" in text
+    assert "none changed" in verify_ledger(run.folder, None)
+    assert [claim.to_dict() for claim in statement_of(run.folder).claims] == early["claims"]
+    stored = StoredModel.read(run.folder / "model.safetensors")
+    assert [claim.to_dict() for claim in stored.claims] == early["claims"]
+    whole = Run.resume(run.folder, None).execute()
+    assert "rounds were done" not in str(whole["claims"])
+    assert "none changed" in verify_ledger(run.folder, None)
 
 
 def test_a_finished_run_resumes_to_itself(start):

@@ -192,9 +192,9 @@ class PrivacyPlan:
 
         With `counts`, how often each client took part, a claim is made for the client that did
         so most often and one for the median client. `again` attempts were charged beyond each
-        round's first.
+        round's first. Claims of fewer rounds than are `permitted` say what that assumes.
         """
-        return claims_of(self.lines, rounds, counts, again)
+        return claims_of(self.lines, rounds, counts, again, self.permitted)
 
     @property
     def moves(self) -> bool:

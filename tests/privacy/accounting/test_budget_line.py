@@ -433,3 +433,48 @@ def test_curator_publishes_anew_when_a_round_is_done_again(make_line):
     assert told == gaussian_epsilon(both, 1e-5)
     assert line.after(0) == line
     assert make_line().after(2) == make_line()
+
+
+# --- runs that end early ---
+
+
+def early(line, rounds=7, planned=40, **more):
+    (claim, *_) = claims_of((line,), rounds, None, planned=planned, **more)
+    return claim
+
+
+def test_a_run_that_ended_early_assumes_that_nothing_released_was_the_reason(make_line):
+    line = make_line()
+    claim = early(line)
+    assert claim.epsilon == line.claims(7)[0].epsilon
+    assert claim.assumptions[:-1] == line.assumptions
+    assert claim.assumptions[-1] == (
+        "what was released is not why only 7 of 40 rounds were done; if it is, quote the budget, "
+        f"{line.claim(3.0).short}"
+    )
+
+
+def test_without_a_budget_all_rounds_count_then(make_line):
+    line = make_line(budget=Budget(math.inf, 1e-5))
+    assert early(line, 39).assumptions[-1] == (
+        "what was released is not why only 39 of 40 rounds were done; if it is, count all 40"
+    )
+
+
+@pytest.mark.parametrize(("rounds", "planned"), [(40, 40), (7, None), (0, 40)])
+def test_a_run_that_did_what_was_planned_or_nothing_assumes_nothing_more(
+    make_line, rounds, planned
+):
+    line = make_line()
+    assert early(line, rounds, planned).assumptions == line.assumptions
+
+
+def test_epsilons_that_are_added_hold_whoever_decides_when_to_end(make_line):
+    line = make_line(event=Laplace(2.0), relation=Relation.REPLACE)
+    assert line.accountants[0] is Accountant.PURE
+    assert early(line).assumptions == line.assumptions
+
+
+def test_what_is_no_guarantee_assumes_nothing_more(make_line):
+    line = make_line(as_published=True)
+    assert early(line).assumptions == line.assumptions

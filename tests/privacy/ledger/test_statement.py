@@ -10,20 +10,22 @@ import pytest
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import claims_of
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.accounting.events import Gaussian, to_dict
+from fedveil.privacy.ledger.file import read_runs
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.statement import statements
 
 
 @pytest.fixture
 def write(tmp_path):
-    """A ledger on disk with `rounds` charges."""
+    """A ledger on disk with `rounds` charges, all that were planned unless it says otherwise."""
 
-    def make(*lines, rounds, counts=None):
+    def make(*lines, rounds, counts=None, planned=None):
         path = tmp_path / "ledger.db"
         clients = 0 if counts is None else len(counts)
-        ledger = Ledger.create(path, {"run": "one"}, lines, 100, clients)
+        ledger = Ledger.create(path, {"run": "one"}, lines, planned or rounds, clients)
         for round in range(1, rounds + 1):
             ledger.charge(round, None if counts is None else np.flatnonzero(counts >= round))
         ledger.close()
@@ -59,11 +61,35 @@ def test_rounds_that_were_done_again_are_told(make_line, tmp_path):
     """Each attempt with secure noise is one more release."""
     terms = make_line(noise=NoiseSource.SECURE)
     path = tmp_path / "ledger.db"
-    ledger = Ledger.create(path, {"run": "one"}, (terms,), 100, 0)
+    ledger = Ledger.create(path, {"run": "one"}, (terms,), 3, 0)
     for round in (1, 1, 2, 3, 3, 3):
         ledger.charge(round)
     ledger.close()
     assert only(path).claims == terms.claims(6)
+
+
+def test_a_run_that_has_not_done_all_its_rounds_says_what_that_assumes(make_line, write):
+    terms = make_line()
+    said = only(write(terms, rounds=7, planned=40))
+    assert said.claims == claims_of((terms,), 7, None, planned=40)
+    assert "only 7 of 40 rounds" in said.claims[0].assumptions[-1]
+
+
+def test_a_ledger_that_does_not_say_how_many_were_planned_says_nothing_of_it(make_line, write):
+    terms = make_line()
+    path = write(terms, rounds=7, planned=40)
+    about = read_runs(path)["one"]
+    del about["permitted"]
+    alter(path, "UPDATE runs SET about = ?", json.dumps(about))
+    assert only(path).claims == terms.claims(7)
+
+
+def test_a_plan_that_is_no_number_is_refused(make_line, write):
+    path = write(make_line(), rounds=7)
+    about = {**read_runs(path)["one"], "permitted": "many"}
+    alter(path, "UPDATE runs SET about = ?", json.dumps(about))
+    with pytest.raises(BadInput, match="how many rounds were planned"):
+        only(path)
 
 
 def test_remainder_is_budget_minus_spent(make_line, write):

@@ -225,12 +225,19 @@ def claims_of(
     rounds: int,
     counts: npt.NDArray[np.int64] | None,
     again: int = 0,
+    planned: int | None = None,
 ) -> tuple[PrivacyClaim, ...]:
     """The claims of all lines after `rounds` rounds, for everyone or for worst and median.
 
     `again` attempts were charged beyond each round's first; any of them may be anybody's.
+
+    Guarantee: docs/proofs/ending.md. A claim of fewer rounds than were `planned`, and fit the
+    budget, assumes that what was released did not decide how many there are; one that adds epsilons
+    holds whoever decides. None: the plan is not known, and nothing is said about it.
     """
     claims: list[PrivacyClaim] = []
+    if planned is not None and 0 < rounds < planned:
+        lines = tuple(_ended_early(line, rounds, planned) for line in lines)
     for line in (line.after(again) for line in lines):
         most = line.participations(rounds) + again
         if line.as_published:
@@ -251,3 +258,17 @@ def claims_of(
         if not same:
             claims += line.claims(middle, "the median client")[:1]
     return tuple(claims)
+
+
+def _ended_early(line: BudgetLine, rounds: int, planned: int) -> BudgetLine:
+    """The line of a run that has done `rounds` of `planned` rounds, with what that assumes."""
+    if line.as_published or line.accountants[0] is Accountant.PURE:
+        return line
+    otherwise = f"count all {planned}"
+    if math.isfinite(line.budget.epsilon):
+        otherwise = f"quote the budget, {line.claim(line.budget.epsilon).short}"
+    text = (
+        f"what was released is not why only {rounds} of {planned} rounds were done; if it is, "
+        f"{otherwise}"
+    )
+    return replace(line, assumptions=(*line.assumptions, text))

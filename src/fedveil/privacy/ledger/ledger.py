@@ -120,7 +120,7 @@ class Ledger:
             salt = secrets.token_hex(32)
             rows = {"format": FORMAT, "salt": salt, **(common.to_rows(salt) if common else {})}
             db.executemany("INSERT INTO about VALUES (?, ?)", rows.items())
-            _register(db, about, lines, clients)
+            _register(db, about, lines, permitted, clients)
         return cls(db, about, lines, permitted, clients, common, repeats)
 
     @classmethod
@@ -177,7 +177,7 @@ class Ledger:
                     about.get("seed", ""),
                     clients,
                 )
-                _register(db, about, lines, clients)
+                _register(db, about, lines, permitted, clients)
         except BaseException:
             db.close()
             raise
@@ -401,10 +401,15 @@ def _read_run(path: Path, run: str) -> dict[str, str]:
     raise LedgerMismatch(f"{path}: there is no run {run!r} in this ledger")
 
 
-def _register(db: sqlite3.Connection, about: dict[str, str], lines: Lines, clients: int) -> None:
-    """`after` is the number of entries there were: from the next on, the chain covers the run."""
-    after = str(head_of(db).length)
-    text = json.dumps({**_run_rows(about, lines, clients, _salt(db)), "after": after})
+def _register(
+    db: sqlite3.Connection, about: dict[str, str], lines: Lines, permitted: int, clients: int
+) -> None:
+    """Note what a run is known by, and how many rounds it may do.
+
+    `after` is the number of entries there were: from the next on, the chain covers the run.
+    """
+    rest = {"permitted": str(permitted), "after": str(head_of(db).length)}
+    text = json.dumps({**_run_rows(about, lines, clients, _salt(db)), **rest})
     db.execute("INSERT INTO runs VALUES (?, ?)", (about["run"], text))
 
 

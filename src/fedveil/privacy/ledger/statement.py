@@ -25,13 +25,15 @@ from fedveil.privacy.ledger.looking import one_look
 class Charged:
     """What a ledger holds of one run: its charges, and the lines that they are on.
 
-    `counts` is how often each client took part, where that is counted.
+    `counts` is how often each client took part, where that is counted; `planned`, how many rounds
+    the run may do, None in ledgers that do not say it.
     """
 
     run: str
     charges: list[Charge]
     lines: tuple[BudgetLine, ...]
     counts: Counts | None
+    planned: int | None = None
 
     @cached_property
     def rounds(self) -> int:
@@ -56,7 +58,9 @@ class Charged:
     @property
     def claims(self) -> tuple[PrivacyClaim, ...]:
         """What the charges are worth together."""
-        return claims_of(self.lines, self.rounds, self.counts, self.again) if self.lines else ()
+        if not self.lines:
+            return ()
+        return claims_of(self.lines, self.rounds, self.counts, self.again, self.planned)
 
 
 @dataclass(frozen=True)
@@ -110,10 +114,22 @@ def _lines(path: Path, about: dict[str, str]) -> tuple[BudgetLine, ...]:
         raise BadInput(f"{path}: the ledger's lines cannot be read: {e}") from e
 
 
+def _planned(path: Path, about: dict[str, str]) -> int | None:
+    try:
+        return int(about["permitted"]) if "permitted" in about else None
+    except ValueError as e:
+        raise BadInput(f"{path}: how many rounds were planned cannot be read: {e}") from e
+
+
 def charged(path: Path, run: str) -> Charged:
     """Read a run's charges; one whose event is not the one its line promises is refused."""
     with one_look(path):
-        charges, lines = read_charges(path, run), _lines(path, read_runs(path)[run])
+        about = read_runs(path)[run]
+        charges, lines, planned = (
+            read_charges(path, run),
+            _lines(path, about),
+            _planned(path, about),
+        )
         counts = read_participations(path, run) if lines else None
     promised = {line.covers: line.event for line in lines if not line.reading}
     for charge in charges:
@@ -122,7 +138,7 @@ def charged(path: Path, run: str) -> Charged:
                 f"{path}: round {charge.round} was charged for {charge.event} on the line "
                 f"{charge.covers!r}, which is not what the ledger promises: the file was changed"
             )
-    found = Charged(run, charges, lines, counts)
+    found = Charged(run, charges, lines, counts, planned)
     if lines and {charge.round for charge in charges} != set(range(1, found.rounds + 1)):
         raise BadInput(f"{path}: charges are missing between the first and the last round")
     return found
