@@ -12,7 +12,6 @@ from fedveil.interrupts import held
 FORKING = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from fedveil.flower.processes import Process
 
 number, us, coming = signal.Signals[sys.argv[1]], os.getpid(), [True]
 signal.signal(number, signal.default_int_handler)
@@ -24,10 +23,24 @@ def meanwhile():
 
 os.register_at_fork(before=meanwhile)
 try:
-    Process.start("it", [sys.executable, "-c", "import time; time.sleep(60)"], Path("it.log"))
+    START
     print("went on")
 except KeyboardInterrupt:
     print("interrupted")
+"""
+PROCESS = """
+    from fedveil.flower.processes import Process
+    Process.start("it", [sys.executable, "-c", "import time; time.sleep(60)"], Path("it.log"))
+"""
+WORKERS = """
+    from fedveil.training.engines.workers import Workers
+    does = dict.fromkeys(("add_chunk_", "measure", "measure_clients"), print)
+    Workers(1, **does, size=1, moving=0, width=0, noisy=False)
+"""
+BENCH = """
+    from fedveil.tuning.bench import Bench
+    with Bench([1], lambda cell, numbers: [cell], 1) as bench:
+        next(bench.outcomes([(1, [0])]))
 """
 
 
@@ -39,11 +52,16 @@ def listening():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_an_interrupt_during_a_fork_is_not_lost(tmp_path, name):
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [(PROCESS, "SIGINT"), (PROCESS, "SIGTERM"), (WORKERS, "SIGINT"), (BENCH, "SIGTERM")],
+    ids=["process", "process, SIGTERM", "workers", "bench"],
+)
+def test_an_interrupt_during_a_fork_is_not_lost(tmp_path, start, name):
     """What a handler raises in a function that is called by a fork, Python prints and drops."""
+    program = FORKING.replace("    START\n", start)
     found = subprocess.run(
-        [sys.executable, "-c", FORKING, name], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", program, name], cwd=tmp_path, capture_output=True, text=True
     )
     assert (found.stdout, found.stderr) == ("interrupted\n", "")
 

@@ -2,16 +2,14 @@
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-import torch
-
-from fedveil.training.engines.housekeeping import die_with_parent
+from fedveil.interrupts import held
+from fedveil.training.engines.housekeeping import begin_worker
 from fedveil.training.engines.workers import WorkerLost
 
 C = TypeVar("C")
@@ -52,7 +50,8 @@ class Bench(Generic[C, R]):
                 for number in left:
                     cell, repetitions = jobs[number]
                     place = self._places[id(cell)]
-                    waiting[self._pool.submit(_run, place, tuple(repetitions))] = number
+                    with held():  # the first one forks
+                        waiting[self._pool.submit(_run, place, tuple(repetitions))] = number
                     if len(waiting) >= 2 * self._count:
                         break
                 if not waiting:
@@ -85,9 +84,7 @@ class _Here:
 def _begin(
     cells: Sequence[Any], trial: Callable[[Any, Sequence[int]], list[Any]], parent: int
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(parent)
-    torch.set_num_threads(1)
+    begin_worker(parent)
     _Here.cells, _Here.trial = cells, trial
 
 

@@ -53,8 +53,15 @@ def keep_memory(size: int) -> None:
         mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
-def die_with_parent(parent: int) -> None:
-    """End this process when its parent ends, however that happens; at once if it has already."""
+def begin_worker(parent: int) -> None:
+    """Settle a process that was just forked: one thread, and signals of its own.
+
+    Ctrl-C is for its parent. SIGTERM ends it, and so does the parent's end, however that happens;
+    at once if it has ended already.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
+    torch.set_num_threads(1)

@@ -12,7 +12,6 @@ import mmap
 import multiprocessing
 import os
 import pickle
-import signal
 import sys
 import traceback
 from collections import deque
@@ -27,8 +26,9 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import FedveilError
+from fedveil.interrupts import held
 from fedveil.privacy.clip import Clip
-from fedveil.training.engines.housekeeping import LARGE_MODEL, die_with_parent, keep_memory
+from fedveil.training.engines.housekeeping import LARGE_MODEL, begin_worker, keep_memory
 from fedveil.training.engines.tree import Branch
 from fedveil.training.evaluate import Piece
 from fedveil.training.over_clients import ClientSums
@@ -229,17 +229,16 @@ class Workers:
         process = multiprocessing.get_context("fork").Process(
             target=self._serve, args=(theirs, others, parent), daemon=True
         )
-        process.start()
+        with held():
+            process.start()
         theirs.close()
         return _Worker(process, ours)
 
     def _serve(self, connection: Connection, others: Sequence[Connection], parent: int) -> None:
         """The life of a worker: jobs in, answers out, until the parent goes away."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        die_with_parent(parent)
+        begin_worker(parent)
         for other in others:
             other.close()
-        torch.set_num_threads(1)
         keep_memory(self._size)
         gc.freeze()
         while True:
