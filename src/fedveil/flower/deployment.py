@@ -269,15 +269,16 @@ def deployed_recipe(source: str, overrides: Overrides, sites: int) -> Recipe:
     """A recipe for so many sites; noise is secure unless something else is asked for.
 
     A simulation's noise is seeded. What leaves a site must not be: whoever knows the seed can
-    remove the noise.
+    remove the noise. DP-SGD and PrivUnitG have seeded noise only, which a site's policy has to
+    allow.
     """
     recipe = load_recipe(source, overrides)
     more: dict[str, object] = {}
     if recipe.data.clients is not None:
         more["data.clients"] = sites
     noise = recipe.noise
-    told = "source" in noise.model_fields_set
-    if "source" in type(noise).model_fields and not told and recipe.client.kind != "dp-sgd":
+    told = "source" in noise.model_fields_set or "source" not in type(noise).model_fields
+    if not told and recipe.client.kind != "dp-sgd" and noise.kind != "priv-unit":
         more["noise.source"] = "secure"
     return load_recipe(recipe.model_dump(mode="json", exclude_none=True), more)
 
