@@ -1,4 +1,4 @@
-"""Which noise, how many rounds, which rate: the inverse questions to `accounting.epsilon`.
+"""Which noise, how many rounds, which rate: the inverse questions to `composition.epsilon`.
 
 Every search starts from the central limit of the composed loss, so that it never visits the
 tiny noises whose PLD takes minutes, and runs on a coarse grid. A coarse grid overstates epsilon,

@@ -70,7 +70,7 @@ class Grid:
         | edge | behaviour |
         |---|---|
         | a coordinate smaller than a step | 0 |
-        | NaN or infinity | stays: `training.server.accept` zeroes and names it first |
+        | NaN or infinity | stays: `training.reports.accept` zeroes and names it first |
         | rows of half precision or integers | ValueError |
         """
         _check_type(rows)

@@ -1,4 +1,4 @@
-"""SecureKeys randomness: uniform words from the operating system, through AES-256 in counter mode.
+"""Secure randomness: uniform words from the operating system, through AES-256 in counter mode.
 
 Nothing is kept between calls. Every piece of at most 1 MiB is the keystream of a key and a nonce
 that come from the operating system for that piece and are dropped with it. There is no seed to
@@ -62,9 +62,9 @@ class SecureRandom:
         view = room.data.cast("B")
         for start in range(0, 8 * count, _PIECE):
             size = min(_PIECE, 8 * count - start)
-            secure = os.urandom(_KEY + _NONCE)
-            mode = modes.CTR(secure[_KEY:])
-            keystream = Cipher(algorithms.AES256(secure[:_KEY]), mode).encryptor()
+            fresh = os.urandom(_KEY + _NONCE)
+            mode = modes.CTR(fresh[_KEY:])
+            keystream = Cipher(algorithms.AES256(fresh[:_KEY]), mode).encryptor()
             if keystream.update_into(memoryview(_ZEROS)[:size], view[start:]) != size:
                 raise AssertionError("a keystream ended early")
         return room[:count]
