@@ -19,7 +19,6 @@ from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.flower.certificates import Authority, node_key
-from fedveil.flower.engine import secret_cohort
 from fedveil.flower.federation import Federation, RegisteredSite
 from fedveil.flower.guard import write_programs
 from fedveil.flower.messages import check_site_name
@@ -114,7 +113,7 @@ class Deployment:
     def steady(self) -> bool:
         """Whether every round takes its whole deadline; known where the data are."""
         plan = self._plan
-        return plan is not None and plan.secure and secret_cohort(plan)
+        return plan is not None and plan.secure and plan.secret_cohort
 
     def write(self, folder: Path) -> None:
         """Write everything, or nothing: into a folder that is new or empty."""

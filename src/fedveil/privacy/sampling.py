@@ -174,7 +174,7 @@ class RoundRobin:
     |---|---|
     | size < 1 or not whole | BadInput |
     | size > population | BadInput in `check` |
-    | size does not divide the population | turns wrap around; nobody has more than ceil(size x rounds / N) |
+    | size does not divide N | turns wrap around; nobody has more than ceil(size x rounds / N) |
     """
 
     size: int
