@@ -59,7 +59,7 @@ class PrivUnitG:
         check("parameters", self.dimension)
 
     @property
-    def release(self) -> PureReport:
+    def event(self) -> PureReport:
         """What one report releases."""
         return PureReport(self.epsilon)
 
@@ -253,7 +253,7 @@ def priv_unit(
         rounds=rounds,
         schedule=schedule,
         release=PrivUnitReports(mechanism),
-        lines=(replace(line, event=mechanism.release),),
+        lines=(replace(line, event=mechanism.event),),
         parameters=parameters,
     )
     if plan.permitted < 1:
