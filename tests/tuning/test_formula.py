@@ -91,8 +91,8 @@ def test_claims_are_the_question_s(asked, central):
 
 def test_signals_follow_from_the_noise():
     for choice in choices(LAPLACE, STEPS, ITERATIONS):
-        assert choice.round_signal == pytest.approx(1 / (choice.noise * 5), rel=1e-12)
-        assert choice.signal == pytest.approx(choice.round_signal * math.sqrt(choice.rounds))
+        each = 1 / (choice.noise * 5)
+        assert choice.signal == pytest.approx(each * math.sqrt(choice.rounds), rel=1e-12)
         assert choice.iterations == choice.steps * choice.rounds
 
 

@@ -58,15 +58,14 @@ class Choice:
     """E local steps in each of `rounds` rounds, and what the noise leaves of an update.
 
     `noise` is the standard deviation of one coordinate of a round's mean, as a share of the clip
-    on an update; `round_signal` the length of a mean update that reaches the clip over the length
-    of that noise, and `signal` the same for all rounds together, whose noise adds up in squares.
+    on an update; `signal` the length of the sum of all rounds' mean updates, where each reaches the
+    clip, over the length of their noise, which adds up in squares.
     """
 
     steps: int
     rounds: int
     turns: int
     noise: float
-    round_signal: float
     signal: float
     claim: PrivacyClaim
 
@@ -93,7 +92,6 @@ def choices(question: Question, steps: Sequence[int], iterations: Sequence[int])
                 rounds=rounds,
                 turns=question.federation.turns(rounds),
                 noise=noise,
-                round_signal=each,
                 signal=each * math.sqrt(rounds),
                 claim=claim,
             )

@@ -69,22 +69,6 @@ class SecureRandom:
                 raise AssertionError("a keystream ended early")
         return room[:count]
 
-    def permutation(self, size: int) -> npt.NDArray[np.int64]:
-        """0 .. size - 1 in a uniformly random order.
-
-        The order of `size` words that are all different; with two alike, all are drawn again.
-        Words are exchangeable, and so they remain given that no two are alike.
-
-        >>> sorted(SecureRandom().permutation(4).tolist())
-        [0, 1, 2, 3]
-        """
-        while True:
-            words = self.words(size)
-            order = np.argsort(words).astype(np.int64)
-            ordered = words[order]
-            if bool((ordered[1:] != ordered[:-1]).all()):
-                return order
-
     def subset(self, population: int, size: int) -> npt.NDArray[np.int64]:
         """A uniformly random subset of `size` out of 0 .. population - 1, in ascending order.
 
