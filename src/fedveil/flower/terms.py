@@ -11,10 +11,8 @@ from functools import cached_property
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
-from fedveil.privacy.accounting.composition import noise_in
+from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.plan import PrivacyPlan
-
-_ROUNDED = 1 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -100,4 +98,4 @@ def _concerns(line: BudgetLine, plan: PrivacyPlan, number: int | None) -> bool:
             "(number)"
         )
     own, claimed = float(each[number]), noise_in(line.event)
-    return own / _ROUNDED <= claimed <= own * _ROUNDED
+    return covers(own, claimed) and covers(claimed, own)

@@ -18,7 +18,7 @@ import torch
 
 from fedveil.privacy.clip import Clip
 from fedveil.training.engines.on_ray import node
-from fedveil.training.engines.on_ray.cluster import RayCluster, cores
+from fedveil.training.engines.on_ray.cluster import RayCluster, cluster_cores
 from fedveil.training.engines.on_ray.parcel import packed
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.tree import FAN_IN, Branch
@@ -59,7 +59,7 @@ class Tasks:
             self._name, self._parcel = uuid.uuid4().hex, [self._ray.put(parcel)]
             self._arrays: dict[int, Any] = {}
             self._use = self._ray.remote(num_cpus=1, max_retries=TRIES - 1)(node.use)
-            few = self.workers < cores()  # then nobody but us keeps to their number
+            few = self.workers < cluster_cores()  # then nobody but us keeps to their number
             self._limit = self.workers * (1 if few else _AHEAD)
             self._opened = opened.pop_all()
 
