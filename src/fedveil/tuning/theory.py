@@ -120,15 +120,15 @@ class NoNoise:
 class LaplaceNoise:
     """Fu's Corollary 1.1, strict: scale turns x 2 zeta reach / epsilon, variance 2 scale^2; z = 2.
 
-    `bound` is zeta, in L1, on every local gradient; two inputs differ by twice that.
+    `clip` is zeta, in L1, on every local gradient; two inputs differ by twice that.
     """
 
     epsilon: float
-    bound: float
+    clip: float
     exponent: float = 2.0
 
     def variance(self, reach: Array, turns: int) -> Array:
-        return 2 * (turns * 2 * self.bound * reach / self.epsilon) ** 2
+        return 2 * (turns * 2 * self.clip * reach / self.epsilon) ** 2
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ class GaussianNoise:
     """
 
     multiplier: float
-    bound: float
+    clip: float
     exponent: float = 1.0
 
     def variance(self, reach: Array, turns: int) -> Array:
-        return turns * (self.multiplier * 2 * self.bound * reach) ** 2
+        return turns * (self.multiplier * 2 * self.clip * reach) ** 2
 
 
 def error_bound(

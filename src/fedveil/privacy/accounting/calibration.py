@@ -8,7 +8,7 @@ so its answer is safe; the answer is confirmed on the fine grid all the same.
 import math
 from collections.abc import Callable
 
-from fedveil.checks import MOST_ROUNDS as MOST_ROUNDS
+from fedveil.checks import MOST_ROUNDS
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Accountant, Relation

@@ -177,7 +177,7 @@ def _add_on_grid_(
     """
     if not ((scales > 0) & np.isfinite(scales)).all():
         raise AssertionError("a row without noise is not to be released")
-    entropy, size = SecureRandom(), rows.shape[1]
+    source, size = SecureRandom(), rows.shape[1]
     for scale in np.unique(scales[scales > 0]).tolist():
         grid = grid_of(scale, size)
         alike = np.flatnonzero(scales == scale)
@@ -186,7 +186,7 @@ def _add_on_grid_(
             some = torch.from_numpy(alike[a : a + together])
             block = rows[some]
             for piece in torch.split(block, _BLOCK, dim=1):
-                noise = torch.from_numpy(draw(entropy, scale / grid.step, piece.numel()))
+                noise = torch.from_numpy(draw(source, scale / grid.step, piece.numel()))
                 piece.copy_(grid.dequantise(grid.quantise(piece) + noise.view_as(piece)))
             rows[some] = block
 

@@ -119,7 +119,7 @@ class Release:
         return "no noise is added"
 
     def check_secure(self, parts: Parts, parameters: int) -> None:
-        """Refuse what cannot be done with the operating system's entropy."""
+        """Refuse what cannot be done with secure noise."""
 
     @property
     def steps(self) -> NoisySteps | None:
