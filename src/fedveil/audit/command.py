@@ -72,7 +72,7 @@ def audit(
 
     Its plan, its model and its clients are built again; noise and coins are the audit's own. All
     findings together have one false alarm in ten thousand audits. `out` is where trained models'
-    losses and figures are kept, so that an audit which was interrupted goes on.
+    losses and figures are kept, so that an interrupted audit can be resumed.
 
     | edge | behaviour |
     |---|---|

@@ -80,7 +80,7 @@ def brought(
         raise BadInput(f"data is {shown(data)}: make it with FederatedData.from_table or another")
     if data is None or recipe.data.name != OWN:
         return data
-    return replace(data)  # whose fingerprint is taken anew
+    return replace(data)  # whose fingerprint is taken again
 
 
 def changed_since(data: FederatedData, recipe: Recipe) -> list[str]:

@@ -37,7 +37,7 @@ _UNUSED = 4
 _TASKS = 8
 """Tasks per worker and round that chunks may be put together to."""
 
-_ENDED = "the Ray cluster has ended, or its head is gone: start it again, and go on from there"
+_ENDED = "the Ray cluster has ended, or its head is gone: start it again, then resume"
 
 _LARGE = 1 << 20
 """Bytes of a sum from which on many of them are added on the nodes and not here."""
