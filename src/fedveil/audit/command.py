@@ -6,7 +6,7 @@ from typing import Any
 
 from fedveil.audit.attack import LEAKS, Found, OnStep, Question, attacked
 from fedveil.audit.finding import Finding
-from fedveil.audit.kept import FOUND, Kept, recipe_digest
+from fedveil.audit.kept import FOUND, Kept, audited_digest
 from fedveil.audit.leak import Leak
 from fedveil.audit.seen import claimed
 from fedveil.audit.summary import summary
@@ -107,7 +107,7 @@ def audit(
 def _identity(run: OpenedRun, training: Training, question: Question) -> dict[str, Any]:
     """What the trained models of an audit follow from."""
     return {
-        "recipe": recipe_digest(run.recipe),
+        "recipe": audited_digest(run.recipe),
         "data": training.data.fingerprint,
         "seed": question.seed,
     }

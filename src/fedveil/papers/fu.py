@@ -31,7 +31,7 @@ from fedveil.tuning.labels import IN_ALL, PER_ROUND
 from fedveil.tuning.panels import Panel, draw, numbered
 from fedveil.tuning.statistics import Mean, worse
 from fedveil.tuning.sweep import Sweep
-from fedveil.tuning.theory import Federation, LaplaceNoise, best_steps, decayed_bound
+from fedveil.tuning.theory import LaplaceNoise, Sizes, best_steps, decayed_bound
 from fedveil.tuning.trials import Laboratory
 
 EPSILONS = ("1", "3", "5", "inf")
@@ -379,11 +379,11 @@ def _minimisers(
     laboratory = Laboratory(experiment.root)
     training = build(cell.recipe, data=laboratory.data(cell.recipe))
     constants = constants_of(training.task, training.data)
-    federation = Federation(training.data.clients, training.data.clients, training.task.size)
+    sizes = Sizes(training.data.clients, training.data.clients, training.task.size)
     noise = LaplaceNoise(epsilon=3.0, clip=CLIP / 2)  # as published: half the strict sensitivity
 
     def bound(steps: int, rounds: int) -> float:
-        return decayed_bound(constants, federation, noise, steps=steps, rounds=rounds)
+        return decayed_bound(constants, sizes, noise, steps=steps, rounds=rounds)
 
     found = [best_steps(bound, t) for t in times]
     steep, flat = constants.smoothness, constants.convexity

@@ -325,7 +325,7 @@ def check_clip_schedule(schedule: ClipSchedule) -> None:
 
 
 def check_deltas(lines: tuple[BudgetLine, ...], population: int) -> None:
-    """Refuse a delta that large that it would allow publishing somebody outright."""
+    """Refuse a delta so large that it would allow publishing somebody outright."""
     for line in lines:
         if line.budget.delta >= 1 / population:
             raise BadInput(

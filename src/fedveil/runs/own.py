@@ -49,8 +49,8 @@ def asked_of(task: Task, names: Sequence[str] | None, model: Model | None) -> Ta
         metric = metric_of(name)
         if found.setdefault(name, metric) != metric:
             raise BadInput(
-                f"evaluate.metrics has {name!r}, and the Task another metric of that name: call "
-                "one of them otherwise"
+                f"evaluate.metrics has {name!r}, and the Task another metric of that name: "
+                "rename one of them"
             )
     return task.measuring(found)
 

@@ -13,14 +13,14 @@ from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Poisson, RoundRobin
-from fedveil.tuning.theory import Federation, Verdict, rule_of_thumb, verdict
+from fedveil.tuning.theory import Sizes, Verdict, rule_of_thumb, verdict
 
 
 @dataclass(frozen=True)
 class Question:
-    """A federation, the claim that is wanted, and who adds which noise."""
+    """A federation's sizes, the claim that is wanted, and who adds which noise."""
 
-    federation: Federation
+    sizes: Sizes
     epsilon: float
     delta: float
     laplace: bool
@@ -43,7 +43,7 @@ class Question:
 
     def plan(self, rounds: int) -> PrivacyPlan:
         """The privacy plan of that many rounds, for updates of length at most 1."""
-        n, b = self.federation.clients, self.federation.cohort
+        n, b = self.sizes.clients, self.sizes.cohort
         budget = Budget(self.epsilon, self.delta)
         if self.trusted_server:
             return central(Poisson(b / n), n, Fixed(1.0), rounds=rounds, budget=budget)
@@ -86,11 +86,11 @@ def choices(question: Question, steps: Sequence[int], iterations: Sequence[int])
             if rounds not in by_rounds:
                 by_rounds[rounds] = _noise(question, rounds)
             noise, claim = by_rounds[rounds]
-            each = 1 / (noise * math.sqrt(question.federation.parameters))
+            each = 1 / (noise * math.sqrt(question.sizes.parameters))
             found[e, rounds] = Choice(
                 steps=e,
                 rounds=rounds,
-                turns=question.federation.turns(rounds),
+                turns=question.sizes.turns(rounds),
                 noise=noise,
                 signal=each * math.sqrt(rounds),
                 claim=claim,
@@ -113,10 +113,10 @@ def thumb(question: Question, iterations: int) -> str:
 
 def _noise(question: Question, rounds: int) -> tuple[float, PrivacyClaim]:
     plan = question.plan(rounds)
-    federation = question.federation
+    sizes = question.sizes
     spread = math.sqrt(2) if question.laplace else 1.0
     if question.trusted_server:
-        noise = plan.release.multiplier / federation.cohort
+        noise = plan.release.multiplier / sizes.cohort
     else:
-        noise = 2 * spread * plan.release.multiplier / math.sqrt(federation.cohort)
+        noise = 2 * spread * plan.release.multiplier / math.sqrt(sizes.cohort)
     return noise, plan.claims(rounds)[0]

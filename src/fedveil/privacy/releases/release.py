@@ -98,7 +98,10 @@ class Release:
 
     @property
     def multiplier(self) -> float:
-        """Noise over sensitivity, where noise is added; the same for everyone unless told."""
+        """Noise over sensitivity, where noise is added.
+
+        It is the same for everyone unless a release has one for each client.
+        """
         raise AssertionError(f"{type(self).__name__} has no noise multiplier")
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
