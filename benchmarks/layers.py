@@ -23,7 +23,7 @@ from torch import nn
 
 from fedveil.models.task import Task, cross_entropy
 from fedveil.privacy.clip import Clip
-from fedveil.training.gradients.per_example import ExampleBounds
+from fedveil.training.gradients.per_example import ClippedExamples
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "layers.md"
@@ -63,7 +63,7 @@ Step = Callable[[], object]
 
 def ours(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
     task = Task(module, cross_entropy)
-    examples = ExampleBounds(task, x[:2], y[:2])
+    examples = ClippedExamples(task, x[:2], y[:2])
     examples.look()
     flat, row, clip = task.parameters.clone(), torch.zeros(task.size), Clip(CLIP)
     return lambda: examples.add_clipped_(row.zero_(), flat, x, y, clip)

@@ -35,7 +35,7 @@ def main() -> int:
     except Stale as e:
         wrong = [str(e)]
     if wrong:
-        print(*wrong, f"{len(wrong)} of the list are stale: write them anew", sep="\n")
+        print(*wrong, f"{len(wrong)} of the list are stale: write them again", sep="\n")
         return 2
     print(f"{len(mutants)} bugs fit the source")
     chosen = _chosen(mutants, options)

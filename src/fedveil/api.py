@@ -13,12 +13,10 @@ from fedveil.notebook import NotebookProgress, in_notebook
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.logs import check_logs
 from fedveil.runs.opened import OpenedRun
+from fedveil.runs.overrides import Overrides
 from fedveil.runs.own import Model
 from fedveil.runs.recipe import DEFAULT, load_recipe
 from fedveil.runs.run import Run
-
-Settings = Mapping[str, Any] | Iterable[str]
-"""{"section.key": value}, or ["section.key=value"] as on the command line."""
 
 Line = dict[str, Any]
 """A round as metrics.jsonl has it."""
@@ -30,7 +28,7 @@ def run(
     model: Model | None = None,
     data: FederatedData | None = None,
     out: Path | str | None = None,
-    set: Settings = (),
+    set: Overrides = (),
     data_root: Path | str | None = None,
     ledger: Path | str | None = None,
     ledger_epsilon: float | None = None,
@@ -96,7 +94,7 @@ def rounds(
     out: Path | str,
     model: Model | None = None,
     data: FederatedData | None = None,
-    set: Settings = (),
+    set: Overrides = (),
     data_root: Path | str | None = None,
     ledger: Path | str | None = None,
     ledger_epsilon: float | None = None,
@@ -130,7 +128,7 @@ def open_run(
 
 def _started(
     recipe: str | Mapping[str, Any],
-    settings: Settings,
+    settings: Overrides,
     out: Path | str | None,
     data_root: Path | str | None,
     ledger: Path | str | None,

@@ -95,7 +95,7 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three that look like the name, the likest first."""
+    """Up to three that look like the name, the most alike first."""
     return get_close_matches(name, list(known), cutoff=_ALIKE)
 
 

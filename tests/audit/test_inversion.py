@@ -9,7 +9,7 @@ from fedveil.audit.inversion import (
     ATTACK,
     InversionAudit,
     check_images,
-    mean_of,
+    mean_measure,
     pixels_of,
 )
 from fedveil.audit.pictures import side_by_side
@@ -100,10 +100,10 @@ def test_the_range_of_pixels_is_that_of_the_test_split():
 
 
 def test_intervals_are_student_s():
-    found = mean_of("PSNR", np.array([1.0, 2.0, 3.0, 4.0]))
+    found = mean_measure("PSNR", np.array([1.0, 2.0, 3.0, 4.0]))
     assert found.value == 2.5
     assert found.high - 2.5 == pytest.approx(3.182446 * 1.290994 / 2, rel=1e-5)
-    assert mean_of("PSNR", np.array([1.0])).low is None
+    assert mean_measure("PSNR", np.array([1.0])).low is None
 
 
 def test_a_run_is_left_as_it_was(tmp_path):

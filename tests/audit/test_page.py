@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedveil.audit.kept import ABOUT, FOUND, recipe_digest
+from fedveil.audit.kept import ABOUT, FOUND, audited_digest
 from fedveil.audit.page import audit_section
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import (
@@ -39,7 +39,7 @@ def audit(tmp_path, run):
     def made(violated=False, digest=None, **changed):
         folder = tmp_path / "audit"
         folder.mkdir(exist_ok=True)
-        about = {"recipe": digest or recipe_digest(recipe_in(run))}
+        about = {"recipe": digest or audited_digest(recipe_in(run))}
         (folder / ABOUT).write_text(json.dumps(about))
         finding = {
             "attack": "canaries", "what": SCRIPT, "claim": CLAIM.to_dict(), "lower_bound": 1.23456,

@@ -30,7 +30,7 @@ from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training import exchange, session
 from fedveil.training.dp_sgd import ClientDpSgd
-from fedveil.training.gradients.per_example import ExampleBounds
+from fedveil.training.gradients.per_example import ClippedExamples
 
 QUICK = Randomiser(draws=20_000)
 SLOW = pytest.param("DP-SGD", marks=pytest.mark.slow)
@@ -203,7 +203,7 @@ def test_a_module_that_mixes_examples_unnoticed(monkeypatch):
             gradient = task.flattened(dict(zip(leaves, found, strict=True)))
             row += clip.apply_(gradient[None, :]).rows[0]
 
-    monkeypatch.setattr(ExampleBounds, "add_clipped_", naively)
+    monkeypatch.setattr(ClippedExamples, "add_clipped_", naively)
     monkeypatch.setattr(session, "mixes_records", lambda *_: False)
     (finding,) = sensitivity.findings(records(nn.Linear(6, 3)))
     assert not finding.violated

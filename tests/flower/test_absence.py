@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fedveil.flower import round_log
-from fedveil.flower.engine import secret_cohort
 from fedveil.flower.server import TooFewSites
 from fedveil.privacy.ledger.file import read_charges
 from tests.flower import transports
@@ -107,7 +106,7 @@ def test_otherwise_it_ends_when_all_have_answered(stand_ins, recipe):
     ],
 )
 def test_a_cohort_is_secret_where_the_claim_is_amplified_by_it(stand_ins, recipe, secret):
-    assert secret_cohort(stand_ins(recipe).server().run.training.plan) is secret
+    assert stand_ins(recipe).server().run.training.plan.secret_cohort is secret
 
 
 def test_who_is_asked_is_drawn_from_all_that_are_registered(stand_ins):

@@ -176,7 +176,8 @@ def test_noise_is_secure_unless_something_else_is_asked_for():
     assert deployed_recipe("central", (), 3).noise.source == "secure"
     assert deployed_recipe("ldp-fl", ("shuffle=none",), 3).noise.source == "secure"
     assert deployed_recipe("central", ("noise.source=seeded",), 3).noise.source == "seeded"
-    assert deployed_recipe("dp-sgd", (), 3).noise.source == "seeded"  # it has no other
+    for name in ("dp-sgd", "priv-unit"):
+        assert deployed_recipe(name, (), 3).noise.source == "seeded"  # it has no other
     assert deployed_recipe("fedavg", (), 3).noise.kind == "none"
 
 

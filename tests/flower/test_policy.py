@@ -8,7 +8,7 @@ import pytest
 
 from fedveil.flower import site_ledger
 from fedveil.flower.messages import Answer, Refusal
-from fedveil.flower.policy import Policy, Spending
+from fedveil.flower.policy import Policy, RunCost
 from fedveil.flower.site import Site
 from fedveil.flower.site_file import EpsilonSection, PolicySection
 from fedveil.flower.terms import Terms
@@ -195,14 +195,14 @@ def test_several_claims_of_one_run_add_up() -> None:
         assert (policy.too_much(Costing(*cost), [], TODAY) is None) is fit
 
 
-def fits(policy: Policy, cost: PrivacyClaim, *others: Spending, today: date = TODAY) -> bool:
+def fits(policy: Policy, cost: PrivacyClaim, *others: RunCost, today: date = TODAY) -> bool:
     return policy.too_much(Costing(cost), list(others), today) is None
 
 
 def test_sums_are_by_unit_and_a_site_s_cost_is_its_records_too() -> None:
     policy = Policy(PolicySection(epsilon=EpsilonSection(client=10.0, record=8.0)))
-    by_client = Spending((claim(5.0),), TODAY)
-    by_record = Spending((claim(6.0, Unit.RECORD),), TODAY)
+    by_client = RunCost((claim(5.0),), TODAY)
+    by_record = RunCost((claim(6.0, Unit.RECORD),), TODAY)
     assert fits(policy, claim(5.0, Unit.RECORD))
     assert not fits(policy, claim(5.0, Unit.RECORD), by_client)
     assert fits(policy, claim(3.0, Unit.RECORD), by_client)
@@ -214,7 +214,7 @@ def test_sums_are_by_unit_and_a_site_s_cost_is_its_records_too() -> None:
 
 def test_deltas_add_up() -> None:
     policy = Policy(PolicySection(epsilon=EpsilonSection(client=10.0), delta=1e-4))
-    other = Spending((claim(1.0, delta=6e-5),), TODAY)
+    other = RunCost((claim(1.0, delta=6e-5),), TODAY)
     assert fits(policy, claim(1.0, delta=4e-5), other)
     assert not fits(policy, claim(1.0, delta=5e-5), other)
 
@@ -227,7 +227,7 @@ def test_a_claim_that_is_not_vouched_for_is_refused() -> None:
 
 def test_a_clock_that_goes_back_frees_nothing() -> None:
     policy = Policy(PolicySection(epsilon=EpsilonSection(client=10.0), days=30))
-    run = Spending((claim(6.0),), TODAY)
+    run = RunCost((claim(6.0),), TODAY)
     for days in (0, 29, -1, -400):
         assert not fits(policy, claim(6.0), run, today=TODAY + timedelta(days=days))
     assert fits(policy, claim(6.0), run, today=TODAY + timedelta(days=30))

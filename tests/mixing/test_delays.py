@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.mixing.delays import Linkage, Messages, arrivals, dispatch, linkage
+from fedveil.mixing.delays import Linkage, Messages, dispatch, linkage
 from fedveil.privacy.noise.streams import Streams
 
 ALARM = 1e-6
@@ -57,19 +57,6 @@ def test_a_spread_that_is_no_time_is_refused(spread):
 def test_starts_that_are_no_times_are_refused(starts):
     with pytest.raises(BadInput, match="starts"):
         dispatch(random_bits(2, 2), Streams(1), 1, spread=1.0, starts=starts)
-
-
-@pytest.mark.parametrize("spread", [0.0, 1.0])
-def test_arrivals_are_in_time_and_say_nothing_of_the_order_of_clients(spread):
-    sent = dispatch(random_bits(10, 30), Streams(1), 1, spread=spread)
-    seen = arrivals(sent)
-    assert (np.diff(seen.time) >= 0).all()
-    order = Streams(5).generator("order").permutation(len(sent.time))
-    again = arrivals(
-        Messages(sent.time[order], sent.position[order], sent.high[order], sent.sender[order], 30)
-    )
-    for name in ("time", "position", "high"):
-        assert np.array_equal(getattr(seen, name), getattr(again, name))
 
 
 @pytest.mark.parametrize("clients", [2, 50])

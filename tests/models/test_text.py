@@ -6,7 +6,7 @@ import torch
 import fedveil as fv
 from fedveil.models.text import TextLstm, TextTransformer
 from fedveil.models.trial import mixes_records
-from fedveil.training.gradients.per_example import ExampleBounds
+from fedveil.training.gradients.per_example import ClippedExamples
 from fedveil.training.gradients.vmapped import example_gradients
 
 WORDS, LENGTH = 30, 6
@@ -67,7 +67,7 @@ def test_single_examples_have_gradients_by_formula_by_vmap_and_by_autograd(name,
 
     task = fv.Task(model(name, each=each), loss)
     assert not mixes_records(task, x, y)
-    assert ExampleBounds(task, x, y)._by_layers
+    assert ClippedExamples(task, x, y)._by_layers
     rows = example_gradients(task, task.parameters.clone(), x, y)
     for k in range(len(x)):
         module = model(name, each=each)

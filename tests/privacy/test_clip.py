@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from fedveil.checks import SMALLEST_CLIP
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
-from fedveil.privacy.clip import ROUNDING, SMALLEST, Clip
+from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, row_norms
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -43,7 +44,7 @@ def matrices(dtype, largest):
 
 
 values = st.one_of(
-    st.floats(SMALLEST, 1e38), st.sampled_from([SMALLEST, 0.1, 1.0, 1 / 3, 5.0, 1e37])
+    st.floats(SMALLEST_CLIP, 1e38), st.sampled_from([SMALLEST_CLIP, 0.1, 1.0, 1 / 3, 5.0, 1e37])
 )
 
 
@@ -64,7 +65,7 @@ def test_float64_rows_are_bounded_exactly(rows, value, norm):
 
 @pytest.mark.parametrize("norm", Norm)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("value", [SMALLEST, 1e-3, 1.0, 1 / 3, 1e10])
+@pytest.mark.parametrize("value", [SMALLEST_CLIP, 1e-3, 1.0, 1 / 3, 1e10])
 def test_rows_at_the_edge_of_the_bound_are_bounded_exactly(value, dtype, norm):
     """Lengths within a few roundings of the clip, where a careless comparison fails."""
     generator = torch.Generator().manual_seed(1)
@@ -175,7 +176,7 @@ def test_rows_that_round_by_more_than_the_room_are_refused(dtype):
 
 
 def test_zero_row_stays_zero():
-    result = Clip(SMALLEST).apply_(torch.zeros(2, 3))
+    result = Clip(SMALLEST_CLIP).apply_(torch.zeros(2, 3))
     assert result.rows.tolist() == [[0.0] * 3] * 2
     assert not result.clipped.any()
 
@@ -195,7 +196,7 @@ def test_row_that_is_not_finite_is_an_error(bad):
         Clip(1.0).apply_(rows)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, SMALLEST / 2, math.nan, math.inf])
+@pytest.mark.parametrize("value", [0.0, -1.0, SMALLEST_CLIP / 2, math.nan, math.inf])
 def test_value_that_bounds_nothing_is_refused(value):
     with pytest.raises(BadInput, match=r"clip\.value"):
         Clip(value)

@@ -127,6 +127,23 @@ RELEASES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("sampler", "secret"),
+    [
+        (Everyone(), False),
+        (Poisson(0.1), True),
+        (Poisson(1.0), False),
+        (FixedSize(10), True),
+        (FixedSize(100), False),
+        (RoundRobin(10), False),
+    ],
+)
+def test_a_cohort_is_secret_where_the_claim_is_amplified_by_it(sampler, secret):
+    assert central_plan(sampler).secret_cohort is secret
+    assert not local_plan(sampler).secret_cohort
+    assert not unprotected(sampler, 100, rounds=1).secret_cohort
+
+
 @pytest.mark.parametrize("name", RELEASES)
 def test_only_clients_that_protect_themselves_are_counted(name):
     plan = PrivacyPlan(Everyone(), 10, 1, schedule=Fixed(1.0), release=RELEASES[name])

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from fedveil.checks import SMALLEST_RADIUS
 from fedveil.errors import BadInput
-from fedveil.privacy.ranges import SMALLEST, Perturb, Ranges
+from fedveil.privacy.ranges import Perturb, Ranges
 
 BEFORE = torch.tensor([0.1, -0.3, 0.5, 2.0, 4.0])
 
@@ -103,7 +104,7 @@ def test_ranges_depend_on_released_models_only():
         ("centre", math.nan),
         ("centre", math.inf),
         ("radius", 0.0),
-        ("radius", SMALLEST / 2),
+        ("radius", SMALLEST_RADIUS / 2),
         ("radius", math.inf),
         ("radius", math.nan),
         ("growth", 0.99),

@@ -100,7 +100,7 @@ def test_a_row_is_on_a_grid_that_its_values_do_not_choose():
 def test_the_noise_is_as_large_as_was_asked_for(monkeypatch, mechanism, name, norm):
     drawn = []
 
-    def spy(entropy, scale, size):
+    def spy(source, scale, size):
         drawn.append(scale)
         return np.zeros(size, dtype=np.int64)
 

@@ -43,15 +43,16 @@ def test_what_a_curator_sees_is_in_the_sum(settings):
     assert whole.epsilon >= 4 * one.claim.epsilon
 
 
-def test_every_charged_line_is_added_and_the_most_trust_is_told():
+@pytest.mark.parametrize("trust", [Trust.CURATOR, Trust.CENTRAL])
+def test_every_charged_line_is_added_and_the_most_trust_is_told(trust):
     (one,) = prepared("dp-fedavg-gaussian", SMALL)
     (line,) = one.plan.lines
-    more = replace(line, covers="bits", trust=Trust.CENTRAL)
+    more = replace(line, covers="bits", trust=trust)
     twice = SimpleNamespace(plan=SimpleNamespace(lines=(line, more), permitted=3))
     (whole,) = together([(twice, 4)])
     assert whole.epsilon == pytest.approx(8 * one.claim.epsilon)
     assert whole.delta == pytest.approx(8 * one.claim.delta)
-    assert whole.trust == "central"
+    assert whole.trust is trust
 
 
 def test_as_published_keeps_its_label_and_its_strict_neighbour():

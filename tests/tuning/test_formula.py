@@ -12,15 +12,15 @@ from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.noise.streams import Streams
 from fedveil.tuning.formula import Question, choices, thumb
-from fedveil.tuning.theory import Federation
+from fedveil.tuning.theory import Sizes
 from tests.asking import asked
 
-SIZES = Federation(clients=40, cohort=8, parameters=25)
+SIZES = Sizes(clients=40, cohort=8, parameters=25)
 STEPS, ITERATIONS = (1, 2, 5), (10, 20, 40)
 
 
-def question(laplace=True, trusted=False, federation=SIZES, budget=2.0):
-    return Question(federation, budget, 1e-5, laplace=laplace, trusted_server=trusted)
+def question(laplace=True, trusted=False, sizes=SIZES, budget=2.0):
+    return Question(sizes, budget, 1e-5, laplace=laplace, trusted_server=trusted)
 
 
 LAPLACE, GAUSSIAN, CENTRAL = question(), question(laplace=False), question(False, trusted=True)
@@ -91,8 +91,8 @@ def test_claims_are_the_question_s(asked, central):
 
 def test_signals_follow_from_the_noise():
     for choice in choices(LAPLACE, STEPS, ITERATIONS):
-        assert choice.round_signal == pytest.approx(1 / (choice.noise * 5), rel=1e-12)
-        assert choice.signal == pytest.approx(choice.round_signal * math.sqrt(choice.rounds))
+        each = 1 / (choice.noise * 5)
+        assert choice.signal == pytest.approx(each * math.sqrt(choice.rounds), rel=1e-12)
         assert choice.iterations == choice.steps * choice.rounds
 
 
@@ -105,7 +105,7 @@ def test_the_strongest_signal_comes_first():
 @pytest.mark.parametrize("budget", [2.0, 1e-9], ids=["usual", "tiny"])
 def test_laplace_noise_prefers_the_fewest_reports(budget):
     """b = N: the signal falls like 1 / sqrt(rounds), however small it is."""
-    asked = question(federation=Federation(40, 40, 10**6), budget=budget)
+    asked = question(sizes=Sizes(40, 40, 10**6), budget=budget)
     found = choices(asked, (1, 2), (4, 20))
     assert [(c.steps, c.rounds) for c in found] == [(2, 2), (1, 4), (2, 10), (1, 20)]
     assert found[0].signal == pytest.approx(found[2].signal * math.sqrt(5))
@@ -113,7 +113,7 @@ def test_laplace_noise_prefers_the_fewest_reports(budget):
 
 def test_ties_go_to_more_local_work():
     """With everyone in every round Gaussian noise leaves every number of rounds the same signal."""
-    asked = question(laplace=False, federation=Federation(40, 40, 25))
+    asked = question(laplace=False, sizes=Sizes(40, 40, 25))
     found = choices(asked, STEPS, ITERATIONS)
     assert found[0].signal == pytest.approx(found[-1].signal, rel=1e-6)
     assert [(c.steps, c.rounds) for c in found] == [

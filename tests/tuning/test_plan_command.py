@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.tuning.command import Sizes, by_recipe, space_of, tell
+from fedveil.tuning.command import SizeOptions, by_recipe, space_of, tell
 from fedveil.tuning.report import Report, Row
 from fedveil.tuning.trials import Laboratory
 
@@ -63,12 +63,12 @@ def test_lists_that_are_none(steps, message):
 
 
 def test_everything_but_a_recipe_is_unused_with_one():
-    nothing = Sizes(None, None, None, None)
+    nothing = SizeOptions(None, None, None, None)
     nothing.check_unused()
     for name, value in (("clients", 1), ("epsilon", 1.0), ("delta", 1e-5), ("noise", "gaussian"),
                         ("trust", "local"), ("per_round", 3), ("parameters", 4)):  # fmt: skip
         with pytest.raises(BadInput, match=f"--{name.replace('_', '-')} is for formulas"):
-            Sizes(**{"clients": None, "per_round": None, "parameters": None, "epsilon": None,
+            SizeOptions(**{"clients": None, "per_round": None, "parameters": None, "epsilon": None,
                      name: value}).check_unused()  # fmt: skip
 
 

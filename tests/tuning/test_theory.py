@@ -29,10 +29,10 @@ from fedveil.training.work import ClientSgd, Decay
 from fedveil.tuning.constants import constants_of
 from fedveil.tuning.theory import (
     Constants,
-    Federation,
     GaussianNoise,
     LaplaceNoise,
     NoNoise,
+    Sizes,
     best_rounds,
     best_steps,
     constant,
@@ -157,18 +157,18 @@ def rates_of(rate, steps, rounds):
     return rate(np.arange(float(steps * rounds))).reshape(rounds, steps)
 
 
-def as_planned(noise, federation, rounds):
+def as_planned(noise, sizes, rounds):
     """The noise of a run that was planned for that many rounds, in any of them."""
-    once = float(noise.variance(np.ones(1), federation.turns(rounds))[0])
+    once = float(noise.variance(np.ones(1), sizes.turns(rounds))[0])
     return PowerNoise(math.sqrt(once), 0.0)
 
 
-def bounds(constants, federation, noise, rate, steps, rounds):
+def bounds(constants, sizes, noise, rate, steps, rounds):
     """The bound after each round of a run of so many rounds."""
-    planned = as_planned(noise, federation, rounds)
+    planned = as_planned(noise, sizes, rounds)
     return np.array(
         [
-            error_bound(constants, federation, planned, rate, steps=steps, rounds=r + 1)
+            error_bound(constants, sizes, planned, rate, steps=steps, rounds=r + 1)
             for r in range(rounds)
         ]
     )
@@ -187,8 +187,8 @@ def adding(noise, variances):
 def run(p, cohort, noise, rate, steps, rounds, repetitions=400, seed=0):
     """Simulate a run as it was planned."""
     rates = rates_of(rate, steps, rounds)
-    federation = Federation(p.clients, cohort, p.size)
-    variances = noise.variance(rates.sum(axis=1), federation.turns(rounds))
+    sizes = Sizes(p.clients, cohort, p.size)
+    variances = noise.variance(rates.sum(axis=1), sizes.turns(rounds))
     errors, longest = simulated(
         p, cohort, rates, adding(noise, variances), repetitions, np.random.SeedSequence(seed)
     )
@@ -227,7 +227,7 @@ def test_runs_stay_below_the_bound_in_every_round(kind, name, lengths, cohort):
     p = problem(seed=steps)
     rate = decayed(p.constants(0.0), steps) if kind == "decayed" else constant(0.12)
     errors, longest, (exact, _) = run(p, cohort, noise, rate, steps, rounds)
-    limits = bounds(p.constants(longest), Federation(6, cohort, 3), noise, rate, steps, rounds)
+    limits = bounds(p.constants(longest), Sizes(6, cohort, 3), noise, rate, steps, rounds)
     margin = SIGMAS * errors.std(axis=1) / math.sqrt(errors.shape[1]) + 1e-9
     assert np.isfinite(limits).all()
     assert (errors.mean(axis=1) - margin <= limits).all()
@@ -253,25 +253,25 @@ def test_the_exact_error_stays_below_the_bound(seed):
         away=drawn.choice([0.0, 1.0, 10.0]),
     )
     cohort, steps, rounds = int(drawn.integers(1, clients + 1)), int(drawn.integers(1, 9)), 12
-    federation, before = Federation(clients, cohort, size), p.constants(0.0)
+    sizes, before = Sizes(clients, cohort, size), p.constants(0.0)
     noise = PowerNoise(10 ** drawn.uniform(-3, 1), drawn.choice([1.0, 2.0]))
     for rate in (constant(1 / (4 * before.smoothness)), decayed(before, steps)):
         rates = rates_of(rate, steps, rounds)
-        variances = noise.variance(rates.sum(axis=1), federation.turns(rounds))
+        variances = noise.variance(rates.sum(axis=1), sizes.turns(rounds))
         errors, longest = expected(p, cohort, rates, variances)
-        limits = bounds(p.constants(longest), federation, noise, rate, steps, rounds)
+        limits = bounds(p.constants(longest), sizes, noise, rate, steps, rounds)
         assert (errors <= limits * (1 + 1e-9)).all()
 
 
 def test_noise_alone_is_bounded_exactly():
     """From the optimum, alike and round, one step: nothing but noise, p v / b, and no slack."""
     p = Problem(np.tile(np.eye(4), (5, 1, 1)), np.zeros((5, 4)), np.zeros(4))
-    federation, rate = Federation(5, 2, 4), constant(0.2)
+    sizes, rate = Sizes(5, 2, 4), constant(0.2)
     for noise, variance in (
         (LAPLACE, 2 * (1 * 2 * 5.0 * 0.2 / 60.0) ** 2),
         (GAUSSIAN, (0.05 * 2 * 5.0 * 0.2) ** 2),
     ):
-        found = error_bound(p.constants(0.0), federation, noise, rate, steps=1, rounds=1)
+        found = error_bound(p.constants(0.0), sizes, noise, rate, steps=1, rounds=1)
         assert found == pytest.approx(4 * variance / 2, rel=1e-12)
         errors, _, _ = run(p, 2, noise, rate, 1, 1, repetitions=20_000)
         assert abs(errors.mean() - found) <= SIGMAS * errors.std() / math.sqrt(20_000)
@@ -343,7 +343,7 @@ def test_trainings_do_what_the_theory_speaks_of(sampler, laplace, is_decayed):
     flat = rates.reshape(-1)
     limits = bounds(
         p.constants(longest),
-        Federation(least.clients, cohort, 3),
+        Sizes(least.clients, cohort, 3),
         noise,
         lambda k: flat[: len(k)],
         steps,
@@ -356,8 +356,8 @@ def test_trainings_do_what_the_theory_speaks_of(sampler, laplace, is_decayed):
 def final(p, cohort, noise, rate, steps, rounds):
     """The errors at the end of simulated runs, and the bound."""
     errors, longest, _ = run(p, cohort, noise, rate, steps, rounds, seed=steps * rounds)
-    constants, federation = p.constants(longest), Federation(p.clients, cohort, p.size)
-    bound = error_bound(constants, federation, noise, rate, steps=steps, rounds=rounds)
+    constants, sizes = p.constants(longest), Sizes(p.clients, cohort, p.size)
+    bound = error_bound(constants, sizes, noise, rate, steps=steps, rounds=rounds)
     return errors[-1], bound
 
 
@@ -402,7 +402,7 @@ def test_more_local_steps_hurt_where_drift_decides():
 HAND = Constants(
     smoothness=2.0, convexity=0.5, heterogeneity=0.25, gradient=3.0, distance=7.0, exact=True
 )
-SOME = Federation(clients=5, cohort=2, parameters=4)
+SOME = Sizes(clients=5, cohort=2, parameters=4)
 
 
 def test_the_recursion_by_hand():
@@ -445,7 +445,7 @@ def test_each_term_alone_is_the_number_computed_by_hand(
     Runs on quadratic losses stay so far below the bound that it could be half of itself.
     """
     quiet = replace(HAND, heterogeneity=0.0, gradient=0.0, distance=0.0)
-    given, some = replace(quiet, **{name: value}), Federation(5, cohort, 4)
+    given, some = replace(quiet, **{name: value}), Sizes(5, cohort, 4)
     lengths = {"steps": steps, "rounds": rounds}
     found = error_bound(given, some, NoNoise(), constant(0.1), **lengths)
     assert found == pytest.approx(recursion, rel=1e-12)
@@ -532,7 +532,7 @@ def test_constants_that_cannot_be_are_refused(changed, words):
 @pytest.mark.parametrize("given", [(0, 1, 1), (3, 0, 1), (3, 4, 1), (3, 1, 0)])
 def test_federations_that_cannot_be_are_refused(given):
     with pytest.raises(BadInput):
-        Federation(*given)
+        Sizes(*given)
 
 
 @pytest.mark.parametrize(("clients", "cohort"), [(10, 1), (10, 3), (10, 10), (7, 5)])
@@ -540,7 +540,7 @@ def test_turns_are_those_of_the_busiest_client_in_turn(clients, cohort):
     counts = np.zeros(clients, dtype=int)
     for rounds in range(1, 25):
         counts[RoundRobin(cohort).cohort(clients, rounds, Streams(3))] += 1
-        assert Federation(clients, cohort, 1).turns(rounds) == counts.max()
+        assert Sizes(clients, cohort, 1).turns(rounds) == counts.max()
 
 
 @pytest.mark.parametrize(
@@ -573,7 +573,7 @@ def test_noise_is_what_the_privacy_plan_adds(laplace, clients, cohort, rounds):
     else:
         one = least_noise(Gaussian, 1, budget, Relation.REPLACE)
         noise = GaussianNoise(one, zeta)
-    turns = Federation(clients, cohort, 3).turns(rounds)
+    turns = Sizes(clients, cohort, 3).turns(rounds)
     moving = plan.start(torch.zeros(3))
     for r in range(1, rounds + 1):
         scale = plan.release.scales(plan.clip(moving, r), np.zeros(1, dtype=np.int64))[0]
@@ -632,7 +632,7 @@ def test_the_bound_itself_goes_as_its_verdict_says():
     """Noise that decides: doubling T doubles the Laplace bound, leaves the Gaussian one, and halves
     the root of one with z = 0.5."""
     quiet = Constants(2.0, 0.5, 0.0, 0.0, 1.0, exact=True)
-    everyone = Federation(4, 4, 100)
+    everyone = Sizes(4, 4, 100)
     for noise in (LaplaceNoise(0.1, 5.0), GaussianNoise(5.0, 5.0), PowerNoise(50.0, 0.5)):
         few, many = (
             decayed_bound(quiet, everyone, noise, steps=2, rounds=r) for r in (20_000, 40_000)
@@ -670,7 +670,7 @@ def test_best_steps_of_a_known_function():
 def test_best_rounds_is_where_more_of_them_hurt():
     def bound(steps, rounds):
         noise = LaplaceNoise(50.0, 1.0)
-        return decayed_bound(HAND, Federation(5, 5, 4), noise, steps=steps, rounds=rounds)
+        return decayed_bound(HAND, Sizes(5, 5, 4), noise, steps=steps, rounds=rounds)
 
     found = best_rounds(bound, 2)
     values = [bound(2, r) for r in range(1, 1001)]
@@ -693,7 +693,7 @@ def test_laplace_noise_asks_for_more_local_steps_than_gaussian():
 
     def best(iterations):
         noise = PowerNoise(3.0, 2.0)
-        everyone = Federation(1, 1, 1)
+        everyone = Sizes(1, 1, 1)
         return best_steps(
             lambda e, r: decayed_bound(flat, everyone, noise, steps=e, rounds=r), iterations
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedveil.audit.attack import LEAKS, Found, OnStep, Question, attacked
 from fedveil.audit.finding import Finding
-from fedveil.audit.kept import FOUND, Kept, recipe_digest
+from fedveil.audit.kept import FOUND, Kept, audited_digest
 from fedveil.audit.leak import Leak
 from fedveil.audit.seen import claimed
 from fedveil.audit.summary import summary
@@ -72,7 +72,7 @@ def audit(
 
     Its plan, its model and its clients are built again; noise and coins are the audit's own. All
     findings together have one false alarm in ten thousand audits. `out` is where trained models'
-    losses and figures are kept, so that an audit which was interrupted goes on.
+    losses and figures are kept, so that an interrupted audit can be resumed.
 
     | edge | behaviour |
     |---|---|
@@ -107,7 +107,7 @@ def audit(
 def _identity(run: OpenedRun, training: Training, question: Question) -> dict[str, Any]:
     """What the trained models of an audit follow from."""
     return {
-        "recipe": recipe_digest(run.recipe),
+        "recipe": audited_digest(run.recipe),
         "data": training.data.fingerprint,
         "seed": question.seed,
     }

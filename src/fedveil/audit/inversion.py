@@ -103,9 +103,9 @@ class InversionAudit:
             one = "one record" if self.records == 1 else f"{self.records} records"
             what = f"an update of {one} in round {self.round}, by {self.method}, {found.view}"
             measures = (
-                mean_of("PSNR", found.psnr),
-                mean_of("SSIM", found.ssim),
-                mean_of("PSNR of the mean image", found.mean_psnr),
+                mean_measure("PSNR", found.psnr),
+                mean_measure("SSIM", found.ssim),
+                mean_measure("PSNR of the mean image", found.mean_psnr),
                 Measure("labels told", float(found.labels.mean())),
             )
             yield found, Leak(ATTACK, what, measures, beside(view, training.plan))
@@ -246,7 +246,7 @@ def rehearsal_of(training: Training, ask: Ask) -> Rehearsal:
     return Rehearsal(*known, low, high)
 
 
-def mean_of(name: str, values: Numbers) -> Measure:
+def mean_measure(name: str, values: Numbers) -> Measure:
     """The mean over records, and Student's interval for it where there are two at least."""
     mean = float(values.mean())
     if len(values) < 2:

@@ -125,7 +125,7 @@ def code() -> str:
     return ", ".join([*versions, f"source {digest.hexdigest()[:16]}"])
 
 
-def recipe_digest(recipe: Recipe) -> str:
+def audited_digest(recipe: Recipe) -> str:
     """What an audit knows a recipe by."""
     return hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()
 

@@ -6,7 +6,7 @@ from decimal import ROUND_FLOOR
 from pathlib import Path
 from typing import Any
 
-from fedveil.audit.kept import ABOUT, FOUND, recipe_digest
+from fedveil.audit.kept import ABOUT, FOUND, audited_digest
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 from fedveil.runs.recipe import recipe_in
@@ -31,7 +31,7 @@ def audit_section(audit: Path, run: Path) -> Markup:
     | texts with markup in what was found | shown as text |
     """
     about, found = _read(audit / ABOUT), _read(audit / FOUND)
-    if about.get("recipe") != recipe_digest(recipe_in(run)):
+    if about.get("recipe") != audited_digest(recipe_in(run)):
         raise BadInput(f"--audit {audit} is of another recipe than {run}: name an audit of it")
     try:
         findings = [_finding(one) for one in found["findings"]]

@@ -17,7 +17,7 @@ from fedveil.audit.bounds import least, most
 from fedveil.audit.leak import Measure
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.tuning.figures import SOFT, aside, canvas, line_of, name_axes, stroke
+from fedveil.tuning.figures import SOFT, aside, canvas, line_style, name_axes, stroke
 
 Scores = npt.NDArray[np.float64]
 
@@ -151,7 +151,7 @@ def roc_figure(curves: Mapping[str, Roc], what: str, claim: PrivacyClaim | None)
     at.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     for i, (name, roc) in enumerate(zip(looks, curves.values(), strict=True)):
         look, moved = looks[name], aside(at, figure, i, len(looks))
-        style = line_of(look)
+        style = line_style(look)
         at.plot(*roc.curve, label=name, drawstyle="steps-post", **style | {"marker": ""})
         hits = [roc.hits(rate) for rate in rates]
         low = [max(ends[0], hit.low or 0.0) for hit in hits]

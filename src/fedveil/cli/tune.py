@@ -97,9 +97,9 @@ def plan(
         from fedveil.runs.recipe import load_recipe
 
         check_data(data, [load_recipe(recipe, set_ or ()).data.name])
-    from fedveil.tuning.command import Sizes, by_formula, by_recipe, space_of, tell
+    from fedveil.tuning.command import SizeOptions, by_formula, by_recipe, space_of, tell
 
-    sizes = Sizes(clients, per_round, parameters, epsilon, delta, noise, trust)
+    sizes = SizeOptions(clients, per_round, parameters, epsilon, delta, noise, trust)
     space = space_of(steps, iterations, clips, rates)
     if recipe is None:
         by_formula(sizes, space, as_json=json_)

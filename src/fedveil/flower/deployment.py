@@ -19,7 +19,6 @@ from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.flower.certificates import Authority, node_key
-from fedveil.flower.engine import secret_cohort
 from fedveil.flower.federation import Federation, RegisteredSite
 from fedveil.flower.guard import write_programs
 from fedveil.flower.messages import check_site_name
@@ -114,7 +113,7 @@ class Deployment:
     def steady(self) -> bool:
         """Whether every round takes its whole deadline; known where the data are."""
         plan = self._plan
-        return plan is not None and plan.secure and secret_cohort(plan)
+        return plan is not None and plan.secure and plan.secret_cohort
 
     def write(self, folder: Path) -> None:
         """Write everything, or nothing: into a folder that is new or empty."""
@@ -269,15 +268,16 @@ def deployed_recipe(source: str, overrides: Overrides, sites: int) -> Recipe:
     """A recipe for so many sites; noise is secure unless something else is asked for.
 
     A simulation's noise is seeded. What leaves a site must not be: whoever knows the seed can
-    remove the noise.
+    remove the noise. DP-SGD and PrivUnitG have seeded noise only, which a site's policy has to
+    allow.
     """
     recipe = load_recipe(source, overrides)
     more: dict[str, object] = {}
     if recipe.data.clients is not None:
         more["data.clients"] = sites
     noise = recipe.noise
-    told = "source" in noise.model_fields_set
-    if "source" in type(noise).model_fields and not told and recipe.client.kind != "dp-sgd":
+    told = "source" in noise.model_fields_set or "source" not in type(noise).model_fields
+    if not told and recipe.client.kind != "dp-sgd" and noise.kind != "priv-unit":
         more["noise.source"] = "secure"
     return load_recipe(recipe.model_dump(mode="json", exclude_none=True), more)
 

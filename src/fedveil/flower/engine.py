@@ -17,10 +17,8 @@ from fedveil.flower.mixer_link import MixerLink
 from fedveil.flower.round_log import About, Outcome, RoundLog
 from fedveil.flower.transport import Arrival, Transport
 from fedveil.mixing.protocol import number_of
-from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
-from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.training.engines.engine import Ids, Job
 from fedveil.training.evaluate import evaluate
@@ -86,7 +84,7 @@ class RemoteEngine:
         if self.mixer is not None and not plan.release.minimum:
             raise BadInput("federation: [mixer] is for recipes with [shuffle]: leave it out")
         expected = plan.expected
-        if not secret_cohort(plan) and expected < self.federation.minimum:
+        if not plan.secret_cohort and expected < self.federation.minimum:
             raise BadInput(
                 f"federation: minimum is {self.federation.minimum} and a round asks {expected:g} "
                 "sites: lower it, or ask more"
@@ -103,7 +101,8 @@ class RemoteEngine:
         if self.steady:
             self.sleep(max(0.0, began + self.federation.deadline - self.clock()))
         outcome.answered = [name for name in names if name in answers]
-        outcome.enough = secret_cohort(self.job.plan) or len(answers) >= self.federation.minimum
+        secret = self.job.plan.secret_cohort
+        outcome.enough = secret or len(answers) >= self.federation.minimum
         if self.mixer is None:
             total = self._sum(ask, ids, answers, outcome)
         else:
@@ -122,7 +121,7 @@ class RemoteEngine:
     @property
     def steady(self) -> bool:
         """Whether a round takes its whole time, so that nobody learns from it who was asked."""
-        return self.job.plan.secure and secret_cohort(self.job.plan)
+        return self.job.plan.secure and self.job.plan.secret_cohort
 
     def _answers(self, ask: RoundAsk, outcome: Outcome, began: float) -> dict[str, Answer]:
         """The first answer of each site that is one to this ask, and in time."""
@@ -219,13 +218,6 @@ class RemoteEngine:
     def _weight(self, client: int) -> torch.Tensor:
         records = self.job.data.sizes[client] if self.job.weights is Weights.EXAMPLES else 1
         return torch.full((1,), float(records), dtype=torch.float64)
-
-
-def secret_cohort(plan: PrivacyPlan) -> bool:
-    """Whether the claim rests on nobody knowing who takes part in a round."""
-    if not plan.private or plan.release.counted:
-        return False
-    return plan.sampler.event(Gaussian(1.0), plan.population) != Gaussian(1.0)
 
 
 def _form(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...]]:

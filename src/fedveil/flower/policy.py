@@ -19,7 +19,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Spending:
+class RunCost:
     """A run that the site has been asked for: what it may cost in all, and its last turn."""
 
     cost: tuple[PrivacyClaim, ...]
@@ -129,7 +129,7 @@ class Policy:
         elif policy.noise is not None:
             yield Objection("the noise has no multiplier, and policy.noise asks for one")
 
-    def too_much(self, terms: Terms, others: list[Spending], today: date) -> Objection | None:
+    def too_much(self, terms: Terms, others: list[RunCost], today: date) -> Objection | None:
         """Why a run is beyond what is left of the period; None if it fits.
 
         `others` are all other runs that the site was charged for.
@@ -161,7 +161,7 @@ class Policy:
             )
         return None
 
-    def counted(self, runs: list[Spending], today: date) -> list[Spending]:
+    def counted(self, runs: list[RunCost], today: date) -> list[RunCost]:
         """The runs that had a turn within the period that ends today."""
         days = self.section.days
         if days is None:

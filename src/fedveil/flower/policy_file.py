@@ -29,7 +29,7 @@ def policy_text(recipe: Recipe, plan: PrivacyPlan | None, number: int) -> str:
 def training_for(recipe: Recipe, data: FederatedData) -> Training:
     """A recipe over sites that have these clients' records: its plan, and nothing to train on."""
     everyone = data.at_sites([str(k) for k in range(data.clients)], data.sizes.tolist())
-    return build(recipe, data=everyone, make_engine=_none)
+    return build(recipe, data=everyone, make_engine=no_engine)
 
 
 def _of_terms(terms: Terms) -> list[str]:
@@ -83,5 +83,6 @@ def _up(number: float) -> str:
     return repr(float(Context(_DIGITS, ROUND_CEILING).create_decimal(repr(number))))
 
 
-def _none(job: Job) -> Engine:
-    raise AssertionError("a plan is made here, and nothing trained")
+def no_engine(job: Job) -> Engine:
+    """For a training of all clients that is made for its plan alone, and not started."""
+    raise AssertionError("a training that is made for its plan alone was started")

@@ -122,7 +122,7 @@ class About:
             raise BadInput(f"{path} cannot be read: {e}") from e
         if about.plan != plan:
             raise BadInput(
-                f"{folder} is a run of another recipe, or of another number of sites: go on with "
+                f"{folder} is a run of another recipe, or of another number of sites: resume with "
                 "those that it was started with, or name a new run directory"
             )
         return about

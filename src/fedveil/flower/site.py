@@ -20,6 +20,7 @@ from fedveil.errors import BadInput
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.mixer_link import MixerLink
 from fedveil.flower.policy import Offer, Policy
+from fedveil.flower.policy_file import no_engine
 from fedveil.flower.site_file import TABLES, SiteFile, read_site_file, recipe_of
 from fedveil.flower.site_ledger import LOG, Declined, ledger_of, today
 from fedveil.flower.terms import terms_of
@@ -34,7 +35,6 @@ from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.records import divided, records_of
 from fedveil.training.cohort import CohortData
-from fedveil.training.engines.engine import Engine, Job
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.exchange import Sent, client_report
 from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
@@ -267,9 +267,5 @@ def _training(file: SiteFile, recipe: Recipe, records: FederatedData) -> Trainin
         recipe,
         data=replace(everyone, test_of_clients=False),
         allow_code=file.allow_code,
-        make_engine=_no_engine,
+        make_engine=no_engine,
     )
-
-
-def _no_engine(job: Job) -> Engine:
-    raise AssertionError("a site trains its own records, and nobody else's")

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.flower.policy import Spending, trusted
+from fedveil.flower.policy import RunCost, trusted
 from fedveil.flower.site import Site
 from fedveil.flower.site_ledger import today
 from fedveil.privacy.accounting.budget_line import BudgetLine
@@ -156,7 +156,7 @@ def _leaves(site: Site) -> list[str]:
     ]
 
 
-def _policy(site: Site, spent: list[Spending]) -> list[str]:
+def _policy(site: Site, spent: list[RunCost]) -> list[str]:
     policy = site.policy.section
     period = "in all" if policy.days is None else f"in {policy.days} days"
     counted = site.policy.counted(spent, today())

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedveil.errors import BadInput, BudgetExhausted, one_line
 from fedveil.flower.messages import RoundAsk
-from fedveil.flower.policy import Policy, Spending
+from fedveil.flower.policy import Policy, RunCost
 from fedveil.flower.site_file import SiteFile
 from fedveil.flower.terms import Terms
 from fedveil.privacy.accounting.claims import PrivacyClaim
@@ -116,7 +116,7 @@ class SiteLedger:
                 finally:
                     self._remember(ledger.head())
 
-    def spendings(self) -> dict[str, Spending]:
+    def spendings(self) -> dict[str, RunCost]:
         """Every run that was charged, with what it may cost in all, and the day of its last turn.
 
         A run that was charged for all its turns at once goes on to have them: it is as old as the
@@ -130,7 +130,7 @@ class SiteLedger:
         last = _last_days((run, datetime.fromisoformat(at).date()) for run, at in charges)
         asked = _last_days(self._days())
         return {
-            run: Spending(_costs(runs[run]), max(day, asked.get(run, day)))
+            run: RunCost(_costs(runs[run]), max(day, asked.get(run, day)))
             for run, day in last.items()
         }
 

@@ -11,11 +11,8 @@ from functools import cached_property
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
-from fedveil.privacy.accounting.composition import noise_in
-from fedveil.privacy.accounting.events import FixedSampled, PoissonSampled
+from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.plan import PrivacyPlan
-
-_ROUNDED = 1 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -78,8 +75,6 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
             "federation has none: use clip.bit_epsilon, or a clip that does not look at clients"
         )
     lines = tuple(line for line in plan.lines if _concerns(line, plan, number))
-    secret = any(isinstance(line.event, PoissonSampled | FixedSampled) for line in lines)
-    at_once = secret and not plan.release.counted
     charged = [line for line in lines if not line.reading]
     if plan.private and not charged:
         raise BadInput("no line of the plan is about this site, which would be charged for nothing")
@@ -89,7 +84,7 @@ def terms_of(plan: PrivacyPlan, number: int | None, repeats: int) -> Terms:
         for line in lines
     )
     within = (line.permitted(most + repeats) for line in own if not line.reading)
-    return Terms(own, most, min(within, default=most + repeats), at_once)
+    return Terms(own, most, min(within, default=most + repeats), at_once=plan.secret_cohort)
 
 
 def _concerns(line: BudgetLine, plan: PrivacyPlan, number: int | None) -> bool:
@@ -103,4 +98,4 @@ def _concerns(line: BudgetLine, plan: PrivacyPlan, number: int | None) -> bool:
             "(number)"
         )
     own, claimed = float(each[number]), noise_in(line.event)
-    return own / _ROUNDED <= claimed <= own * _ROUNDED
+    return covers(own, claimed) and covers(claimed, own)

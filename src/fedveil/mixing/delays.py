@@ -2,9 +2,9 @@
 
 LDP-FL (Sun et al. 2021) splits a client's report into messages (position, high or low), sends each
 after its own latency U(0, spread) and lets a mixer hand on, per position, the multiset only.
-`dispatch`, `arrivals` and `mix_all` walk that way message by message, in event time, and end at the
-numbers of `privacy.shuffle.multisets`. `linkage` measures what an observer of the mixer's input
-line gains from arrival times.
+`dispatch` and `mix_all` walk that way message by message, in event time, and end at the numbers of
+`privacy.shuffle.multisets`. `linkage` measures what an observer of the mixer's input line gains
+from arrival times.
 
 Latency is not a shuffler. It hides which messages belong together only while every client starts
 at the same instant: a client that starts later by more than the spread sends all its messages
@@ -53,15 +53,6 @@ class Messages:
             raise BadInput(f"a message lies outside the {self.positions} positions of a report")
 
 
-@dataclass(frozen=True, eq=False)
-class Arrivals:
-    """What an observer of the mixer's input line sees, in order of time."""
-
-    time: Times
-    position: Indices
-    high: Flags
-
-
 def dispatch(
     high: Flags, streams: Streams, round: int, *, spread: float, starts: npt.ArrayLike = 0.0
 ) -> Messages:
@@ -97,16 +88,6 @@ def dispatch(
 def unit_interval(words: npt.NDArray[np.uint64]) -> Times:
     """Uniform 64-bit words as uniforms on [0, 1) with 53 bits."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def arrivals(messages: Messages) -> Arrivals:
-    """The messages as they arrive.
-
-    Guarantee: who sent what changes nothing; messages that arrive at the same instant are listed
-    by position and value.
-    """
-    order = np.lexsort((messages.high, messages.position, messages.time))
-    return Arrivals(messages.time[order], messages.position[order], messages.high[order])
 
 
 def mix_all(messages: Messages, minimum: int) -> Multisets:

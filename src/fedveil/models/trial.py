@@ -167,7 +167,7 @@ def _gradient(
 
 
 class _NothingDrawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """For the backward pass, in which a module that computes its layers anew would draw anew."""
+    """For the backward pass, where a module that computes its layers again would draw again."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

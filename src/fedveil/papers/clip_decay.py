@@ -1,4 +1,4 @@
-"""Clip decay: which schedule of the bound suits LDP-SGD (LINE, "A Study on Hyperparameter Tuning of
+"""Clip decay: which schedule of the clip suits LDP-SGD (LINE, "A Study on Hyperparameter Tuning of
 Local Differential Privacy Mechanisms in Federated Learning").
 
 The paper gives findings in words and figures without numbers; whether they are seen here is decided
@@ -25,7 +25,7 @@ from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
 RATES = ("0.03", "0.1", "0.3", "1")
-BOUNDS = ("0.01", "0.05")
+CLIPS = ("0.01", "0.05")
 POWERS = ("0.5", "1", "2")
 EPSILON, DELTA = 30.0, 1e-5
 
@@ -80,7 +80,7 @@ class DecaySetting:
         ]
 
     def private(self, rate: str) -> list[str]:
-        """Those of the runs with a bound and noise."""
+        """Those of the runs with a clip and noise."""
         return [
             *self.overrides,
             f"rounds={self.rounds}",
@@ -93,10 +93,10 @@ class DecaySetting:
 
 @dataclass(frozen=True)
 class Family:
-    """Schedules of one kind: the bound's keys, the axes, and a name for each cell."""
+    """Schedules of one kind: the clip's keys, the axes, and a name for each cell."""
 
     name: str
-    bound: tuple[str, ...]
+    clip: tuple[str, ...]
     axes: tuple[Axis, ...]
     schedules: tuple[str, ...]
 
@@ -132,15 +132,15 @@ def setting(experiment: Experiment, data: str) -> DecaySetting:
 
 
 def families(refresh: int) -> tuple[Family, ...]:
-    """The schedules of the bound, the paper's and two from a larger one; power 0 is constant."""
-    values = Axis("clip.value", BOUNDS)
+    """The schedules of the clip, the paper's and two from a larger one; power 0 is constant."""
+    values = Axis("clip.value", CLIPS)
     return (
-        Family("constant", ("clip.kind=fixed",), (values,), tuple(f"clip{c}" for c in BOUNDS)),
+        Family("constant", ("clip.kind=fixed",), (values,), tuple(f"clip{c}" for c in CLIPS)),
         Family(
             "poly",
             ("clip.kind=poly",),
             (values, Axis("clip.power", POWERS)),
-            tuple(f"poly({c}){power}" for c in BOUNDS for power in POWERS),
+            tuple(f"poly({c}){power}" for c in CLIPS for power in POWERS),
         ),
         Family(
             "quantile",
@@ -159,7 +159,7 @@ def families(refresh: int) -> tuple[Family, ...]:
                 "clip.delta=1e-8",
             ),
             (values,),
-            tuple(f"adaptive{c}" for c in BOUNDS),
+            tuple(f"adaptive{c}" for c in CLIPS),
         ),
         Family(
             "larger",
@@ -171,7 +171,7 @@ def families(refresh: int) -> tuple[Family, ...]:
 
 
 def learning_rate(experiment: Experiment, here: DecaySetting) -> tuple[str, Sweep]:
-    """The rate whose run without bound and noise ends lowest, and the runs that say so."""
+    """The rate whose run without clip and noise ends lowest, and the runs that say so."""
     sweep = experiment.sweep(
         f"clip-decay-{here.data}-rate",
         "fedsgd",
@@ -197,9 +197,9 @@ ITEMS: dict[str, Item] = {"mnist": mnist, "fashion-mnist": fashion_mnist}
 
 
 def decay_helps(curves: Curves) -> Finding:
-    """Whether every power raises the accuracy of the large bound."""
+    """Whether every power raises the accuracy of the large clip."""
     return Finding(
-        "Decay helps a large bound: poly(0.05) ends above clip0.05.",
+        "Decay helps a large clip: poly(0.05) ends above clip0.05.",
         all(_above(_ends, f"poly(0.05){p}", "clip0.05", curves) for p in POWERS),
         "Rule: the accuracy after the last round is higher at every power, in every repetition. "
         + _powers(curves, "0.05"),
@@ -207,9 +207,9 @@ def decay_helps(curves: Curves) -> Finding:
 
 
 def decay_hurts(curves: Curves) -> Finding:
-    """Whether every power lowers the accuracy of the small bound."""
+    """Whether every power lowers the accuracy of the small clip."""
     return Finding(
-        "Decay hurts a small bound: poly(0.01) ends below clip0.01.",
+        "Decay hurts a small clip: poly(0.01) ends below clip0.01.",
         all(_above(_ends, "clip0.01", f"poly(0.01){p}", curves) for p in POWERS),
         "Rule: the accuracy after the last round is lower at every power, in every repetition. "
         + _powers(curves, "0.01"),
@@ -289,14 +289,14 @@ def _page(experiment: Experiment, data: str, title: str) -> Page:
         sweep = experiment.sweep(
             f"clip-decay-{here.data}-{family.name}",
             "ldp-sgd",
-            [*here.private(rate), *family.bound],
+            [*here.private(rate), *family.clip],
             family.axes,
             repeat,
             curves=True,
         )
         sweeps[family.name] = sweep
         curves |= {n: mean_curve(sweep.outcomes(c)) for c, n in enumerate(family.schedules)}
-    page = Page(f"{title}: schedules of the bound under LDP-SGD")
+    page = Page(f"{title}: schedules of the clip under LDP-SGD")
     page.settings.append(_settings(here, repeat))
     page.left_open += _left_open(here, rate, tried, sweeps["constant"])
     page.tables += [_ends_table(curves), _claims_table(sweeps)]
@@ -335,18 +335,18 @@ def _met(held: bool) -> str:
     return "met" if held else "not met"
 
 
-def _powers(curves: Curves, bound: str) -> str:
-    names = [f"clip{bound}", *(f"poly({bound}){p}" for p in POWERS)]
+def _powers(curves: Curves, clip: str) -> str:
+    names = [f"clip{clip}", *(f"poly({clip}){p}" for p in POWERS)]
     return ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in names) + "."
 
 
 def _larger(curves: Curves) -> str:
-    """What decay does to a bound that is larger still."""
+    """What decay does to a clip that is larger still."""
     constant, decayed = "clip0.25", "poly(0.25)1"
     by = mean_of(list(100 * (curves[decayed].ends - curves[constant].ends)))
     return (
         "What is large depends on learning rate and length of the run, which are ours. From "
-        "0.25, five times the paper's larger bound, which was added after a simplified simulation "
+        "0.25, five times the paper's larger clip, which was added after a simplified simulation "
         f"on MNIST in which decay helped it, {decayed} ends at "
         f"{mean_of(list(curves[decayed].ends))} and {constant} at "
         f"{mean_of(list(curves[constant].ends))}: {by} percentage points between them, repetition "
@@ -357,7 +357,7 @@ def _larger(curves: Curves) -> str:
 def _settings(here: DecaySetting, repeat: int) -> str:
     return (
         f"Softmax regression, {here.clients:,} clients, {here.cohort} per round drawn at random, "
-        f"{here.rounds:,} rounds. Each sends one full-batch gradient, bounded by C in L2, with "
+        f"{here.rounds:,} rounds. Each sends one full-batch gradient, clipped to C in L2, with "
         "Gaussian noise of its own; the server takes the mean. Poly is C_0 (1 - (t - 1)/T)^power, "
         "never below C_0 / 1000. A quantile is followed at rate 0.2 from 0.01, a curator adding "
         f"noise of {here.cohort / 20:g} to the sum of bits. Adaptive is the median of a curator's "
@@ -381,7 +381,7 @@ def _left_open(
         ),
         (
             "learning rate",
-            f"{rate}, the lowest test loss after {here.tried:,} rounds without bound and noise "
+            f"{rate}, the lowest test loss after {here.tried:,} rounds without clip and noise "
             f"({losses}); the same for all schedules",
         ),
         (
@@ -464,8 +464,8 @@ def _means(line: Line) -> list[Mean]:
 
 _UPS = ("test accuracy\n(share of records)", "test loss\n(cross-entropy, nats)")
 _GROUPS = {
-    f"From {bound}": (BASELINE, f"clip{bound}", *(f"poly({bound}){p}" for p in POWERS))
-    for bound in BOUNDS
+    f"From {clip}": (BASELINE, f"clip{clip}", *(f"poly({clip}){p}" for p in POWERS))
+    for clip in CLIPS
 } | {
     "Other schedules": (
         BASELINE,
@@ -493,9 +493,9 @@ _NOTES = (
     "Levels are not comparable with the paper's, which are not known to us; orders and shapes are.",
     "The guarantee of quantile and adaptive is mixed: the reports are private from the server, "
     "bits and norms only behind a curator. The server sees both, and the epsilon is that of both "
-    "together, so that less of it is left for the updates. A fixed bound and a poly schedule watch "
+    "together, so that less of it is left for the updates. A fixed clip and a poly schedule watch "
     "nobody and need no curator.",
     "Where every gradient is longer than C, C only scales the report with its noise, so that a "
-    "schedule of the bound is one of the learning rate. That is not compared here: recipes have no "
+    "schedule of the clip is one of the learning rate. That is not compared here: recipes have no "
     "learning rate schedule of this form.",
 )

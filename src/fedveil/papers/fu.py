@@ -31,13 +31,13 @@ from fedveil.tuning.labels import IN_ALL, PER_ROUND
 from fedveil.tuning.panels import Panel, draw, numbered
 from fedveil.tuning.statistics import Mean, worse
 from fedveil.tuning.sweep import Sweep
-from fedveil.tuning.theory import Federation, LaplaceNoise, best_steps, decayed_bound
+from fedveil.tuning.theory import LaplaceNoise, Sizes, best_steps, decayed_bound
 from fedveil.tuning.trials import Laboratory
 
 EPSILONS = ("1", "3", "5", "inf")
 RATES = ("0.01", "0.02", "0.03", "0.05", "0.07", "0.1")
 STEPS = (1, 2, 3, 4, 6, 12)
-BOUND = 150.0
+CLIP = 150.0
 
 TABLE_II = {
     "1": (10, 27.40, 1963.41),
@@ -67,7 +67,7 @@ class FuSetting:
             "data.seed=1",
             *drawn,
             f"sample.size={self.cohort}",
-            f"clip.value={BOUND}",
+            f"clip.value={CLIP}",
             "budget.as_published=true",
             "budget.delta=1e-6",
         ]
@@ -359,7 +359,7 @@ def _begin(
     page.settings.append(
         "Linear regression of the interest rate on 10 principal components, 11 parameters, squared "
         f"error. {here.label}. Laplace noise at the clients, every local gradient at most "
-        f"{BOUND:g} long in L1, full batches, clients in turn over a random order. {repeat} "
+        f"{CLIP:g} long in L1, full batches, clients in turn over a random order. {repeat} "
         "repetitions; mean +- half of the 95 % interval."
     )
     ends = ", ".join(f"{r}: {tried.mean(i, 'loss')}" for i, r in enumerate(RATES))
@@ -379,11 +379,11 @@ def _minimisers(
     laboratory = Laboratory(experiment.root)
     training = build(cell.recipe, data=laboratory.data(cell.recipe))
     constants = constants_of(training.task, training.data)
-    federation = Federation(training.data.clients, training.data.clients, training.task.size)
-    noise = LaplaceNoise(epsilon=6.0, bound=BOUND)  # as published: half the strict sensitivity
+    sizes = Sizes(training.data.clients, training.data.clients, training.task.size)
+    noise = LaplaceNoise(epsilon=3.0, clip=CLIP / 2)  # as published: half the strict sensitivity
 
     def bound(steps: int, rounds: int) -> float:
-        return decayed_bound(constants, federation, noise, steps=steps, rounds=rounds)
+        return decayed_bound(constants, sizes, noise, steps=steps, rounds=rounds)
 
     found = [best_steps(bound, t) for t in times]
     steep, flat = constants.smoothness, constants.convexity
@@ -393,7 +393,7 @@ def _minimisers(
         f"{constants.gradient:.3g}. gamma = 8 lambda / mu = {constants.least_gamma:,.0f} is far "
         "above T, and the drift 8 (E - 1)^2 G^2 outweighs the noise: the minimiser stays at E = "
         f"{max(found)} or below. The theory does not cover this run: the rate is constant and not "
-        f"below 1 / (4 lambda) = {1 / (4 * steep):.2g}, and gradients longer than the bound are "
+        f"below 1 / (4 lambda) = {1 / (4 * steep):.2g}, and gradients longer than the clip are "
         "shortened. Its order in E is wrong here; only training tells."
     )
     return found, why

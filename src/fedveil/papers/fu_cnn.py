@@ -34,7 +34,7 @@ RATES = ("3", "10", "30", "100")
 CONSTANTS = ("1", "0.1", "0.01", "0.003", "0.001")
 STEPS = (1, 2, 3, 4, 6, 8, 12, 24)
 FEW_STEPS = (1, 4, 12, 24)
-BOUND = 3.0
+CLIP = 3.0
 DELTA = 1e-4
 COHORT = 350
 
@@ -70,7 +70,7 @@ class CnnSetting:
             *shortened,
             "model.name=fu-cnn",
             f"sample.size={self.cohort}",
-            f"clip.value={BOUND}",
+            f"clip.value={CLIP}",
             "clip.norm=l1",
             "budget.as_published=true",
             f"budget.delta={self.delta:g}",
@@ -298,7 +298,7 @@ def _begin(experiment: Experiment, title: str) -> tuple[Page, list[str], int]:
     page.settings.append(
         "FEMNIST by writer, 62 classes, Fu's CNN of 214,590 parameters, cross-entropy. "
         f"{here.label}. Gaussian noise at the clients by the paper's formula, every local gradient "
-        f"at most {BOUND:g} long in L1, as in the paper, full batches, clients in turn. The "
+        f"at most {CLIP:g} long in L1, as in the paper, full batches, clients in turn. The "
         "paper's 350 clients per round average more noise away, so epsilon is raised until a "
         f"coordinate of the mean has the paper's noise. Repetitions: {repeat}."
     )

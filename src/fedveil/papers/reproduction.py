@@ -21,7 +21,7 @@ PAPERS = {
 
 TITLES = {
     "fu": "Fu et al. 2021: tuning the numbers of iterations",
-    "clip-decay": "Clip decay: schedules of the bound for LDP-SGD",
+    "clip-decay": "Clip decay: schedules of the clip for LDP-SGD",
     "ldp-fl": "Sun et al. 2021: LDP-FL",
     "naseri": "Naseri et al. 2022: local and central DP",
 }

@@ -11,7 +11,6 @@ from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.rows import BLOCK, Norm, all_finite, at_a_time, row_norms
 
 ROUNDING = 1e-6
-SMALLEST = SMALLEST_CLIP
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,10 @@ class Clip:
     gradient: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.value >= SMALLEST and math.isfinite(self.value)):
-            raise BadInput(f"clip.value is {self.value}: a number of at least {SMALLEST} is needed")
+        if not (self.value >= SMALLEST_CLIP and math.isfinite(self.value)):
+            raise BadInput(
+                f"clip.value is {self.value}: a number of at least {SMALLEST_CLIP} is needed"
+            )
 
     @property
     def per_gradient(self) -> "Clip | None":

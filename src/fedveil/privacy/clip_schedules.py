@@ -25,7 +25,10 @@ from fedveil.privacy.watching import Watched
 
 @dataclass(frozen=True)
 class Lengths:
-    """What a schedule may watch: clients' lengths before the clip, [K], and whom it has met."""
+    """What a schedule may watch.
+
+    That is clients' lengths before the clip, [K], and which of them were clipped.
+    """
 
     norms: torch.Tensor
     clipped: torch.Tensor
@@ -175,8 +178,8 @@ class PerGradient(ClipSchedule):
 
 
 _LEAST, _MOST, _LARGEST_STEP = 1e-12, 1e12, 3.0
-"""Between which a quantile clip moves, and the logarithm of the factor by which it does in a round.
-"""
+"""The range of a quantile clip, and the logarithm of the largest factor by which it moves in a
+round."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from fedveil.checks import check, shown
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim
+from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedule
@@ -125,6 +126,13 @@ class PrivacyPlan:
     def private(self) -> bool:
         """Whether anything is claimed."""
         return bool(self.lines)
+
+    @property
+    def secret_cohort(self) -> bool:
+        """Whether the claim rests on nobody knowing who takes part in a round."""
+        if not self.private or self.release.counted:
+            return False
+        return self.sampler.event(Gaussian(1.0), self.population) != Gaussian(1.0)
 
     @property
     def limit(self) -> float | None:
@@ -317,7 +325,7 @@ def check_clip_schedule(schedule: ClipSchedule) -> None:
 
 
 def check_deltas(lines: tuple[BudgetLine, ...], population: int) -> None:
-    """Refuse a delta that large that it would allow publishing somebody outright."""
+    """Refuse a delta so large that it would allow publishing somebody outright."""
     for line in lines:
         if line.budget.delta >= 1 / population:
             raise BadInput(

@@ -9,8 +9,6 @@ import torch
 from fedveil.checks import SMALLEST_RADIUS
 from fedveil.errors import BadInput
 
-SMALLEST = SMALLEST_RADIUS
-
 _LARGEST, _ROUNDING = 1e30, 1e-9
 """Beyond, a report would not be finite in float32; what products of factors may be off by."""
 
@@ -51,8 +49,8 @@ class Ranges:
         if self.radius is None:
             if not self.adaptive or self.perturb is not Perturb.WEIGHTS:
                 raise BadInput("clip.radius is missing: only adaptive ranges of weights need none")
-        elif not (self.radius >= SMALLEST and math.isfinite(self.radius)):
-            raise BadInput(f"clip.radius is {self.radius}: at least {SMALLEST} is needed")
+        elif not (self.radius >= SMALLEST_RADIUS and math.isfinite(self.radius)):
+            raise BadInput(f"clip.radius is {self.radius}: at least {SMALLEST_RADIUS} is needed")
         if not (self.growth >= 1 and math.isfinite(self.growth)):
             raise BadInput(f"clip.growth is {self.growth}: a number >= 1 is needed")
         if self.perturb is Perturb.UPDATE and self.centre != 0:
@@ -66,7 +64,7 @@ class Ranges:
         layers = len(self.sizes)
         if self.radius is None:
             low, high = self._extremes(params)
-            return torch.cat([(high + low) / 2, ((high - low) / 2).clamp_min(SMALLEST)])
+            return torch.cat([(high + low) / 2, ((high - low) / 2).clamp_min(SMALLEST_RADIUS)])
         return torch.tensor([self.centre] * layers + [self.radius] * layers, dtype=torch.float64)
 
     def per_coordinate(self, moving: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,7 +79,7 @@ class Ranges:
             return moving
         low, high = self._extremes(after if self.perturb is Perturb.WEIGHTS else after - before)
         centres, radii = moving.chunk(2)
-        grown = ((high - low) / 2).clamp_min(SMALLEST).minimum(radii * self.growth)
+        grown = ((high - low) / 2).clamp_min(SMALLEST_RADIUS).minimum(radii * self.growth)
         grown = torch.where(high > low, grown, radii)
         if self.perturb is Perturb.WEIGHTS:
             centres = (high + low) / 2
@@ -109,7 +107,7 @@ class Ranges:
         most = first_radii * growth * (1 + _ROUNDING)
         return bool(
             torch.equal(centres, wanted)
-            and (radii >= SMALLEST).all()
+            and (radii >= SMALLEST_RADIUS).all()
             and (radii <= most.clamp_max(_LARGEST)).all()
             and (centres.abs() <= _LARGEST).all()
         )

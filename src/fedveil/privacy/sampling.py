@@ -90,8 +90,8 @@ class Poisson:
         self, population: int, round: int, streams: Streams, counts: Counts | None = None
     ) -> Cohort:
         """By a binomial size and a uniform subset, or by gaps: the law of one coin per client."""
-        if streams.entropy is not None:
-            return joining(streams.entropy, self.rate, population)
+        if streams.secure_random is not None:
+            return joining(streams.secure_random, self.rate, population)
         generator = streams.generator("cohort", round)
         return _chosen(generator, population, int(generator.binomial(population, self.rate)))
 
@@ -174,7 +174,7 @@ class RoundRobin:
     |---|---|
     | size < 1 or not whole | BadInput |
     | size > population | BadInput in `check` |
-    | size does not divide the population | turns wrap around; the clip stays |
+    | size does not divide N | turns wrap around; nobody has more than ceil(size x rounds / N) |
     """
 
     size: int
@@ -251,8 +251,8 @@ def check_cohort(ids: Cohort, population: int) -> None:
 
 
 def _subset(streams: Streams, round: int, population: int, size: int) -> Cohort:
-    if streams.entropy is not None:
-        return streams.entropy.subset(population, size)
+    if streams.secure_random is not None:
+        return streams.secure_random.subset(population, size)
     return _chosen(streams.generator("cohort", round), population, size)
 
 

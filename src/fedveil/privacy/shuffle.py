@@ -96,7 +96,7 @@ def highs(rows: torch.Tensor, centre: torch.Tensor, reach: torch.Tensor) -> torc
 def multisets(
     rows: torch.Tensor, centre: torch.Tensor, reach: torch.Tensor, minimum: int
 ) -> Multisets:
-    """What an ideal shuffler hands on of report rows [K, P]: `mix` of their messages, at once.
+    """What an ideal shuffler hands on of report rows [K, P]: `mix_all` of their messages at once.
 
     Guarantee: `sums(centre, reach)` of the result are the column sums of the rows; the order of
     the rows does not matter, and nothing comes out below `minimum` reports.

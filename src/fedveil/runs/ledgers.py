@@ -71,16 +71,16 @@ def open_ledger(
     path, plan = file_of(folder), training.plan
     if _begun(folder) and not path.exists():
         raise BadInput(f"{path} is missing: what this run has spent is unknown; start over")
-    terms = (plan.lines, plan.permitted, plan.counted_clients)
+    account = (plan.lines, plan.permitted, plan.counted_clients)
     repeats = not training.data.elsewhere  # other clients may answer the next time
     if shared is None and not (folder / "ledger.json").exists():
         if not path.exists() or (_unmade(path) and not _begun(folder)):
             about = {"run": folder.resolve().name, **about}
-            return Ledger.create(path, about, *terms, repeats=repeats)
+            return Ledger.create(path, about, *account, repeats=repeats)
         name = next(iter(read_runs(path)), "")  # the directory may have been renamed since
-        return Ledger.reopen(path, {"run": name, **about}, *terms, repeats=repeats)
+        return Ledger.reopen(path, {"run": name, **about}, *account, repeats=repeats)
     about = {"run": name_of(folder), **about}
-    rest = (about, *terms)
+    rest = (about, *account)
     if not path.exists():
         if shared is None:
             raise BadInput(

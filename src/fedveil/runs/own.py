@@ -49,8 +49,8 @@ def asked_of(task: Task, names: Sequence[str] | None, model: Model | None) -> Ta
         metric = metric_of(name)
         if found.setdefault(name, metric) != metric:
             raise BadInput(
-                f"evaluate.metrics has {name!r}, and the Task another metric of that name: call "
-                "one of them otherwise"
+                f"evaluate.metrics has {name!r}, and the Task another metric of that name: "
+                "rename one of them"
             )
     return task.measuring(found)
 
@@ -80,7 +80,7 @@ def brought(
         raise BadInput(f"data is {shown(data)}: make it with FederatedData.from_table or another")
     if data is None or recipe.data.name != OWN:
         return data
-    return replace(data)  # whose fingerprint is taken anew
+    return replace(data)  # whose fingerprint is taken again
 
 
 def changed_since(data: FederatedData, recipe: Recipe) -> list[str]:

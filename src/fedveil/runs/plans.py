@@ -239,8 +239,6 @@ def _published(recipe: Recipe) -> Published | None:
         return None
     per_gradient = getattr(recipe.clip, "each", "") == "gradient"
     c2 = recipe.noise.c2 if isinstance(recipe.noise, GaussianSection) else None
-    if per_gradient and isinstance(recipe.noise, GaussianSection) and c2 is None:
-        raise BadInput("noise.c2 is missing: Fu's Gaussian formula leaves it open; 1.0 is common")
     return Published(c2, Unit.RECORD if per_gradient else Unit.CLIENT)
 
 

@@ -340,7 +340,7 @@ class Run:
             self.beforehand.append(f"resuming after round {state.round}")
         short = room(ledger, self.training.plan.permitted, self._ledger_path)
         self.beforehand += [] if short is None else [short]
-        ledger.go_on()
+        ledger.note_resumed()
         self._write_metrics(history)
         return Done(state, history)
 

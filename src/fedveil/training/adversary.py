@@ -120,7 +120,7 @@ class Adversary:
 
 
 def attacked_cohort(adversary: Adversary, round: int, drawn: Ids) -> Ids:
-    """The cohort of a round; refuses an adversary that honest clients are sampled differently by.
+    """The cohort of a round; refuses an adversary that changes how honest clients are sampled.
 
     Guarantee: all clients that were drawn are in it, and whoever else is cheats: an honest client
     takes part exactly when the sampler says so, which is what it is charged for.

@@ -73,7 +73,7 @@ def check_agreement(
         raise BadInput(f"server.weights is 'examples' {reason}: use 'uniform'")
     _check_steps(plan, work)
     if plan.schedule is not None:
-        _check_rule(plan.schedule, plan.rounds, work)
+        _check_schedule(plan.schedule, plan.rounds, work)
 
 
 def check_aggregate(
@@ -131,7 +131,7 @@ def _check_steps(plan: PrivacyPlan, work: ClientWork) -> None:
         )
 
 
-def _check_rule(schedule: ClipSchedule, rounds: int, work: ClientWork) -> None:
+def _check_schedule(schedule: ClipSchedule, rounds: int, work: ClientWork) -> None:
     if schedule.needs_raw_gradients and not isinstance(work, OneGradient):
         raise BadInput(
             "clip.kind 'median' needs the norms of unclipped gradients: use client.kind = "

@@ -171,12 +171,12 @@ class Batches:
         sizes: npt.NDArray[np.int64],
         round: int,
         streams: KeySource,
-    ) -> "BatchPlan":
+    ) -> "RoundBatches":
         """The batches of a cohort in `round`."""
-        return BatchPlan(self, ids, sizes, round, streams)
+        return RoundBatches(self, ids, sizes, round, streams)
 
 
-class BatchPlan:
+class RoundBatches:
     """The batches of one cohort in one round, one local step after the other."""
 
     def __init__(

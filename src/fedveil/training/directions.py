@@ -15,7 +15,7 @@ from fedveil.errors import BadInput
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam in place of plain steps (Kingma and Ba 2015); it begins anew in every round.
+    """Adam in place of plain steps (Kingma and Ba 2015); it starts afresh in every round.
 
     `beta1` and `beta2` are the shares that the two moments keep from step to step, `floor` is added
     to the root of the second.

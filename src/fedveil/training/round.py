@@ -126,8 +126,8 @@ def rounds(
 
     Guarantee: a round is charged, durably, before any client works on it. An empty cohort is
     charged and noised like any other; refused reports change neither charge, noise nor divisor.
-    A round that is charged again draws cohort and noise anew. Where too few reports came to hand
-    anything on, the charge stays, and so does the model.
+    A round that is charged again draws a new cohort and new noise. Where too few reports came to
+    hand anything on, the charge stays, and so does the model.
     """
     counted, release, expected = plan.release.counted, plan.release, plan.expected
     most = int(ledger.turns(state.round).max()) if counted else 0

@@ -132,7 +132,7 @@ class ClientSgd:
     def updates(self, turn: Turn) -> Clipped | Spanned:
         """Run every client's local steps side by side."""
         clip, cohort = turn.clip, turn.cohort
-        plan = self.batches.of(cohort.ids, cohort.sizes, turn.round, turn.streams)
+        batches = self.batches.of(cohort.ids, cohort.sizes, turn.round, turn.streams)
         linear = not self.weight_decay and self.adam is None
         spanned = linear and (clip is None or clip.norm is Norm.L2)
         walk = turn.gradients.walk(turn.start, cohort, spanned=spanned)
@@ -142,8 +142,8 @@ class ClientSgd:
         directions = Directions(turn.start, self)
         moved: torch.Tensor | None = None
         clipped = torch.zeros(len(cohort), dtype=torch.bool)
-        for step in range(plan.steps):
-            batch, rate = plan.at(step), self.rate(step, turn.round)
+        for step in range(batches.steps):
+            batch, rate = batches.at(step), self.rate(step, turn.round)
             if plain:
                 moved = walk.descend_(moved, batch, rate)
             else:

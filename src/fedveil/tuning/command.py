@@ -22,7 +22,7 @@ from fedveil.tuning.report import Report
 from fedveil.tuning.search import OnTrial
 from fedveil.tuning.simulate import simulate
 from fedveil.tuning.theorise import theorise
-from fedveil.tuning.theory import Federation
+from fedveil.tuning.theory import Sizes
 from fedveil.tuning.trials import Laboratory
 
 _SHOWN = 12
@@ -30,7 +30,7 @@ _DELTA = 1e-5
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SizeOptions:
     """What formulas alone go by."""
 
     clients: int | None
@@ -59,7 +59,7 @@ class Sizes:
         if self.trust not in (None, "local", "central"):
             raise BadInput(f"--trust is {self.trust!r}: use local or central")
         return Question(
-            Federation(self.clients or 0, self.per_round or 0, self.parameters or 0),
+            Sizes(self.clients or 0, self.per_round or 0, self.parameters or 0),
             self.epsilon or 0.0,
             delta,
             laplace=self.noise == "laplace",
@@ -76,7 +76,7 @@ class Sizes:
                 )
 
 
-def by_formula(sizes: Sizes, space: Space, *, as_json: bool) -> None:
+def by_formula(sizes: SizeOptions, space: Space, *, as_json: bool) -> None:
     """No data, no training: what the noise leaves of the signal."""
     if space.clips or space.rates:
         raise BadInput("--clips and --rates need a recipe: name one")
@@ -300,5 +300,5 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
     except ValueError as e:
         raise BadInput(f"--{name} is {text!r}: numbers with commas in between are needed") from e
     if len(set(found)) != len(found):
-        raise BadInput(f"--{name} is {text!r}: a number is there twice")
+        raise BadInput(f"--{name} is {text!r}: a number appears twice")
     return found

@@ -9,7 +9,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.tuning.cells import Prepared
 
-_TRUSTED = (Trust.LOCAL, Trust.SHUFFLED, Trust.CENTRAL)
+_TRUSTED = tuple(Trust)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def together(trainings: Iterable[tuple[Prepared, int]]) -> list[PrivacyClaim]:
 
     | edge | behaviour |
     |---|---|
-    | several lines are charged (updates and a curator's bits) | all of them are added |
+    | several lines are charged | all of them are added |
     | clients have budgets of their own | the largest counts, since a client has one |
     | a line is read in another way (strictly, without the shuffler) | a sum of its own |
     | the epsilon of one weight in one round | left out: it is nobody's |

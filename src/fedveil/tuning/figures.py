@@ -104,10 +104,10 @@ def canvas(
 
 def handle(name: str, look: Stroke) -> Line2D:
     """What stands for a line in a legend."""
-    return Line2D([], [], label=name, **line_of(look))
+    return Line2D([], [], label=name, **line_style(look))
 
 
-def line_of(look: Stroke) -> dict[str, Any]:
+def line_style(look: Stroke) -> dict[str, Any]:
     """The keywords of a line in matplotlib."""
     return {
         "color": look.colour,

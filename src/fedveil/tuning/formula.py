@@ -13,14 +13,14 @@ from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Poisson, RoundRobin
-from fedveil.tuning.theory import Federation, Verdict, rule_of_thumb, verdict
+from fedveil.tuning.theory import Sizes, Verdict, rule_of_thumb, verdict
 
 
 @dataclass(frozen=True)
 class Question:
-    """A federation, the claim that is wanted, and who adds which noise."""
+    """A federation's sizes, the claim that is wanted, and who adds which noise."""
 
-    federation: Federation
+    sizes: Sizes
     epsilon: float
     delta: float
     laplace: bool
@@ -43,7 +43,7 @@ class Question:
 
     def plan(self, rounds: int) -> PrivacyPlan:
         """The privacy plan of that many rounds, for updates of length at most 1."""
-        n, b = self.federation.clients, self.federation.cohort
+        n, b = self.sizes.clients, self.sizes.cohort
         budget = Budget(self.epsilon, self.delta)
         if self.trusted_server:
             return central(Poisson(b / n), n, Fixed(1.0), rounds=rounds, budget=budget)
@@ -58,15 +58,14 @@ class Choice:
     """E local steps in each of `rounds` rounds, and what the noise leaves of an update.
 
     `noise` is the standard deviation of one coordinate of a round's mean, as a share of the clip
-    on an update; `round_signal` the length of a mean update that reaches the clip over the length
-    of that noise, and `signal` the same for all rounds together, whose noise adds up in squares.
+    on an update; `signal` the length of the sum of all rounds' mean updates, where each reaches the
+    clip, over the length of their noise, which adds up in squares.
     """
 
     steps: int
     rounds: int
     turns: int
     noise: float
-    round_signal: float
     signal: float
     claim: PrivacyClaim
 
@@ -87,13 +86,12 @@ def choices(question: Question, steps: Sequence[int], iterations: Sequence[int])
             if rounds not in by_rounds:
                 by_rounds[rounds] = _noise(question, rounds)
             noise, claim = by_rounds[rounds]
-            each = 1 / (noise * math.sqrt(question.federation.parameters))
+            each = 1 / (noise * math.sqrt(question.sizes.parameters))
             found[e, rounds] = Choice(
                 steps=e,
                 rounds=rounds,
-                turns=question.federation.turns(rounds),
+                turns=question.sizes.turns(rounds),
                 noise=noise,
-                round_signal=each,
                 signal=each * math.sqrt(rounds),
                 claim=claim,
             )
@@ -115,10 +113,10 @@ def thumb(question: Question, iterations: int) -> str:
 
 def _noise(question: Question, rounds: int) -> tuple[float, PrivacyClaim]:
     plan = question.plan(rounds)
-    federation = question.federation
+    sizes = question.sizes
     spread = math.sqrt(2) if question.laplace else 1.0
     if question.trusted_server:
-        noise = plan.release.multiplier / federation.cohort
+        noise = plan.release.multiplier / sizes.cohort
     else:
-        noise = 2 * spread * plan.release.multiplier / math.sqrt(federation.cohort)
+        noise = 2 * spread * plan.release.multiplier / math.sqrt(sizes.cohort)
     return noise, plan.claims(rounds)[0]

@@ -23,7 +23,7 @@ from fedveil.tuning.figures import (
     Stroke,
     aside,
     canvas,
-    line_of,
+    line_style,
     name_axes,
     stroke,
 )
@@ -162,7 +162,7 @@ def _trace(at: Axes, panel: Panel, line: Series, moved: Transform) -> None:
     low = [max(bottom, panel.interval(mean)[0]) for _, mean in known]
     high = [panel.interval(mean)[1] for _, mean in known]
     values = [mean.value if math.isfinite(mean.value) else math.nan for mean in line.means]
-    style = line_of(line.look)
+    style = line_style(line.look)
     if line.long:
         style["markevery"] = len(points) // 8
         at.fill_between(where, low, high, color=line.look.colour, alpha=0.13, linewidth=0)

@@ -82,8 +82,8 @@ def row_of(prepared: Prepared, value: float, half: float, told: str, remark: str
 
 def pair_of(cell: Cell) -> tuple[int, int]:
     """(E, rounds)."""
-    local = cell.recipe.client
-    steps = getattr(local, "epochs", None) or getattr(local, "steps", None) or 1
+    client = cell.recipe.client
+    steps = getattr(client, "epochs", None) or getattr(client, "steps", None) or 1
     return int(steps), cell.recipe.total_rounds
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fedveil.tuning.cells import Prepared
+from fedveil.tuning.report import pair_of
 from fedveil.tuning.statistics import Mean, mean_of, worse
 from fedveil.tuning.trials import Laboratory
 
@@ -47,9 +48,8 @@ class Arm:
     @property
     def cost(self) -> float:
         """What a trial costs, in local steps; a round costs about as much as one more."""
-        recipe = self.prepared.cell.recipe
-        steps = getattr(recipe.client, "steps", None) or getattr(recipe.client, "epochs", None) or 1
-        return float(recipe.total_rounds * (steps + 1))
+        steps, rounds = pair_of(self.prepared.cell)
+        return float(rounds * (steps + 1))
 
     def score(self, repetitions: int) -> float:
         """The mean of the first repetitions; infinite if one of them diverged."""

@@ -19,11 +19,11 @@ from fedveil.tuning.constants import constants_of
 from fedveil.tuning.report import Report, check_budget, pair_of, recipe_text, rounds_told, row_of
 from fedveil.tuning.theory import (
     Constants,
-    Federation,
     GaussianNoise,
     LaplaceNoise,
     Noise,
     NoNoise,
+    Sizes,
     best_rounds,
     constant,
     decayed_bound,
@@ -52,7 +52,7 @@ def theorise(source: str, overrides: Sequence[str], space: Space, laboratory: La
     training = build(options[0].recipe, data=laboratory.data(options[0].recipe))
     work_of(training.work)
     noise_of(options[0].recipe)
-    federation = _federation(training)
+    sizes = _sizes(training)
     constants = constants_of(training.task, training.data)
     noises: dict[str, Noise] = {}
     ranked = []
@@ -61,7 +61,7 @@ def theorise(source: str, overrides: Sequence[str], space: Space, laboratory: La
         key = repr(cell.recipe.clip)
         if key not in noises:
             noises[key] = noise_of(cell.recipe)
-        bounds = bounds_of(constants, federation, noises[key], work_of(prepared.work))
+        bounds = bounds_of(constants, sizes, noises[key], work_of(prepared.work))
         ranked.append((constants.smoothness / 2 * bounds.at(*pair_of(cell)), bounds, prepared))
     ranked.sort(key=lambda option: option[0])
     _, bounds, first = ranked[0]
@@ -116,19 +116,17 @@ class Bounds:
     label: str
 
 
-def bounds_of(
-    constants: Constants, federation: Federation, noise: Noise, work: ClientSgd
-) -> Bounds:
+def bounds_of(constants: Constants, sizes: Sizes, noise: Noise, work: ClientSgd) -> Bounds:
     """The bound for the recipe's own rate if that is slow enough, for Theorem 3's otherwise."""
     fastest = 1 / (4 * constants.smoothness)
     if work.decay is None and work.lr <= fastest:
         rate = constant(work.lr)
         return Bounds(
-            lambda e, r: error_bound(constants, federation, noise, rate, steps=e, rounds=r),
+            lambda e, r: error_bound(constants, sizes, noise, rate, steps=e, rounds=r),
             f"for the recipe's learning rate, {work.lr:g}",
         )
     return Bounds(
-        lambda e, r: decayed_bound(constants, federation, noise, steps=e, rounds=r),
+        lambda e, r: decayed_bound(constants, sizes, noise, steps=e, rounds=r),
         f"for the rate 2 / (mu (k + gamma)): the recipe's is not below 1 / (4 lambda) = "
         f"{fastest:.3g}, where the theory ends",
     )
@@ -168,6 +166,6 @@ def noise_of(recipe: Recipe) -> Noise:
     return GaussianNoise(one, half * value)
 
 
-def _federation(training: Training) -> Federation:
+def _sizes(training: Training) -> Sizes:
     data, plan = training.data, training.plan
-    return Federation(data.clients, round(plan.sampler.expected(data.clients)), training.task.size)
+    return Sizes(data.clients, round(plan.sampler.expected(data.clients)), training.task.size)

@@ -69,7 +69,7 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class Federation:
+class Sizes:
     """N clients, b of them per round, p parameters."""
 
     clients: int
@@ -120,15 +120,15 @@ class NoNoise:
 class LaplaceNoise:
     """Fu's Corollary 1.1, strict: scale turns x 2 zeta reach / epsilon, variance 2 scale^2; z = 2.
 
-    `bound` is zeta, in L1, on every local gradient; two inputs differ by twice that.
+    `clip` is zeta, in L1, on every local gradient; two inputs differ by twice that.
     """
 
     epsilon: float
-    bound: float
+    clip: float
     exponent: float = 2.0
 
     def variance(self, reach: Array, turns: int) -> Array:
-        return 2 * (turns * 2 * self.bound * reach / self.epsilon) ** 2
+        return 2 * (turns * 2 * self.clip * reach / self.epsilon) ** 2
 
 
 @dataclass(frozen=True)
@@ -140,16 +140,16 @@ class GaussianNoise:
     """
 
     multiplier: float
-    bound: float
+    clip: float
     exponent: float = 1.0
 
     def variance(self, reach: Array, turns: int) -> Array:
-        return turns * (self.multiplier * 2 * self.bound * reach) ** 2
+        return turns * (self.multiplier * 2 * self.clip * reach) ** 2
 
 
 def error_bound(
     constants: Constants,
-    federation: Federation,
+    sizes: Sizes,
     noise: Noise,
     rate: Rate,
     *,
@@ -169,8 +169,8 @@ def error_bound(
     if not rate_is_slow(constants, rates, steps):
         return math.inf
     local = _local_error(constants, steps)
-    cohort = _cohort_error(constants, federation, steps)
-    turns, share = federation.turns(rounds), federation.parameters / federation.cohort
+    cohort = _cohort_error(constants, sizes, steps)
+    turns, share = sizes.turns(rounds), sizes.parameters / sizes.cohort
     added = rates**2 * local
     variances = noise.variance(rates.reshape(rounds, steps).sum(axis=1), turns)
     ends = np.arange(steps - 1, steps * rounds, steps)
@@ -189,7 +189,7 @@ def rate_is_slow(constants: Constants, rates: Array, steps: int) -> bool:
 
 def decayed_bound(
     constants: Constants,
-    federation: Federation,
+    sizes: Sizes,
     noise: Noise,
     *,
     steps: int,
@@ -208,11 +208,11 @@ def decayed_bound(
     if not gamma >= least * (1 - 1e-12):
         return math.inf
     mu, total = constants.convexity, steps * rounds
-    turns, share = federation.turns(rounds), federation.parameters / federation.cohort
+    turns, share = sizes.turns(rounds), sizes.parameters / sizes.cohort
     first = 2 / (mu * (np.arange(steps) + gamma))
     worst = share * float(noise.variance(first.sum(keepdims=True), turns)[0]) / first[-1] ** 2
     each = total * _local_error(constants, steps)
-    each += rounds * (_cohort_error(constants, federation, steps) + worst)
+    each += rounds * (_cohort_error(constants, sizes, steps) + worst)
     top = (gamma - 1) * (gamma - 2) * constants.distance + 4 / mu**2 * each
     return float(top / ((total + gamma - 1) * (total + gamma - 2)))
 
@@ -228,9 +228,9 @@ def _local_error(constants: Constants, steps: int) -> float:
     return 6 * constants.smoothness * constants.heterogeneity + drift
 
 
-def _cohort_error(constants: Constants, federation: Federation, steps: int) -> float:
+def _cohort_error(constants: Constants, sizes: Sizes, steps: int) -> float:
     """C; nothing when everybody takes part."""
-    n, b = federation.clients, federation.cohort
+    n, b = sizes.clients, sizes.cohort
     if b == n:
         return 0.0
     return 4 * (n - b) / (b * (n - 1)) * (steps * constants.gradient) ** 2

@@ -63,7 +63,6 @@ class Chart:
     log_x: bool = False
     log_y: bool = False
     places: Sequence[str] = ()
-    joins: bool = True
     most: int = MOST
 
 

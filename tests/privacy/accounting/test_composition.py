@@ -17,7 +17,13 @@ from scipy.special import gammaln, logsumexp
 
 from fedveil.errors import BadInput, UnsupportedEvent
 from fedveil.privacy.accounting.claims import Accountant, Relation
-from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon, noise_in, supports
+from fedveil.privacy.accounting.composition import (
+    covers,
+    epsilon,
+    gaussian_epsilon,
+    noise_in,
+    supports,
+)
 from fedveil.privacy.accounting.events import (
     Event,
     FixedSampled,
@@ -478,6 +484,25 @@ def test_noise_of_an_event(event):
 def test_reports_have_no_multiplier():
     assert noise_in(TwoPoint(1.0)) == noise_in(Shuffled(TwoPoint(1.0), 9)) == math.inf
     assert noise_in(PureReport(1.0)) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("added", "claimed", "enough"),
+    [
+        (2.0, 2.0, True),
+        (2.0, 1.0, True),
+        (1.0, 2.0, False),
+        (1.0, 1 + 1e-10, True),
+        (1.0, 1 + 1e-8, False),
+        (0.0, 0.0, True),
+        (1e9, math.inf, False),
+        (math.inf, math.inf, True),
+        (math.nan, 1.0, False),
+        (1.0, math.nan, False),
+    ],
+)
+def test_noise_covers_what_is_claimed_if_there_is_no_less_of_it(added, claimed, enough):
+    assert covers(added, claimed) is enough
 
 
 # --- pure and published ---

@@ -39,7 +39,7 @@ def path(tmp_path, make_line):
     third = Ledger.join(path, about("three"), *rest)
     third.charge(1, np.array([5]))
     third.end({"result.json": "a"})
-    third.go_on()
+    third.note_resumed()
     third.end({"result.json": "b"})
     second.charge(2, np.array([0, 5]))
     second.end({"result.json": "c"})
@@ -206,9 +206,9 @@ def test_the_last_end_of_a_run_counts(path):
 def test_a_run_that_goes_on_is_open(path, make_line):
     lines = (make_line(noise=NoiseSource.SECURE),)
     ledger = Ledger.reopen(path, about("two"), lines, 9, CLIENTS, Common.of(lines, "d", 9.0))
-    ledger.go_on()
+    ledger.note_resumed()
     assert (ledger.ended(), read_closing(path, "two")) == ({}, {})
-    ledger.go_on()
+    ledger.note_resumed()
     ledger.close()
     assert verify(path).length == 11
 

@@ -115,14 +115,11 @@ def test_multiplier_zero_adds_nothing_and_is_worth_nothing():
     rows = zeros(2, 5)
     GaussianMechanism(0.0).add_(rows, np.zeros(2), keys(2))
     assert torch.equal(rows, zeros(2, 5))
-    assert epsilon(GaussianMechanism(0.0).release, 1, 1e-5, Relation.ADD_REMOVE) == math.inf
-    nothing = LaplaceMechanism(0.0).release
-    assert epsilon(nothing, 1, 0.0, Relation.REPLACE, Accountant.PURE) == math.inf
+    assert epsilon(Gaussian(0.0), 1, 1e-5, Relation.ADD_REMOVE) == math.inf
+    assert epsilon(Laplace(0.0), 1, 0.0, Relation.REPLACE, Accountant.PURE) == math.inf
 
 
-def test_release_is_relative_to_the_sensitivity_of_its_own_relation():
-    assert GaussianMechanism(1.7).release == Gaussian(1.7)
-    assert LaplaceMechanism(1.7).release == Laplace(1.7)
+def test_each_noise_has_the_norm_of_its_sensitivity():
     assert (GaussianMechanism.norm, LaplaceMechanism.norm) == (Norm.L2, Norm.L1)
 
 
@@ -212,7 +209,7 @@ def test_report_needs_an_epsilon(eps):
 )
 def test_reference_table_of_kappas(eps, kappa):
     assert TwoPointMechanism(eps).kappa == pytest.approx(kappa, rel=1e-4)
-    assert TwoPointMechanism(eps).release == TwoPoint(eps)
+    assert TwoPointMechanism(eps).event == TwoPoint(eps)
 
 
 @pytest.mark.parametrize("width", [7, 300])

@@ -8,7 +8,7 @@ from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
-from fedveil.training.gradients.per_example import ExampleBounds
+from fedveil.training.gradients.per_example import ClippedExamples
 from tests.training.gradients.kinds import KINDS, WORDS
 
 RECORDS = 4
@@ -32,7 +32,7 @@ class Made:
         self.y = torch.arange(RECORDS) % 3
         self.rows = torch.stack([self._row(k) for k in range(RECORDS)])
         self.task = Task(self.module, cross_entropy)
-        self.clips = ExampleBounds(self.task, self.x[:2], self.y[:2])
+        self.clips = ClippedExamples(self.task, self.x[:2], self.y[:2])
 
     def _row(self, k):
         learning = [p for p in self.module.parameters() if p.requires_grad]

@@ -20,7 +20,7 @@ from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.layers import gradient_of
 from fedveil.training.gradients.looped import Looped
-from fedveil.training.gradients.per_example import ExampleBounds
+from fedveil.training.gradients.per_example import ClippedExamples
 
 RECORDS = 5
 VOCABULARY = 7
@@ -361,7 +361,7 @@ class Case:
 
     def __init__(self, task, x, y):
         self.task, self.x, self.y = task, x, y
-        self.clips = ExampleBounds(task, x[:3], y[:3])
+        self.clips = ClippedExamples(task, x[:3], y[:3])
         self.flat = task.parameters + 0.05 * torch.randn(task.size)
 
     def gradient(self, k):
@@ -532,7 +532,7 @@ def test_no_record_is_large_enough_to_pass_the_bound(loss, steps, seed, scales, 
     x = torch.randn(4, steps, 16) * torch.tensor(scales)[:, None, None]
     y = torch.tensor(targets) if outputs == 1 else torch.arange(4) % 3
     case = Case(task, x, y)
-    case.clips = ExampleBounds(task, torch.randn(3, steps, 16), y[:3])
+    case.clips = ClippedExamples(task, torch.randn(3, steps, 16), y[:3])
     assert case.clips._by_layers
     clip = Clip(value)
     whole = case.sum(clip).double()
@@ -577,7 +577,7 @@ def test_a_model_that_died_adds_nothing(case):
 
 def test_a_gradient_of_zero_stays_zero():
     task = Task(nn.Linear(3, 1), squared_error)
-    clips = ExampleBounds(task, torch.randn(3, 3), torch.randn(3))
+    clips = ClippedExamples(task, torch.randn(3, 3), torch.randn(3))
     assert clips._by_layers
     row, x = torch.zeros(4), torch.randn(2, 3)
     clips.add_clipped_(row, torch.zeros(4), x, torch.zeros(2), Clip(1.0))
@@ -642,7 +642,7 @@ def test_a_loss_of_the_whole_batch_is_that_of_each_record_alone():
     mine.flat = torch.randn(task.size)
     mine.x[-1] *= 100
     found, clip = mine.sum(Clip(0.1)), Clip(0.1)
-    mine.clips = ExampleBounds(Task(task.module, cross_entropy), mine.x[:3], mine.y[:3])
+    mine.clips = ClippedExamples(Task(task.module, cross_entropy), mine.x[:3], mine.y[:3])
     assert relative(found, mine.sum(clip)) < 1e-6
 
 
@@ -722,7 +722,7 @@ def test_large_records_in_the_sample_hide_nothing(large):
     case = Case(Task(Quoted(), squared_error), torch.randn(5, 6), torch.randn(5))
     x = case.x[:3].clone()
     x[:large] *= 1e4
-    case.clips = ExampleBounds(case.task, x, case.y[:3])
+    case.clips = ClippedExamples(case.task, x, case.y[:3])
     assert not case.clips._layers
     clip = Clip(case.middle())
     assert relative(case.sum(clip), case.by_hand(clip)) < 1e-5

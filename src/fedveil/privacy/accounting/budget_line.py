@@ -1,7 +1,7 @@
 """`BudgetLine`: what is charged and what it is worth, without the parts that do the work.
 
-A plan has terms, a ledger stores them, and a claim is made from them: so what a ledger says long
-after a run is what the run itself said.
+A plan has budget lines, a ledger stores them, and a claim is made from them: so what a ledger says
+long after a run is what the run itself said.
 """
 
 import math
@@ -217,7 +217,7 @@ class BudgetLine:
                 assumptions=tuple(str(a) for a in raw["assumptions"]),
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
-            raise BadInput(f"privacy terms cannot be read: {e}") from e
+            raise BadInput(f"a budget line cannot be read: {e}") from e
 
 
 def claims_of(

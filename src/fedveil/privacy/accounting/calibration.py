@@ -1,4 +1,4 @@
-"""Which noise, how many rounds, which rate: the inverse questions to `accounting.epsilon`.
+"""Which noise, how many rounds, which rate: the inverse questions to `composition.epsilon`.
 
 Every search starts from the central limit of the composed loss, so that it never visits the
 tiny noises whose PLD takes minutes, and runs on a coarse grid. A coarse grid overstates epsilon,
@@ -8,7 +8,7 @@ so its answer is safe; the answer is confirmed on the fine grid all the same.
 import math
 from collections.abc import Callable
 
-from fedveil.checks import MOST_ROUNDS as MOST_ROUNDS
+from fedveil.checks import MOST_ROUNDS
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Accountant, Relation

@@ -103,6 +103,11 @@ def noise_in(event: Event) -> float:
             return math.inf
 
 
+def covers(added: float, claimed: float) -> bool:
+    """Whether noise that is added is what is claimed, or more, up to rounding; never for NaN."""
+    return claimed <= added * (1 + 1e-9)
+
+
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """The exact epsilon of a Gaussian mechanism with sensitivity / std = `mu`.
 

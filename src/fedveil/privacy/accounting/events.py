@@ -168,7 +168,7 @@ def kind_of(event: Event) -> str:
 
 
 def event_text(event: Event) -> str:
-    """For people; a report's own epsilon, which is nobody's claim, is told as its odds.
+    """For people; a report's own epsilon, which is nobody's claim, is shown as odds.
 
     >>> event_text(GaussianWithBit(Gaussian(2.0), TwoPoint(0.5)))
     'gaussian-with-bit (gaussian (multiplier 2), two-point (odds e^0.5))'

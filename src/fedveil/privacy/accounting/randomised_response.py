@@ -19,7 +19,7 @@ def randomised_response_epsilon(eps0: float, count: int, delta: float) -> float:
     """The exact epsilon at `delta` of `count` reports of eps0-randomised response.
 
     With p = e^eps0 / (1 + e^eps0) and X ~ Bin(count, p), the loss is eps0 (2 X - count) and
-    delta(eps) = E[(1 - e^(eps - loss))+]. BudgetLine further than 40 standard deviations (and 40
+    delta(eps) = E[(1 - e^(eps - loss))+]. Terms further than 40 standard deviations (and 40
     reports) from the mean are below 1e-300 and left out.
 
     | edge | behaviour |

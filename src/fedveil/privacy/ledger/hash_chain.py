@@ -70,7 +70,7 @@ def digest_of(texts: Iterable[str]) -> str:
 
 
 def seal(salt: str, content: bytes | str) -> str:
-    """A digest that confirms no guess to somebody who has not got the ledger's secure salt."""
+    """A digest that confirms no guess to somebody who does not have the ledger's salt."""
     content = content.encode() if isinstance(content, str) else content
     return hmac.new(salt.encode(), content, hashlib.sha256).hexdigest()
 

@@ -308,12 +308,12 @@ class Ledger:
     def end(self, files: dict[str, str]) -> Head:
         """Note what the run left when it ended: a digest by file name. Returns the new head.
 
-        A later one takes its place; `go_on` takes it back.
+        A later one takes its place; `note_resumed` takes it back.
         """
         with transaction(self._db):
             return add_closing(self._db, self._run, files, self._now())
 
-    def go_on(self) -> None:
+    def note_resumed(self) -> None:
         """Note that a run that had ended is resumed, before anything it left is changed."""
         if self.ended():
             self.end({})

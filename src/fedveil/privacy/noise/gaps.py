@@ -23,7 +23,7 @@ _FIRST_BITS, _MORE_BITS = 64, 128
 _GUARD_BITS = 64
 
 
-def joining(entropy: SecureRandom, rate: float, population: int) -> Integers:
+def joining(source: SecureRandom, rate: float, population: int) -> Integers:
     """Those of 0 .. population - 1 that join, each with probability `rate`, in ascending order.
 
     Guarantee: for uniform words everybody joins independently and with exactly the probability
@@ -48,13 +48,13 @@ def joining(entropy: SecureRandom, rate: float, population: int) -> Integers:
     while rate and (left := population - 1 - last) > 0:
         expected = rate * left
         count = min(left, math.ceil(expected + 4 * math.sqrt(expected)) + 16)
-        ids = last + np.cumsum(geometric_int(entropy, rate, left, count) + 1)
+        ids = last + np.cumsum(geometric_int(source, rate, left, count) + 1)
         found.append(ids[ids < population])
         last = int(ids[-1])
     return np.concatenate(found)
 
 
-def geometric_int(entropy: SecureRandom, rate: float, most: int, count: int) -> Integers:
+def geometric_int(source: SecureRandom, rate: float, most: int, count: int) -> Integers:
     """`count` independent draws of min(G, most), where P(G >= k) = (1 - rate)^k.
 
     Guarantee: for uniform words the law is exact. G is the largest k with U < (1 - rate)^k for a
@@ -73,7 +73,7 @@ def geometric_int(entropy: SecureRandom, rate: float, most: int, count: int) -> 
     """
     if not 0 < rate < 1:
         raise ValueError(f"gaps at the rate {rate}: it must be above 0 and below 1")
-    words = entropy.words(count)
+    words = source.words(count)
     slope = -math.log1p(-rate)
     with np.errstate(over="ignore", invalid="ignore"):
         sizes = -np.log((words.astype(np.float64) + 0.5) * 2.0**-64) / slope
@@ -83,11 +83,11 @@ def geometric_int(entropy: SecureRandom, rate: float, most: int, count: int) -> 
         beyond = sizes - error >= most
     out = np.minimum(whole, most).astype(np.int64)
     for i in np.flatnonzero(~(inside | beyond) | (words < _FAR)).tolist():
-        out[i] = _settled(entropy, 1 - Fraction(rate), most, int(words[i]))
+        out[i] = _settled(source, 1 - Fraction(rate), most, int(words[i]))
     return out
 
 
-def _settled(entropy: SecureRandom, stays: Fraction, most: int, place: int) -> int:
+def _settled(source: SecureRandom, stays: Fraction, most: int, place: int) -> int:
     """The largest k <= most with U < stays^k, exactly, for U that starts with the bits of `place`.
 
     The search keeps U < stays^low, and U >= stays^high unless high is beyond `most`.
@@ -97,7 +97,7 @@ def _settled(entropy: SecureRandom, stays: Fraction, most: int, place: int) -> i
         k = (low + high) // 2
         below = _below(place, bits, stays, k)
         if below is None:
-            first, second = entropy.words(2).tolist()
+            first, second = source.words(2).tolist()
             place, bits = place << _MORE_BITS | first << 64 | second, bits + _MORE_BITS
         elif below:
             low = k

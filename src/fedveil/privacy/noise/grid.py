@@ -70,7 +70,7 @@ class Grid:
         | edge | behaviour |
         |---|---|
         | a coordinate smaller than a step | 0 |
-        | NaN or infinity | stays: `training.server.accept` zeroes and names it first |
+        | NaN or infinity | stays: `training.reports.accept` zeroes and names it first |
         | rows of half precision or integers | ValueError |
         """
         _check_type(rows)
@@ -148,7 +148,7 @@ def delta_of_sampler(coordinates: int, releases: int, epsilon: float) -> float:
 
 
 def gaussian_int(
-    entropy: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
+    source: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
 ) -> Integers:
     """round(scale x Z) for independent standard normals Z; `scale` is in steps of the grid.
 
@@ -167,11 +167,11 @@ def gaussian_int(
     >>> gaussian_int(SecureRandom(), 1000.0, (2, 3)).shape
     (2, 3)
     """
-    return _rounded(_NORMAL, entropy, scale, shape)
+    return _rounded(_NORMAL, source, scale, shape)
 
 
 def laplace_int(
-    entropy: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
+    source: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
 ) -> Integers:
     """round(scale x X) for independent X of density exp(-|x|) / 2; `scale` is in steps.
 
@@ -181,11 +181,11 @@ def laplace_int(
     >>> laplace_int(SecureRandom(), 0.0, 3).tolist()
     [0, 0, 0]
     """
-    return _rounded(_LAPLACE, entropy, scale, shape)
+    return _rounded(_LAPLACE, source, scale, shape)
 
 
 def _rounded(
-    law: "_Law", entropy: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
+    law: "_Law", source: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
 ) -> Integers:
     """Rounded draws of a law, a piece at a time.
 
@@ -200,7 +200,7 @@ def _rounded(
     flat, each = out.reshape(-1), np.broadcast_to(scales, out.shape).reshape(-1)
     for start in range(0, len(flat), _PIECE):
         piece, steps = flat[start : start + _PIECE], each[start : start + _PIECE]
-        words = entropy.words(len(piece))
+        words = source.words(len(piece))
         place = words >> np.uint64(1)
         sizes = law.size((place.astype(np.float64) + 0.5) * 2.0**-63)
         sizes *= steps
@@ -210,16 +210,16 @@ def _rounded(
         unsure = np.abs(sizes, out=sizes) > 0.5 - _MARGIN * np.maximum(steps, 1.0)
         unsure |= place < _FAR
         for i in np.flatnonzero(unsure & (steps > 0)).tolist():
-            piece[i] = _settled(law, entropy, float(steps[i]), int(place[i]))
+            piece[i] = _settled(law, source, float(steps[i]), int(place[i]))
         piece *= 1 - 2 * (words & np.uint64(1)).astype(np.int64)
     return out
 
 
-def _settled(law: "_Law", entropy: SecureRandom, scale: float, place: int) -> int:
+def _settled(law: "_Law", source: SecureRandom, scale: float, place: int) -> int:
     """round(scale x |Z|), exactly, for p that starts with the bits of `place`."""
     bits = _FIRST_BITS
     while True:
-        high, low = entropy.words(2).tolist()
+        high, low = source.words(2).tolist()
         place, bits = place << _MORE_BITS | high << 64 | low, bits + _MORE_BITS
         middle = np.array((2 * place + 1) / (1 << bits + 1))
         guess = int(np.rint(law.size(middle) * scale))

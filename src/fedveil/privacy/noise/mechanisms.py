@@ -29,7 +29,7 @@ class GaussianMechanism:
     """Add N(0, (multiplier x sensitivity)^2) to every coordinate of rows clipped in L2.
 
     Guarantee: a row (or a sum of rows) of L2 sensitivity D, released once, is the Gaussian
-    mechanism with the event `release`.
+    mechanism with the event `Gaussian(multiplier)`.
 
     | edge | behaviour |
     |---|---|
@@ -46,11 +46,6 @@ class GaussianMechanism:
 
     def __post_init__(self) -> None:
         _check_multiplier(self.multiplier)
-
-    @property
-    def release(self) -> events.Gaussian:
-        """What one application releases."""
-        return events.Gaussian(self.multiplier)
 
     def grid(self, scale: float, size: int) -> Grid:
         """The grid of secure noise of this scale on rows of `size` coordinates."""
@@ -88,11 +83,6 @@ class LaplaceMechanism:
 
     def __post_init__(self) -> None:
         _check_multiplier(self.multiplier)
-
-    @property
-    def release(self) -> events.Laplace:
-        """What one application releases."""
-        return events.Laplace(self.multiplier)
 
     def grid(self, scale: float, size: int) -> Grid:
         """The grid of secure noise of this scale on rows of `size` coordinates."""
@@ -133,7 +123,7 @@ class TwoPointMechanism:
             raise BadInput(f"noise.epsilon is {self.epsilon}: a number >= 1e-6 is needed")
 
     @property
-    def release(self) -> events.TwoPoint:
+    def event(self) -> events.TwoPoint:
         """What one weight releases."""
         return events.TwoPoint(self.epsilon)
 
@@ -187,7 +177,7 @@ def _add_on_grid_(
     """
     if not ((scales > 0) & np.isfinite(scales)).all():
         raise AssertionError("a row without noise is not to be released")
-    entropy, size = SecureRandom(), rows.shape[1]
+    source, size = SecureRandom(), rows.shape[1]
     for scale in np.unique(scales[scales > 0]).tolist():
         grid = grid_of(scale, size)
         alike = np.flatnonzero(scales == scale)
@@ -196,7 +186,7 @@ def _add_on_grid_(
             some = torch.from_numpy(alike[a : a + together])
             block = rows[some]
             for piece in torch.split(block, _BLOCK, dim=1):
-                noise = torch.from_numpy(draw(entropy, scale / grid.step, piece.numel()))
+                noise = torch.from_numpy(draw(source, scale / grid.step, piece.numel()))
                 piece.copy_(grid.dequantise(grid.quantise(piece) + noise.view_as(piece)))
             rows[some] = block
 

@@ -1,4 +1,4 @@
-"""SecureKeys randomness: uniform words from the operating system, through AES-256 in counter mode.
+"""Secure randomness: uniform words from the operating system, through AES-256 in counter mode.
 
 Nothing is kept between calls. Every piece of at most 1 MiB is the keystream of a key and a nonce
 that come from the operating system for that piece and are dropped with it. There is no seed to
@@ -62,28 +62,12 @@ class SecureRandom:
         view = room.data.cast("B")
         for start in range(0, 8 * count, _PIECE):
             size = min(_PIECE, 8 * count - start)
-            secure = os.urandom(_KEY + _NONCE)
-            mode = modes.CTR(secure[_KEY:])
-            keystream = Cipher(algorithms.AES256(secure[:_KEY]), mode).encryptor()
+            fresh = os.urandom(_KEY + _NONCE)
+            mode = modes.CTR(fresh[_KEY:])
+            keystream = Cipher(algorithms.AES256(fresh[:_KEY]), mode).encryptor()
             if keystream.update_into(memoryview(_ZEROS)[:size], view[start:]) != size:
                 raise AssertionError("a keystream ended early")
         return room[:count]
-
-    def permutation(self, size: int) -> npt.NDArray[np.int64]:
-        """0 .. size - 1 in a uniformly random order.
-
-        The order of `size` words that are all different; with two alike, all are drawn again.
-        Words are exchangeable, and so they remain given that no two are alike.
-
-        >>> sorted(SecureRandom().permutation(4).tolist())
-        [0, 1, 2, 3]
-        """
-        while True:
-            words = self.words(size)
-            order = np.argsort(words).astype(np.int64)
-            ordered = words[order]
-            if bool((ordered[1:] != ordered[:-1]).all()):
-                return order
 
     def subset(self, population: int, size: int) -> npt.NDArray[np.int64]:
         """A uniformly random subset of `size` out of 0 .. population - 1, in ascending order.

@@ -71,7 +71,7 @@ class Streams:
     secure: bool = False
 
     @property
-    def entropy(self) -> SecureRandom | None:
+    def secure_random(self) -> SecureRandom | None:
         """Where sampling is to be secure, the source of it."""
         return SecureRandom() if self.secure else None
 

@@ -18,7 +18,7 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.privacy.accounting.composition import noise_in
+from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
@@ -31,8 +31,6 @@ from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release,
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.privacy.watching import Watched
-
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class CentralNoise(Release):
         if not isinstance(self.mechanism, GaussianMechanism) or self.relation is not relation:
             return f"the noise is that of {self.mechanism} under {self.relation}"
         added, claimed = _joint(self.multiplier, parts.watched, relation), noise_in(line.event)
-        if not claimed <= added * (1 + _ROUNDING):
+        if not covers(added, claimed):
             return f"noise of {added:g} sensitivities is added"
         event = parts.sampler.event(Gaussian(claimed), parts.population)
         if line.event != event:

@@ -12,7 +12,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Trust, Unit
-from fedveil.privacy.accounting.composition import noise_in
+from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import (
     Event,
     FuGaussian,
@@ -36,8 +36,6 @@ from fedveil.privacy.releases.grids import check_grid
 from fedveil.privacy.releases.release import Asked, Ids, Parts, Release, misnamed
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Sampler
-
-_ROUNDED = 1 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,7 @@ class ClientNoise(Release):
                     return f"no curator publishes what {schedule} watches"
                 noise = watched.noise / watched.sensitivity(Relation.REPLACE)
                 turns = replace(line, every=watched.every).participations(parts.rounds)
-                if not published.multiplier <= noise * _ROUNDED or most < turns:
+                if not covers(noise, published.multiplier) or most < turns:
                     return f"a curator publishes what {schedule} watches {turns} times"
             case GaussianWithBit(_, bit):
                 if watched is None or not 0 < watched.flip <= bit.epsilon:
@@ -135,14 +133,15 @@ class ClientNoise(Release):
         reach = 1.0 if self.relation is Relation.REPLACE else 0.5  # as the line is replacement
         if self.multipliers is None:
             added = self.multiplier * reach
-            enough = line.members is None and claimed_noise(line) <= added * _ROUNDED
+            enough = line.members is None and covers(added, claimed_noise(line))
             return None if enough else f"noise of {added:g} sensitivities is added"
         strict = [one for one in parts.lines if not one.as_published]
         claims = [
             np.full(one.members or parts.population + 1, claimed_noise(one)) for one in strict
         ]
-        claimed, added_each = np.sort(np.concatenate(claims)), np.sort(self.multipliers) * reach
-        if len(claimed) != len(added_each) or not (claimed <= added_each * _ROUNDED).all():
+        claimed = np.sort(np.concatenate(claims)).tolist()
+        added_each = (np.sort(self.multipliers) * reach).tolist()
+        if len(claimed) != len(added_each) or not all(map(covers, added_each, claimed)):
             return f"{parts.population} clients have noise multipliers of their own"
         return None
 

@@ -7,7 +7,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import SEEDED, Relation, Trust, Unit
-from fedveil.privacy.accounting.composition import noise_in
+from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
@@ -21,8 +21,6 @@ from fedveil.privacy.releases.counted import (
 from fedveil.privacy.releases.release import Parts, Release, misnamed
 from fedveil.privacy.sampling import Sampler
 from fedveil.privacy.steps import NoisySteps
-
-_ROUNDED = 1 + 1e-9
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class DpSgdSteps(Release):
         if wrong is not None:
             return wrong
         claimed = noise_in(line.event)
-        if self.relation is not relation or not claimed <= self.multiplier * _ROUNDED:
+        if self.relation is not relation or not covers(self.multiplier, claimed):
             return f"noise of {self.multiplier:g} sensitivities is added under {self.relation}"
         event = PoissonSampled(self.noisy.rate, Gaussian(claimed))
         right = (event, Gaussian(claimed)) if self.noisy.rate == 1 else (event,)

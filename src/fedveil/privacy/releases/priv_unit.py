@@ -59,7 +59,7 @@ class PrivUnitG:
         check("parameters", self.dimension)
 
     @property
-    def release(self) -> PureReport:
+    def event(self) -> PureReport:
         """What one report releases."""
         return PureReport(self.epsilon)
 
@@ -209,7 +209,10 @@ class PrivUnitReports(Release):
         self.mechanism.report_(rows, asked.clip.value, normals, choices)
 
     def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:
-        """That of updates of length 0, which have the most: at most C less for each of others."""
+        """Taken from updates of length 0, whose noise is largest.
+
+        A longer update has at most C^2 less variance.
+        """
         return 0.0 if clip is None else clip.value * math.sqrt(len(ids) * self.mechanism.square)
 
 
@@ -253,7 +256,7 @@ def priv_unit(
         rounds=rounds,
         schedule=schedule,
         release=PrivUnitReports(mechanism),
-        lines=(replace(line, event=mechanism.release),),
+        lines=(replace(line, event=mechanism.event),),
         parameters=parameters,
     )
     if plan.permitted < 1:

@@ -98,7 +98,10 @@ class Release:
 
     @property
     def multiplier(self) -> float:
-        """Noise over sensitivity, where noise is added; the same for everyone unless told."""
+        """Noise over sensitivity, where noise is added.
+
+        It is the same for everyone unless a release has one for each client.
+        """
         raise AssertionError(f"{type(self).__name__} has no noise multiplier")
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
@@ -119,7 +122,7 @@ class Release:
         return "no noise is added"
 
     def check_secure(self, parts: Parts, parameters: int) -> None:
-        """Refuse what cannot be done with the operating system's entropy."""
+        """Refuse what cannot be done with secure noise."""
 
     @property
     def steps(self) -> NoisySteps | None:

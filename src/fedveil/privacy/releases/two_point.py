@@ -172,7 +172,7 @@ def two_point(
     mechanism = TwoPointMechanism(epsilon)
     alone = replace(
         line_of(sampler, population, budget),
-        event=mechanism.release,
+        event=mechanism.event,
         per=sum(ranges.sizes),
     )
     lines = [alone]

@@ -9,7 +9,7 @@ from fedveil.runs.sections.section import Section
 
 _OPTIMIZER = (
     "What a client makes of its gradients: plain steps or momentum with 'sgd', or 'adam', which "
-    "begins anew in every round. Left out: 'sgd'."
+    "starts afresh in every round. Left out: 'sgd'."
 )
 _BETA1 = "Share of the first moment that a local step keeps. For optimizer 'adam'. Left out: 0.9."
 _BETA2 = (

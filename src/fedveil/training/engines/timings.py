@@ -49,10 +49,10 @@ def plainly_vectorised(task: Task, data: FederatedData, work: ClientWork, memory
 
 
 def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> dict[Mode, float]:
-    """Seconds per client of one local step in each mode; one that is out of the question is absent.
+    """Seconds per client of one local step in each mode.
 
-    Vectorised is when a module has an operation without a rule for vmap, or `memory` holds few
-    clients.
+    A mode that is out of the question is absent: vectorised, if an operation has no rule for vmap
+    or `memory` holds few clients.
 
     The records are made up or tested on: how long a step takes is written down with the run, so
     nothing about the clients but their usual number of records goes into it.

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.checks import cores
 from fedveil.errors import FedveilError
 from fedveil.interrupts import held
 from fedveil.privacy.clip import Clip
@@ -93,7 +94,7 @@ class _Worker:
 
 def available() -> int:
     """How many workers this machine takes: its cores, or 1 where processes cannot be forked."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    return cores() if sys.platform == "linux" else 1
 
 
 class Workers:

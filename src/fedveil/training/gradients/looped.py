@@ -15,7 +15,7 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
-from fedveil.training.gradients.per_example import ExampleBounds
+from fedveil.training.gradients.per_example import ClippedExamples
 
 _IMAGES = 32
 _RECORDS = 1024
@@ -40,7 +40,7 @@ class Looped:
         """
         self._task = task
         task.look(x, y)
-        self._examples = ExampleBounds(task, x, y)
+        self._examples = ClippedExamples(task, x, y)
         if private:
             self._examples.look()
         images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.layers.values())
@@ -57,7 +57,7 @@ class LoopedWalk:
     def __init__(
         self,
         task: Task,
-        examples: ExampleBounds,
+        examples: ClippedExamples,
         piece: int,
         start: torch.Tensor,
         cohort: CohortData,

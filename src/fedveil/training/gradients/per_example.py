@@ -31,7 +31,7 @@ _AGREEMENT, _ROUGHLY = 1e-3, 0.05
 _AWAY = 0.03
 
 
-class ExampleBounds:
+class ClippedExamples:
     """Clipped sums of single-example gradients of `task`, one client at a time.
 
     Guarantee: a record adds at most the clip to the sum; one whose gradient is not finite adds

@@ -37,7 +37,7 @@ class StackedWalk:
         return single(self._cohort.x).flatten(2)
 
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
-        """The chain schedule, written out layer by layer."""
+        """The chain rule, written out layer by layer."""
         rows = self._combine(*self._chain_rule(moved, batch, batch.weights), batch)
         return batch.without_idle_(rows)
 

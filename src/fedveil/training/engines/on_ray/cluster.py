@@ -65,7 +65,7 @@ class RayCluster:
         """
         _enter(self.address, workers)
         try:
-            there = cores()
+            there = cluster_cores()
             if not (workers or there):
                 raise BadInput("the Ray cluster has no core: add a node that has, or wait for one")
             yield workers or there
@@ -73,7 +73,7 @@ class RayCluster:
             _leave()
 
 
-def cores() -> int:
+def cluster_cores() -> int:
     """How many cores the cluster has."""
     import ray
 

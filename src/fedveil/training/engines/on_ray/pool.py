@@ -18,7 +18,7 @@ import torch
 
 from fedveil.privacy.clip import Clip
 from fedveil.training.engines.on_ray import node
-from fedveil.training.engines.on_ray.cluster import RayCluster, cores
+from fedveil.training.engines.on_ray.cluster import RayCluster, cluster_cores
 from fedveil.training.engines.on_ray.parcel import packed
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.tree import FAN_IN, Branch
@@ -37,7 +37,7 @@ _UNUSED = 4
 _TASKS = 8
 """Tasks per worker and round that chunks may be put together to."""
 
-_ENDED = "the Ray cluster has ended, or its head is gone: start it again, and go on from there"
+_ENDED = "the Ray cluster has ended, or its head is gone: start it again, then resume"
 
 _LARGE = 1 << 20
 """Bytes of a sum from which on many of them are added on the nodes and not here."""
@@ -59,7 +59,7 @@ class Tasks:
             self._name, self._parcel = uuid.uuid4().hex, [self._ray.put(parcel)]
             self._arrays: dict[int, Any] = {}
             self._use = self._ray.remote(num_cpus=1, max_retries=TRIES - 1)(node.use)
-            few = self.workers < cores()  # then nobody but us keeps to their number
+            few = self.workers < cluster_cores()  # then nobody but us keeps to their number
             self._limit = self.workers * (1 if few else _AHEAD)
             self._opened = opened.pop_all()
 
