@@ -70,6 +70,9 @@ def test_claims_of_fewer_rounds_than_fit_say_what_that_assumes():
     assert few.permitted in range(9, 20)
     assert all("rounds were done" in c.assumptions[-1] for c in few.claims(few.permitted - 1))
     assert not any("rounds were done" in str(c.assumptions) for c in few.claims(few.permitted))
+    shown = [few.told(rounds).assumptions for rounds in (few.permitted - 1, few.permitted)]
+    assert "rounds were done" in shown[0][-1]
+    assert "rounds were done" not in str(shown[1])
 
 
 # --- checks ---

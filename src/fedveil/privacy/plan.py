@@ -191,7 +191,7 @@ class PrivacyPlan:
 
     @cached_property
     def _spending(self) -> Spending | None:
-        return Spending(self.lines[0], self.rounds) if self.lines else None
+        return Spending(self.lines[0], self.rounds, self.permitted) if self.lines else None
 
     def claims(
         self, rounds: int, counts: Counts | None = None, again: int = 0

@@ -90,6 +90,32 @@ class BudgetLine:
             return self
         return replace(self, event=replace(self.event, most=self.event.most + again))
 
+    def so_far(self, rounds: int, planned: int | None) -> "BudgetLine":
+        """The line when `rounds` of `planned` rounds are done; None, it is not known how many.
+
+        Guarantee: docs/proofs/ending.md. A claim of fewer rounds than were planned assumes that
+        what was released did not decide how many there are, and says what to quote if it did. One
+        that adds epsilons holds whoever decides.
+
+        | edge | behaviour |
+        |---|---|
+        | all rounds are done, or none | the line as it is |
+        | as published | the line as it is: it is no guarantee |
+        | no budget | all planned rounds count if what was released decided |
+        """
+        if planned is None or not 0 < rounds < planned:
+            return self
+        if self.as_published or self.accountants[0] is Accountant.PURE:
+            return self
+        otherwise = f"count all {planned}"
+        if math.isfinite(self.budget.epsilon):
+            otherwise = f"quote the budget, {self.claim(self.budget.epsilon).short}"
+        text = (
+            f"what was released is not why only {rounds} of {planned} rounds were done; if it is, "
+            f"{otherwise}"
+        )
+        return replace(self, assumptions=(*self.assumptions, text))
+
     @cached_property
     def accountants(self) -> tuple[Accountant, ...]:
         """The accountants that know this event; the epsilon of the first one counts."""
@@ -231,13 +257,10 @@ def claims_of(
 
     `again` attempts were charged beyond each round's first; any of them may be anybody's.
 
-    Guarantee: docs/proofs/ending.md. A claim of fewer rounds than were `planned`, and fit the
-    budget, assumes that what was released did not decide how many there are; one that adds epsilons
-    holds whoever decides. None: the plan is not known, and nothing is said about it.
+    Where fewer were done than were `planned`, and fit the budget, they say what that assumes.
     """
     claims: list[PrivacyClaim] = []
-    if planned is not None and 0 < rounds < planned:
-        lines = tuple(_ended_early(line, rounds, planned) for line in lines)
+    lines = tuple(line.so_far(rounds, planned) for line in lines)
     for line in (line.after(again) for line in lines):
         most = line.participations(rounds) + again
         if line.as_published:
@@ -258,17 +281,3 @@ def claims_of(
         if not same:
             claims += line.claims(middle, "the median client")[:1]
     return tuple(claims)
-
-
-def _ended_early(line: BudgetLine, rounds: int, planned: int) -> BudgetLine:
-    """The line of a run that has done `rounds` of `planned` rounds, with what that assumes."""
-    if line.as_published or line.accountants[0] is Accountant.PURE:
-        return line
-    otherwise = f"count all {planned}"
-    if math.isfinite(line.budget.epsilon):
-        otherwise = f"quote the budget, {line.claim(line.budget.epsilon).short}"
-    text = (
-        f"what was released is not why only {rounds} of {planned} rounds were done; if it is, "
-        f"{otherwise}"
-    )
-    return replace(line, assumptions=(*line.assumptions, text))
