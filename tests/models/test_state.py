@@ -139,6 +139,16 @@ class OwnBatches(Batches):
     """Somebody else's, which sees clients and their sizes."""
 
 
+class Poses(ClientSgd):
+    """Somebody else's, which says that it is ours."""
+
+    __module__ = ClientSgd.__module__
+
+
+class PosesToo(ClientSgd):
+    __module__ = "fedveil.nowhere"
+
+
 def own_reach(round):
     return 1.0
 
@@ -154,10 +164,15 @@ OURS = [
     ClientSgd(Batches(2, epochs=1), 0.1, decay=Decay(1.0, 2.0)),
     ClientSgd(Batches(2, epochs=1), 0.1, adam=Adam(), schedule=RateSchedule(RateShape.COSINE, 9)),
 ]
+changed = ClientSgd(Batches(0, steps=1), lr=0.1)
+object.__setattr__(changed, "rate", own_reach)
 OTHERS = [
     Holder(),
     nn.Linear(1, 1),
     ClientSgd(OwnBatches(0, steps=1), lr=0.1),
+    Poses(Batches(0, steps=1), lr=0.1),
+    PosesToo(Batches(0, steps=1), lr=0.1),
+    changed,
     PerGradient(Fixed(1.0), own_reach),
     PerGradient(Fixed(1.0), ClientSgd(OwnBatches(0, steps=1), lr=0.1).reach),
 ]

@@ -81,12 +81,12 @@ def keeps_nothing(part: object) -> bool:
     >>> keeps_nothing(1.5), keeps_nothing(nn.Linear(1, 1))
     (True, False)
     """
-    kind = type(part)
+    kind: type = type(part)
     if kind in _PLAIN or kind is float:
         return True
     if isinstance(part, types.MethodType):
         return keeps_nothing(part.__self__)
-    if kind.__module__.split(".")[0] != "fedveil" or not hasattr(part, "__dict__"):
+    if not _ours(kind) or not hasattr(part, "__dict__"):
         return False
     return isinstance(part, Enum) or all(map(keeps_nothing, vars(part).values()))
 
@@ -185,6 +185,13 @@ def _read_by(kind: type) -> dict[str, Any]:
             if isinstance(held, types.FunctionType):
                 found |= _globals(held)
     return found
+
+
+@lru_cache(256)
+def _ours(kind: type) -> bool:
+    """Whether a class is found in the module of ours that it says it is from."""
+    module = sys.modules.get(kind.__module__) if kind.__module__.startswith("fedveil.") else None
+    return getattr(module, kind.__name__, None) is kind
 
 
 @lru_cache(256)

@@ -1,6 +1,5 @@
 """Which records each client of a cohort sees in each local step."""
 
-import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -88,9 +87,9 @@ class Batch:
 
     def drawing(self, draws: Draws) -> "Batch":
         """The same records, with other keys."""
-        other = copy.copy(self)
+        other = object.__new__(type(self))  # made in every step: `copy` takes five times as long
+        vars(other).update(vars(self), draws=draws)
         vars(other).pop("keys", None)
-        object.__setattr__(other, "draws", draws)
         return other
 
     @cached_property

@@ -36,7 +36,8 @@ def cut(
         return []
     count = -(-len(ids) // chunk)
     count = min(len(ids), 1 << (count - 1).bit_length())
-    return np.array_split(ids[np.argsort(-sizes, kind="stable")], count)
+    largest_first = ids[np.argsort(-sizes, kind="stable")]
+    return [largest_first] if count == 1 else np.array_split(largest_first, count)
 
 
 def fitting_chunk(
