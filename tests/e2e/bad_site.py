@@ -1,6 +1,7 @@
-"""A site that misbehaves: its own `flwr-clientapp`, which answers honestly and then spoils it.
+"""A site that misbehaves: its own `flower-superexec`, which answers honestly and then spoils it.
 
-bad_site.py nan | short | replay | die ...arguments of flwr-clientapp
+bad_site.py nan | short | replay | die ...arguments of flower-superexec
+bad_site.py nan | short | replay | die
 """
 
 import os
@@ -37,25 +38,19 @@ SPOILT = {"nan": nan, "short": short, "replay": replay, "die": die}
 
 
 def main():
-    from flwr.supernode.cli import flwr_clientapp
-    from flwr.supernode.runtime import run_clientapp as runtime
+    """Be SuperExec, or without arguments its fork server."""
+    from fedveil.flower import executor, fork_server
 
-    from fedveil.flower import guard
+    program, kind, *arguments = sys.argv
+    if arguments:
+        sys.argv = [program, *arguments]
+        executor.main((sys.executable, program, kind))
+        return
+    from fedveil.flower.site import Site
 
-    _, kind, *arguments = sys.argv
-    sys.argv = ["flwr-clientapp", *arguments]
-    guard.guard()
-    load = runtime.get_load_client_app_fn()
-
-    def spoilt(*_):
-        from fedveil.flower.site import Site
-
-        honest = Site.answer
-        Site.answer = lambda site, ask: SPOILT[kind](honest(site, ask))
-        return load()
-
-    runtime.get_load_client_app_fn = lambda *_, **__: spoilt
-    flwr_clientapp()
+    honest = Site.answer
+    Site.answer = lambda site, ask: SPOILT[kind](honest(site, ask))
+    fork_server.main()
 
 
 if __name__ == "__main__":

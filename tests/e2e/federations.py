@@ -1,7 +1,7 @@
 """A live federation for the tests: one SuperLink and its SuperNodes, used for several recipes.
 
-SuperNodes start a process for every message, which reads the site's folder anew: so another recipe
-only has to be put in place, with the keys that SuperLink knows.
+Every message has a process of its own, which reads the site's folder anew: so another recipe only
+has to be put in place, with the keys that SuperLink knows.
 """
 
 import json
@@ -25,6 +25,7 @@ QUICK = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1", "OMP_NUM_THREADS": "1"}
 SAID = ("epsilon", "delta", "unit", "neighbours", "trust", "accountant", "noise", "as_published")
 """What a claim says, but for its assumptions: a federation has more of them."""
 
+FORK_SERVER = "fedveil.flower.fork_server"
 BAD_SITE = Path(__file__).with_name("bad_site.py")
 
 
@@ -131,6 +132,11 @@ class Live:
         ]
         os.kill(found, signal.SIGKILL)
 
+    def fork_servers(self, name):
+        """The processes of a site that have imported what answers messages."""
+        found = processes_of(self.site(name))
+        return [pid for pid, program in found if program == FORK_SERVER]
+
     def kill_superlink(self):
         """Kill SuperLink as a power cut would; what it started ends by itself."""
         self.federation.superlink.kill()
@@ -138,15 +144,21 @@ class Live:
 
 
 @contextmanager
-def live(folder, *names, bad=(), offline=()):
-    """A federation that is running; `bad` are sites that misbehave, `offline` are not started."""
+def live(folder, *names, bad=(), offline=(), unforked=()):
+    """A federation that is running.
+
+    `bad` are sites that misbehave, `offline` are not started, and `unforked` have a program started
+    for every message.
+    """
     port, *own = free_ports(1 + len(names))
     address = Address(port=port, sites=tuple(own))
     settings = ("sample.kind=all", "rounds=1")
     deployment("fedavg", settings, names, address, PATIENCE).write(folder)
     for name in bad:
-        program = folder / "sites" / name / "bin" / "flwr-clientapp"
+        program = folder / "sites" / name / "bin" / "flower-superexec"
         program.write_text(f'#!/bin/sh\nexec python3 {BAD_SITE} {name} "$@"\n')
+    for name in unforked:
+        (folder / "sites" / name / "bin" / "flower-superexec").unlink()
     with LocalFederation(folder, **QUICK) as federation:
         found = Live(folder, names, address, federation)
         federation.start_superlink(found.url)
@@ -183,6 +195,6 @@ def processes_of(folder):
         except OSError:
             continue
         programs = [Path(word).name for word in words[:3]]
-        named = [name for name in programs if name.startswith(("flwr", "flower"))]
+        named = [name for name in programs if name.startswith(("flwr", "flower", "fedveil."))]
         found.append((int(place.name), named[0] if named else programs[0]))
     return found

@@ -17,7 +17,7 @@ ALL = "sample.kind=all"
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     folder = tmp_path_factory.mktemp("flower") / "federation"
-    with live(folder, *NAMES, bad=BAD, offline=("die",)) as found:
+    with live(folder, *NAMES, bad=BAD, offline=("die",), unforked=("honest",)) as found:
         yield found
 
 

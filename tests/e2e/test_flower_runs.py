@@ -1,5 +1,7 @@
 """Recipes over a real SuperLink and three real SuperNodes, with TLS and authentication."""
 
+import os
+import signal
 import subprocess
 import sys
 
@@ -47,6 +49,18 @@ def test_without_noise_the_model_is_the_simulator_s(federation, tmp_path):
         torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-5)
     assert result["metrics"]["loss"] == pytest.approx(theirs["metrics"]["loss"], abs=1e-5)
     assert all(line["answered"] == [*federation.names] for line in federation.outcomes("fedavg"))
+
+
+def test_a_site_whose_fork_server_was_killed_has_another(federation):
+    before = {name: federation.fork_servers(name) for name in federation.names}
+    assert all(len(found) == 1 for found in before.values())
+    os.kill(before["north"][0], signal.SIGKILL)
+    federation.use("fedavg", ALL, "rounds=1")
+    assert federation.run("forked")["rounds"] == 1
+    assert [line["answered"] for line in federation.outcomes("forked")] == [[*federation.names]]
+    after = {name: federation.fork_servers(name) for name in federation.names}
+    assert after.pop("north") != before.pop("north")
+    assert after == before
 
 
 @pytest.mark.parametrize(

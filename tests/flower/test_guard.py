@@ -32,6 +32,20 @@ def test_what_is_sent_is_neither_unpacked_nor_loaded(runtime, tmp_path, monkeypa
     assert load("evil/app", "1.0.0", "hash") is app
 
 
+def test_what_answers_is_guarded(runtime, monkeypatch):
+    """Whether it was started or forked: the places are taken before Flower is called."""
+    from flwr.supernode import cli
+
+    before, seen = runtime.install_from_fab, []
+    called = lambda: seen.append((runtime.install_from_fab, list(sys.argv)))  # noqa: E731
+    monkeypatch.setattr(cli, "flwr_clientapp", called)
+    monkeypatch.setattr(sys, "argv", ["fork_server"])
+    guard.answer(["--token", "x"])
+    ((unpack, arguments),) = seen
+    assert unpack is not before
+    assert arguments == [guard.GUARDED, "--token", "x"]
+
+
 @pytest.mark.parametrize("name", ["install_from_fab", "get_load_client_app_fn"])
 def test_a_flower_that_cannot_be_guarded_is_not_started(runtime, monkeypatch, name):
     monkeypatch.delattr(runtime, name)
@@ -63,6 +77,9 @@ def test_programs_are_found_first(tmp_path):
     path = os.pathsep.join(
         [str(tmp_path / "bin"), os.path.dirname(sys.executable), "/usr/bin:/bin"]
     )
+    for command in (guard.SUPEREXEC, guard.GUARDED):
+        assert (tmp_path / "bin" / command).stat().st_mode & 0o111
+    assert "fedveil.flower.executor" in (tmp_path / "bin" / guard.SUPEREXEC).read_text()
     done = subprocess.run(
         ["flwr-model", "--token", "x"],
         env={**os.environ, "PATH": path},

@@ -28,10 +28,23 @@ def test_a_heartbeat_leaves_the_common_generator_as_it_was():
     assert random.getstate() == before
 
 
-def test_both_apps_see_to_it(monkeypatch, flower):
-    for name in ("server_app", "client_app"):
-        monkeypatch.delitem(sys.modules, f"fedveil.flower.{name}", raising=False)
-        heartbeat = sys.modules["flwr.supercore.heartbeat"]
-        heartbeat.random = random
-        __import__(f"fedveil.flower.{name}")
+@pytest.mark.usefixtures("flower")
+def test_the_server_s_app_sees_to_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "fedveil.flower.server_app", raising=False)
+    heartbeat = sys.modules["flwr.supercore.heartbeat"]
+    __import__("fedveil.flower.server_app")
+    assert heartbeat.random is not random
+
+
+@pytest.mark.usefixtures("flower")
+def test_a_site_sees_to_it_in_the_process_that_answers(monkeypatch):
+    """Which was forked from the one that imported the app, and is named another parent."""
+    from fedveil.flower import client_app
+
+    watched = []
+    monkeypatch.setattr(client_app, "end_with_parent", lambda: watched.append(True))
+    heartbeat = sys.modules["flwr.supercore.heartbeat"]
+    assert heartbeat.random is random
+    with client_app.app._lifespan(None):
         assert heartbeat.random is not random
+        assert watched

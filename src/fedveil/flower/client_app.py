@@ -6,6 +6,7 @@ policy and its ledger do. Needs the extra `flower`.
 """
 
 import logging
+from collections.abc import Iterator
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
@@ -21,9 +22,15 @@ LOG = logging.getLogger("flwr")
 
 _CANNOT = 0  # the code that Flower has for whatever it has no other for
 
-separate_draws()
-end_with_parent()
 app = ClientApp()
+
+
+@app.lifespan()
+def lifespan(context: Context) -> Iterator[None]:
+    """Settle the process that answers, which is not always the one that imported this."""
+    separate_draws()
+    end_with_parent()
+    yield
 
 
 @app.train()

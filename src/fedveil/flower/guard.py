@@ -7,25 +7,29 @@ arrives is neither unpacked nor imported, and `fedveil.flower.client_app` answer
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+SUPEREXEC = "flower-superexec"
+"""The command that a SuperNode starts once, and that starts the others."""
+
 GUARDED = "flwr-clientapp"
-"""The command that SuperNodes start for a message to a ClientApp."""
+"""The command for a message to a ClientApp."""
 
 REFUSED = (*("flwr-agentapp", "flwr-connector", "flwr-model", "flwr-serverapp", "flwr-simulation"),)
-"""The other commands that they could be made to start."""
+"""The other commands that it could be made to start."""
 
-_PROGRAM = '#!/bin/sh\nexec python3 -m fedveil.flower.guard {command} "$@"\n'
+_PROGRAM = '#!/bin/sh\nexec python3 -m fedveil.flower.{module} "$@"\n'
 
 
 def write_programs(folder: Path) -> None:
     """Write the commands of a guarded site into a folder that comes first in its PATH."""
     folder.mkdir()
-    for command in (GUARDED, *REFUSED):
+    modules = {SUPEREXEC: "executor"} | {name: f"guard {name}" for name in (GUARDED, *REFUSED)}
+    for command, module in modules.items():
         path = folder / command
-        path.write_text(_PROGRAM.format(command=command))
+        path.write_text(_PROGRAM.format(module=module))
         path.chmod(0o755)
 
 
@@ -34,7 +38,12 @@ def main() -> None:
     _, command, *arguments = sys.argv
     if command != GUARDED:
         sys.exit(f"error: this site runs no {command}: it answers rounds, and nothing else")
-    sys.argv = [command, *arguments]
+    answer(arguments)
+
+
+def answer(arguments: Sequence[str]) -> None:
+    """Be `flwr-clientapp`: answer the message that its arguments are about."""
+    sys.argv = [GUARDED, *arguments]
     guard()
     from flwr.supernode.cli import flwr_clientapp
 

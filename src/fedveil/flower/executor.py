@@ -1,0 +1,85 @@
+"""`flower-superexec` as sites run it: a message's process is forked, not started.
+
+Flower starts `flwr-clientapp` for every message, which imports PyTorch and Flower each time: some
+seconds of one core. A guarded site has this program first in its PATH as `flower-superexec`: it
+starts one process, `fedveil.flower.fork_server`, which does that once.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from fedveil.flower.guard import GUARDED, SUPEREXEC
+
+FORK_SERVER = (sys.executable, "-m", "fedveil.flower.fork_server")
+
+
+class Programs:
+    """What Flower starts programs by, in the place of the module `subprocess`."""
+
+    DEVNULL = subprocess.DEVNULL
+
+    def __init__(self, server: Sequence[str]) -> None:
+        self._server = server
+        self._running = self._start()
+
+    def Popen(self, command: Sequence[str], **options: Any) -> object:  # noqa: N802
+        """Start a program; that which answers messages as a fork.
+
+        | edge | behaviour |
+        |---|---|
+        | any other program, or options for it | started as ever: a guarded site's refuse |
+        | the fork server has not imported everything yet | the message waits for it |
+        | the fork server has died | there is another one |
+        """
+        program, *arguments = command
+        if program != GUARDED or options:
+            return subprocess.Popen(command, **options)
+        try:
+            self._ask(arguments)
+        except BrokenPipeError:
+            self.close()
+            self._running = self._start()
+            self._ask(arguments)
+        return self._running
+
+    def close(self) -> None:
+        """End the fork server, and not what it forked."""
+        with self._running as server:
+            server.kill()
+
+    def _ask(self, arguments: Sequence[str]) -> None:
+        pipe = self._running.stdin
+        if pipe is None:
+            raise AssertionError("the fork server reads from a pipe")
+        pipe.write(json.dumps(arguments).encode() + b"\n")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._server, stdin=subprocess.PIPE, bufsize=0)
+
+
+def fork(server: Sequence[str]) -> None:
+    """Make Flower fork, by a fork server that is started as said.
+
+    With a Flower that starts programs from elsewhere a site does not start, as in `guard`.
+    """
+    from flwr.supercore.superexec.executor import subprocess_executor as flower
+
+    if getattr(flower, "subprocess", None) is not subprocess:
+        sys.exit("error: this version of Flower has no subprocess where it is replaced")
+    flower.subprocess = Programs(server)  # type: ignore[assignment]
+
+
+def main(server: Sequence[str] = FORK_SERVER) -> None:
+    """Run `flower-superexec`, which forks."""
+    sys.argv[0] = SUPEREXEC
+    fork(server)
+    from flwr.supercore.cli import flower_superexec
+
+    flower_superexec()
+
+
+if __name__ == "__main__":
+    main()

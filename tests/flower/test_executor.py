@@ -1,0 +1,182 @@
+"""A message is answered in a fork of a process that has imported everything, and knows nothing."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fedveil.flower import executor, guard
+from fedveil.flower.executor import Programs
+
+pytest.importorskip("flwr")
+
+FORK_SERVER = """
+import sys
+from fedveil.flower import fork_server
+
+def answer(arguments):
+    {answer}
+
+fork_server.answer = answer
+fork_server.IMPORTED = {imported}
+fork_server.main()
+"""
+
+DRAWN = """
+import random, secrets, numpy as np
+drawn = arguments[0], random.random(), np.random.random(), secrets.randbits(64)
+sys.stdout.write(" ".join(map(str, drawn)) + "\\n")
+"""
+
+SETTLED = """
+import os, signal
+signals = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGCHLD)
+usual = signals == (signal.default_int_handler, signal.SIG_DFL)
+sys.stdout.write(f"{os.read(0, 100)} {usual}\\n")
+"""
+
+ENDING = """
+import os, signal
+if arguments[0] == "exit": sys.exit("it says why")
+if arguments[0] == "error": raise ValueError("nobody saw that coming")
+if arguments[0] == "interrupt": raise KeyboardInterrupt
+if arguments[0] == "kill": os.kill(os.getpid(), signal.SIGKILL)
+sys.stdout.write("still there\\n")
+"""
+
+
+def server(answer, imported=()):
+    """The fork server with another answer than Flower's, as a command."""
+    indented = answer.strip().replace("\n", "\n    ")
+    return (sys.executable, "-c", FORK_SERVER.format(answer=indented, imported=tuple(imported)))
+
+
+def asked(command, *asks):
+    """What a fork server says to some asks, until its input ends."""
+    lines = "".join(f"{json.dumps(list(ask))}\n" for ask in asks)
+    return subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120)
+
+
+def test_it_answers_with_the_app_that_is_installed():
+    """What forks is `guard.answer`: Flower's own program, told to load our app and no other."""
+    command = (sys.executable, "-m", "fedveil.flower.fork_server")
+    done = asked(command, ["--help"])
+    assert done.stdout.startswith(f"usage: {guard.GUARDED}")
+    assert done.returncode == 0
+
+
+def test_everything_is_imported_before_it_forks():
+    done = asked(
+        server("sys.stdout.write(f'{\"torch\" in sys.modules} ')", ["torch"]), ["x"], ["y"]
+    )
+    assert done.stdout.split() == ["True", "True"]
+    from fedveil.flower.fork_server import IMPORTED
+
+    assert "fedveil.flower.client_app" in IMPORTED
+
+
+def test_no_two_forks_draw_the_same():
+    """Two of four 50-bit numbers agree by chance once in 10^14."""
+    done = asked(server(DRAWN, ["numpy"]), ["a"], ["b"], ["c"], ["d"])
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert sorted(line[0] for line in lines) == ["a", "b", "c", "d"]
+    for column in (1, 2, 3):
+        assert len({line[column] for line in lines}) == 4
+
+
+def test_a_fork_is_as_if_it_had_been_started():
+    """It reads nothing of what others are asked, and has the signals of a program."""
+    done = asked(server(SETTLED), ["a"], ["b"])
+    assert done.stdout.splitlines() == ["b'' True"] * 2
+
+
+@pytest.mark.parametrize("how", ["exit", "error", "interrupt", "kill"])
+def test_whatever_ends_a_fork_ends_that_fork_alone(how):
+    done = asked(server(ENDING), [how], ["nothing"])
+    assert done.stdout == "still there\n"
+    assert done.returncode == 0
+
+
+def test_ctrl_c_is_for_the_supernode():
+    process = subprocess.Popen(
+        server("print('still there', flush=True)"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        process.stdin.write(b'["a"]\n')
+        process.stdin.flush()
+        assert process.stdout.readline() == b"still there\n"
+        process.send_signal(signal.SIGINT)
+        process.stdin.write(b'["b"]\n')
+        process.stdin.flush()
+        assert process.stdout.readline() == b"still there\n"
+    finally:
+        process.communicate()  # its input ends, and so does it
+
+
+@pytest.fixture
+def programs(tmp_path):
+    found = []
+
+    def start(answer):
+        found.append(Programs(server(answer)))
+        return found[-1]
+
+    yield start
+    for one in found:
+        one.close()
+
+
+def test_a_fork_server_that_died_is_replaced(programs, tmp_path):
+    answer = "open(arguments[0], 'w').write(str(__import__('os').getppid()))"
+    ours = programs(answer)
+
+    def parent_of(name):
+        ours.Popen([guard.GUARDED, str(tmp_path / name)])
+        while not (tmp_path / name).exists() or not (tmp_path / name).read_text():
+            assert ours._running.poll() is None
+        return int((tmp_path / name).read_text())
+
+    first = parent_of("first")
+    assert parent_of("second") == first
+    ours._running.kill()
+    ours._running.wait()
+    assert parent_of("third") != first
+
+
+@pytest.mark.parametrize("command", ["flwr-model", "anything"])
+def test_other_programs_are_started_as_ever(programs, monkeypatch, command):
+    started = []
+    ours = programs("raise AssertionError('not this')")
+    monkeypatch.setattr(executor.subprocess, "Popen", lambda *a, **k: started.append((a, k)))
+    ours.Popen([command, "--token", "x"], stdout=Programs.DEVNULL)
+    ours.Popen([guard.GUARDED, "--token", "x"], stdout=Programs.DEVNULL)
+    options = {"stdout": subprocess.DEVNULL}
+    assert started == [
+        (([command, "--token", "x"],), options),
+        (([guard.GUARDED, "--token", "x"],), options),
+    ]
+
+
+def test_flower_starts_programs_where_they_are_replaced(monkeypatch):
+    """SuperNode starts SuperExec by its name, and that programs by `subprocess` in one module."""
+    from flwr.supercore.superexec.executor import factory, subprocess_executor
+    from flwr.supernode.start_client_internal import start_client_internal
+
+    launch = subprocess_executor.SubprocessExecutor.launch.__code__
+    assert {"subprocess", "Popen"} <= set(launch.co_names)
+    assert factory.SubprocessExecutor is subprocess_executor.SubprocessExecutor
+    assert guard.SUPEREXEC in start_client_internal.__code__.co_consts
+    monkeypatch.setattr(executor, "Programs", lambda server: server)
+    monkeypatch.setattr(subprocess_executor, "subprocess", subprocess)
+    executor.fork(["ours"])
+    assert subprocess_executor.subprocess == ["ours"]
+
+
+def test_a_flower_that_starts_them_elsewhere_is_not_started(monkeypatch):
+    from flwr.supercore.superexec.executor import subprocess_executor
+
+    monkeypatch.delattr(subprocess_executor, "subprocess")
+    with pytest.raises(SystemExit, match="no subprocess where it is replaced"):
+        executor.fork([])
