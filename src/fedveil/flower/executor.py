@@ -69,7 +69,7 @@ def fork(server: Sequence[str]) -> None:
 
     if getattr(flower, "subprocess", None) is not subprocess:
         sys.exit("error: this version of Flower has no subprocess where it is replaced")
-    flower.subprocess = Programs(server)  # type: ignore[assignment]
+    vars(flower)["subprocess"] = Programs(server)
 
 
 def main(server: Sequence[str] = FORK_SERVER) -> None:
