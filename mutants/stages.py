@@ -14,6 +14,11 @@ _ABOVE = {
     "runs": (),
     "watch": (),
 }
+_ENEMIES = (
+    "contracts/test_enemies.py",
+    "contracts/test_enemies_plans.py",
+    "contracts/test_enemies_schedules.py",
+)
 _ALSO = {
     "attacks/ascent.py": ("audit/test_watching.py",),
     "audit/finding.py": ("audit/test_planted_bugs.py", "audit/test_command.py"),
@@ -58,7 +63,7 @@ _ALSO = {
     "privacy/curators.py": ("privacy/releases/test_client_noise.py",),
     "privacy/identity.py": (
         "contracts/test_noise_is_never_reused.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
     ),
     "privacy/ledger/file.py": (
         "privacy/ledger/test_ledger.py",
@@ -77,7 +82,7 @@ _ALSO = {
     ),
     "privacy/plan.py": (
         "privacy/test_clip_schedules.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "training/test_exchange.py",
         "training/test_in_step.py",
@@ -85,7 +90,7 @@ _ALSO = {
         "statistical/test_cohorts.py",
     ),
     "privacy/releases/central.py": (
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "privacy/test_secure.py",
         "training/test_session.py",
@@ -94,7 +99,7 @@ _ALSO = {
         "statistical/test_whole_runs.py",
     ),
     "privacy/releases/client_noise.py": (
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "runs/test_build.py",
         "statistical/test_draws.py",
@@ -104,11 +109,11 @@ _ALSO = {
     "privacy/releases/dp_sgd.py": (
         "training/test_dp_sgd.py",
         "contracts/test_plan_and_work.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "privacy/releases/test_client_noise.py",
         "runs/test_plans.py",
     ),
-    "privacy/releases/release.py": ("contracts/test_enemies.py", "contracts/test_plan_and_work.py"),
+    "privacy/releases/release.py": (*_ENEMIES, "contracts/test_plan_and_work.py"),
     "privacy/releases/two_point.py": (
         "privacy/releases/test_client_noise.py",
         "privacy/test_plan.py",
@@ -125,7 +130,7 @@ _ALSO = {
         "privacy/test_clip_schedules.py",
         "privacy/releases/test_central.py",
         "privacy/releases/test_client_noise.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "statistical/test_whole_runs.py",
     ),
     "training/agreement.py": (
@@ -138,17 +143,17 @@ _ALSO = {
     "training/engines/serial.py": (
         "training/engines/test_processes.py",
         "training/test_in_step.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "contracts/test_leave_one_out.py",
     ),
     "training/engines/engine.py": (
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "training/test_session.py",
         "runs/test_secure_runs.py",
     ),
     "training/engines/workers.py": (
         "training/engines/test_processes.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
     ),
     "training/evaluate.py": (
         "training/engines/test_serial.py",
@@ -179,14 +184,14 @@ _ALSO = {
     ),
     "training/session.py": (
         "training/test_whole_numbers.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "contracts/test_noise_is_never_reused.py",
         "contracts/test_leave_one_out.py",
         "statistical/test_cohorts.py",
     ),
     "training/turn.py": ("training/test_work.py", "training/gradients/test_stacked.py"),
     "training/work.py": (
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "runs/test_build.py",
         "runs/test_plans.py",
         "statistical/test_one_client.py",
