@@ -50,7 +50,11 @@ _ALSO = {
     "flower/terms.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
     "flower/site_ledger.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
     "mixing/mixer.py": ("mixing/test_tls.py",),
-    "privacy/accounting/renyi.py": ("privacy/accounting/test_composition.py",),
+    "privacy/accounting/renyi.py": (
+        "privacy/accounting/test_composition_sampled.py",
+        "privacy/accounting/test_composition_reports.py",
+        "privacy/accounting/test_composition.py",
+    ),
     "training/adversary.py": ("attacks/test_attack.py",),
     "training/aggregates.py": ("training/test_aggregates.py", "attacks/test_attack.py"),
     "privacy/accounting/spending.py": ("privacy/test_plan.py", "watch/test_look.py"),

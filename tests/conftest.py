@@ -72,7 +72,7 @@ ONE_IN = {
         "test_single_examples_have_gradients_by_formula_by_vmap_and_by_autograd": 2
     },
     "tests/privacy/accounting/test_amplification.py": {"test_reference_values_of_one_release": 2},
-    "tests/privacy/accounting/test_composition.py": {
+    "tests/privacy/accounting/test_composition_reports.py": {
         "test_coins_that_say_nothing_leave_the_gaussian_s_epsilon": 2
     },
     "tests/privacy/accounting/test_sampled_gaussian.py": {"test_it_is_the_library_s": 3},
