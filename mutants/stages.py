@@ -70,7 +70,9 @@ _ALSO = {
         *_ENEMIES,
     ),
     "privacy/ledger/file.py": (
+        "privacy/ledger/test_ledger_files.py",
         "privacy/ledger/test_ledger.py",
+        "privacy/ledger/test_ledger_attempts.py",
         "privacy/ledger/test_verification.py",
     ),
     "privacy/ledger/ledger.py": (
