@@ -61,10 +61,14 @@ _ALSO = {
     "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
     "privacy/clip_schedules.py": (
         "privacy/releases/test_client_noise.py",
+        "privacy/releases/test_client_noise_adaptive.py",
         "flower/test_site_asks.py",
     ),
     "privacy/ranges.py": ("flower/test_site_asks.py",),
-    "privacy/curators.py": ("privacy/releases/test_client_noise.py",),
+    "privacy/curators.py": (
+        "privacy/releases/test_client_noise_adaptive.py",
+        "privacy/releases/test_client_noise.py",
+    ),
     "privacy/identity.py": (
         "contracts/test_noise_is_never_reused.py",
         *_ENEMIES,
@@ -116,12 +120,10 @@ _ALSO = {
         "training/test_dp_sgd.py",
         "contracts/test_plan_and_work.py",
         *_ENEMIES,
-        "privacy/releases/test_client_noise.py",
         "runs/test_plans.py",
     ),
     "privacy/releases/release.py": (*_ENEMIES, "contracts/test_plan_and_work.py"),
     "privacy/releases/two_point.py": (
-        "privacy/releases/test_client_noise.py",
         "privacy/test_plan.py",
         "contracts/test_plan_and_work.py",
         "training/test_exchange.py",
@@ -136,6 +138,7 @@ _ALSO = {
         "privacy/test_clip_schedules.py",
         "privacy/releases/test_central.py",
         "privacy/releases/test_client_noise.py",
+        "privacy/releases/test_client_noise_adaptive.py",
         *_ENEMIES,
         "statistical/test_whole_runs.py",
     ),
