@@ -20,6 +20,8 @@ WITH_PAGES = (
     "tests/runs/test_closing.py",
     "tests/runs/test_interruptions.py",
     "tests/runs/test_run.py",
+    "tests/runs/test_run_notes.py",
+    "tests/runs/test_run_resume.py",
     "tests/watch/",
     "tests/web/",
 )
@@ -117,7 +119,7 @@ ONE_IN = {
     "tests/runs/test_logs.py": {"test_a_log_equals_metrics_jsonl": 2},
     "tests/runs/test_opened.py": {"test_rows_that_do_not_fit_are_one_line": 2},
     "tests/runs/test_recipe.py": {"test_shipped_recipes_run_on_embedded_data": 4},
-    "tests/runs/test_run.py": {"test_every_kind_of_plan_resumes_to_the_same_model": 3},
+    "tests/runs/test_run_resume.py": {"test_every_kind_of_plan_resumes_to_the_same_model": 3},
     "tests/runs/test_secure_runs.py": {
         "test_every_kind_of_run_says_that_its_noise_is_secure": 3,
         "test_two_secure_runs_of_one_seed_differ_and_two_seeded_ones_do_not": 2,
