@@ -181,6 +181,7 @@ _ALSO = {
     "training/gradients/looped.py": ("contracts/test_leave_one_out.py",),
     "training/gradients/vmapped.py": (
         "training/gradients/test_per_example.py",
+        "training/gradients/test_per_example_bound.py",
         "training/gradients/test_stacked.py",
     ),
     "training/reports.py": ("statistical/test_one_client.py",),

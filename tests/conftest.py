@@ -152,8 +152,10 @@ ONE_IN = {
     },
     "tests/training/gradients/test_kinds.py": {"test_clipping_is_a_loop_over_single_records": 3},
     "tests/training/gradients/test_per_example.py": {
-        "test_a_record_without_a_finite_gradient_counts_as_zero": 3,
         "test_known_layers_use_their_formulas_and_are_right": 3,
+    },
+    "tests/training/gradients/test_per_example_bound.py": {
+        "test_a_record_without_a_finite_gradient_counts_as_zero": 3,
         "test_no_record_is_so_large_that_its_scale_is_rounded_up": 2,
         "test_one_record_moves_the_sum_by_at_most_the_bound": 4,
     },
