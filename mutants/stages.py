@@ -177,12 +177,18 @@ _ALSO = {
     ),
     "training/gradients/choice.py": ("training/engines/test_serial.py",),
     "training/gradients/convolutions.py": ("training/gradients/test_kinds.py",),
-    "training/gradients/linear_chain.py": ("training/gradients/test_stacked.py",),
+    "training/gradients/linear_chain.py": (
+        "training/gradients/test_stacked.py",
+        "training/gradients/test_stacked_choice.py",
+        "training/gradients/test_stacked_span.py",
+    ),
     "training/gradients/looped.py": ("contracts/test_leave_one_out.py",),
     "training/gradients/vmapped.py": (
         "training/gradients/test_per_example.py",
         "training/gradients/test_per_example_bound.py",
         "training/gradients/test_stacked.py",
+        "training/gradients/test_stacked_choice.py",
+        "training/gradients/test_stacked_span.py",
     ),
     "training/reports.py": ("statistical/test_one_client.py",),
     "training/round.py": (
@@ -199,7 +205,11 @@ _ALSO = {
         "contracts/test_leave_one_out.py",
         "statistical/test_cohorts.py",
     ),
-    "training/turn.py": ("training/test_work.py", "training/gradients/test_stacked.py"),
+    "training/turn.py": (
+        "training/test_work.py",
+        "training/gradients/test_stacked_choice.py",
+        "training/gradients/test_stacked_span.py",
+    ),
     "training/work.py": (
         *_ENEMIES,
         "runs/test_build.py",

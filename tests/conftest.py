@@ -159,7 +159,7 @@ ONE_IN = {
         "test_no_record_is_so_large_that_its_scale_is_rounded_up": 2,
         "test_one_record_moves_the_sum_by_at_most_the_bound": 4,
     },
-    "tests/training/gradients/test_stacked.py": {
+    "tests/training/gradients/test_stacked_span.py": {
         "test_local_sgd_ends_where_it_ends_in_any_form": 3
     },
     "tests/training/test_aggregates.py": {"test_a_training_steps_along_the_aggregate": 2},
