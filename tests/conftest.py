@@ -180,7 +180,7 @@ ONE_IN = {
         "test_another_sweep_in_the_same_place_is_refused": 3,
         "test_repetitions_in_step_that_a_crash_tore_apart_come_to_the_same": 2,
     },
-    "tests/tuning/test_theory.py": {"test_trainings_do_what_the_theory_speaks_of": 2},
+    "tests/tuning/test_theory_runs.py": {"test_trainings_do_what_the_theory_speaks_of": 2},
     "tests/tuning/test_trials.py": {"test_repetitions_in_step_are_those_one_by_one": 3},
     "tests/watch/test_look.py": {"test_whatever_is_in_a_file_the_run_is_looked_at": 4},
 }
