@@ -14,6 +14,11 @@ _ABOVE = {
     "runs": (),
     "watch": (),
 }
+_ENEMIES = (
+    "contracts/test_enemies.py",
+    "contracts/test_enemies_plans.py",
+    "contracts/test_enemies_schedules.py",
+)
 _ALSO = {
     "attacks/ascent.py": ("audit/test_watching.py",),
     "audit/finding.py": ("audit/test_planted_bugs.py", "audit/test_command.py"),
@@ -46,23 +51,33 @@ _ALSO = {
     "flower/terms.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
     "flower/site_ledger.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
     "mixing/mixer.py": ("mixing/test_tls.py",),
-    "privacy/accounting/renyi.py": ("privacy/accounting/test_composition.py",),
+    "privacy/accounting/renyi.py": (
+        "privacy/accounting/test_composition_sampled.py",
+        "privacy/accounting/test_composition_reports.py",
+        "privacy/accounting/test_composition.py",
+    ),
     "training/adversary.py": ("attacks/test_attack.py",),
     "training/aggregates.py": ("training/test_aggregates.py", "attacks/test_attack.py"),
     "privacy/accounting/spending.py": ("privacy/test_plan.py", "watch/test_look.py"),
     "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
     "privacy/clip_schedules.py": (
         "privacy/releases/test_client_noise.py",
+        "privacy/releases/test_client_noise_adaptive.py",
         "flower/test_site_asks.py",
     ),
     "privacy/ranges.py": ("flower/test_site_asks.py",),
-    "privacy/curators.py": ("privacy/releases/test_client_noise.py",),
+    "privacy/curators.py": (
+        "privacy/releases/test_client_noise_adaptive.py",
+        "privacy/releases/test_client_noise.py",
+    ),
     "privacy/identity.py": (
         "contracts/test_noise_is_never_reused.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
     ),
     "privacy/ledger/file.py": (
+        "privacy/ledger/test_ledger_files.py",
         "privacy/ledger/test_ledger.py",
+        "privacy/ledger/test_ledger_attempts.py",
         "privacy/ledger/test_verification.py",
     ),
     "privacy/ledger/ledger.py": (
@@ -78,7 +93,7 @@ _ALSO = {
     ),
     "privacy/plan.py": (
         "privacy/test_clip_schedules.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "training/test_exchange.py",
         "training/test_in_step.py",
@@ -86,7 +101,7 @@ _ALSO = {
         "statistical/test_cohorts.py",
     ),
     "privacy/releases/central.py": (
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "privacy/test_secure.py",
         "training/test_session.py",
@@ -95,7 +110,7 @@ _ALSO = {
         "statistical/test_whole_runs.py",
     ),
     "privacy/releases/client_noise.py": (
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "runs/test_build.py",
         "statistical/test_draws.py",
@@ -105,13 +120,11 @@ _ALSO = {
     "privacy/releases/dp_sgd.py": (
         "training/test_dp_sgd.py",
         "contracts/test_plan_and_work.py",
-        "contracts/test_enemies.py",
-        "privacy/releases/test_client_noise.py",
+        *_ENEMIES,
         "runs/test_plans.py",
     ),
-    "privacy/releases/release.py": ("contracts/test_enemies.py", "contracts/test_plan_and_work.py"),
+    "privacy/releases/release.py": (*_ENEMIES, "contracts/test_plan_and_work.py"),
     "privacy/releases/two_point.py": (
-        "privacy/releases/test_client_noise.py",
         "privacy/test_plan.py",
         "contracts/test_plan_and_work.py",
         "training/test_exchange.py",
@@ -126,7 +139,8 @@ _ALSO = {
         "privacy/test_clip_schedules.py",
         "privacy/releases/test_central.py",
         "privacy/releases/test_client_noise.py",
-        "contracts/test_enemies.py",
+        "privacy/releases/test_client_noise_adaptive.py",
+        *_ENEMIES,
         "statistical/test_whole_runs.py",
     ),
     "training/agreement.py": (
@@ -139,17 +153,17 @@ _ALSO = {
     "training/engines/serial.py": (
         "training/engines/test_processes.py",
         "training/test_in_step.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "contracts/test_leave_one_out.py",
     ),
     "training/engines/engine.py": (
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "training/test_session.py",
         "runs/test_secure_runs.py",
     ),
     "training/engines/workers.py": (
         "training/engines/test_processes.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
     ),
     "training/evaluate.py": (
         "training/engines/test_serial.py",
@@ -164,11 +178,18 @@ _ALSO = {
     ),
     "training/gradients/choice.py": ("training/engines/test_serial.py",),
     "training/gradients/convolutions.py": ("training/gradients/test_kinds.py",),
-    "training/gradients/linear_chain.py": ("training/gradients/test_stacked.py",),
+    "training/gradients/linear_chain.py": (
+        "training/gradients/test_stacked.py",
+        "training/gradients/test_stacked_choice.py",
+        "training/gradients/test_stacked_span.py",
+    ),
     "training/gradients/looped.py": ("contracts/test_leave_one_out.py",),
     "training/gradients/vmapped.py": (
         "training/gradients/test_per_example.py",
+        "training/gradients/test_per_example_bound.py",
         "training/gradients/test_stacked.py",
+        "training/gradients/test_stacked_choice.py",
+        "training/gradients/test_stacked_span.py",
     ),
     "training/reports.py": ("statistical/test_one_client.py",),
     "training/round.py": (
@@ -180,25 +201,30 @@ _ALSO = {
     ),
     "training/session.py": (
         "training/test_whole_numbers.py",
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "contracts/test_noise_is_never_reused.py",
         "contracts/test_leave_one_out.py",
         "statistical/test_cohorts.py",
     ),
-    "training/turn.py": ("training/test_work.py", "training/gradients/test_stacked.py"),
+    "training/turn.py": (
+        "training/test_work.py",
+        "training/gradients/test_stacked_choice.py",
+        "training/gradients/test_stacked_span.py",
+    ),
     "training/work.py": (
-        "contracts/test_enemies.py",
+        *_ENEMIES,
         "runs/test_build.py",
         "runs/test_plans.py",
         "statistical/test_one_client.py",
         "statistical/test_modes.py",
     ),
-    "runs/checkpoint.py": ("runs/test_corruption.py",),
-    "runs/disk.py": ("runs/test_stop_request.py", "runs/test_run.py"),
+    "runs/checkpoint.py": ("runs/test_corruption.py", "runs/test_disk_full.py"),
+    "runs/disk.py": ("runs/test_stop_request.py", "runs/test_run.py", "runs/test_run_resume.py"),
     "runs/ending.py": ("runs/test_stop_request.py",),
-    "runs/done.py": ("runs/test_interruptions.py", "runs/test_run.py"),
+    "runs/done.py": ("runs/test_interruptions.py", "runs/test_run.py", "runs/test_run_resume.py"),
     "runs/ledgers.py": (
         "runs/test_evidence.py",
+        "runs/test_run_resume.py",
         "runs/test_run.py",
         "flower/test_restart.py",
     ),

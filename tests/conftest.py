@@ -20,6 +20,8 @@ WITH_PAGES = (
     "tests/runs/test_closing.py",
     "tests/runs/test_interruptions.py",
     "tests/runs/test_run.py",
+    "tests/runs/test_run_notes.py",
+    "tests/runs/test_run_resume.py",
     "tests/watch/",
     "tests/web/",
 )
@@ -72,7 +74,7 @@ ONE_IN = {
         "test_single_examples_have_gradients_by_formula_by_vmap_and_by_autograd": 2
     },
     "tests/privacy/accounting/test_amplification.py": {"test_reference_values_of_one_release": 2},
-    "tests/privacy/accounting/test_composition.py": {
+    "tests/privacy/accounting/test_composition_reports.py": {
         "test_coins_that_say_nothing_leave_the_gaussian_s_epsilon": 2
     },
     "tests/privacy/accounting/test_sampled_gaussian.py": {"test_it_is_the_library_s": 3},
@@ -117,7 +119,7 @@ ONE_IN = {
     "tests/runs/test_logs.py": {"test_a_log_equals_metrics_jsonl": 2},
     "tests/runs/test_opened.py": {"test_rows_that_do_not_fit_are_one_line": 2},
     "tests/runs/test_recipe.py": {"test_shipped_recipes_run_on_embedded_data": 4},
-    "tests/runs/test_run.py": {"test_every_kind_of_plan_resumes_to_the_same_model": 3},
+    "tests/runs/test_run_resume.py": {"test_every_kind_of_plan_resumes_to_the_same_model": 3},
     "tests/runs/test_secure_runs.py": {
         "test_every_kind_of_run_says_that_its_noise_is_secure": 3,
         "test_two_secure_runs_of_one_seed_differ_and_two_seeded_ones_do_not": 2,
@@ -150,12 +152,14 @@ ONE_IN = {
     },
     "tests/training/gradients/test_kinds.py": {"test_clipping_is_a_loop_over_single_records": 3},
     "tests/training/gradients/test_per_example.py": {
-        "test_a_record_without_a_finite_gradient_counts_as_zero": 3,
         "test_known_layers_use_their_formulas_and_are_right": 3,
+    },
+    "tests/training/gradients/test_per_example_bound.py": {
+        "test_a_record_without_a_finite_gradient_counts_as_zero": 3,
         "test_no_record_is_so_large_that_its_scale_is_rounded_up": 2,
         "test_one_record_moves_the_sum_by_at_most_the_bound": 4,
     },
-    "tests/training/gradients/test_stacked.py": {
+    "tests/training/gradients/test_stacked_span.py": {
         "test_local_sgd_ends_where_it_ends_in_any_form": 3
     },
     "tests/training/test_aggregates.py": {"test_a_training_steps_along_the_aggregate": 2},
@@ -176,7 +180,7 @@ ONE_IN = {
         "test_another_sweep_in_the_same_place_is_refused": 3,
         "test_repetitions_in_step_that_a_crash_tore_apart_come_to_the_same": 2,
     },
-    "tests/tuning/test_theory.py": {"test_trainings_do_what_the_theory_speaks_of": 2},
+    "tests/tuning/test_theory_runs.py": {"test_trainings_do_what_the_theory_speaks_of": 2},
     "tests/tuning/test_trials.py": {"test_repetitions_in_step_are_those_one_by_one": 3},
     "tests/watch/test_look.py": {"test_whatever_is_in_a_file_the_run_is_looked_at": 4},
 }

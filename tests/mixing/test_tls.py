@@ -12,7 +12,7 @@ from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.protocol import Refused, Status, number_of
 from fedveil.mixing.tls import COLLECTOR, connecting, listening
 from tests.mixing.certificates import Authority
-from tests.mixing.test_mixer import CONFIG, HOST, POSITIONS, with_mixer
+from tests.mixing.loopback import CONFIG, HOST, POSITIONS, with_mixer
 
 HIGH = np.arange(POSITIONS) % 2 == 0
 

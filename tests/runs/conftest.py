@@ -1,5 +1,6 @@
 """Short runs on the embedded digits."""
 
+import shutil
 import sys
 
 import pytest
@@ -15,6 +16,8 @@ from fedveil.privacy.accounting.claims import (
 )
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
+
+from .endings import Crash, at, stop_after
 
 SHORT = ("rounds=4", "data.clients=20", "client.epochs=1", "engine.workers=1")
 NOISY = ("budget.epsilon=inf", "budget.delta=1e-4", "noise.multiplier=2.0")
@@ -82,3 +85,40 @@ def make_claim():
         return PrivacyClaim(**{**settings, **changes})
 
     return made
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """Runs to be damaged, each as a directory of the same name: `run`.
+
+    whole: to the end; cut: interrupted after round 3 of 4; torn: as a crash after round 3 leaves
+    it, with charges in the write-ahead log only; other: cut, of another seed.
+    """
+    root = tmp_path_factory.mktemp("made")
+
+    def start(name, *settings):
+        recipe = load_recipe("ldp-sgd", (*BASE["ldp-sgd"], *settings))
+        return Run.start(recipe, root / name / "run", None)
+
+    start("whole").execute()
+    start("cut").execute(stop_after(3))
+    start("other", "seed=2").execute(stop_after(3))
+    torn = start("torn")
+
+    def tear():
+        shutil.copytree(torn.folder, root / "copy")
+        raise Crash
+
+    with pytest.raises(Crash):
+        torn.execute(at(3, tear))
+    shutil.rmtree(torn.folder)
+    (root / "copy").rename(torn.folder)
+    return root
+
+
+@pytest.fixture
+def copy(made, tmp_path):
+    def copied(name, where="here"):
+        return shutil.copytree(made / name / "run", tmp_path / where / "run")
+
+    return copied

@@ -13,7 +13,7 @@ from fedveil.runs.disk import in_use, locked
 from fedveil.runs.evidence import charged_of, verify_ledger
 from fedveil.runs.run import Run
 
-from .test_run import model_of
+from .endings import model_of
 
 
 def ask_at(run, round):

@@ -1,0 +1,79 @@
+"""What a client sends to a mixer, and which answers it does not believe."""
+
+import asyncio
+import math
+import struct
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+
+from fedveil.errors import BadInput
+from fedveil.mixing.client import send_report
+from fedveil.mixing.protocol import Refused, Status
+from fedveil.privacy.noise.streams import Streams
+from tests.mixing.loopback import HOST, ONE, ask, hello, send, status_of
+
+
+@asynccontextmanager
+async def pretending(answer, received):
+    """A peer that answers anything with `answer`; what it was sent ends up in `received`."""
+
+    async def converse(reader, writer):
+        writer.write(answer)
+        while chunk := await reader.read(1000):
+            received.extend(chunk)
+        writer.close()
+
+    server = await asyncio.start_server(converse, HOST, 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.2])
+def test_a_report_is_every_message_once_in_random_order(spread):
+    """Sorted by chance has probability 1 / 300!."""
+    high, received = Streams(1).generator("bits").random(300) < 0.5, bytearray()
+
+    async def scenario():
+        async with pretending(bytes([Status.OK, Status.OK]), received) as port:
+            await send(port, high, spread=spread)
+
+    asyncio.run(scenario())
+    rest, words, frames = bytes(received[17:]), [], 0
+    while rest:
+        (count,) = struct.unpack_from(">H", rest)
+        words += struct.unpack_from(f">{count}I", rest, 2)
+        rest, frames = rest[2 + 4 * count :], frames + 1
+    assert received[:17] == hello(positions=300)
+    assert sorted(words) == (2 * np.arange(300) + high).tolist()
+    assert words != sorted(words)
+    assert (frames == 1) if spread == 0 else (10 <= frames <= 21)
+
+
+def test_answers_that_make_no_sense_are_refused():
+    async def scenario():
+        async with pretending(bytes([99]), bytearray()) as port:
+            assert await status_of(send(port, ONE)) is Status.LOST
+        impossible = bytes([Status.OK]) + struct.pack(">7I", 2, 0, 1, 2, 3, 0, 0)
+        async with pretending(impossible, bytearray()) as port:
+            with pytest.raises(BadInput, match="more high reports"):
+                await ask(port)
+
+    asyncio.run(scenario())
+
+
+def test_refusals_are_one_line():
+    for status in set(Status) - {Status.OK}:
+        assert "\n" not in str(Refused(7, status))
+        assert str(Refused(7, status)).startswith("round 7 ")
+
+
+@pytest.mark.parametrize("spread", [-1.0, math.nan, math.inf])
+def test_a_report_that_cannot_be_sent_is_bad_input(spread):
+    with pytest.raises(BadInput, match="finite seconds"):
+        asyncio.run(send_report(HOST, 1, 1, ONE, spread=spread))
+    with pytest.raises(BadInput, match=r"bits \[P\]"):
+        asyncio.run(send_report(HOST, 1, 1, ONE[:0]))
+    with pytest.raises(BadInput, match="no mixer has such a round"):
+        asyncio.run(send_report(HOST, 1, -1, ONE))
