@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fedveil.checks import SMALLEST_CLIP
@@ -84,11 +85,14 @@ class Clip:
         if not all_finite(norms):
             raise ValueError("a row is not finite: reject it before clipping")
         limit = self.value * (1 - ROUNDING)
-        clipped = norms > limit
-        if not bool(clipped.any()):
+        lengths = norms.numpy()
+        long = lengths > limit
+        clipped = torch.from_numpy(long)
+        if not long.any():
             return Clipped(rows, norms, clipped)
         if rows.shape[1] <= BLOCK:
-            scales, step = (limit / norms).clamp_max_(1.0)[:, None], at_a_time(rows)
+            scales = torch.from_numpy(limit / np.maximum(lengths, limit))[:, None]
+            step = at_a_time(rows)
             for a in range(0, len(rows), step):
                 block = rows[a : a + step]
                 block.copy_(block.double().mul_(scales[a : a + step]))

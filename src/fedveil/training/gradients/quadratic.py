@@ -117,15 +117,27 @@ class QuadraticWalk(StackedWalk):
         curvature, slope = self._own
         return curvature.permute(1, 2, 0).contiguous(), slope.T.contiguous()
 
+    @cached_property
+    def _wide_start(self) -> npt.NDArray[np.float64]:
+        """[p, 1], or [p, K] where each has its own."""
+        wide = self._start.double().numpy()
+        return wide[:, None] if wide.ndim == 1 else np.ascontiguousarray(wide.T)
+
+    def _here(self, moved: torch.Tensor | None) -> torch.Tensor:
+        """Where the clients are, [p, K]; NumPy adds and transposes in one go."""
+        start = self._wide_start
+        return torch.from_numpy(
+            start if moved is None else np.add(moved.numpy().T, start, order="C")
+        )
+
     def mean(self, moved: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         if not isinstance(batch, Whole):
             return super().mean(moved, batch)
-        start = self._start.double()
-        if moved is None and start.ndim == 1:
+        if moved is None and self._start.ndim == 1:
             curvature, slope = self._own
+            start = self._start.double()
             gradient = torch.mv(curvature.flatten(0, 1), start).view_as(slope).sub_(slope)
         else:
             curvature, slope = self._columns
-            here = (start if moved is None else start + moved).T.contiguous()
-            gradient = (curvature * here).sum(dim=1).sub_(slope).T
+            gradient = (curvature * self._here(moved)).sum(dim=1).sub_(slope).T
         return batch.without_idle_(gradient.to(torch.float32, memory_format=_ROWS))
