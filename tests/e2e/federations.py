@@ -109,7 +109,7 @@ class Live:
         shutil.copytree(self.site(self.names[0]), place)
         script = place / "supernode.sh"
         (port,) = free_ports(1)
-        text = re.sub(r"--port \d+", f"--port {port}", script.read_text())
+        text = re.sub(r"port=\d+", f"port={port}", script.read_text())
         for old, new in changes.items():
             text = text.replace(f"--{old.replace('_', '-')}", new)
         script.write_text(text)

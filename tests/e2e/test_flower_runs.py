@@ -1,9 +1,12 @@
 """Recipes over a real SuperLink and three real SuperNodes, with TLS and authentication."""
 
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 import torch
@@ -61,6 +64,41 @@ def test_a_site_whose_fork_server_was_killed_has_another(federation):
     after = {name: federation.fork_servers(name) for name in federation.names}
     assert after.pop("north") != before.pop("north")
     assert after == before
+
+
+def test_nobody_else_on_a_site_s_machine_is_handed_its_messages(federation):
+    """SuperNode's port is open to all who can log in there; its secret is not."""
+    from flwr.proto.runtime_pb2 import AcquireTaskRequest
+    from flwr.supercore.interceptors import (
+        RuntimeVersionHttpInterceptor,
+        SuperExecAuthHttpInterceptor,
+    )
+    from flwr.supercore.runtime import RuntimeHttpClient
+    from httpx import HTTPStatusError
+
+    place = federation.site("north")
+    assert stat.S_IMODE((place / "secret").stat().st_mode) == 0o600
+    (port,) = re.findall(r"^port=(\d+)", (place / "supernode.sh").read_text(), re.MULTILINE)
+
+    def acquired(*secrets):
+        methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        shown = [
+            SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=methods)
+            for secret in secrets
+        ]
+        client = RuntimeHttpClient.from_server_address(
+            server_address=f"127.0.0.1:{port}",
+            insecure=True,
+            root_certificates=None,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), *shown],
+        )
+        with closing(client):
+            return client.AcquireTask(AcquireTaskRequest())
+
+    assert not acquired((place / "secret").read_bytes()).token  # there is nothing to do
+    for strangers in ((), (b"another secret",)):
+        with pytest.raises(HTTPStatusError, match="401 Unauthorized"):
+            acquired(*strangers)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_scripts_can_be_started_and_are_right_for_any_shell(written):
     assert len(scripts) == 4 + len(NAMES)
     for script in scripts:
         assert os.access(script, os.X_OK)
-        assert "$$" not in script.read_text()
+        assert "$$" not in script.read_text().replace("--parent-pid $$ ", "")
         subprocess.run(["sh", "-n", script], check=True)
 
 
@@ -159,7 +159,11 @@ def test_nothing_is_installed_and_nothing_is_sent_home(written):
     assert "--enable-supernode-auth" in (server / "superlink.sh").read_text()
     site = (written / "central" / "sites" / "north" / "supernode.sh").read_text()
     assert "--allow-runtime-dependency-installation" not in site
-    assert "--insecure" not in site
+    superexec, supernode = site.split("exec flower-supernode")
+    assert "--insecure" not in supernode
+    assert '--insecure --runtime-api-address "127.0.0.1:$port"' in superexec  # and a secret
+    for part in (superexec, supernode):
+        assert "--superexec-auth-secret-file secret" in part
     for text in (site, (server / "flower.sh").read_text()):
         assert "FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1" in text
 

@@ -20,14 +20,18 @@ def answer(arguments):
     {answer}
 
 fork_server.answer = answer
+fork_server.guard = lambda: {guard}
+fork_server._begin = {begin}
 fork_server.IMPORTED = {imported}
 fork_server.main()
 """
 
+BEGIN = "fork_server._begin"
+
 DRAWN = """
-import random, secrets, numpy as np
-drawn = arguments[0], random.random(), np.random.random(), secrets.randbits(64)
-sys.stdout.write(" ".join(map(str, drawn)) + "\\n")
+import random, secrets, torch, numpy as np
+drawn = random.random(), np.random.random(), torch.rand(1, dtype=float).item(), secrets.randbits(64)
+sys.stdout.write(" ".join(map(str, [arguments[0], *drawn])) + "\\n")
 """
 
 SETTLED = """
@@ -35,7 +39,7 @@ import os, signal
 signals = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGCHLD)
 usual = signals == (signal.default_int_handler, signal.SIG_DFL)
 nothing = os.path.samestat(os.fstat(0), os.stat(os.devnull))
-sys.stdout.write(f"{nothing} {usual}\\n")
+sys.stdout.write(f"{nothing} {usual} {sys.stdin.read()!r}\\n")
 """
 
 ENDING = """
@@ -48,10 +52,11 @@ sys.stdout.write("still there\\n")
 """
 
 
-def server(answer, imported=()):
-    """The fork server with another answer than Flower's, as a command."""
+def server(answer, imported=(), guard="None", begin="lambda: None"):
+    """The fork server with another answer than Flower's, as a command; PyTorch takes seconds."""
     indented = answer.strip().replace("\n", "\n    ")
-    return (sys.executable, "-c", FORK_SERVER.format(answer=indented, imported=tuple(imported)))
+    text = FORK_SERVER.format(answer=indented, imported=imported, guard=guard, begin=begin)
+    return (sys.executable, "-c", text)
 
 
 def asked(command, *asks):
@@ -70,7 +75,7 @@ def test_it_answers_with_the_app_that_is_installed():
 
 def test_everything_is_imported_before_it_forks():
     done = asked(
-        server("sys.stdout.write(f'{\"torch\" in sys.modules} ')", ["torch"]), ["x"], ["y"]
+        server("sys.stdout.write(f'{\"colorsys\" in sys.modules} ')", ("colorsys",)), ["x"], ["y"]
     )
     assert done.stdout.split() == ["True", "True"]
     from fedveil.flower.fork_server import IMPORTED
@@ -80,17 +85,17 @@ def test_everything_is_imported_before_it_forks():
 
 def test_no_two_forks_draw_the_same():
     """Two of four 50-bit numbers agree by chance once in 10^14."""
-    done = asked(server(DRAWN, ["numpy.random"]), ["a"], ["b"], ["c"], ["d"])
+    done = asked(server(DRAWN, ("numpy.random", "torch"), begin=BEGIN), ["a"], ["b"], ["c"], ["d"])
     lines = [line.split() for line in done.stdout.splitlines()]
     assert sorted(line[0] for line in lines) == ["a", "b", "c", "d"]
-    for column in (1, 2, 3):
+    for column in (1, 2, 3, 4):
         assert len({line[column] for line in lines}) == 4
 
 
 def test_a_fork_is_as_if_it_had_been_started():
     """It reads nothing of what others are asked, and has the signals of a program."""
-    done = asked(server(SETTLED), ["a"], ["b"])
-    assert done.stdout.splitlines() == ["True True"] * 2
+    done = asked(server(SETTLED, ("torch",), begin=BEGIN), ["a"], ["b"])
+    assert done.stdout.splitlines() == ["True True ''"] * 2
 
 
 @pytest.mark.parametrize("how", ["exit", "error", "interrupt", "kill"])
@@ -98,6 +103,14 @@ def test_whatever_ends_a_fork_ends_that_fork_alone(how):
     done = asked(server(ENDING), [how], ["nothing"])
     assert done.stdout == "still there\n"
     assert done.returncode == 0
+    assert {"exit": "it says why", "error": "nobody saw that"}.get(how, "") in done.stderr
+
+
+def test_a_flower_that_cannot_be_guarded_is_noticed_before_any_message():
+    done = asked(
+        server("sys.stdout.write('answered')", guard="sys.exit('error: not this one')"), "a"
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "error: not this one\n", 1)
 
 
 def test_ctrl_c_is_for_the_supernode():
@@ -146,6 +159,20 @@ def test_a_fork_server_that_died_is_replaced(programs, tmp_path):
     assert parent_of("third") != first
 
 
+def test_a_fork_server_that_reads_nothing_is_replaced_before_it_holds_up_the_site(tmp_path):
+    hangs = Programs((sys.executable, "-c", "import time; time.sleep(600)"))
+    first = hangs._running
+    try:
+        for _ in range(1_000_000):  # until the pipe is full
+            hangs.Popen([guard.GUARDED, "--token", "x" * 256])
+            if hangs._running is not first:
+                break
+        assert first.returncode == -signal.SIGKILL
+        assert hangs._running.poll() is None
+    finally:
+        hangs.close()
+
+
 @pytest.mark.parametrize("command", ["flwr-model", "anything"])
 def test_other_programs_are_started_as_ever(programs, monkeypatch, command):
     started = []
@@ -160,14 +187,12 @@ def test_other_programs_are_started_as_ever(programs, monkeypatch, command):
 
 
 def test_flower_starts_programs_where_they_are_replaced(monkeypatch):
-    """SuperNode starts SuperExec by its name, and that programs by `subprocess` in one module."""
+    """SuperExec starts programs by `subprocess` in one module."""
     from flwr.supercore.superexec.executor import factory, subprocess_executor
-    from flwr.supernode.start_client_internal import start_client_internal
 
     launch = subprocess_executor.SubprocessExecutor.launch.__code__
     assert {"subprocess", "Popen"} <= set(launch.co_names)
     assert factory.SubprocessExecutor is subprocess_executor.SubprocessExecutor
-    assert guard.SUPEREXEC in start_client_internal.__code__.co_consts
     monkeypatch.setattr(executor, "Programs", lambda server: server)
     monkeypatch.setattr(subprocess_executor, "subprocess", subprocess)
     executor.fork(["ours"])

@@ -218,8 +218,13 @@ def test_a_key_that_is_none_is_nobodys():
     assert key_of(b"no key") == ""
 
 
-def site_context(path: str) -> Context:
-    return Context(1, 1, {"site": path} if path else {}, RecordDict(), {})
+def replied(message: Message, site: str = "") -> Message:
+    """What the ClientApp says where the owner's file is `site`; not named if that is empty."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delenv(client_app.SITE, raising=False)
+        if site:
+            patched.setenv(client_app.SITE, site)
+        return client_app.app(message, Context(1, 1, {"site": "evil.toml"}, RecordDict(), {}))
 
 
 def asked(content: RecordDict) -> Message:
@@ -234,12 +239,12 @@ def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     site = open_site(tmp_path, FEDAVG, policy)
     start = site.training.start()
     ask = RoundAsk(RUN, 1, 0, site.offer.digest, start.params, start.moving)
-    reply = client_app.app(asked(to_records(ask)), site_context(str(path)))
+    reply = replied(asked(to_records(ask)), str(path))
     found = from_records(reply.content)
     assert isinstance(found, Answer)
     assert (found.site, found.run, found.round) == ("north", RUN, 1)
     assert found.report.shape == start.params.shape
-    again = from_records(client_app.app(asked(to_records(ask)), site_context(str(path))).content)
+    again = from_records(replied(asked(to_records(ask)), str(path)).content)
     assert isinstance(again, Refusal)
 
 
@@ -253,7 +258,7 @@ def test_the_client_app_answers_for_the_site_of_its_node(tmp_path):
     ],
 )
 def test_the_client_app_tells_the_server_no_more_than_that_it_cannot(content, site, words):
-    reply = client_app.app(asked(content), site_context(site))
+    reply = replied(asked(content), site)
     assert reply.has_error()
     assert words in reply.error.reason
     assert "nowhere" not in reply.error.reason
@@ -263,14 +268,14 @@ def test_whatever_goes_wrong_at_a_site_the_server_hears_one_sentence(tmp_path, m
     """Flower sends the words of an exception to the server."""
     path = write_site(tmp_path)
     (tmp_path / "ledger").write_text("no folder")
-    told = [client_app.app(asked(to_records(ASK)), site_context(str(path)))]
+    told = [replied(asked(to_records(ASK)), str(path))]
     (tmp_path / "ledger").unlink()
 
     def broken(site, ask):
         raise RuntimeError("diagnosis of record 17")
 
     monkeypatch.setattr("fedveil.flower.site.Site.answer", broken)
-    told.append(client_app.app(asked(to_records(ASK)), site_context(str(path))))
+    told.append(replied(asked(to_records(ASK)), str(path)))
     assert {reply.error.reason for reply in told} == {"the site is not ready: its owner was told"}
 
 
@@ -292,7 +297,7 @@ def test_the_server_app_runs_a_recipe_over_flower(trio, tmp_path, monkeypatch, c
 
     def reply(message: Message) -> Message:
         path = files[message.metadata.dst_node_id - 1]
-        return client_app.app(message, site_context(str(path)))
+        return replied(message, str(path))
 
     nodes = [NodeInfo(node_id=k, public_key=pem(key)) for k, key in enumerate(own, 1)]
     config = {

@@ -1,11 +1,12 @@
 """The ClientApp: a site that answers as its owner has set it up.
 
-The node's configuration names the owner's file: `--node-config 'site="/path/of/site.toml"'`.
+The environment names the owner's file: FEDVEIL_SITE=/path/of/site.toml.
 Nothing of the app that the server sent decides what the site does: its own copy of the recipe, its
 policy and its ledger do. Needs the extra `flower`.
 """
 
 import logging
+import os
 from collections.abc import Iterator
 
 from flwr.app import Context, Error, Message
@@ -19,6 +20,9 @@ from fedveil.flower.site import Site
 from fedveil.flower.wire import from_records, to_records
 
 LOG = logging.getLogger("flwr")
+
+SITE = "FEDVEIL_SITE"
+"""The environment variable with the path of the owner's file."""
 
 _CANNOT = 0  # the code that Flower has for whatever it has no other for
 
@@ -48,7 +52,7 @@ def train(message: Message, context: Context) -> Message:
     if not isinstance(ask, RoundAsk):
         return Message(Error(_CANNOT, "the site answers asks and nothing else"), reply_to=message)
     try:
-        answer = opened(context).answer(ask)
+        answer = opened().answer(ask)
     except Exception as e:  # whatever it says of records or files, Flower would tell the server
         LOG.error("the site cannot answer: %s: %s", type(e).__name__, e)
         return Message(
@@ -59,9 +63,13 @@ def train(message: Message, context: Context) -> Message:
     return Message(to_records(answer), reply_to=message)
 
 
-def opened(context: Context) -> Site:
-    """The site that the node's owner has configured."""
-    path = context.node_config.get("site")
-    if not isinstance(path, str) or not path:
-        raise BadInput("the node has no site: start it with --node-config 'site=\"PATH\"'")
+def opened() -> Site:
+    """The site that the node's owner has set up.
+
+    Not by the node's configuration, which messages bring along: whoever got hold of one could name
+    another file in it.
+    """
+    path = os.environ.get(SITE)
+    if not path:
+        raise BadInput(f"the node has no site: start it by its supernode.sh, or set {SITE}=PATH")
     return Site.open(path)

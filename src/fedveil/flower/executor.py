@@ -6,6 +6,7 @@ starts one process, `fedveil.flower.fork_server`, which does that once.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -30,9 +31,11 @@ class Programs:
 
         | edge | behaviour |
         |---|---|
-        | any other program, or options for it | started as ever: a guarded site's refuse |
+        | any other program | started as ever: a guarded site's refuses |
+        | options for the program | started as ever, and guarded all the same |
         | the fork server has not imported everything yet | the message waits for it |
-        | the fork server has died | there is another one |
+        | the fork server has died, or has not read for long | there is another one |
+        | what it was asked and did not read | Flower hands it out again after half a minute |
         """
         program, *arguments = command
         if program != GUARDED or options:
@@ -54,16 +57,21 @@ class Programs:
         pipe = self._running.stdin
         if pipe is None:
             raise AssertionError("the fork server reads from a pipe")
-        pipe.write(json.dumps(arguments).encode() + b"\n")
+        line = json.dumps(arguments).encode() + b"\n"
+        if pipe.write(line) != len(line):
+            raise BrokenPipeError("nobody reads it")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self._server, stdin=subprocess.PIPE, bufsize=0)
+        started = subprocess.Popen(self._server, stdin=subprocess.PIPE, bufsize=0)
+        if started.stdin is not None:
+            os.set_blocking(started.stdin.fileno(), False)
+        return started
 
 
 def fork(server: Sequence[str]) -> None:
     """Make Flower fork, by a fork server that is started as said.
 
-    With a Flower that starts programs from elsewhere a site does not start, as in `guard`.
+    With a Flower that starts programs from elsewhere it does not start, as in `guard`.
     """
     from flwr.supercore.superexec.executor import subprocess_executor as flower
 

@@ -2,12 +2,13 @@
 
 It reads the arguments of `flwr-clientapp` from its standard input, a JSON list per line, and ends
 with it: nobody but who started it can ask it for anything. Imports are all that it has: no key, no
-record, no ledger and no message was ever there. Each message is answered in a fork, which ends with
-the message as the program would, and which nothing is kept of.
+record, no ledger and no message's content was ever there. Each message is answered in a fork, which
+ends with the message as the program would, and which nothing is kept of.
 """
 
 import gc
 import importlib
+import io
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ import traceback
 from contextlib import suppress
 from typing import Never
 
-from fedveil.flower.guard import answer
+from fedveil.flower.guard import answer, guard
+from fedveil.flower.processes import end_with_us
 
 IMPORTED = (
     "flwr.supernode.cli",
@@ -29,11 +31,13 @@ IMPORTED = (
 def main() -> None:
     """Fork for each line, until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for those who started it
+    end_with_us()
     for name in IMPORTED:
         importlib.import_module(name)
+    guard()  # each fork does, and a Flower that cannot be guarded is noticed now
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a fork
     gc.freeze()
-    for line in sys.stdin:
+    for line in io.FileIO(0):  # which reads nothing ahead that a fork would then have too
         arguments = json.loads(line)
         try:
             process = os.fork()
@@ -52,6 +56,8 @@ def _in_fork(arguments: list[str]) -> Never:
         answer(arguments)
     except SystemExit as e:
         code = e.code if isinstance(e.code, int) else int(e.code is not None)
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -62,12 +68,13 @@ def _in_fork(arguments: list[str]) -> Never:
 
 
 def _begin() -> None:
-    """Undo what is the server's: its input, its signals, and NumPy's common generator.
+    """Undo what is the server's: its input, its signals, and the common generators.
 
-    Python seeds its own in every fork. A site's noise comes from neither: it is secure, or has a
-    seed from the operating system. But no two forks are to agree where two programs would not.
+    Python seeds its own in every fork. A site's noise comes from none of them: it is secure, or has
+    a seed from the operating system. But no two forks are to draw what two programs would not.
     """
     import numpy as np
+    import torch
 
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -75,6 +82,7 @@ def _begin() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     np.random.seed()
+    torch.seed()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SUPEREXEC = "flower-superexec"
-"""The command that a SuperNode starts once, and that starts the others."""
+"""The command that a site starts beside its SuperNode, and that starts the others."""
 
 GUARDED = "flwr-clientapp"
 """The command for a message to a ClientApp."""
@@ -53,8 +53,8 @@ def answer(arguments: Sequence[str]) -> None:
 def guard() -> None:
     """Put the installed ClientApp in the place of whatever is sent.
 
-    Both places must be where they are known to be; with a Flower that has moved them, a site does
-    not start rather than run code that came from elsewhere.
+    Both places must be where they are known to be; with a Flower that has moved them, a site
+    answers nothing rather than run code that came from elsewhere.
     """
     from flwr.supernode.runtime import run_clientapp as runtime
 
@@ -71,8 +71,8 @@ def _unpack_nothing(*_: object, **__: object) -> None:
 def _ours(*_: object, **__: object) -> Callable[..., Any]:
     """In place of importing what was unpacked.
 
-    Nothing heavy is imported before: Flower starts another process for a task if the first has not
-    reported within half a minute, which on a busy machine is not much.
+    Nothing heavy is imported before by a program that was started for a message: Flower starts
+    another if it has not reported within half a minute, which on a busy machine is not much.
     """
 
     def load(*_: object) -> Any:

@@ -61,7 +61,7 @@ class Process:
                 cwd=folder,
                 env=own_environment() if environment is None else environment,
                 start_new_session=True,
-                preexec_fn=_end_with_us,
+                preexec_fn=end_with_us,
             )
         return cls(name, popen, log)
 
@@ -105,7 +105,7 @@ class Process:
         return lines[-1] if lines else "it said nothing"
 
 
-def _end_with_us() -> None:
+def end_with_us() -> None:
     """In the new process: where the system can do it, end when the process that started it does.
 
     Whoever is killed at once has no time to stop what it started.
