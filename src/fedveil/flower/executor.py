@@ -58,7 +58,7 @@ class Programs:
         if pipe is None:
             raise AssertionError("the fork server reads from a pipe")
         line = json.dumps(arguments).encode() + b"\n"
-        if pipe.write(line) != len(line):
+        if self._running.poll() is not None or pipe.write(line) != len(line):
             raise BrokenPipeError("nobody reads it")
 
     def _start(self) -> subprocess.Popen[bytes]:
