@@ -18,7 +18,6 @@ def made(client=RECORD, **changes):
 
 
 REFUSED = {
-    "no test split": ({"test": None}, "test is None: the pair (x, y)"),
     "half a test split": ({"test": ([[1.0]],)}, "test is ([[1.0]],)"),
     "a text for a test split": ({"test": "ab"}, "test is 'ab'"),
     "a dict for a test split": ({"test": {"x": [1.0], "y": [1]}}, "test is {'x'"),

@@ -265,7 +265,7 @@ BAD = {
     "a word for the test split": (
         text(rows()),
         {"test": "some"},
-        "test is 'some': use a share such as 0.2, 'by-client', or the path of a .csv or .parquet",
+        "test is 'some': use a share such as 0.2, 'by-client', 'none', or the path of a .csv",
     ),
     "a split that a table does not have": (
         text(rows()),
@@ -350,7 +350,7 @@ def refusal(call):
 
 def test_the_table_that_is_changed_is_a_good_one(here):
     write(here / "t.csv", text(rows()))
-    data = FederatedData.from_table("t.csv", client="site", target="well")
+    data = FederatedData.from_table("t.csv", client="site", target="well", test="by-client")
     assert data.clients + len(data.test_x) // EACH == SITES
     assert SITE in data.names
     assert data.record_shape == (3,)
@@ -360,7 +360,7 @@ def test_the_table_that_is_changed_is_a_good_one(here):
 def test_a_bad_table_gets_one_line(here, name):
     content, options, message = BAD[name]
     write(here / "t.csv", content)
-    options = {"client": "site", "target": "well", **options}
+    options = {"client": "site", "target": "well", "test": "by-client", **options}
     assert message in refusal(lambda: FederatedData.from_table("t.csv", **options))
     recipe = load_recipe("central", settings("t.csv", options))
     assert message in refusal(lambda: data_of(recipe))
@@ -426,7 +426,8 @@ def test_arguments_that_do_not_go_together_get_one_line(options, message):
 def test_the_command_line_says_it_in_one_line(here, name, monkeypatch, capsys):
     content, options, message = BAD[name]
     write(here / "t.csv", content)
-    said = settings("t.csv", {"client": "site", "target": "well", **options})
+    options = {"client": "site", "target": "well", "test": "by-client", **options}
+    said = settings("t.csv", options)
     arguments = [part for setting in said for part in ("--set", setting)]
     monkeypatch.setattr(sys, "argv", ["fedveil", "run", "central", *arguments])
     with pytest.raises(SystemExit) as ended:

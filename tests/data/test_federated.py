@@ -30,7 +30,7 @@ def test_properties():
     assert make(names=None).client_name(1) == "1"
 
 
-SAID = {"fitted": "means", "declared_public": True, "test_of_clients": True}
+SAID = {"fitted": "means", "declared_public": True}
 
 
 def test_what_is_said_of_the_records_is_kept(tmp_path):
@@ -52,6 +52,15 @@ def test_data_saved_before_anything_was_said_open_as_they_were(tmp_path):
     assert opened.fingerprint == make().fingerprint
 
 
+def test_data_saved_as_tested_on_clients_records_still_are(tmp_path):
+    make().save(tmp_path / "old")
+    (tmp_path / "old" / "meta.json").write_text('{"classes": 3, "test_of_clients": true}')
+    opened = FederatedData.open(tmp_path / "old")
+    assert opened.test_of_clients
+    with pytest.raises(BadInput, match="test records are the clients' own"):
+        opened.check_secure()
+
+
 @pytest.mark.parametrize("key", SAID)
 def test_what_is_said_has_its_type(tmp_path, key):
     make().save(tmp_path / "odd")
@@ -61,7 +70,8 @@ def test_what_is_said_has_its_type(tmp_path, key):
 
 
 def test_the_fingerprint_covers_what_was_fitted_and_whose_the_test_is():
-    different = (make(), make(fitted="means"), make(fitted="sums"), make(test_of_clients=True))
+    owned = make(test_owners=np.array([0, -2]))
+    different = (make(), make(fitted="means"), make(fitted="sums"), owned)
     assert len({data.fingerprint for data in different}) == 4
     assert make(fitted="means", declared_public=True).fingerprint == different[1].fingerprint
 
@@ -133,7 +143,9 @@ def test_from_clients_refuses(clients, message):
         ({"offsets": np.array([0, 6, 5])}, "offsets must rise"),
         ({"offsets": np.array([0, 5, 5])}, "client 'bob' has no records"),
         ({"y": np.array([0, 1])}, "5 feature rows and 2 targets"),
-        ({"test_x": np.ones((0, 2)), "test_y": np.array([])}, "the test split is empty"),
+        ({"test_owners": np.array([0])}, "a whole number for each of 2 test records is needed"),
+        ({"test_owners": np.array([0.0, 1.0])}, "a whole number for each of 2 test records"),
+        ({"test_owners": np.array([0, 2])}, "test_owners has client 2: there are 2, from 0 on"),
         ({"test_y": np.array([0])}, "2 test rows and 1 test targets"),
         ({"test_x": np.ones((2, 3))}, r"test records have shape \(3,\), training records \(2,\)"),
         ({"classes": -1}, "classes is -1"),

@@ -43,7 +43,7 @@ def dataset(count=60, sites=12, first=0, **changes):
 
 def test_labels_by_name_are_declared():
     data = FederatedData.from_datasets(
-        dataset(), client="site", target="mood", features=["age", "sex"]
+        dataset(), client="site", target="mood", features=["age", "sex"], test="by-client"
     )
     assert data.schema.labels == ("sad", "so-so", "glad")
     assert data.schema.features[1].values == ("f", "m", "x")
@@ -68,7 +68,11 @@ def test_it_is_the_table_that_it_holds():
 
 def test_rows_that_were_chosen_are_the_rows_that_count():
     data = FederatedData.from_datasets(
-        dataset().select(range(30)), client="site", target="mood", features=["age"]
+        dataset().select(range(30)),
+        client="site",
+        target="mood",
+        features=["age"],
+        test="by-client",
     )
     assert len(data.x) + len(data.test_x) == 30
 
@@ -125,7 +129,9 @@ def test_pictures_are_arrays():
 def test_missing_labels_are_refused():
     odd = dataset(mood=[-1] + [0, 2] * 29 + [0])
     with pytest.raises(BadInput, match="row 1 of column 'mood' is empty, and it is the target"):
-        FederatedData.from_datasets(odd, client="site", target="mood", features=["age"])
+        FederatedData.from_datasets(
+            odd, client="site", target="mood", features=["age"], test="by-client"
+        )
 
 
 @pytest.mark.parametrize(

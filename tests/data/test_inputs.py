@@ -158,7 +158,8 @@ TABLE = {
 
 
 def test_columns_of_arrays_beside_others_are_inputs_by_name(tmp_path):
-    data = FederatedData.from_table(TABLE, client="who", target="ill")
+    options = {"client": "who", "target": "ill", "test": "by-client"}
+    data = FederatedData.from_table(TABLE, **options)
     assert data.record_shape == {"ids": (3,), "age": (1,), "sex": (2,)}
     assert data.x["ids"].dtype == np.int64
     assert data.target == Target(2)
@@ -167,7 +168,7 @@ def test_columns_of_arrays_beside_others_are_inputs_by_name(tmp_path):
     assert (opened.schema, opened.fingerprint) == (data.schema, data.fingerprint)
     odd = {("my age" if name == "age" else name): column for name, column in TABLE.items()}
     with pytest.raises(BadInput, match="have an input called 'my age'"):
-        FederatedData.from_table(odd, client="who", target="ill")
+        FederatedData.from_table(odd, **options)
 
 
 def test_rows_of_named_inputs_are_dealt_whole():

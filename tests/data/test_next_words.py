@@ -21,7 +21,7 @@ SAID = {"length": 3, "words": ["a", "b", "c"]}
 def made(texts=TEXTS, said=SAID, **options):
     rows = {"text": texts * 10, "who": [f"w{k // 4}" for k in range(10 * len(texts))]}
     return fv.FederatedData.from_table(
-        rows, client="who", target="text", columns={"text": said}, **options
+        rows, client="who", target="text", columns={"text": said}, test="by-client", **options
     )
 
 

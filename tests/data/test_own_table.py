@@ -54,7 +54,16 @@ def federation(changed=None, sites=SITES):
 
 
 def made(rows, **options):
+    options = {"test": "by-client", **options}
     return fv.FederatedData.from_table(rows, client="site", target="well", **options)
+
+
+def held(data):
+    count = SITES - data.clients
+    return (
+        f"{count} owners are held out of {SITES} for testing, measured in the clear, and not "
+        "protected by this claim"
+    )
 
 
 def of_others(data):
@@ -113,6 +122,7 @@ def test_statistics_of_the_test_split_are_statistics_of_the_test_split():
     np.testing.assert_allclose(data.test_x[:, :2].std(axis=0), [1, 1], rtol=1e-5)
     assert np.abs(data.x[:, :2].mean(axis=0)).max() > 1e-3
     assert (data.fitted, data.assumptions) == ("", (ON_TEST,))
+    assert data.test_assumptions == (held(data),)
     assert not data.test_of_clients
     data.check_secure()
 
@@ -145,16 +155,13 @@ def test_statistics_can_be_declared_public():
     data.check_secure()
 
 
-@pytest.mark.parametrize(
-    "test", [0.25, table(site("s3", 50)), {k: v for k, v in table(site("x", 50)).items()
-                                           if k != "site"}]
-)  # fmt: skip
+@pytest.mark.parametrize("test", [0.25, table(site("s3", 50))])
 def test_statistics_of_clients_own_test_rows_are_statistics_of_clients(test):
-    """A share, a test table with a client in it, and one that does not say whose rows it has."""
+    """A share, and a test table with a client in it."""
     data = made(federation(), test=test)
     assert data.test_of_clients
     assert data.fitted == ON_CLIENTS
-    assert len(data.assumptions) == 2
+    assert len(data.assumptions) == len(data.test_assumptions) == 1
     with pytest.raises(BadInput, match="'secure' and means"):
         data.check_secure()
     declared = made(federation(), test=test, columns=DECLARED)
@@ -163,22 +170,43 @@ def test_statistics_of_clients_own_test_rows_are_statistics_of_clients(test):
         declared.check_secure()
 
 
-def test_a_test_table_of_others_is_nobody_s():
+def test_a_test_table_of_others_has_owners_who_are_held_out():
     test = table(site("t1", 100) + site("t2", 101))
     data = made(federation(), test=test)
     assert (data.clients, len(data.test_x), data.test_of_clients) == (SITES, 12, False)
     assert data.assumptions == (ON_TEST,)
+    assert data.held_out == 2
+    assert "2 owners are held out of 14" in data.test_assumptions[0]
+
+
+def test_a_test_table_that_names_nobody_is_public():
+    test = {k: v for k, v in table(site("x", 50)).items() if k != "site"}
+    data = made(federation(), test=test)
+    assert (data.held_out, data.test_of_clients) == (0, False)
+    assert data.test_assumptions == ("the test records are taken as public",)
+    data.check_secure()
+
+
+def test_without_a_test_split_every_row_is_a_client_s_and_nothing_is_fitted():
+    data = made(federation(), test=None, columns=DECLARED)
+    assert (data.clients, data.records, len(data.test_y)) == (SITES, 6 * SITES, 0)
+    assert (data.assumptions, data.test_assumptions) == ((), ())
+    with pytest.raises(BadInput, match="nothing is declared of 'dose', 'city', and there is no"):
+        made(federation(), test=None, columns={k: DECLARED[k] for k in ("age", "well")})
 
 
 def test_rows_that_are_dealt_have_a_test_split_of_nobody_s_rows():
     columns = {name: column for name, column in federation().items() if name != "site"}
-    data = fv.FederatedData.from_table(columns, target="well", clients=10)
+    data = fv.FederatedData.from_table(columns, target="well", clients=10, test=0.2)
     assert (data.clients, len(data.test_x), data.test_of_clients) == (10, 15, False)
     assert data.assumptions == (ON_TEST,)
-    other = fv.FederatedData.from_table(columns, target="well", clients=10, seed=1)
+    assert data.held_out == 15  # each row may be another person's
+    other = fv.FederatedData.from_table(columns, target="well", clients=10, seed=1, test=0.2)
     np.testing.assert_array_equal(data.test_x, other.test_x)
     assert not np.array_equal(data.x, other.x)
-    by_label = fv.FederatedData.from_table(columns, target="well", clients=2, partition="shards")
+    by_label = fv.FederatedData.from_table(
+        columns, target="well", clients=2, partition="shards", test=0.2
+    )
     assert (np.diff(by_label.y) >= 0).all()
 
 
@@ -191,16 +219,14 @@ def test_unseen_categories_are_zeros_and_types_that_clients_do_not_keep_are_refu
         made(federation([{**row, "age": "old"} for row in site("s0", 0)]))
 
 
-def test_clients_with_few_records_are_left_out_and_every_claim_says_how_many():
+def test_clients_with_few_records_are_left_out_and_no_claim_says_how_many():
     columns = federation(site("s0", 0, count=2))
     assert "s0" in made(columns).names
     data = made(columns, min_records=3)
     assert "s0" not in data.names
     assert data.remarks[-1] == (
-        "which clients have at least 3 records is public: 1 with fewer were left out"
+        "which clients have at least 3 records is public: the others were left out"
     )
-    none = made(columns, min_records=2)
-    assert none.remarks[-1].endswith("at least 2 records is public: 0 with fewer were left out")
 
 
 def test_claims_of_a_training_say_it():
@@ -225,6 +251,7 @@ def test_labels_are_found_or_a_number_is():
     def target(entries, **said):
         return fv.FederatedData.from_table(
             {**columns, "y": entries}, client="site", target="y", features=["age"],
+            test="by-client",
             **({"columns": {"y": said}} if said else {})
         )  # fmt: skip
 
@@ -246,7 +273,9 @@ def test_arrays_are_the_only_feature_and_keep_their_shape():
     columns = federation()
     random = np.random.default_rng(0)
     words = random.integers(9, size=(len(columns["age"]), 5))
-    options = {"client": "site", "target": "well", "features": ["text"]}
+    options = {
+        "client": "site", "target": "well", "features": ["text"], "test": "by-client",
+    }  # fmt: skip
     for text in (words, words.tolist(), list(words), torch.tensor(words)):
         data = fv.FederatedData.from_table({**columns, "text": text}, **options)
         assert (data.x.dtype, data.record_shape) == (np.int64, (5,))
@@ -263,7 +292,7 @@ def test_arrays_are_the_only_feature_and_keep_their_shape():
     data = fv.FederatedData.from_table({**columns, "text": images}, **options, columns=pixels)
     assert (data.x.dtype, data.record_shape) == (np.float32, (2, 3))
     assert np.abs(data.x).max() <= 1
-    beside = fv.FederatedData.from_table({**columns, "text": images}, client="site", target="well")
+    beside = made({**columns, "text": images})
     assert beside.record_shape["text"] == (2, 3)
     assert len(beside.record_shape) == 4
     ragged = [row[: 4 + (k % 2)] for k, row in enumerate(words.tolist())]

@@ -220,7 +220,7 @@ def test_a_fifth_of_the_owners_is_held_out():
 def test_the_sources_own_split_says_that_clients_are_in_it():
     data = owned(test="records")
     assert (data.clients, len(data.test_x), data.test_of_clients) == (8, 24, True)
-    (said,) = data.assumptions
+    (said,) = data.test_assumptions
     assert said.startswith("test records of the clients themselves are measured in the clear")
     with pytest.raises(BadInput, match=r"secure.* hold clients out \(data.test = 'by-client'\)"):
         data.check_secure()

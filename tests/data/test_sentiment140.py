@@ -43,7 +43,7 @@ def test_users_are_merged_or_stay_alone(tmp_path):
     alone = partition(records, kind="natural", clients=None, seed=1, test="records")
     assert set(alone.sizes) == {3}
     assert alone.assumptions == (
-        "which clients have at least 2 records is public: 0 with fewer were left out",
+        "which clients have at least 2 records is public: the others were left out",
     )
     merged = partition(records, kind="grouped", clients=4, seed=1, test="records")
     assert (merged.clients, len(merged.x)) == (4, len(alone.x))

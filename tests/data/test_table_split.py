@@ -15,15 +15,22 @@ def numbers(table):
     return sorted(table.columns["a"].tolist())
 
 
-def test_left_out_it_is_by_client_or_a_fifth():
-    by_client = split_table(ROWS, "site", None, None)
+@pytest.mark.parametrize("test", [None, "none"])
+@pytest.mark.parametrize("client", [None, "site"])
+def test_left_out_no_row_is_tested_on(client, test):
+    found = split_table(ROWS, client, test, None)
+    assert (len(found.train), len(found.test), found.of_clients) == (100, 0, False)
+
+
+def test_by_client_or_a_share():
+    by_client = split_table(ROWS, "site", "by-client", None)
     tested = set(by_client.test.columns["site"])
     assert 1 <= len(tested) < 10
     assert tested.isdisjoint(by_client.train.columns["site"])
     assert numbers(by_client.train) + numbers(by_client.test) != [*range(100)]
     assert sorted(numbers(by_client.train) + numbers(by_client.test)) == [*range(100)]
     assert not by_client.of_clients
-    dealt = split_table(ROWS, None, None, None)
+    dealt = split_table(ROWS, None, 0.2, None)
     assert (len(dealt.train), len(dealt.test), dealt.owners) == (80, 20, None)
 
 
@@ -42,9 +49,9 @@ def test_a_share_is_taken_of_every_client():
 
 
 @pytest.mark.parametrize(
-    ("sites", "shared"), [(["new", "newer"], False), (["new", "s3"], True), (None, True)]
+    ("sites", "shared"), [(["new", "newer"], False), (["new", "s3"], True), (None, False)]
 )
-def test_a_test_table_is_clients_own_unless_it_says_otherwise(sites, shared):
+def test_a_test_table_is_clients_own_by_name(sites, shared):
     test = {"a": [1, 2], **({"site": sites} if sites else {})}
     found = split_table(ROWS, "site", test, None)
     assert found.of_clients is shared
@@ -56,6 +63,21 @@ def test_a_test_table_is_clients_own_unless_it_says_otherwise(sites, shared):
 
 def test_a_test_table_of_rows_that_are_dealt_is_nobody_s():
     assert not split_table(ROWS, None, {"a": [1]}, None).of_clients
+
+
+@pytest.mark.parametrize("client", [None, "site"])
+def test_rows_of_the_same_source_are_traced_whatever_they_are_called(tmp_path, client):
+    text = "site,a\n" + "".join(f"s{k // 2},{k}\n" for k in range(6))
+    for name in ("t.csv", "copy.csv"):
+        (tmp_path / name).write_text(text)
+    read = read_table(tmp_path / "t.csv")
+    found = split_table(read, client, tmp_path / "copy.csv", None)
+    assert found.of_clients
+    assert found.test_lines.tolist() == [1, 2, 3, 4, 5, 6]
+    frame = {"site": ["a", "a", "b", "b"], "a": [1, 2, 3, 4]}
+    assert split_table(read_table(frame), client, frame, None).of_clients
+    other = {"site": ["c", "c"], "a": [1, 2]}
+    assert split_table(read_table(frame), client, other, None).test_lines.tolist() == [-1, -1]
 
 
 def test_a_test_file_is_read(tmp_path):
@@ -73,9 +95,6 @@ def test_clients_with_too_few_rows_are_left_out_of_both_parts(test):
     kept = set(found.train.columns["site"])
     if test == 0.5:
         assert set(found.test.columns["site"]) == kept
-    held = set(found.test.columns["site"]) if test == "by-client" else set()
-    assert found.dropped == 20 - len(kept) - len(held)
-    assert found.dropped == (0 if "s0" in held else 1)
 
 
 def test_numbers_are_names_too():

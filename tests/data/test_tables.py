@@ -72,7 +72,7 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_rows_are_the_same_data(form, tmp_path):
-    options = {"client": "site", "target": "well", "columns": DECLARED}
+    options = {"client": "site", "target": "well", "columns": DECLARED, "test": "by-client"}
     plain = FederatedData.from_table(COLUMNS, **options)
     data = FederatedData.from_table(form(tmp_path), **options)
     assert data.schema == plain.schema
@@ -82,7 +82,7 @@ def test_the_same_rows_are_the_same_data(form, tmp_path):
 
 def test_types_that_other_rows_decide_do_not_matter():
     """A data frame stores whole numbers as floats if somebody's entry is missing."""
-    options = {"client": "site", "target": "well", "features": ["age"]}
+    options = {"client": "site", "target": "well", "features": ["age"], "test": "by-client"}
     options["columns"] = {"age": {"values": [*range(20, 80)], "fill": 20}}
     whole = FederatedData.from_table(pandas.DataFrame(COLUMNS), **options)
     missing = [*COLUMNS["age"]]

@@ -93,7 +93,7 @@ def test_tables_have_targets_of_arrays():
         "next": np.arange(72).reshape(36, 2) % 5,
         "scores": np.ones((36, 3)),
     }
-    options = {"client": "who", "features": ["age"]}
+    options = {"client": "who", "features": ["age"], "test": "by-client"}
     columns = {"next": {"classes": 5}}
     data = FederatedData.from_table(table, target="next", columns=columns, **options)
     assert data.target == data.schema.target.target == Target(5, (2,))
@@ -126,7 +126,7 @@ def test_records_are_not_sorted_by_targets_of_several_places(kind, extra):
         FederatedData.from_table(
             table,
             target="next",
-            columns={"next": {"classes": 5}},
+            columns={"next": {"classes": 5}, "age": {"low": 0, "high": 36}},
             clients=4,
             partition=kind,
             **extra,

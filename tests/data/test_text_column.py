@@ -29,7 +29,7 @@ def table(changed=None, users=20):
 def made(rows, said, **options):
     columns = {"review": said, **LABELS}
     return fv.FederatedData.from_table(
-        rows, client="user", target="label", columns=columns, **options
+        rows, client="user", target="label", columns=columns, test="by-client", **options
     )
 
 

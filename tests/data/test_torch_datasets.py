@@ -65,7 +65,7 @@ def test_numbers_to_predict_and_what_is_said():
             r"record 1 of client '0' has a record of shape \(2,\)",
         ),
         ([[([[1.0], [1.0, 2.0]], 0)]], Squares(1), "features of client '0' cannot be made"),
-        ([Squares(2)], None, "the test split has None: a data set with a length"),
+        ([Squares(2)], 5, "the test split has 5: a data set with a length"),
         ([Squares(2)], Squares(0), "the test split has no records"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.checks import shown
 from fedveil.data import saved
 from fedveil.data.arrays import Array as Array
 from fedveil.data.arrays import (
@@ -25,22 +26,19 @@ from fedveil.data.arrays import (
     targets_of,
     triples,
 )
+from fedveil.data.provenance import PUBLIC, check_copies, held_out, owners_in_memory, sentences
 from fedveil.data.schema import TableSchema
 from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, count, join_inputs, labelled, shape_of, taken
+from fedveil.inputs import Inputs, count, join_inputs, labelled, mapped, shape_of, taken
 from fedveil.targets import Target
 
-_SAID: dict[str, Any] = {
-    "fitted": "",
-    "declared_public": False,
-    "test_of_clients": False,
-    "known_as": "",
-}
+_SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "known_as": ""}
 _LISTS = ("remarks", "elsewhere")
 """What is said of the records beside the arrays, and what holds where nothing is said."""
 
-_ARRAYS = ("x", "y", "offsets", "test_x", "test_y", "names")
+_ARRAYS = ("x", "y", "offsets", "test_x", "test_y", "names", "test_owners")
+_OPTIONAL = ("names", "test_owners")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +53,13 @@ class FederatedData:
     at once. `classes` is 0 when `y` is real numbers [records, ...] to be predicted. `names` may be
     None: client k is then "k".
 
-    Test records are measured in the clear: they belong to no client, unless `test_of_clients` says
-    that some do. `fitted` names what of the features was fitted on clients' records in the clear
-    (means, say), "" if nothing was; `declared_public` says that it is known from elsewhere.
-    `remarks` are what else claims have to say of the records. Claims say it all (`assumptions`),
-    and secure noise refuses what they do not cover (`check_secure`). `schema` is how the rows of a
-    table became records.
+    There may be no test records. `test_owners` has the owner of each: client k as k, somebody held
+    out of the clients as a number below -1, nobody as -1; None if all are public. `fitted` names
+    what of the features was fitted on clients' records in the clear (means, say), "" if nothing
+    was; `declared_public` says that it is known from elsewhere. `remarks` are what else claims have
+    to say of the records. Claims say it all (`assumptions`, `test_assumptions`), and secure noise
+    refuses what they do not cover (`check_secure`). `schema` is how the rows of a table became
+    records.
 
     A federation's server has the test split and nobody's records: `elsewhere` then holds how many
     records each client has as far as that is public, 0 where it is not, and `x` and `y` are empty
@@ -83,7 +82,7 @@ class FederatedData:
     names: Array | None = None
     fitted: str = ""
     declared_public: bool = False
-    test_of_clients: bool = False
+    test_owners: npt.NDArray[np.int64] | None = None
     remarks: tuple[str, ...] = ()
     schema: TableSchema | None = None
     elsewhere: tuple[int, ...] = ()
@@ -126,21 +125,26 @@ class FederatedData:
     ) -> "FederatedData":
         """The rows of a CSV or Parquet file, a data frame, an Arrow table or a dict of columns.
 
-        `client` names the column that says whose a row is; without one, rows are dealt to a number
+        `client` names the column with the client of a row. Without one, rows are dealt to a number
         of `clients`. `columns` declare in public how entries become numbers: `low` and `high`, or
         `mean` and `std`, or `values`; `fill` and `other`. What is not declared is fitted, and
-        `statistics` says on what: "held-out" (left out: the same) on the test split, "clients" on
-        clients' records, "public" on these as well, declared public. `test` is "by-client", a
-        share, or a table of test rows. docs/data.md says what claims make of each.
+        `statistics` says on what: "held-out" (default) on the test split, "clients" on clients'
+        records, "public" on these as well, declared public. `test` is "by-client", which holds
+        out a fifth of the clients, a share of the rows, or a table of test rows. By default there
+        is no test split, and every row is a client's. docs/data.md says what claims make of each.
 
         >>> ages, wells = [20, 40, 60, 80] * 9, ["no", "yes"] * 18
         >>> data = FederatedData.from_table(
         ...     {"site": [f"s{k // 3}" for k in range(36)], "age": ages, "well": wells},
-        ...     client="site", target="well", columns={"age": {"low": 0, "high": 100}})
-        >>> data.clients + len(data.test_x) // 3, data.classes, data.record_shape
-        (12, 2, (1,))
-        >>> data.assumptions
-        ("labels of 'well' were fitted on the test records, which no claim covers",)
+        ...     client="site", target="well", columns={"age": {"low": 0, "high": 100}},
+        ...     test="by-client")
+        >>> data.clients, data.held_out, data.classes, data.record_shape
+        (10, 2, 2, (1,))
+        >>> for text in (*data.assumptions, *data.test_assumptions):
+        ...     print(text)
+        labels of 'well' were fitted on the test records, which no claim covers
+        2 owners are held out of 12 for testing, measured in the clear, and not protected by \
+this claim
         """
         from fedveil.data.own_table import TableQuestion, federated_table
 
@@ -187,15 +191,15 @@ class FederatedData:
 
     @classmethod
     def from_torch(
-        cls, datasets: object, *, test: object, classes: int, **said: Any
+        cls, datasets: object, *, test: object = None, classes: int, **said: Any
     ) -> "FederatedData":
         """One PyTorch data set per client, or any sequence of (x, y): a dict by name, or a list.
 
-        `test` is another one, of nobody's records; `said` is what `from_clients` is told of them.
+        `test` is another one; `said` are further arguments of `from_clients`.
         """
         from fedveil.data.torch_datasets import arrays_of, clients_from_datasets
 
-        tested = arrays_of(test, "the test split")
+        tested = None if test is None else arrays_of(test, "the test split")
         return cls.from_clients(
             clients_from_datasets(datasets), test=tested, classes=classes, **said
         )
@@ -209,22 +213,30 @@ class FederatedData:
         cls,
         clients: Iterable[tuple[str, Any, Any]],
         *,
-        test: tuple[Any, Any],
+        test: tuple[Any, Any] | None = None,
+        test_owners: Sequence[str] | None = None,
         classes: int,
         fitted: str = "",
         declared_public: bool = False,
-        test_of_clients: bool = False,
     ) -> "FederatedData":
         """Build from (name, features, targets) triples, one per client.
+
+        `test` is a pair of features and targets, `test_owners` the name of each test record's
+        owner: a client's, or another for somebody held out. Without names, test records are a
+        client's own if they lie in the same memory, and otherwise public, which claims say. Copies
+        of clients' records are refused.
 
         Features stay whole numbers (int64) if all of them are, and become float32 otherwise. A
         matrix of floats or truth values with a column for each of the `classes` says of each label
         whether it holds; whole numbers are labels.
         """
         check_classes(classes)
-        named, (test_x, test_y) = triples(clients), pair(test)
+        named = triples(clients)
         if not named:
             raise BadInput("no clients: give at least one (name, x, y)")
+        test_x, test_y = (taken(named[0][1], slice(0)), named[0][2][:0])
+        if test is not None:
+            test_x, test_y = pair(test)
         for name, x, y in named:
             if count(x) != len(y):
                 raise BadInput(f"client {name!r} has {count(x)} feature rows and {len(y)} targets")
@@ -240,7 +252,12 @@ class FederatedData:
             )
         y = _joined([y for _, _, y in named])
         check_not_labels(y, classes)
-        all_x, test_x = joined_features([x for _, x, _ in named], test_x)
+        parts = [x for _, x, _ in named]
+        names = np.array([name for name, _, _ in named])
+        owners = owners_in_memory(parts, test_x)
+        if test_owners is not None:
+            owners = np.where(owners >= 0, owners, _owners_named(test_owners, names, len(test_y)))
+        all_x, test_x = joined_features(parts, test_x)
         return cls(
             x=all_x,
             y=targets_of(y, classes),
@@ -248,22 +265,33 @@ class FederatedData:
             test_x=test_x,
             test_y=targets_of(test_y, classes),
             classes=classes,
-            names=np.array([name for name, _, _ in named]),
+            names=names,
+            test_owners=owners,
             fitted=fitted,
             declared_public=declared_public,
-            test_of_clients=test_of_clients,
         )
 
     def joined(self, *others: "FederatedData") -> "FederatedData":
-        """These clients, and behind them those of each of the `others`, as one; a copy of all."""
+        """These clients, and behind them those of each of the `others`, as one; a copy of all.
+
+        The test split is that of the first. Whatever claims have to say of one is said of all.
+        """
         every = [self, *others]
-        return FederatedData(
+        if any(each.elsewhere for each in every):
+            raise BadInput("records that are at their sites cannot be joined")
+        schemas = [each.schema for each in every if each.schema is not None]
+        if any(schema != schemas[0] for schema in schemas):
+            raise BadInput("tables of different columns or encodings cannot be joined: use one")
+        fitted = [each for each in every if each.fitted]
+        return replace(
+            self,
             x=join_inputs([each.x for each in every], _behind),
             y=np.concatenate([each.y for each in every]),
             offsets=np.cumsum([0, *np.concatenate([each.sizes for each in every])], dtype=np.int64),
-            test_x=self.test_x,
-            test_y=self.test_y,
-            classes=self.classes,
+            names=None,
+            fitted=", ".join(dict.fromkeys(each.fitted for each in fitted)),
+            declared_public=bool(fitted) and all(each.declared_public for each in fitted),
+            remarks=tuple(dict.fromkeys(text for each in every for text in each.remarks)),
         )
 
     def at_sites(
@@ -280,6 +308,7 @@ class FederatedData:
             y=self.y[:0],
             offsets=np.zeros(len(names) + 1, dtype=np.int64),
             names=np.array(names),
+            test_owners=np.minimum(self.owners_of_test, len(names) - 1),
             elsewhere=tuple(records) or (0,) * len(names),
             known_as=known_as,
         )
@@ -321,6 +350,23 @@ class FederatedData:
     def client_name(self, client: int) -> str:
         return str(client) if self.names is None else str(self.names[client])
 
+    @cached_property
+    def owners_of_test(self) -> npt.NDArray[np.int64]:
+        """The owner of each test record (`test_owners`)."""
+        if self.test_owners is None:
+            return np.full(len(self.test_y), PUBLIC, dtype=np.int64)
+        return self.test_owners
+
+    @property
+    def test_of_clients(self) -> bool:
+        """Whether some test records are clients' own."""
+        return bool((self.owners_of_test >= 0).any())
+
+    @property
+    def held_out(self) -> int:
+        """The number of owners who are no clients, and whose records are tested on."""
+        return len(np.unique(self.owners_of_test[self.owners_of_test < PUBLIC]))
+
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What every claim about these clients has to say."""
@@ -331,12 +377,12 @@ class FederatedData:
             said.append(
                 f"{self.fitted} were fitted on clients' records in the clear: outside this claim"
             )
-        if self.test_of_clients:
-            said.append(
-                "test records of the clients themselves are measured in the clear: outside this "
-                "claim"
-            )
         return (*said, *self.remarks)
+
+    @property
+    def test_assumptions(self) -> tuple[str, ...]:
+        """What a claim has to say where the test split is measured in the clear."""
+        return sentences(self.owners_of_test, self.clients)
 
     def check_secure(self) -> None:
         """Refuse, for secure noise, what was or will be computed of clients' records without any.
@@ -346,6 +392,7 @@ class FederatedData:
         | something was fitted on clients' records | BadInput |
         | it is declared public | allowed, and the claim says so |
         | some test records are clients' | BadInput |
+        | owners are held out for testing | allowed, and the claim counts them |
         """
         if self.fitted and not self.declared_public:
             raise BadInput(
@@ -356,12 +403,45 @@ class FederatedData:
         if self.test_of_clients:
             raise BadInput(
                 "noise.source is 'secure' and test records are the clients' own, measured in the "
-                "clear: hold clients out (data.test = 'by-client')"
+                "clear: hold clients out (data.test = 'by-client'), or leave the test split out"
             )
 
     def check(self) -> None:
-        """Refuse values no model can learn from. Reads the arrays once, piece by piece."""
+        """Refuse values no model can learn from, and test records copied from clients'.
+
+        Reads the arrays once, piece by piece.
+        """
         check_values({name: getattr(self, name) for name in _ARRAYS}, self.classes, self._owner)
+        if "copies" not in self.derived:
+            rows = self.owners_of_test < 0
+            check_copies(self.x, self.y, self.sizes, taken(self.test_x, rows), self.test_y[rows])
+            self.derived["copies"] = None
+
+    def examples(self, count: int) -> tuple[Inputs[Array], Array]:
+        """Records that a module may be tried on: nobody's, or made up where there are none.
+
+        Made-up records have the shapes and types of the records, and nothing else of them: normal
+        numbers, and zeros and ones where numbers are whole.
+        """
+        rows = np.flatnonzero(self.owners_of_test < 0)
+        if len(rows):
+            chosen = rows[:count]
+            return taken(self.test_x, chosen), self.test_y[chosen]
+        random = np.random.Generator(np.random.Philox(0))
+
+        def some(values: Array) -> Array:
+            shape = (count, *values.shape[1:])
+            drawn = random.normal(size=shape)
+            return (
+                drawn.astype(values.dtype)
+                if values.dtype.kind == "f"
+                else ((drawn > 0).astype(values.dtype))
+            )
+
+        y = np.zeros((count, *self.y.shape[1:]), dtype=self.y.dtype)
+        if self.classes and self.y.dtype.kind in "iu":
+            y[...] = random.integers(self.classes, size=y.shape)
+        return mapped(some, self.x), y
 
     @property
     def _inputs(self) -> list[str]:
@@ -386,9 +466,8 @@ class FederatedData:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over everything: two data sets with one fingerprint are the same data."""
-        digest = hashlib.sha256(f"fedveil-data-1 classes={self.classes}".encode())
-        if self.fitted or self.test_of_clients:
-            digest.update(json.dumps([self.fitted, self.test_of_clients]).encode())
+        digest = hashlib.sha256(f"fedveil-data-2 classes={self.classes}".encode())
+        digest.update(json.dumps(self.fitted).encode())
         if self.schema is not None:
             digest.update(json.dumps(self.schema.to_dict(), sort_keys=True).encode())
         if self.elsewhere:
@@ -419,24 +498,45 @@ class FederatedData:
         meta = saved.read_meta(
             Path(folder),
             {"classes": int},
-            {**_SAID, **{key: [] for key in _LISTS}, "schema": {}, "inputs": []},
+            {
+                **_SAID,
+                **{key: [] for key in _LISTS},
+                "schema": {},
+                "inputs": [],
+                "test_of_clients": False,  # what data said before they had owners
+            },
         )
+        of_clients = meta.pop("test_of_clients")
         schema = TableSchema.from_dict(meta["schema"]) if meta["schema"] else None
         meta |= {"remarks": tuple(map(str, meta["remarks"])), "schema": schema}
         meta["elsewhere"] = tuple(meta["elsewhere"])
         inputs = [check_input(f"{folder}: records", name) for name in meta.pop("inputs")]
         named = [f"{x}.{name}" for x in ("x", "test_x") for name in inputs]
         alone = [name for name in _ARRAYS if not (inputs and name in ("x", "test_x"))]
-        arrays: dict[str, Any] = saved.read_arrays(Path(folder), [*alone, *named], ("names",))
+        arrays: dict[str, Any] = saved.read_arrays(Path(folder), [*alone, *named], _OPTIONAL)
         if inputs:
             for x in ("x", "test_x"):
                 arrays[x] = {name: arrays.pop(f"{x}.{name}") for name in inputs}
+        if of_clients and arrays["test_owners"] is None:
+            arrays["test_owners"] = np.zeros(len(arrays["test_y"]), dtype=np.int64)
         return cls(**{**arrays, "offsets": np.asarray(arrays["offsets"]), **meta})
 
 
 def _behind(parts: list[Array]) -> Array:
     """Arrays behind each other, in the type of the first."""
     return np.concatenate([part.astype(parts[0].dtype, copy=False) for part in parts])
+
+
+def _owners_named(owners: Sequence[str], clients: Array, records: int) -> npt.NDArray[np.int64]:
+    """The number of each test record's owner, a client's or one below -1."""
+    if isinstance(owners, str) or len(owners) != records:
+        raise BadInput(
+            f"test_owners is {shown(owners)}: one name for each of {records} test records is needed"
+        )
+    place = {str(name): k for k, name in enumerate(clients.tolist())}
+    others = {name: k for k, name in enumerate(dict.fromkeys(map(str, owners)))}
+    named = map(str, owners)
+    return np.array([place.get(n, int(held_out(others[n]))) for n in named], dtype=np.int64)
 
 
 def _joined(targets: list[Array]) -> Array:

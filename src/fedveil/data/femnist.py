@@ -63,7 +63,7 @@ def load(root: Path, *, min_records: int = 20, digits: bool = False) -> Records:
         owners=owner[train_rows],
         owner_names=names[kept],
         test_owners=owner[test_rows],
-        remarks=(left_out(len(names) - len(kept), min_records),),
+        remarks=(left_out(min_records),),
     )
 
 

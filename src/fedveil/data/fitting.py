@@ -51,6 +51,19 @@ def fit_schema(
     return TableSchema(tuple(fitted[:-1]), fitted[-1]), ", ".join(told)
 
 
+def undeclared(features: Sequence[Column], target: Column, rows: Table) -> list[str]:
+    """The columns that `fit_schema` would fit on rows; arrays of numbers are taken as they are."""
+    every = [target] if target.text is not None else [*features, target]
+    return [column.name for column in every if not _settled(column, rows)]
+
+
+def _settled(column: Column, rows: Table) -> bool:
+    if column.text is not None:
+        return column.text.vocabulary is not None
+    declared = column.scaled or column.values is not None or column.classes
+    return bool(declared) or are_arrays(rows.column(column.name))
+
+
 def _feature(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
     entries = rows.column(column.name)
     if column.text is not None:

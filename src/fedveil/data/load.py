@@ -1,5 +1,6 @@
 """Loading a data set by its name."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,13 @@ def load_records(name: str, root: Path | None = None, **options: Any) -> Records
 
     Options: `min_records` and `digits` of femnist, `grades` of lending-club, and `held_out` of
     those that fit their features: on the test split instead of the clients' records. Those of
-    `TEXTS` are what `FederatedData.from_table` takes.
+    `TEXTS` are what `FederatedData.from_table` takes. All of them are published, so that the test
+    split is public wherever it is not of the clients themselves.
     """
+    return replace(_loaded(name, root, options), public_test=True)
+
+
+def _loaded(name: str, root: Path | None, options: dict[str, Any]) -> Records:
     if name not in DATA_SETS:
         listed = f"use one of {', '.join(DATA_SETS)}{hint(name, DATA_SETS)}"
         raise BadInput(f"data set {name!r} is unknown: {listed}")

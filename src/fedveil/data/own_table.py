@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fedveil.checks import check, shown
 from fedveil.data.columns import Column, declaration
 from fedveil.data.federated import FederatedData
-from fedveil.data.fitting import fit_schema
+from fedveil.data.fitting import fit_schema, undeclared
 from fedveil.data.partition import OWNED, partition
 from fedveil.data.records import Records, fitted_on_test, left_out, public_words
 from fedveil.data.table_split import split_table
@@ -110,17 +110,28 @@ def table_records(table: object, asked: TableQuestion) -> Records:
     | edge | behaviour |
     |---|---|
     | a column is not declared | fitted on the test split; claims say so |
-    | the test split is clients' own | what was fitted on it counts as fitted on clients' records |
+    | the same, without a test split | BadInput: declare it, hold owners out, or call it public |
+    | test rows are clients' own | what was fitted on them counts as fitted on clients' records |
     | `statistics` is "clients" or "public" | fitted on clients' records, and named in `fitted` |
     | a client's entry does not fit what was found elsewhere | BadInput: row, column, way out |
     | a category is not in a fitted list | zeros |
-    | clients are left out for `min_records` | how many is said in every claim |
+    | clients are left out for `min_records` | claims say so, and not how many |
     """
     source = read_table(table)
     features, target = _columns(source, asked)
     split = split_table(source, asked.client, asked.test, asked.min_records)
     on_test = asked.statistics in (None, "held-out")
     seen, whose = (split.test, "test records") if on_test else (split.train, "clients' records")
+    if len(seen) == 0:
+        missing = undeclared(features, target, split.train)
+        if missing:
+            raise BadInput(
+                f"{source.name}: nothing is declared of {listed(missing)}, and there is no test "
+                "split to fit it on: declare it (columns), hold owners out (test = 'by-client'), "
+                "name a public table (test), or declare public what clients' records say "
+                "(statistics = 'public')"
+            )
+        seen = split.train  # of which nothing is fitted
     schema, what = fit_schema(features, target, seen, whose)
     if asked.statistics is not None and not what:
         raise BadInput(
@@ -130,7 +141,7 @@ def table_records(table: object, asked: TableQuestion) -> Records:
     remarks = [fitted_on_test(what)] if what and apart else []
     remarks += [public_words(c.name) for c in schema.features if c.text and c.text.public]
     if asked.min_records is not None:
-        remarks.append(left_out(split.dropped, asked.min_records))
+        remarks.append(left_out(asked.min_records))
     return Records(
         source.name,
         schema.encode(split.train),
@@ -141,6 +152,8 @@ def table_records(table: object, asked: TableQuestion) -> Records:
         owners=split.owners,
         owner_names=split.names,
         test_owners=split.test_owners,
+        lines=split.train.numbers,
+        test_lines=split.test_lines,
         fitted="" if apart else what,
         remarks=tuple(remarks),
         schema=schema,

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.data.federated import FederatedData
+from fedveil.data.provenance import PUBLIC
+from fedveil.data.provenance import held_out as held_out_number
 from fedveil.data.records import Records, grouped, scattered
 from fedveil.data.split import Rows, held_out
 from fedveil.errors import BadInput
@@ -46,9 +48,9 @@ def partition(
     - "grouped": owners merged into `clients` groups, each of which is a client. An owner's group
       follows from its name and the seed alone, so that nobody moves anybody else.
 
-    For the last two, `test` "by-client" (left out: the same) holds out about a fifth of the owners,
-    chosen by name: all their records are the test split, and nobody else's. With "records" it is
-    the source's own, in which clients have records, and the result says so (`test_of_clients`).
+    For the last two, `test` "by-client" (default) holds out about a fifth of the owners, chosen by
+    name: all their records are the test split, and nobody else's. With "records" it is the source's
+    own, in which clients may have records. The result has the owner of each (`test_owners`).
 
     Equal parts differ by at most one record. The result depends on the arguments alone.
     """
@@ -96,8 +98,8 @@ def resampled(records: Records, count: int, seed: int) -> Records:
     if count > most:
         raise BadInput(f"resample is {count}: at most {most} records of this size are possible")
     rows = _generator(seed, _DRAWN).integers(len(records.y), size=count)
-    owners = None if records.owners is None else records.owners[rows]
-    return replace(records, x=taken(records.x, rows), y=records.y[rows], owners=owners)
+    owners, lines = (None if of is None else of[rows] for of in (records.owners, records.lines))
+    return replace(records, x=taken(records.x, rows), y=records.y[rows], owners=owners, lines=lines)
 
 
 def shortened(data: FederatedData, most: int, seed: int) -> FederatedData:
@@ -281,28 +283,39 @@ def _of_owners(
     theirs: Rows = client_of[owners.of]
     order = np.argsort(theirs, kind="stable")
     order = order[theirs[order] >= 0]
-    data = _federate(records, order, np.bincount(theirs[order]), names)
-    if owners.held is not None:
-        return _tested_on(data, records, np.isin(owners.of, owners.held), owners.held)
-    tested = records.test_owners
-    own = tested is None or bool((client_of[tested] >= 0).any())
-    return replace(data, test_of_clients=own)
+    sizes = np.bincount(theirs[order])
+    data = _federate(records, order, sizes, names, client_of)
+    if owners.held is None:
+        return data
+    return _tested_on(data, records, np.isin(owners.of, owners.held), owners)
 
 
 def _tested_on(
-    data: FederatedData, records: Records, rows: npt.NDArray[np.bool_], held: Rows
+    data: FederatedData, records: Records, rows: npt.NDArray[np.bool_], owners: _Owners
 ) -> FederatedData:
     """The same clients; the test split is the training records `rows` and the owners' test ones."""
-    x, y = [taken(records.x, rows)], [records.y[rows]]
+    x, y, whose = [taken(records.x, rows)], [records.y[rows]], [owners.of[rows]]
     if records.test_owners is not None:
-        more = np.isin(records.test_owners, held)
+        more = np.isin(records.test_owners, owners.held)
         x, y = [*x, taken(records.test_x, more)], [*y, records.test_y[more]]
-    return replace(data, test_x=join_inputs(x, np.concatenate), test_y=np.concatenate(y))
+        whose.append(records.test_owners[more])
+    who = np.concatenate(whose)
+    return replace(
+        data,
+        test_x=join_inputs(x, np.concatenate),
+        test_y=np.concatenate(y),
+        test_owners=np.full(len(who), PUBLIC) if records.public_test else held_out_number(who),
+    )
 
 
 def _federate(
-    records: Records, order: Rows, sizes: Rows, names: npt.NDArray[np.str_] | None = None
+    records: Records,
+    order: Rows,
+    sizes: Rows,
+    names: npt.NDArray[np.str_] | None = None,
+    client_of: Rows | None = None,
 ) -> FederatedData:
+    """The records in that `order`, cut into clients; `client_of` has the client of each owner."""
     return FederatedData(
         x=taken(records.x, order),
         y=records.y[order],
@@ -311,7 +324,41 @@ def _federate(
         test_y=records.test_y,
         classes=records.classes,
         names=names,
+        test_owners=_test_owners(records, order, sizes, client_of),
         fitted=records.fitted,
         remarks=records.remarks,
         schema=records.schema,
     )
+
+
+def _test_owners(
+    records: Records, order: Rows, sizes: Rows, client_of: Rows | None
+) -> npt.NDArray[np.int64]:
+    """The owner of every test record, by line and then by name.
+
+    | test record | its owner |
+    |---|---|
+    | the same line of the same table is a client's | that client |
+    | another line of that table | its owner, or one of its own where owners are not known |
+    | of a client by its name | that client |
+    | of anybody else, in a published split | public |
+    | of anybody else, by name | that owner, held out |
+    | of a table that names no owners | public |
+    | of any other source that has owners and does not name them | the first client |
+    """
+    found = np.full(len(records.test_y), PUBLIC, dtype=np.int64)
+    if records.test_owners is None and client_of is not None and records.lines is None:
+        found[:] = 0
+    if records.test_owners is not None and client_of is not None:
+        at = client_of[records.test_owners]
+        others = PUBLIC if records.public_test else held_out_number(records.test_owners)
+        found = np.where(at >= 0, at, others).astype(np.int64)
+    if records.lines is None or records.test_lines is None:
+        return found
+    lines, clients = records.lines[order], np.repeat(np.arange(len(sizes)), sizes)
+    ranked = np.argsort(lines)
+    place = np.minimum(np.searchsorted(lines[ranked], records.test_lines), len(lines) - 1)
+    trained = lines[ranked][place] == records.test_lines
+    unknown = (found == PUBLIC) & (records.test_lines >= 0) & (not records.public_test)
+    found = np.where(unknown, held_out_number(records.test_lines), found)
+    return np.where(trained, clients[ranked][place], found).astype(np.int64)

@@ -14,9 +14,11 @@ class Records:
     `x` is float32, images as [N, channels, height, width], or several inputs by name; `y` is int64
     labels, or float32 when `classes` is 0 (`fedveil.targets` has it all). `owners[i]` is the index
     in `owner_names` of the person training record i came from, or None when the data set has no
-    natural clients; `test_owners[i]` that of test record i. `fitted` names what was fitted on
-    clients' records in the clear, "" if nothing was; `remarks` are what claims have to say besides,
-    and `schema` is that of a table.
+    natural clients; `test_owners[i]` that of test record i. `lines[i]` is the place of training
+    record i in its table, `test_lines[i]` that of test record i in the same table, or -1 if it is
+    not from there. `public_test` says that the source has published the test split. `fitted` names
+    what was fitted on clients' records in the clear, "" if nothing was; `remarks` are what claims
+    have to say besides, and `schema` is that of a table.
     """
 
     name: str
@@ -28,6 +30,9 @@ class Records:
     owners: Array | None = None
     owner_names: Array | None = None
     test_owners: Array | None = None
+    lines: Array | None = None
+    test_lines: Array | None = None
+    public_test: bool = False
     fitted: str = ""
     remarks: tuple[str, ...] = ()
     schema: TableSchema | None = None
@@ -67,8 +72,9 @@ def scattered() -> str:
     )
 
 
-def left_out(dropped: int, least: int) -> str:
-    """What claims say of clients that were left out because of their number of records."""
-    return (
-        f"which clients have at least {least} records is public: {dropped} with fewer were left out"
-    )
+def left_out(least: int) -> str:
+    """What claims say of clients that were left out because of their number of records.
+
+    How many there were is not said: it is computed from their records.
+    """
+    return f"which clients have at least {least} records is public: the others were left out"

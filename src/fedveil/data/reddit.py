@@ -7,6 +7,7 @@ from pathlib import Path
 from fedveil.data.files import find_file
 from fedveil.data.own_table import TableQuestion, table_records
 from fedveil.data.records import Records
+from fedveil.data.table_split import BY_CLIENT
 from fedveil.data.text_column import texts_of
 
 _WORDS = {"length": 20, "most_words": 4000, "min_texts": 5}
@@ -32,5 +33,5 @@ def load(
         root, ["reddit/*.parquet"], expected="a parquet file of comments with author and text"
     )
     said = texts_of("reddit", columns, _WORDS)
-    asked = TableQuestion("text", "author", None, said, test, statistics, min_records)
+    asked = TableQuestion("text", "author", None, said, test or BY_CLIENT, statistics, min_records)
     return replace(table_records(path, asked), name="reddit")

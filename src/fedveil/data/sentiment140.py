@@ -7,6 +7,7 @@ from pathlib import Path
 from fedveil.data.files import find_file
 from fedveil.data.own_table import TableQuestion, table_records
 from fedveil.data.records import Records
+from fedveil.data.table_split import BY_CLIENT
 from fedveil.data.text_column import texts_of
 
 _LABELS = {"label": {"values": [0, 4]}}
@@ -33,5 +34,7 @@ def load(
         expected="a parquet file of tweets with label (0 or 4), user and text",
     )
     said = {**_LABELS, **texts_of("sentiment140", columns, _WORDS)}
-    asked = TableQuestion("label", "user", ["text"], said, test, statistics, min_records)
+    asked = TableQuestion(
+        "label", "user", ["text"], said, test or BY_CLIENT, statistics, min_records
+    )
     return replace(table_records(path, asked), name="sentiment140")

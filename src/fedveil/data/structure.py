@@ -8,7 +8,7 @@ import numpy as np
 from fedveil.checks import shown
 from fedveil.data.arrays import Array, check_classes, check_input, check_lengths, same_form
 from fedveil.errors import BadInput
-from fedveil.inputs import count, labelled, shape_of, values_of
+from fedveil.inputs import count, labelled, shape_of
 from fedveil.targets import PADDING
 
 _SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
@@ -36,8 +36,6 @@ def check_structure(
             raise BadInput(f"{what} is an empty dict: name at least one input")
         for name in inputs if isinstance(inputs, dict) else ():
             check_input(what, name)
-    if any(part.shape[:1] == (0,) for part in values_of(test_x)):
-        raise BadInput("the test split is empty: hold some records back")
     for name, array, kinds, dims in (
         ("offsets", offsets, "iu", (1,)),
         *(
@@ -81,6 +79,8 @@ def check_structure(
         )
     if arrays["names"] is not None:
         _check_names(arrays["names"], len(offsets) - 1)
+    if arrays["test_owners"] is not None:
+        _check_test_owners(arrays["test_owners"], len(test_y), len(offsets) - 1)
 
 
 def _kinds(y: Array, classes: int) -> str:
@@ -140,6 +140,17 @@ def _check_elsewhere(records: Sequence[int], offsets: Array) -> None:
     for number in records:
         if type(number) is not int or number < 0:
             raise BadInput(f"elsewhere has {shown(number)}: numbers of records, 0 where unknown")
+
+
+def _check_test_owners(owners: Any, records: int, clients: int) -> None:
+    whole = isinstance(owners, np.ndarray) and owners.dtype.kind == "i"
+    if not whole or owners.shape != (records,):
+        raise BadInput(
+            f"test_owners is {shown(owners)}: a whole number for each of {records} test records is "
+            "needed"
+        )
+    if records and owners.max() >= clients:
+        raise BadInput(f"test_owners has client {owners.max()}: there are {clients}, from 0 on")
 
 
 def _check_names(names: Any, clients: int) -> None:

@@ -9,40 +9,55 @@ import numpy.typing as npt
 
 from fedveil.checks import shown
 from fedveil.data.cells import as_texts
-from fedveil.data.split import SHARE, Rows, held_out, holdout, share_of_each
+from fedveil.data.split import Rows, held_out, holdout, share_of_each
 from fedveil.data.tables import SUFFIXES, Table, read_table
 from fedveil.errors import BadInput
 
 Names = npt.NDArray[np.str_]
 
+BY_CLIENT = "by-client"
+_NONE: Rows = np.array([], dtype=np.intp)
+
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Training and test rows, with the owners of both if there are clients.
+    """Training and test rows, with the owners of both as places in `names`, where they are known.
 
-    `of_clients` says that tested rows are clients' own, or may be. Owners are places in `names`.
-    `dropped` clients had too few records.
+    `test_lines` are the test rows' numbers in the table of the training rows, -1 for others.
     """
 
     train: Table
     test: Table
-    of_clients: bool = False
     owners: Rows | None = None
     test_owners: Rows | None = None
     names: Names | None = None
-    dropped: int = 0
+
+    @property
+    def test_lines(self) -> Rows:
+        """Where test rows are traced to: the same line of the same source is the same row."""
+        same = self.test.source == self.train.source
+        return self.test.numbers if same else np.full(len(self.test), -1, dtype=np.intp)
+
+    @property
+    def of_clients(self) -> bool:
+        """Whether test rows are rows of clients, or of the same owners."""
+        own = bool(np.isin(self.test_lines, self.train.numbers).any())
+        if self.owners is None or self.test_owners is None:
+            return own
+        return own or bool(np.isin(self.test_owners, self.owners).any())
 
 
 def split_table(source: Table, client: str | None, test: object, least: int | None) -> Split:
     """Divide rows between training and test.
 
-    `test` is "by-client", a share, or a table of test rows; left out, it is "by-client" if a
-    column says whose rows are whose, and a fifth of the rows otherwise. What is held out follows
-    from names and numbers of rows. Clients with fewer than `least` rows are left out.
+    `test` is "by-client", a share, or a table of test rows; None, no row is tested on. What is held
+    out follows from names and numbers of rows. Clients with fewer than `least` rows are left out.
     """
-    wanted = _wanted(test, client)
+    wanted = _wanted(test)
     if client is not None:
         return _of_clients(source, client, wanted, least)
+    if wanted is None:
+        return Split(source, source.take(_NONE))
     if isinstance(wanted, Table):
         return Split(source, wanted)
     if isinstance(wanted, str):
@@ -51,26 +66,28 @@ def split_table(source: Table, client: str | None, test: object, least: int | No
     return Split(source.take(train), source.take(held))
 
 
-def _wanted(test: object, client: str | None) -> str | float | Table:
+def _wanted(test: object) -> str | float | Table | None:
     if test is None:
-        return SHARE if client is None else "by-client"
+        return None
     if isinstance(test, Real):
         if isinstance(test, bool) or not 0 < float(test) < 1:
             raise BadInput(f"test is {test}: a share above 0 and below 1 is needed")
         return float(test)
     if isinstance(test, str) and Path(test).suffix.lower() not in SUFFIXES:
-        if test == "by-client":
+        if test == "none":
+            return None
+        if test == BY_CLIENT:
             return test
         own = "a table has no split of its own, " if test == "records" else ""
         raise BadInput(
-            f"test is {shown(test)}: {own}use a share such as 0.2, 'by-client', or the path of a "
-            ".csv or .parquet file"
+            f"test is {shown(test)}: {own}use a share such as 0.2, 'by-client', 'none', or the "
+            "path of a .csv or .parquet file"
         )
     return read_table(test, "the test table")
 
 
 def _of_clients(
-    source: Table, client: str, wanted: str | float | Table, least: int | None
+    source: Table, client: str, wanted: str | float | Table | None, least: int | None
 ) -> Split:
     owners, names = _owners(source, client)
     everyone, counts = np.arange(len(names)), np.bincount(owners)
@@ -87,25 +104,19 @@ def _of_clients(
             f"{source.name}: no client has {least} records, the most is {counts[others].max()}: "
             "lower min_records"
         )
-    train, dropped = np.flatnonzero(np.isin(owners, kept)), len(others) - len(kept)
+    train = np.flatnonzero(np.isin(owners, kept))
     if isinstance(wanted, Table):
         theirs, names = _test_owners(wanted, client, names)
-        shared = theirs is None or bool(np.isin(theirs, everyone).any())
-        return Split(source.take(train), wanted, shared, owners[train], theirs, names, dropped)
-    if isinstance(wanted, str):
-        tested = np.flatnonzero(np.isin(owners, held))
-    else:
-        tested = train[share_of_each(owners[train], names, wanted)]
-        train = np.setdiff1d(train, tested)
-    return Split(
-        source.take(train),
-        source.take(tested),
-        not isinstance(wanted, str),
-        owners[train],
-        owners[tested],
-        names,
-        dropped,
-    )
+        return Split(source.take(train), wanted, owners[train], theirs, names)
+    match wanted:
+        case None:
+            tested = _NONE
+        case str():
+            tested = np.flatnonzero(np.isin(owners, held))
+        case share:
+            tested = train[share_of_each(owners[train], names, share)]
+            train = np.setdiff1d(train, tested)
+    return Split(source.take(train), source.take(tested), owners[train], owners[tested], names)
 
 
 def _owners(source: Table, client: str) -> tuple[Rows, Names]:

@@ -6,6 +6,7 @@ depend on other rows (`data/fitting.py`).
 """
 
 import csv
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,11 +29,16 @@ _START = 4096  # bytes in which a file shows that it is no text
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of one length. `name` is what messages call it; `numbers` are its rows' in there."""
+    """Columns of one length. `name` is what messages call it; `numbers` are its rows' in there.
+
+    `source` is the same for tables that were read from one file or object, and for copies of a
+    file: rows of the same source and number are the same row.
+    """
 
     name: str
     columns: dict[str, Array]
     numbers: Rows
+    source: str
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -86,10 +92,10 @@ def read_table(source: object, name: str = "the table") -> Table:
             f"{name} is {shown(source)}: give the path of a .csv or .parquet file, a pandas or "
             "polars data frame, an Arrow table, or a dict of columns"
         )
-    return _table(name, [(str(key), column) for key, column in named])
+    return _table(name, [(str(key), column) for key, column in named], f"object {id(source)}")
 
 
-def _table(name: str, named: Sequence[tuple[str, Array]]) -> Table:
+def _table(name: str, named: Sequence[tuple[str, Array]], source: str) -> Table:
     """Columns of one length with distinct names, or one line."""
     names = [key for key, _ in named]
     _check_names(name, names)
@@ -102,7 +108,7 @@ def _table(name: str, named: Sequence[tuple[str, Array]]) -> Table:
             )
     if lengths[names[0]] == 0:
         raise BadInput(f"{name} has columns and no rows: there is nothing to learn from")
-    return Table(name, dict(named), np.arange(1, lengths[names[0]] + 1))
+    return Table(name, dict(named), np.arange(1, lengths[names[0]] + 1), source)
 
 
 def _check_names(name: str, names: Sequence[str]) -> None:
@@ -139,7 +145,8 @@ def _read_parquet(path: Path) -> Table:
         for module in ("pyarrow.parquet", "pyarrow")
     )
     with reading(path, "a parquet file", arrow.ArrowException):
-        return read_table(parquet.ParquetFile(path).read(), str(path))
+        found = read_table(parquet.ParquetFile(path).read(), str(path))
+        return replace(found, source=_content(path))
 
 
 def _read_csv(path: Path) -> Table:
@@ -172,7 +179,14 @@ def _read_csv(path: Path) -> Table:
             raise BadInput(f"{path}: line {line} cannot be read: {e}; is a quote missing?") from e
     columns = zip(*rows, strict=True) if rows else [()] * len(header)
     objects = [np.array(column, dtype=object) for column in columns]
-    return _table(str(path), list(zip(header, objects, strict=True)))
+    with reading(path, "a CSV file"):
+        return _table(str(path), list(zip(header, objects, strict=True)), _content(path))
+
+
+def _content(path: Path) -> str:
+    """What tells a file's content from another's, wherever it lies."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _check_header(path: Path, header: list[str]) -> None:

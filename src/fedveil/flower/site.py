@@ -24,6 +24,7 @@ from fedveil.flower.policy_file import no_engine
 from fedveil.flower.site_file import TABLES, SiteFile, read_site_file, recipe_of
 from fedveil.flower.site_ledger import LOG, Declined, ledger_of, today
 from fedveil.flower.terms import terms_of
+from fedveil.inputs import taken
 from fedveil.mixing.protocol import Refused, number_of
 from fedveil.models.state import common_generators
 from fedveil.names import TABLE
@@ -265,7 +266,12 @@ def _training(file: SiteFile, recipe: Recipe, records: FederatedData) -> Trainin
     everyone = records.at_sites(names, [records.records] * file.clients)
     return build(
         recipe,
-        data=replace(everyone, test_of_clients=False),
+        data=replace(
+            everyone,
+            test_x=taken(everyone.test_x, slice(0)),
+            test_y=everyone.test_y[:0],
+            test_owners=None,
+        ),
         allow_code=file.allow_code,
         make_engine=no_engine,
     )

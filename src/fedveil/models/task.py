@@ -13,6 +13,7 @@ from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
 from fedveil.models.attention import attend_, plain_attention
 from fedveil.models.dropout import Dropout
+from fedveil.models.lineage import trainings_of
 from fedveil.models.metrics import (
     Array,
     Measure,
@@ -96,6 +97,10 @@ def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def metric_of(name: str) -> Measure:
     """The metric that a recipe calls so."""
     return correct if name == "accuracy" else named(name)
+
+
+PUBLIC_WEIGHTS = "are public: they were not learnt from these clients"
+"""What claims assume of everything that a module brings along."""
 
 
 def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -197,13 +202,22 @@ class Task:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What every claim about a training of this task has to say."""
+        earlier = trainings_of(self.module)
+        buffers = " and buffers" if any(True for _ in self.module.buffers()) else ""
+        said = [f"the model's first weights{buffers} {PUBLIC_WEIGHTS}"]
+        if earlier:
+            said = [
+                f"the model's first weights come from an earlier training, {claim}: it adds to "
+                "this claim for whoever took part in both"
+                for claim in earlier
+            ]
         frozen = sum(value.numel() for value in self.frozen.values())
-        if not frozen:
-            return ()
-        return (
-            f"{self.size:,} of {self.size + frozen:,} parameters are trained on clients' records; "
-            "the others are frozen and taken as public",
-        )
+        if frozen:
+            said.append(
+                f"{self.size:,} of {self.size + frozen:,} parameters are trained on clients' "
+                "records; the others are frozen and taken as public"
+            )
+        return tuple(said)
 
     @property
     def layer_sizes(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
 from fedveil.runs.attackers import attack_of
 from fedveil.runs.models import task_of, words_of
-from fedveil.runs.own import FIRST_WEIGHTS, Model, asked_of, check_same, module_digest, own_task
+from fedveil.runs.own import Model, asked_of, check_same, module_digest, own_task
 from fedveil.runs.plans import plan_of
 from fedveil.runs.recipe import Recipe, check_recipe_values
 from fedveil.runs.records import data_of
@@ -93,8 +93,6 @@ def build(
     check_same(task, recipe.model.digest)
     if plan is None:
         plan = plan_of(recipe, sampler, data.clients, work, task)
-    if model is not None or recipe.model.recorded:
-        plan = plan.assuming(FIRST_WEIGHTS)
     return Training(
         task=task,
         data=data,

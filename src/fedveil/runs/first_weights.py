@@ -1,6 +1,6 @@
 """First weights from a file, and which parameters do not learn: `model.weights` and `model.freeze`.
 
-Whatever was learnt elsewhere is taken as public by every claim (`runs.own.FIRST_WEIGHTS`).
+Every claim takes what was learnt elsewhere as public (`Task.assumptions`).
 """
 
 from collections.abc import Sequence

@@ -10,6 +10,7 @@ from torch import nn
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.models.lineage import note_copy
 from fedveil.models.task import Task, metric_of, usual
 from fedveil.names import OWN, TABLE
 from fedveil.privacy.identity import identity
@@ -18,10 +19,6 @@ from fedveil.targets import Target
 
 Model = nn.Module | Task
 """A module, which then gets the usual loss for its targets, or a task with one of its own."""
-
-FIRST_WEIGHTS = "the module's first weights are public: they were not learnt from these clients"
-"""What claims for an own module assume. What it learnt elsewhere costs nothing here, and whatever
-it learnt from the same clients was released as it is, or by another run, which adds to this one."""
 
 
 def own_task(model: Model, target: Target) -> Task:
@@ -111,7 +108,9 @@ _WORDS = {"model": "a module", "data": "records"}
 
 def _copied(module: nn.Module) -> nn.Module:
     try:
-        return copy.deepcopy(module)
+        copied = copy.deepcopy(module)
     except (RuntimeError, TypeError, AttributeError) as e:
         reason = " ".join(str(e).split())
         raise BadInput(f"the module cannot be copied, and a run trains a copy: {reason}") from e
+    note_copy(copied, module)
+    return copied

@@ -36,7 +36,7 @@ class Piece:
 def evaluate(
     task: Task, params: torch.Tensor, data: FederatedData, batch: int = BATCH
 ) -> dict[str, float]:
-    """Loss and metrics over the test split, means summed in float64."""
+    """Loss and metrics over the test split, means summed in float64; none without one."""
     check_kept(task, data)
     with one_thread():
         pieces = [measure(task, params, data, part) for part in batches_of(data, batch)]
@@ -59,7 +59,9 @@ def measure(task: Task, params: torch.Tensor, data: FederatedData, batch: slice)
 def joined_metrics(task: Task, pieces: Sequence[Piece]) -> dict[str, float]:
     """The metrics of all records, in the task's order, the pieces in theirs."""
     records = sum(piece.records for piece in pieces)
-    found = {}
+    found: dict[str, float] = {}
+    if not pieces:
+        return found
     for name in ("loss", *task.measures):
         if name in pieces[0].sums:
             found[name] = sum(piece.sums[name] for piece in pieces) / records
@@ -71,6 +73,8 @@ def joined_metrics(task: Task, pieces: Sequence[Piece]) -> dict[str, float]:
 
 def check_measurable(task: Task, data: FederatedData) -> None:
     """Refuse metrics that tell no models apart on this test split, or keep too much of it."""
+    if not len(data.test_y):
+        return
     for name, metric in task.measures.items():
         reason = no_value(metric, data.classes, data.test_y)
         if reason:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ import torch
 from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, count, taken, values_of
+from fedveil.models.lineage import note_training
 from fedveil.models.task import Task
 from fedveil.models.trial import check_together, mixes_records
 from fedveil.privacy.identity import seed_of
@@ -90,7 +92,8 @@ class Training:
         )
         self._check_cluster()
         attacked = () if self.adversary is None else (self.adversary.assumption(self.plan),)
-        for text in (*self.data.assumptions, *self.task.assumptions, *attacked):
+        seen = (*self.data.assumptions, *self.data.test_assumptions)
+        for text in (*seen, *self.task.assumptions, *attacked):
             object.__setattr__(self, "plan", self.plan.assuming(text))
         if self.adversary is not None:
             self.adversary.check_plan(self.plan)
@@ -108,8 +111,9 @@ class Training:
                     "clients' own records in the clear: leave it out, or simulate ('seeded')"
                 )
         self.data.check()
-        here = self.data.test_x if self.data.elsewhere else self.data.x
-        targets = self.data.test_y if self.data.elsewhere else self.data.y
+        here, targets = self.data.x, self.data.y
+        if self.data.elsewhere:
+            here, targets = self.data.examples(2)
         x, y = tensors(taken(here, slice(2))), torch.tensor(targets[:2])
         self.task.check_fits(x, y, self.data.classes)
         check_measurable(self.task, self.data)
@@ -137,8 +141,9 @@ class Training:
 
     def _settle_mode(self) -> None:
         """Compute clients one by one where their updates would depend on each other otherwise."""
-        few = _differing(self.data.test_x)
-        x, y = tensors(taken(self.data.test_x, few)), torch.tensor(self.data.test_y[few])
+        examples, targets = self.data.examples(_LOOKED_AT)
+        few = _differing(examples)
+        x, y = tensors(taken(examples, few)), torch.tensor(targets[few])
         with one_thread():
             mixes = mixes_records(self.task, x, y) and self.plan.steps is None
         object.__setattr__(self, "_mixes", mixes)
@@ -302,8 +307,10 @@ def train(training: Training) -> Iterator[RoundResult]:
 
     The budget is enforced as in a run; nothing is written to disk, so nothing survives a crash.
     """
+    key = uuid4().hex
     for result in training.rounds(training.start(), new_ledger(training.plan)):
         training.task.parameters.copy_(result.state.params)
+        note_training(training.task.module, key, result.spent)
         yield result
 
 

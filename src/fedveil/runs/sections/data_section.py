@@ -155,11 +155,12 @@ class DataSection(Section):
     )
     test: float | str | None = Field(
         default=None,
-        description="What the model is measured on: 'by-client' holds about a fifth of the natural "
-        "clients out; 'records' takes a data set's own split, in which clients have records, so "
-        "that claims say so and secure noise refuses it; of a table, also a share of its rows, or "
-        "the path of a table with test rows. Left out: 'by-client' for natural clients, 0.2 for "
-        "other tables.",
+        description="What the model is measured on. 'by-client' holds about a fifth of the natural "
+        "clients out, whom no claim covers, and claims say how many. 'records' takes a data set's "
+        "own split, in which clients have records: claims say so and secure noise refuses it. Of a "
+        "table, also a share of its rows, or the path of a table with test rows: public ones, or "
+        "those of other owners if it has the client column. 'none' measures on nothing. Left out: "
+        "'none' for a table, 'by-client' for natural clients of other data sets.",
     )
     statistics: Literal["public", "held-out", "clients"] | None = Field(
         default=None,
@@ -167,7 +168,8 @@ class DataSection(Section):
         "'held-out' on the test split; 'clients' on clients' records in the clear, which claims "
         "say and secure noise refuses; 'public' on the same, declaring them known from elsewhere. "
         "For tables, texts, lending-club, diabetes and saved data that name them. Left out: "
-        "'clients' for lending-club and diabetes, 'held-out' for the others.",
+        "'clients' for lending-club and diabetes, 'held-out' for the others; a table without a "
+        "test split then has to declare its columns.",
     )
     seed: int | None = Field(
         default=None,

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedveil.data.federated import FederatedData
-from fedveil.inputs import taken, values_of
+from fedveil.inputs import values_of
 from fedveil.models.task import Task
 from fedveil.training.cohort import tensors
 from fedveil.training.dp_sgd import ClientDpSgd
@@ -80,5 +80,5 @@ def multiplications(task: Task, data: FederatedData) -> int:
         return task.size
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        task.outputs(task.named(task.parameters.clone()), tensors(taken(data.test_x, slice(1))))
+        task.outputs(task.named(task.parameters.clone()), tensors(data.examples(1)[0]))
     return max(task.size, counter.get_total_flops() // 2)

@@ -150,7 +150,7 @@ def _made_up(data: FederatedData, clients: int, records: int) -> FederatedData:
         drawn = torch.randn((number, *values.shape[1:]), generator=torch.Generator().manual_seed(0))
         return drawn.numpy().astype(values.dtype, copy=False)
 
-    x = mapped(some, data.test_x)
+    x = mapped(some, data.examples(number)[0])
     y = np.zeros((number, *data.y.shape[1:]), dtype=data.y.dtype)
     offsets = np.arange(clients + 1, dtype=np.int64) * records
     return FederatedData(x, y, offsets, taken(x, slice(1)), y[:1], data.classes)

@@ -97,6 +97,7 @@ def gradients_of(
     """
     if mode is Mode.VECTORISED:
         return Vectorised(task, data, whole=whole)
-    few = np.arange(_FEW) % len(data.test_y)
-    x, y = tensors(taken(data.test_x, few)), with_labels(torch.from_numpy(data.test_y[few]))
-    return Looped(task, x, y, mixes=mixes, private=private)
+    x, y = data.examples(_FEW)
+    few = np.arange(_FEW) % len(y)
+    labels = with_labels(torch.from_numpy(y[few]))
+    return Looped(task, tensors(taken(x, few)), labels, mixes=mixes, private=private)

@@ -3,7 +3,6 @@
 import torch
 
 from fedveil.data.federated import FederatedData
-from fedveil.inputs import taken
 from fedveil.models.task import Task, squared_error
 from fedveil.training.cohort import CohortData, tensors
 from fedveil.training.gradients.linear_chain import chain_of
@@ -21,7 +20,8 @@ class Vectorised:
         self._flatten, self._layers = chain_of(task)
         self._quadratics = Quadratics.of(data) if whole and quadratic(task, data) else None
         if not self._layers:
-            task.look(tensors(taken(data.test_x, slice(1))), torch.from_numpy(data.test_y[:1]))
+            x, y = data.examples(1)
+            task.look(tensors(x), torch.from_numpy(y))
 
     def walk(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool

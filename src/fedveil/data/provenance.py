@@ -1,0 +1,139 @@
+"""Whose records the test split holds: traced by where rows come from, never taken on trust.
+
+A test record has an owner, as a number: k >= 0 is client k, PUBLIC is nobody, and any other
+negative number is one owner who was held out of the clients (`held_out`). Rows of a file are known
+by file and line, rows of arrays by where they lie in memory. Copies have neither, so contents are a
+second look: test records that equal clients' records more often than two clients' records equal
+each other are refused.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import bdtrc
+
+from fedveil.data.arrays import Array
+from fedveil.data.structure import pieces
+from fedveil.errors import BadInput
+from fedveil.inputs import Inputs, count, labelled, values_of
+from fedveil.splitmix import words_at
+
+Owners = npt.NDArray[np.int64]
+
+PUBLIC = -1
+"""The owner of a record that nobody's privacy depends on."""
+
+FALSE_ALARM = 1e-6
+"""How often test records that coincide with clients' by chance alone are refused, at most."""
+
+_KEY = np.uint64(0x9E6C63D0676A9A99)
+
+
+def held_out(owner: npt.ArrayLike) -> Owners:
+    """The numbers of owners 0, 1, ... who are no clients.
+
+    >>> held_out([0, 1]).tolist()
+    [-2, -3]
+    """
+    return -2 - np.asarray(owner, dtype=np.int64)
+
+
+def sentences(owners: Owners, clients: int) -> tuple[str, ...]:
+    """What a claim about the clients says of test records that are measured in the clear."""
+    found = []
+    if (owners >= 0).any():
+        found.append(
+            "test records of the clients themselves are measured in the clear: outside this claim"
+        )
+    held = len(np.unique(owners[owners < PUBLIC]))
+    if held:
+        who = "1 owner is" if held == 1 else f"{held:,} owners are"
+        found.append(
+            f"{who} held out of {held + clients:,} for testing, measured in the clear, and not "
+            "protected by this claim"
+        )
+    if (owners == PUBLIC).any():
+        found.append("the test records are taken as public")
+    return tuple(found)
+
+
+def owners_in_memory(parts: Sequence[Inputs[Array]], test: Inputs[Array]) -> Owners:
+    """The client whose row each test row is, as both lie in memory; PUBLIC where it is nobody's.
+
+    `parts` are the clients' features as they were given, before any copy.
+    """
+    found = np.full(count(test), PUBLIC, dtype=np.int64)
+    tested = [_addresses(array) for array in values_of(test)]
+    for client, part in enumerate(parts):
+        for there, here in zip(tested, map(_addresses, values_of(part)), strict=False):
+            found[np.isin(there, here)] = client
+    return found
+
+
+def _addresses(array: Array) -> npt.NDArray[np.int64]:
+    """Where each row begins."""
+    start = array.__array_interface__["data"][0]
+    return start + array.strides[0] * np.arange(len(array), dtype=np.int64)
+
+
+def digests(x: Inputs[Array], y: Array, like: Inputs[Array] | None = None) -> Array:
+    """64 bits of every record's features and target: the same for equal records.
+
+    `like` gives the types that features are compared in.
+    """
+    found = np.zeros(len(y), dtype=np.uint64)
+    typed = labelled("x", x if like is None else like)
+    for place, (name, array) in enumerate([*sorted(labelled("x", x).items()), ("y", y)]):
+        kind = typed[name].dtype if name in typed else array.dtype
+        key = words_at(_KEY, np.uint64(place))
+        for start, piece in pieces(array):
+            found[start : start + len(piece)] += _hashed(piece.astype(kind, copy=False), key)
+    return found
+
+
+def _hashed(rows: Array, key: np.uint64) -> Array:
+    """A weighted sum of each row's words, with weights that no data were made for."""
+    flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
+    if flat.dtype.kind == "f":
+        flat = flat + 0.0  # -0.0 is 0.0
+    words = flat.view(f"u{flat.dtype.itemsize}").astype(np.uint64, copy=False)
+    weights = words_at(key, np.arange(words.shape[1], dtype=np.uint64)) | np.uint64(1)
+    mixed: Array = (words + np.uint64(1)) @ weights
+    return mixed
+
+
+def check_copies(
+    x: Inputs[Array], y: Array, sizes: npt.NDArray[np.int64], test_x: Inputs[Array], test_y: Array
+) -> None:
+    """Refuse test records that are copies of clients' records.
+
+    Two clients may have equal records by chance, and so may a client and the test split. Of the
+    clients' records a share p is also another client's. More test records than Binomial(n, 2 p)
+    allows, at a false-alarm rate of 1e-6, are copies. Nothing is dropped: which record was would
+    tell who is a client.
+
+    | edge | behaviour |
+    |---|---|
+    | no test records, or no records of clients here | fine |
+    | one client | nothing is expected to coincide: (0 + 1) / (records + 2) is the share |
+    | a table of few columns, where every record occurs many times | fine |
+    | all test records are clients' | BadInput, from a few records on |
+    """
+    if not len(test_y) or not len(y):
+        return
+    mine, theirs = digests(x, y), digests(test_x, test_y, like=x)
+    clients = np.repeat(np.arange(len(sizes)), sizes)
+    kinds, which = np.unique(mine, return_inverse=True)
+    first, last = np.full(len(kinds), len(sizes)), np.full(len(kinds), -1)
+    np.minimum.at(first, which, clients)
+    np.maximum.at(last, which, clients)
+    shared = int((first != last)[which].sum())
+    chance = min(1.0, 2 * (shared + 1) / (len(mine) + 2))
+    equal = int(np.isin(theirs, kinds).sum())
+    if equal and bdtrc(equal - 1, len(theirs), chance) < FALSE_ALARM:
+        raise BadInput(
+            f"{equal:,} of {len(theirs):,} test records equal clients' records, far more than two "
+            "clients have in common: they would be measured in the clear as nobody's; hold owners "
+            "out (test = 'by-client'), name the test records' owners, or leave the test split out"
+        )
