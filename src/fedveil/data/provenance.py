@@ -27,7 +27,7 @@ PUBLIC = -1
 FALSE_ALARM = 1e-6
 """How often test records that coincide with clients' by chance alone are refused, at most."""
 
-_KEY = np.uint64(0x9E6C63D0676A9A99)
+_KEY = np.array([0x9E6C63D0676A9A99], dtype=np.uint64)
 
 
 def held_out(owner: npt.ArrayLike) -> Owners:
@@ -73,7 +73,7 @@ def owners_in_memory(parts: Sequence[Inputs[Array]], test: Inputs[Array]) -> Own
 
 def _addresses(array: Array) -> npt.NDArray[np.int64]:
     """Where each row begins."""
-    start = array.__array_interface__["data"][0]
+    start = int(array.__array_interface__["data"][0])
     return start + array.strides[0] * np.arange(len(array), dtype=np.int64)
 
 
@@ -86,13 +86,13 @@ def digests(x: Inputs[Array], y: Array, like: Inputs[Array] | None = None) -> Ar
     typed = labelled("x", x if like is None else like)
     for place, (name, array) in enumerate([*sorted(labelled("x", x).items()), ("y", y)]):
         kind = typed[name].dtype if name in typed else array.dtype
-        key = words_at(_KEY, np.uint64(place))
+        key = words_at(_KEY, np.array([place]))
         for start, piece in pieces(array):
             found[start : start + len(piece)] += _hashed(piece.astype(kind, copy=False), key)
     return found
 
 
-def _hashed(rows: Array, key: np.uint64) -> Array:
+def _hashed(rows: Array, key: Array) -> Array:
     """A weighted sum of each row's words, with weights that no data were made for."""
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
     if flat.dtype.kind == "f":

@@ -76,6 +76,7 @@ class Laboratory:
                     "here and 'secure' for the run that is published"
                 )
             training = build(here(recipe), data=self.data(recipe))
+            training.data.check_tested("comparing trials")
             noise = _noise(training.plan, training)
             found = mode or training.mode or self._measured(recipe, training)
         except BadInput as e:
