@@ -110,8 +110,9 @@ def check_copies(
 
     Two clients may have equal records by chance, and so may a client and the test split. Of the
     clients' records a share p is also another client's. More test records than Binomial(n, 2 p)
-    allows, at a false-alarm rate of 1e-6, are copies. Nothing is dropped: which record was would
-    tell who is a client.
+    allows, at a false-alarm rate of 1e-6, are copies, if the same holds where equal records count
+    once: then neither records that everybody has nor one that is repeated is taken for a copy.
+    Nothing is dropped: which record was would tell who is a client.
 
     | edge | behaviour |
     |---|---|
@@ -128,12 +129,19 @@ def check_copies(
     first, last = np.full(len(kinds), len(sizes)), np.full(len(kinds), -1)
     np.minimum.at(first, which, clients)
     np.maximum.at(last, which, clients)
-    shared = int((first != last)[which].sum())
-    chance = min(1.0, 2 * (shared + 1) / (len(mine) + 2))
-    equal = int(np.isin(theirs, kinds).sum())
-    if equal and bdtrc(equal - 1, len(theirs), chance) < FALSE_ALARM:
+    several = first != last
+    equal = np.isin(theirs, kinds)
+    once = np.isin(np.unique(theirs), kinds)
+    if _too_many(equal, several[which]) and _too_many(once, several):
         raise BadInput(
-            f"{equal:,} of {len(theirs):,} test records equal clients' records, far more than two "
+            f"{equal.sum():,} of {len(theirs):,} test records equal clients' records, far more than two "
             "clients have in common: they would be measured in the clear as nobody's; hold owners "
             "out (test = 'by-client'), name the test records' owners, or leave the test split out"
         )
+
+
+def _too_many(equal: npt.NDArray[np.bool_], shared: npt.NDArray[np.bool_]) -> bool:
+    """Whether more records are `equal` to clients' than such a share of `shared` ones explains."""
+    chance = min(1.0, 2 * (int(shared.sum()) + 1) / (len(shared) + 2))
+    count = int(equal.sum())
+    return count > 0 and bool(bdtrc(count - 1, len(equal), chance) < FALSE_ALARM)
