@@ -349,6 +349,9 @@ def test_what_was_composed_has_to_be_readable():
     raw = first(Gaussian(3.0), 1).composed.to_dict()
     with pytest.raises(BadInput, match="cannot be read"):
         Composed.from_dict({**raw, "count": "many"})
+    for wrong in ({"count": -1}, {"slip": 1.0}, {"slip": -1e-9}, {"vouched": "nan"}):
+        with pytest.raises(BadInput, match="are needed"):
+            Composed.from_dict({**raw, **wrong})
     with pytest.raises(BadInput, match="unknown to this version"):
         Composed.from_dict({**raw, "event": {"kind": "new"}})
 

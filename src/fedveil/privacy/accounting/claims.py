@@ -86,6 +86,10 @@ class Composed:
     slip: float = 0.0
     vouched: float = math.inf
 
+    def __post_init__(self) -> None:
+        if self.count < 0 or not 0 <= self.slip < 1 or math.isnan(self.vouched):
+            raise BadInput(f"{self}: a count >= 0, a slip in [0, 1) and a number are needed")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -144,6 +148,11 @@ class PrivacyClaim:
     units: int = 1
     composed: Composed | None = None
 
+    @property
+    def answers(self) -> bool:
+        """Whether `for_units` has an answer: what was composed is recorded, or epsilon is pure."""
+        return self.composed is not None or self.delta == 0
+
     def for_units(self, units: int) -> "PrivacyClaim":
         """The claim at the same delta for somebody with so many clients or records.
 
@@ -167,13 +176,13 @@ class PrivacyClaim:
             raise BadInput(f"the claim is about {self.units} units already: use the one about 1")
         if units == 1:
             return self
-        if self.composed is None and self.delta == 0:
-            return replace(self, units=units, epsilon=units * self.epsilon)
-        if self.composed is None:
+        if not self.answers:
             raise BadInput(
                 f"the claim {self.short} does not record what was composed: its epsilon for "
                 f"{units} {self.unit}s of one person cannot be computed"
             )
+        if self.composed is None:
+            return replace(self, units=units, epsilon=units * self.epsilon)
         several = importlib.import_module("fedveil.privacy.accounting.units")
         epsilon = max(self.epsilon, several.units_epsilon(self, self.composed, units))
         return replace(
@@ -287,6 +296,7 @@ class PrivacyClaim:
             "accountant": Accountant,
             "noise": NoiseSource,
             "assumptions": tuple,
+            "units": int,
             "composed": lambda same: None if same is None else Composed.from_dict(same),
         }
         return cls(**{key: kinds.get(key, lambda same: same)(v) for key, v in raw.items()})
