@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
@@ -288,7 +289,7 @@ class PrivacyClaim:
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "PrivacyClaim":
         """Inverse of `to_dict`."""
-        kinds = {
+        kinds: dict[str, Callable[[Any], Any]] = {
             "epsilon": float,
             "unit": Unit,
             "neighbours": Relation,
