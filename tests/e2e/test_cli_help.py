@@ -140,6 +140,16 @@ def test_account_ends_in_the_terms_that_it_used(cli):
     assert told.out.splitlines()[-1] == last
 
 
+def test_account_for_somebody_with_several_clients(cli):
+    asked = ("account", "--noise", "1", "--rate", "0.01", "--rounds", "1000", "--delta", "1e-5")
+    told = cli(*asked, "--units", "8")
+    assert "epsilon 20.9 at delta 1e-05 for 8 clients of one person (zero-out" in told.out
+    first, _ = json.loads(cli(*asked, "--units", "2", "--json").out)["claims"]
+    assert (first["units"], first["epsilon"]) == (2, pytest.approx(3.98, rel=1e-3))
+    wrong = cli(*asked, "--units", "0")
+    assert (wrong.code, "units is 0: at least 1 is needed" in wrong.err) == (2, True)
+
+
 def test_explain_as_json(cli):
     rows = json.loads(cli("explain", "--json").out)
     assert [row["key"] for row in rows[:4]] == ["name", "seed", "rounds", "iterations"]

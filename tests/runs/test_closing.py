@@ -279,6 +279,37 @@ def test_an_open_run_still_answers_for_its_recipe_and_its_claims(tmp_path, monke
     assert "noise.source is 'secure'" in error(cli("ledger", run.folder, "--verify"))
 
 
+@pytest.mark.parametrize("smaller", [False, True])
+def test_a_result_of_an_earlier_version_is_compared_by_the_keys_it_has(
+    tmp_path, monkeypatch, cli, smaller
+):
+    run = begin(tmp_path / "run")
+    crash_in(monkeypatch, "digests")
+    with pytest.raises(Crash):
+        run.execute()
+    path = run.folder / "result.json"
+    result = json.loads(path.read_text())
+    for claim in result["claims"]:
+        del claim["units"], claim["composed"]
+        claim["epsilon"] *= 0.9 if smaller else 1
+    path.write_text(json.dumps(result))
+    _, out, err = cli("ledger", run.folder, "--verify")
+    assert ("claims are not what" in out + err) is smaller
+
+
+@pytest.mark.parametrize("key", ["units", "composed"])
+def test_what_was_composed_is_compared_with_the_ledger(tmp_path, monkeypatch, cli, key):
+    run = begin(tmp_path / "run")
+    crash_in(monkeypatch, "digests")
+    with pytest.raises(Crash):
+        run.execute()
+    path = run.folder / "result.json"
+    result = json.loads(path.read_text())
+    result["claims"][0][key] = 2 if key == "units" else None
+    path.write_text(json.dumps(result))
+    assert "claims are not what" in error(cli("ledger", run.folder, "--verify"))
+
+
 def test_a_run_that_goes_on_is_open_meanwhile(tmp_path, cli):
     def stop(line):
         if line["round"] == 2:

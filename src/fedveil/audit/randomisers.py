@@ -26,7 +26,14 @@ from fedveil.audit.views import (
 )
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine
-from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Relation, Trust, Unit
+from fedveil.privacy.accounting.claims import (
+    Accountant,
+    Composed,
+    PrivacyClaim,
+    Relation,
+    Trust,
+    Unit,
+)
 from fedveil.privacy.accounting.composition import FINE, epsilon
 from fedveil.privacy.accounting.events import (
     Event,
@@ -38,6 +45,7 @@ from fedveil.privacy.accounting.events import (
     Shuffled,
     TwoPoint,
 )
+from fedveil.privacy.accounting.units import units_epsilon
 from fedveil.privacy.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
@@ -196,6 +204,9 @@ def evidence_of(line: BudgetLine, turns: int, claim: PrivacyClaim, counts: Count
 
     def curve(noise: float, delta: float, fine: bool) -> float:
         interval = FINE if fine else _COARSE
+        if claim.units > 1:
+            composed = Composed(with_noise(event, noise), count)
+            return units_epsilon(replace(claim, delta=delta), composed, claim.units)
         return epsilon(with_noise(event, noise), count, delta, relation, interval=interval)
 
     match event:

@@ -18,6 +18,9 @@ FILES = ("recipe.toml", "metrics.jsonl", "model.safetensors", "result.json")
 _ALIKE = 1e-6
 """Epsilons of one account, computed on two machines, differ in their last digits."""
 
+_LATER = {"units", "composed"}
+"""Keys of a claim that results of earlier versions do not have."""
+
 
 def digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file that a run's end commits to, as it is now."""
@@ -108,7 +111,11 @@ def _of_claims(folder: Path, told: Statement, *, ended: bool) -> list[str]:
 
 
 def _same(claim: Any, own: dict[str, Any]) -> bool:
-    if not isinstance(claim, dict) or claim.keys() != own.keys():
+    if not isinstance(claim, dict):
+        return False
+    if not claim.keys() & _LATER:  # a result of an earlier version
+        own = {name: value for name, value in own.items() if name not in _LATER}
+    if claim.keys() != own.keys():
         return False
     a, b = claim["epsilon"], own["epsilon"]
     numbers = isinstance(a, int | float) and isinstance(b, int | float)

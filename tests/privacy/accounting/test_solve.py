@@ -79,6 +79,8 @@ def test_json_keeps_its_contract(missing):
             "assumptions",
             "holds_for",
             "covers",
+            "units",
+            "composed",
         }
 
 

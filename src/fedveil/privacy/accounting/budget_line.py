@@ -19,6 +19,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import rounds_within
 from fedveil.privacy.accounting.claims import (
     Accountant,
+    Composed,
     NoiseSource,
     PrivacyClaim,
     Relation,
@@ -131,15 +132,27 @@ class BudgetLine:
 
         A grid that is coarser than usual promises a little less, and is found sooner.
         """
+        composed = self.composed(participations)
         return tuple(
-            self.claim(self._epsilon(participations, a, interval), a, holds_for)
+            self.claim(self._epsilon(participations, a, interval), a, holds_for, composed)
             for a in self.accountants
         )
 
+    def composed(self, participations: int) -> Composed:
+        """What is composed for a unit that is concerned so often."""
+        return Composed(self.event, self.per * participations, self.slip, self.vouched)
+
     def claim(
-        self, epsilon: float, accountant: Accountant | None = None, holds_for: str = "everyone"
+        self,
+        epsilon: float,
+        accountant: Accountant | None = None,
+        holds_for: str = "everyone",
+        composed: Composed | None = None,
     ) -> PrivacyClaim:
-        """What this line promises with that epsilon, by an accountant, None the one that counts."""
+        """What this line promises with that epsilon, by an accountant, None the one that counts.
+
+        `composed` is what the epsilon belongs to, without which the claim is about one unit only.
+        """
         accountant = accountant or self.accountants[0]
         return PrivacyClaim(
             epsilon=epsilon,
@@ -154,6 +167,7 @@ class BudgetLine:
             assumptions=self.assumptions,
             holds_for=holds_for,
             covers=self.covers,
+            composed=composed,
         )
 
     def permitted(self, planned: int) -> int:

@@ -89,18 +89,27 @@ _WORLDS = {
 
 _UNITS = {
     Unit.CLIENT: (
-        "One client, with all of its records. Somebody whose data are at several clients has an "
-        "epsilon as many times as large."
+        "One client, with all of its records. Somebody whose data are at several clients has a "
+        "larger epsilon."
     ),
     Unit.RECORD: (
-        "One record of one client, and not the client. Somebody with several records has an "
-        "epsilon as many times as large, and so has a client as a whole."
+        "One record of one client, and not the client. Somebody with several records has a larger "
+        "epsilon, and so has a client as a whole."
     ),
     Unit.WEIGHT: (
         "One number out of a client's report of one round. A client sends many of them, in many "
         "rounds: nobody is protected by this alone."
     ),
 }
+
+_WORLDS_OF_SEVERAL = {
+    Relation.ADD_REMOVE: "whether {these} were there",
+    Relation.ZERO_OUT: "whether {these} were used or counted as nothing",
+    Relation.REPLACE: "whether the data of {these} are their own or any others",
+}
+
+SEVERAL = (1, 2, 4, 8)
+"""Numbers of units of one person for which a report has the epsilon."""
 
 NOTHING_CLAIMED = (
     "Nothing is promised. Whoever sees this model may learn anything about anybody whose data it "
@@ -203,7 +212,11 @@ class Meaning:
         """Between which two worlds an attacker has to tell."""
         if self.claim is None:
             return ""
-        return _WORLDS[self.claim.unit, self.claim.neighbours]
+        claim = self.claim
+        if claim.units > 1:
+            these = f"{claim.units} {claim.unit}s of one person"
+            return _WORLDS_OF_SEVERAL[claim.neighbours].format(these=these)
+        return _WORLDS[claim.unit, claim.neighbours]
 
     @property
     def worth(self) -> str:
@@ -232,6 +245,48 @@ class Meaning:
     def unit(self) -> str:
         """Whom or what the claim is about."""
         return "Nobody." if self.claim is None else _UNITS[self.claim.unit]
+
+    def several(self) -> list[dict[str, str]]:
+        """The epsilon of somebody with several units, at the claim's delta; [] if there is none.
+
+        Computed when it is called: it may take a second.
+        """
+        claim = self.claim
+        if claim is None or not self._somebody_s or not claim.answers:
+            return []
+        found = [claim.for_units(units) for units in SEVERAL]
+        return [
+            {
+                f"{claim.unit}s of one person": f"{each.units}",
+                "epsilon": each.value,
+                "right guesses at most": _share(right_guesses(each))
+                if each.vouched
+                else "no bound",
+            }
+            for each in found
+        ]
+
+    @property
+    def several_unknown(self) -> str:
+        """Why there is no epsilon for several units; "" where there is one or none is needed."""
+        claim = self.claim
+        if claim is None or not self._somebody_s or claim.answers:
+            return ""
+        return (
+            f"The epsilon of somebody with several {claim.unit}s is larger, and cannot be "
+            "computed: the claim does not record what was composed."
+        )
+
+    @property
+    def _somebody_s(self) -> bool:
+        """Whether the claim promises something about one unit of which somebody may have more."""
+        claim = self.claim
+        return (
+            claim is not None
+            and self.guaranteed
+            and claim.unit is not Unit.WEIGHT
+            and claim.units == 1
+        )
 
     @property
     def trusted(self) -> str:

@@ -28,8 +28,8 @@ class Spending:
         line, told = self.line.after(again), self.line.so_far(rounds, self.permitted)
         most = line.participations(rounds) + again if turns is None else turns
         if line is self.line and most < len(self._curve):
-            return told.claim(self._curve[most])
-        return told.claim(line.claims(most)[0].epsilon)
+            return told.claim(self._curve[most], composed=line.composed(most))
+        return told.claim(line.claims(most)[0].epsilon, composed=line.composed(most))
 
     @cached_property
     def _curve(self) -> tuple[float, ...]:
