@@ -19,6 +19,7 @@ from fedveil.inputs import Inputs, count, taken
 from fedveil.models.task import Task
 from fedveil.names import OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs import metrics_file
 from fedveil.runs.evidence import left
 from fedveil.runs.models import task_of
@@ -70,8 +71,13 @@ class OpenedRun:
 
     @property
     def claims(self) -> tuple[PrivacyClaim, ...]:
-        """What is claimed for the model; the first is the one that counts."""
+        """Everything that is claimed for the model, by every line and accountant."""
         return tuple(map(PrivacyClaim.from_dict, self.result["claims"]))
+
+    @property
+    def claim(self) -> PrivacyClaim | None:
+        """The claim that counts; None if nothing is claimed."""
+        return counting(self.claims)
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -152,7 +158,7 @@ class OpenedRun:
             _ = self.result
         except BadInput as e:
             return f"OpenedRun({str(self.folder)!r}, {e})"
-        told = self.claims[0].short if self.claims else "nothing is claimed"
+        told = "nothing is claimed" if self.claim is None else self.claim.short
         return f"OpenedRun({str(self.folder)!r}, {self._measured}, {told})"
 
     @property

@@ -71,7 +71,10 @@ class PrivacyClaim:
 
     `holds_for` is "everyone" unless clients differ: then there is one claim for the worst and one
     for the median client. `covers` names what was released: the updates, or also what an adaptive
-    clip collects beside them. One that is not `vouched` is about right, and no guarantee.
+    clip collects beside them. One that is not `vouched` is about right, and no guarantee. One with
+    a `condition` holds only if that is true of somebody's reasons, which nobody can check: it
+    stands beside a claim without one and never counts (`meaning.counting`). The condition is shown
+    wherever the epsilon is.
 
     Whoever shows an epsilon shows `short` or the claim itself, which differ in whether accountant
     and source of noise are told; a table may have `value` in its rows and `terms` in its heading.
@@ -97,6 +100,7 @@ class PrivacyClaim:
     assumptions: tuple[str, ...] = ()
     holds_for: str = "everyone"
     covers: str = "updates"
+    condition: str = ""
 
     def __str__(self) -> str:
         return f"{self._what}epsilon {self.value} {self.words}"
@@ -119,6 +123,8 @@ class PrivacyClaim:
         }
         if self.as_published:
             rows["as published"] = "not a guarantee"
+        if self.condition:
+            rows["only if"] = self.condition
         cells = [(name, escape(text)) for name, text in rows.items()]
         if self.assumptions:
             listed = "".join(f"<li>{escape(text)}</li>" for text in self.assumptions)
@@ -159,7 +165,8 @@ class PrivacyClaim:
 
     def left_of(self, limit: float) -> str:
         """The same with the budget."""
-        return f"{self.remainder(limit)} of {replace(self, epsilon=limit, vouched=True).short}"
+        budget = replace(self, epsilon=limit, vouched=True, condition="")
+        return f"{self.remainder(limit)} of {budget.short}"
 
     @property
     def _what(self) -> str:
@@ -168,9 +175,10 @@ class PrivacyClaim:
     def _terms(self, how: str) -> str:
         who = "" if self.holds_for == "everyone" else f", {self.holds_for}"
         label = ", as published, not a guarantee" if self.as_published else ""
+        condition = f", only if {self.condition}" if self.condition else ""
         return (
             f"at delta {self.delta:g} per {self.unit}{who} "
-            f"({self.neighbours}, {self.trust} trust{how}{label})"
+            f"({self.neighbours}, {self.trust} trust{how}{label}){condition}"
         )
 
     def to_dict(self) -> dict[str, Any]:
