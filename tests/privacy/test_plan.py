@@ -129,6 +129,15 @@ def test_what_is_quoted_after_a_round_is_an_upper_bound_on_the_claim_of_a_run_th
     assert plan.quoted(40) == plan.spent(40)
 
 
+def test_rounds_done_again_are_in_what_is_spent_and_in_what_is_quoted():
+    plan = central_plan(multiplier=5.0, rounds=40, budget=Budget(math.inf, 1e-5))
+    line = plan.lines[0]
+    assert plan.spent(10, again=2).epsilon >= line.claims(12)[0].epsilon
+    assert plan.spent(40, again=2).epsilon >= line.claims(42)[0].epsilon
+    assert plan.quoted(10, again=2).epsilon == line.ended(12, 40, again=2)
+    assert plan.quoted(40, again=2).epsilon == line.ended(42, 40, again=2)
+
+
 def test_what_is_quoted_after_a_round_is_of_the_line_that_is_a_guarantee(make_line):
     published, strict = make_line(as_published=True), make_line(event=Gaussian(2.0))
     plan = PrivacyPlan(Everyone(), 10, 5, lines=(published, strict))
