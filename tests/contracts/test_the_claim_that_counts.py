@@ -146,6 +146,8 @@ def test_runs_side_by_side(folder, claims):
     assert f"Beside it: {OTHERS[2].short}." in page
     assert '<data value="22.22">' in markup
     assert '<data value="11.11">' not in markup
+    followed = f'<data value="{first.history[-1]["epsilon"]!r}">' in markup
+    assert followed is (claims is not AS_PUBLISHED)
 
 
 @KINDS
