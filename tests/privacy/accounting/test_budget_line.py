@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import NOT_DECIDED, BudgetLine, claims_of
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED, BudgetLine, claims_of, early_ends
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
 from fedveil.privacy.accounting.events import (
@@ -450,8 +450,8 @@ def at(line, count, delta, accountant=Accountant.PLD):
 def test_a_run_that_ended_early_has_the_epsilon_of_its_share_of_delta(make_line):
     line = make_line()
     pld, rdp, naive = early(line, 3)
-    assert pld.epsilon == line.ended(3, 40) == at(line, 3, 1e-5 / 100 / 40)
-    assert rdp.epsilon == at(line, 3, 1e-5 / 100 / 40, Accountant.RDP)
+    assert pld.epsilon == line.ended(3, 40) == at(line, 3, 1e-5 / 100 / 16)
+    assert rdp.epsilon == at(line, 3, 1e-5 / 100 / 16, Accountant.RDP)
     assert (pld.delta, pld.assumptions, pld.condition) == (1e-5, line.assumptions, "")
     assert naive == replace(line.claims(3)[0], condition=NOT_DECIDED)
 
@@ -464,9 +464,33 @@ def test_a_run_that_ended_late_has_the_epsilon_of_all_planned_rounds(make_line):
     assert naive.epsilon == at(line, 39, 1e-5)
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 9, 40, 41, 1000, 10**6])
+def test_ends_that_have_an_epsilon_of_their_own_are_few_and_close(most):
+    ends = early_ends(most)
+    assert list(ends) == sorted(set(ends))
+    assert all(0 < end < most for end in ends)
+    assert len(ends) <= 4 + 4 * math.log2(most)
+    assert all(b <= 1.25 * a or b == a + 1 for a, b in pairwise(ends))
+    assert not ends or most <= 1.25 * ends[-1] or most == ends[-1] + 1
+
+
+def test_between_two_ends_the_later_one_counts(make_line):
+    line = make_line(event=Gaussian(20.0), budget=Budget(math.inf, 1e-5))
+    found = [line.ended(n, 40) for n in range(1, 41)]
+    assert found[16] == found[17] == found[18] == found[19] == at(line, 20, 1e-5 / 100 / 16)
+    assert found == sorted(found)
+    assert found[32:] == [at(line, 40, 1e-5)] * 8
+
+
+@pytest.mark.parametrize("most", [1, 2, 9, 10, 33, 40])
+def test_ends_found_at_once_are_those_found_one_by_one(make_line, most):
+    line = make_line(budget=Budget(math.inf, 1e-5))
+    assert line.early(most) == tuple(line.ended(n, most) if n else 0.0 for n in range(most))
+
+
 def test_the_samplers_share_of_delta_pays_for_no_end(make_line):
     line = make_line(slip=0.5e-5, noise=NoiseSource.SECURE)
-    assert line.ended(3, 40) == at(line, 3, 0.5e-5 / 100 / 40)
+    assert line.ended(3, 40) == at(line, 3, 0.5e-5 / 100 / 16)
     assert line.ended(39, 40) == at(line, 40, 0.5e-5)
 
 
@@ -499,7 +523,7 @@ def test_what_is_no_guarantee_is_the_formula_of_the_rounds_done(make_line):
 def test_nobody_is_concerned_more_often_than_the_cap_whenever_the_run_ends(make_line):
     line = make_line(cap=4)
     assert early(line) == line.claims(4)
-    assert early(line, 2)[0].epsilon == at(line, 2, 1e-5 / 100 / 4)
+    assert early(line, 2)[0].epsilon == at(line, 2, 1e-5 / 100 / 3)
 
 
 def test_worst_and_median_client_of_a_run_that_ended_early(make_line):
@@ -515,13 +539,14 @@ def test_how_often_rounds_were_done_again_may_have_been_decided_by_looking(make_
     """As many attempts again as rounds are possible, unless the budget ends them before."""
     free = make_line(budget=Budget(math.inf, 1e-5))
     turns = rounds + 1
-    share = at(free, turns, 1e-5 / 100 / 80)
+    upto = {21: 24, 41: 48}[turns]
+    share = at(free, upto, 1e-5 / 100 / 20)
     assert free.ended(turns, 40, again=1) == min(share, at(free, 80, 1e-5))
     tight = make_line(budget=Budget(1.01 * at(free, 41, 1e-5), 1e-5))
     assert tight.ended(turns, 40, again=1) == min(share, tight.budget.epsilon)
     rdp = tight.ended(turns, 40, 1, Accountant.RDP)
     assert rdp == min(
-        at(free, turns, 1e-5 / 100 / 80, Accountant.RDP), at(free, 80, 1e-5, Accountant.RDP)
+        at(free, upto, 1e-5 / 100 / 20, Accountant.RDP), at(free, 80, 1e-5, Accountant.RDP)
     )
     naive = early(free, rounds, again=1)[-1]
     assert naive == replace(free.claims(turns)[0], condition=NOT_DECIDED)

@@ -123,12 +123,13 @@ class BudgetLine:
 
         Guarantee: docs/proofs/ending.md. The epsilon is the smaller of two. One is that of the
         largest number of participations that `planned` rounds can come to: whatever was released
-        is a function of them. The other is that of `participations` at a delta of which every
-        possible number of them has an equal share, all together `EARLY` of the line's.
+        is a function of them. The other is that of the next of a few numbers of participations
+        (`early_ends`), which share `EARLY` of the line's delta among them.
 
         | edge | behaviour |
         |---|---|
         | as many participations as there can be | their own epsilon |
+        | none of `early_ends` is as large | that of the largest number |
         | attempts charged `again` | `planned` more are counted, or the budget if that is less |
         | epsilons that are added | their sum |
         """
@@ -139,7 +140,11 @@ class BudgetLine:
         whole = line._epsilon(most, accountant, FINE)
         if again and not self.reading and accountant is self.accountants[0]:
             whole = min(whole, self.budget.epsilon)  # the ledger admits no attempt beyond it
-        return min(whole, line._epsilon(participations, accountant, FINE, EARLY / most))
+        ends = early_ends(most)
+        upto = next((end for end in ends if end >= participations), None)
+        if upto is None:
+            return whole
+        return min(whole, line._epsilon(upto, accountant, FINE, EARLY / len(ends)))
 
     def most(self, planned: int, again: int = 0) -> int:
         """The most participations that `planned` rounds can come to.
@@ -212,15 +217,26 @@ class BudgetLine:
             self._epsilon(participations, self.accountants[0], FINE) <= most
         )
 
-    def curve(self, most: int, share: float = 1.0) -> tuple[float, ...]:
+    def early(self, most: int) -> tuple[float, ...]:
+        """`ended` for 0..most - 1 of `most` participations, each once: on a coarse grid."""
+        first, ends = self.accountants[0], early_ends(most)
+        whole = self._epsilon(most, first, 10 * FINE)
+        values, before = [0.0], 0
+        for end in ends:
+            own = self._epsilon(end, first, 10 * FINE, EARLY / len(ends))
+            values += [min(whole, own)] * (end - before)
+            before = end
+        return (*values, *[whole] * (most - len(values)))
+
+    def curve(self, most: int) -> tuple[float, ...]:
         """An upper bound on epsilon after each of 0..most participations, cheap enough to display.
 
         Exact, but for a coarse grid, up to 32 participations; beyond that the value at the next
-        of 32 milestones, since epsilon only grows. At a `share` of the line's delta.
+        of 32 milestones, since epsilon only grows.
         """
         step = -(-most // _MILESTONES)
         milestones = [min(k * step, most) for k in range(-(-most // step) + 1)]
-        values = [self._epsilon(m, self.accountants[0], 10 * FINE, share) for m in milestones]
+        values = [self._epsilon(m, self.accountants[0], 10 * FINE) for m in milestones]
         return tuple(values[-(-count // step)] for count in range(most + 1))
 
     def _epsilon(
@@ -278,6 +294,21 @@ class BudgetLine:
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
             raise BadInput(f"a budget line cannot be read: {e}") from e
+
+
+def early_ends(most: int) -> tuple[int, ...]:
+    """The numbers of participations, below `most`, that have an epsilon of their own.
+
+    There are four for each doubling: one for every number would leave each of them little delta.
+
+    >>> early_ends(40)
+    (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+    """
+    ends, end = list[int](), 1
+    while end < most:
+        ends.append(end)
+        end += 1 << max(0, end.bit_length() - 3)
+    return tuple(ends)
 
 
 def claims_of(

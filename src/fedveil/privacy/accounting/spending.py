@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fedveil.privacy.accounting.budget_line import EARLY, NOT_DECIDED, BudgetLine
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED, BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim
 
 
@@ -54,6 +54,4 @@ class Spending:
     @cached_property
     def _early(self) -> tuple[float, ...]:
         """What to quote after fewer participations than the permitted rounds can come to."""
-        most = self.line.most(self.permitted or self.rounds)
-        whole = self._curve[most]
-        return tuple(min(whole, value) for value in self.line.curve(most, EARLY / most)[:most])
+        return self.line.early(self.line.most(self.permitted or self.rounds))
