@@ -552,6 +552,13 @@ def test_how_often_rounds_were_done_again_may_have_been_decided_by_looking(make_
     assert naive == replace(free.claims(turns)[0], condition=NOT_DECIDED)
 
 
+def test_attempts_end_at_what_the_sampler_vouches_for(make_line):
+    """As the ledger has it: `affords`."""
+    line = make_line(budget=Budget(math.inf, 1e-5), vouched=9.0)
+    assert line.ended(41, 40, again=1) == 9.0
+    assert claims_of((line,), 40, None, again=1, planned=40)[0].vouched
+
+
 def test_a_reading_has_no_budget_that_ends_attempts(make_line):
     line = make_line(budget=Budget(0.5, 1e-5), reading=True)
     assert line.ended(41, 40, again=1) > 0.5

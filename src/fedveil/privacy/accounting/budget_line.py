@@ -130,7 +130,7 @@ class BudgetLine:
         |---|---|
         | as many participations as there can be | their own epsilon |
         | none of `early_ends` is as large | that of the largest number |
-        | attempts charged `again` | `planned` more are counted, or the budget if that is less |
+        | attempts charged `again` | `planned` more are counted, at most what `affords` admits |
         | epsilons that are added | their sum |
         """
         accountant = accountant or self.accountants[0]
@@ -139,7 +139,7 @@ class BudgetLine:
             return line._epsilon(participations, accountant, FINE)
         whole = line._epsilon(most, accountant, FINE)
         if again and not self.reading and accountant is self.accountants[0]:
-            whole = min(whole, self.budget.epsilon)  # the ledger admits no attempt beyond it
+            whole = min(whole, self.budget.epsilon, self.vouched)  # no attempt is admitted beyond
         ends = early_ends(most)
         upto = next((end for end in ends if end >= participations), None)
         if upto is None:
