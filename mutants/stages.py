@@ -19,7 +19,22 @@ _ENEMIES = (
     "contracts/test_enemies_plans.py",
     "contracts/test_enemies_schedules.py",
 )
+_COUNTS = "contracts/test_the_claim_that_counts.py"
 _ALSO = {
+    **dict.fromkeys(
+        (
+            "attacks/attack.py",
+            "console.py",
+            "privacy/accounting/claims.py",
+            "privacy/accounting/meaning.py",
+            "runs/opened.py",
+            "runs/report/comparison.py",
+            "runs/report/curves.py",
+            "runs/report/page.py",
+            "tuning/cells.py",
+        ),
+        (_COUNTS,),
+    ),
     "attacks/ascent.py": ("audit/test_watching.py",),
     "audit/finding.py": ("audit/test_planted_bugs.py", "audit/test_command.py"),
     "audit/views.py": ("audit/test_planted_bugs.py",),
@@ -58,8 +73,16 @@ _ALSO = {
     ),
     "training/adversary.py": ("attacks/test_attack.py",),
     "training/aggregates.py": ("training/test_aggregates.py", "attacks/test_attack.py"),
-    "privacy/accounting/spending.py": ("privacy/test_plan.py", "watch/test_look.py"),
-    "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
+    "privacy/accounting/spending.py": (
+        "privacy/test_plan.py",
+        "contracts/test_enemies_ending.py",
+        "watch/test_look.py",
+    ),
+    "privacy/accounting/budget_line.py": (
+        "statistical/test_ending.py",
+        "statistical/test_budgets.py",
+        "privacy/test_secure.py",
+    ),
     "privacy/clip_schedules.py": (
         "privacy/releases/test_client_noise.py",
         "privacy/releases/test_client_noise_adaptive.py",
@@ -84,7 +107,7 @@ _ALSO = {
         "privacy/ledger/test_shared.py",
         "privacy/ledger/test_verification.py",
     ),
-    "privacy/ledger/statement.py": ("runs/test_secure_runs.py",),
+    "privacy/ledger/statement.py": (_COUNTS, "runs/test_secure_runs.py"),
     "privacy/noise/mechanisms.py": ("privacy/test_secure.py",),
     "privacy/noise/streams.py": (
         "privacy/noise/test_mechanisms.py",
@@ -193,6 +216,7 @@ _ALSO = {
     ),
     "training/reports.py": ("statistical/test_one_client.py",),
     "training/round.py": (
+        "contracts/test_enemies_ending.py",
         "flower/test_absence.py",
         "flower/test_restart.py",
         "statistical/test_one_client.py",
@@ -220,7 +244,7 @@ _ALSO = {
     ),
     "runs/checkpoint.py": ("runs/test_corruption.py", "runs/test_disk_full.py"),
     "runs/disk.py": ("runs/test_stop_request.py", "runs/test_run.py", "runs/test_run_resume.py"),
-    "runs/ending.py": ("runs/test_stop_request.py",),
+    "runs/ending.py": (_COUNTS, "runs/test_stop_request.py"),
     "runs/done.py": ("runs/test_interruptions.py", "runs/test_run.py", "runs/test_run_resume.py"),
     "runs/ledgers.py": (
         "runs/test_evidence.py",
@@ -233,6 +257,7 @@ _ALSO = {
     "runs/report/ledger.py": ("runs/report/test_page.py",),
     "runs/report/seen.py": ("runs/report/test_page.py",),
     "runs/run.py": (
+        _COUNTS,
         "runs/test_stop_request.py",
         "runs/test_secure_runs.py",
         "runs/test_evidence.py",
@@ -241,7 +266,7 @@ _ALSO = {
     "runs/sections/section.py": ("runs/test_recipe.py",),
     "runs/trackers.py": ("runs/test_logs.py",),
     "watch/app.py": ("watch/test_guard.py",),
-    "watch/look.py": ("watch/test_cards.py",),
+    "watch/look.py": (_COUNTS, "watch/test_cards.py"),
     "web/page.py": ("watch/test_app.py",),
 }
 _WIDE = ("contracts", "statistical")

@@ -10,6 +10,7 @@ import safetensors.torch
 
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.file import read_about, read_closing, read_runs
+from fedveil.privacy.ledger.statement import statements
 from fedveil.privacy.ledger.verification import read_links, verify
 from fedveil.runs import closing as closings
 from fedveil.runs import run as runs
@@ -337,3 +338,17 @@ def test_an_export_has_the_ends(copy, cli, tmp_path):
     found = json.loads((tmp_path / "out.json").read_text())["chain"]
     ends = [json.loads(link["files"]) for link in found if "files" in link]
     assert (len(ends), ends[1]) == (2, closings.digests(folder))
+
+
+def test_a_result_of_an_older_version_lacks_newer_fields_and_is_whole(copy):
+    folder = copy("own")
+    (told,) = statements(folder / "ledger.db")
+    path = folder / "result.json"
+    result = json.loads(path.read_text())
+    for claim in result["claims"]:
+        assert claim.pop("condition") == ""
+    path.write_text(json.dumps(result))
+    assert closings._of_claims(folder, told, ended=True) == []
+    result["claims"][0]["epsilon"] *= 0.99
+    path.write_text(json.dumps(result))
+    assert len(closings._of_claims(folder, told, ended=True)) == 1

@@ -11,6 +11,7 @@ import pytest
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput, LedgerMismatch
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.privacy.ledger.statement import statements
 from fedveil.runs import checkpoint
@@ -156,11 +157,13 @@ def test_an_interrupted_run_says_so_and_resumes(start):
     assert model_of(cut.folder) == model_of(whole.folder)
 
 
-def test_the_claims_of_a_run_that_ended_early_say_what_they_assume(start):
+def test_the_claims_of_a_run_that_ended_early_hold_whoever_ended_it(start):
     run = start("central")
     early = run.execute(stop_after(2))
-    (text,) = {claim["assumptions"][-1] for claim in early["claims"]}
-    assert "only 2 of 4 rounds were done; if it is, count all 4" in text
+    assert [claim["condition"] for claim in early["claims"]] == ["", "", NOT_DECIDED]
+    line = run.training.plan.lines[0]
+    assert early["claims"][0]["epsilon"] == line.ended(2, 4)
+    assert early["claims"][-1]["epsilon"] == line.claims(2)[0].epsilon
     assert "none changed" in verify_ledger(run.folder, None)
     assert [claim.to_dict() for claim in statement_of(run.folder).claims] == early["claims"]
     stored = StoredModel.read(run.folder / "model.safetensors")

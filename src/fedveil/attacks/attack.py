@@ -15,6 +15,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.adversary import Adversary, Chance, Ids
@@ -218,7 +219,7 @@ class BackdoorAttack(Adversary):
             )
 
     def told(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
-        first = next((claim for claim in claims if not claim.as_published), None)
+        first = counting(claims)
         when = self.when
         return {
             "attackers": len(self.attackers),

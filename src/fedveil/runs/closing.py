@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.file import read_closing, read_runs
 from fedveil.privacy.ledger.statement import Statement
@@ -17,9 +18,6 @@ FILES = ("recipe.toml", "metrics.jsonl", "model.safetensors", "result.json")
 
 _ALIKE = 1e-6
 """Epsilons of one account, computed on two machines, differ in their last digits."""
-
-_LATER = {"units", "composed"}
-"""Keys of a claim that results of earlier versions do not have."""
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -111,10 +109,13 @@ def _of_claims(folder: Path, told: Statement, *, ended: bool) -> list[str]:
 
 
 def _same(claim: Any, own: dict[str, Any]) -> bool:
-    if not isinstance(claim, dict):
+    try:
+        read = PrivacyClaim.from_dict(claim).to_dict()  # older results lack newer fields
+    except (TypeError, ValueError, AttributeError):
         return False
-    if not claim.keys() & _LATER:  # a result of an earlier version
-        own = {name: value for name, value in own.items() if name not in _LATER}
+    if "composed" not in claim:
+        own = {**own, "composed": None}
+    claim = read
     if claim.keys() != own.keys():
         return False
     a, b = claim["epsilon"], own["epsilon"]

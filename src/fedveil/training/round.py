@@ -59,6 +59,7 @@ class RoundResult:
     metrics: dict[str, float]
     seconds: float
     spent: Callable[[], PrivacyClaim | None]
+    quoted: Callable[[], PrivacyClaim | None]
     over_clients: dict[str, float] = field(default_factory=dict)
     attack: dict[str, float] = field(default_factory=dict)
 
@@ -70,8 +71,12 @@ class RoundResult:
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """What all rounds up to this one have cost, from above; found when somebody asks."""
-        return self.spent()
+        """What to quote if the training ends with this round, whoever ends it and why.
+
+        An upper bound, found when somebody asks. `spent()` is what the rounds so far have cost: it
+        is smaller, and holds if what was released does not decide when to end.
+        """
+        return self.quoted()
 
     @property
     def epsilon(self) -> float | None:
@@ -87,13 +92,13 @@ class RoundResult:
             "snr": self.snr,
             "refused": len(self.refused),
         }
-        claim = self.claim
+        spent = self.spent()
         return {
             "round": self.round,
             **(private if diagnostics else dict.fromkeys(private)),
             "clip": self.clip,
-            "epsilon": claim and claim.epsilon,
-            "claim": claim and claim.told,
+            "epsilon": spent and spent.epsilon,
+            "claim": spent and spent.told,
             **self.metrics,
             **(self.over_clients if diagnostics else {}),
             **(self.attack if diagnostics else {}),
@@ -182,7 +187,8 @@ def rounds(
             metrics=measure(state),
             over_clients=measure_clients(state),
             seconds=time.perf_counter() - began,
-            spent=partial(plan.told, number, most if counted else None, ledger.again),
+            spent=partial(plan.spent, number, most if counted else None, ledger.again),
+            quoted=partial(plan.quoted, number, most if counted else None, ledger.again),
             attack={} if adversary is None else cohort.cheated,
         )
 

@@ -78,6 +78,7 @@ def test_json_keeps_its_contract(missing):
             "vouched",
             "assumptions",
             "holds_for",
+            "condition",
             "covers",
             "units",
             "composed",

@@ -118,9 +118,12 @@ class PrivacyClaim:
 
     `holds_for` is "everyone" unless clients differ: then there is one claim for the worst and one
     for the median client. `covers` names what was released: the updates, or also what an adaptive
-    clip collects beside them. One that is not `vouched` is about right, and no guarantee. It is
-    about `units` units of one person, which are one unless `for_units` was called. `composed` is
-    what the epsilon was computed from, None where it is not one composition or is not recorded.
+    clip collects beside them. One that is not `vouched` is about right, and no guarantee. One with
+    a `condition` holds only if that is true of somebody's reasons, which nobody can check: it
+    stands beside a claim without one and never counts (`meaning.counting`). The condition is shown
+    wherever the epsilon is. A claim is about `units` units of one person, which are one unless
+    `for_units` was called. `composed` is what the epsilon was computed from, None where it is not
+    one composition or is not recorded.
 
     Whoever shows an epsilon shows `short` or the claim itself, which differ in whether accountant
     and source of noise are told; a table may have `value` in its rows and `terms` in its heading.
@@ -146,6 +149,7 @@ class PrivacyClaim:
     assumptions: tuple[str, ...] = ()
     holds_for: str = "everyone"
     covers: str = "updates"
+    condition: str = ""
     units: int = 1
     composed: Composed | None = None
 
@@ -214,6 +218,8 @@ class PrivacyClaim:
         }
         if self.as_published:
             rows["as published"] = "not a guarantee"
+        if self.condition:
+            rows["only if"] = self.condition
         cells = [(name, escape(text)) for name, text in rows.items()]
         if self.assumptions:
             listed = "".join(f"<li>{escape(text)}</li>" for text in self.assumptions)
@@ -256,7 +262,8 @@ class PrivacyClaim:
 
     def left_of(self, limit: float) -> str:
         """The same with the budget."""
-        return f"{self.remainder(limit)} of {replace(self, epsilon=limit, vouched=True).short}"
+        budget = replace(self, epsilon=limit, vouched=True, condition="")
+        return f"{self.remainder(limit)} of {budget.short}"
 
     @property
     def _what(self) -> str:
@@ -271,9 +278,10 @@ class PrivacyClaim:
     def _terms(self, how: str) -> str:
         who = "" if self.holds_for == "everyone" else f", {self.holds_for}"
         label = ", as published, not a guarantee" if self.as_published else ""
+        condition = f", only if {self.condition}" if self.condition else ""
         return (
             f"at delta {self.delta:g} {self._whose}{who} "
-            f"({self.neighbours}, {self.trust} trust{how}{label})"
+            f"({self.neighbours}, {self.trust} trust{how}{label}){condition}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -118,8 +118,37 @@ NOTHING_CLAIMED = (
 
 
 def counting(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
-    """The claim that counts: the first that is a guarantee, else the first; None without any."""
-    return next((c for c in claims if not c.as_published), claims[0] if claims else None)
+    """The claim that counts: the first that is a guarantee, else the first; None without any.
+
+    Whoever shows one number of several claims shows this one. A claim with a condition never
+    counts.
+    """
+    whole = [claim for claim in claims if not claim.condition]
+    return next((c for c in whole if not c.as_published), whole[0] if whole else None)
+
+
+def budgeted(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
+    """The claim of the line that the budget limits, from which what is left is computed.
+
+    It is the one that counts, but for recipes as published: there the paper's formula is limited.
+    """
+    return next((claim for claim in claims if not claim.condition), None)
+
+
+def smaller(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
+    """The claim that is smaller than the one that counts, on a condition; None if there is none."""
+    first = counting(claims)
+    if first is None:
+        return None
+    return next((c for c in claims if c.condition and _promised(c) == _promised(first)), None)
+
+
+def _promised(claim: PrivacyClaim) -> tuple[object, ...]:
+    """Everything of a claim but its epsilon and what it rests on."""
+    return (
+        *(claim.delta, claim.unit, claim.neighbours, claim.trust, claim.accountant),
+        *(claim.noise, claim.holds_for, claim.covers),
+    )
 
 
 def right_guesses(claim: PrivacyClaim) -> float:
@@ -151,18 +180,23 @@ def power(claim: PrivacyClaim, alarms: float) -> float:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a run's claims mean: `claim` is the one that counts, None where nothing is claimed."""
+    """What a run's claims mean: `claim` is the one that counts, None where nothing is claimed.
+
+    `smaller` is the same claim on a condition, `published` a paper's formula that was limited.
+    """
 
     claim: PrivacyClaim | None
     published: PrivacyClaim | None = None
+    smaller: PrivacyClaim | None = None
 
     @classmethod
     def of(cls, claims: Sequence[PrivacyClaim]) -> "Meaning":
         """Of all that a run claims."""
         claim = counting(claims)
         published = next((c for c in claims if c.as_published and c is not claim), None)
-        charged = claims and claims[0].as_published
-        return cls(claim, published if charged else None)
+        first = budgeted(claims)
+        charged = first is not None and first.as_published
+        return cls(claim, published if charged else None, smaller(claims))
 
     @property
     def guaranteed(self) -> bool:
@@ -234,6 +268,8 @@ class Meaning:
                 "This is a simulation: its noise follows from a seed, and whoever knows the seed "
                 'can remove it. A model that is given away needs noise.source = "secure".'
             )
+        if self.smaller is not None:
+            found.append(f"That holds whoever ended the run and why. {_upper(self.smaller.short)}.")
         if self.published is not None:
             found.append(
                 f"The paper's own formula comes to {self.published.short}. That is how its "
@@ -349,6 +385,10 @@ class Meaning:
     def number(self) -> str:
         """The claim in the field's own words."""
         return "nothing is claimed" if self.claim is None else str(self.claim)
+
+
+def _upper(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _odds(claim: PrivacyClaim) -> float:

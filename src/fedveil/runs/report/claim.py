@@ -113,4 +113,6 @@ def _standing(claim: PrivacyClaim, *, counts: bool) -> str:
         return "as published, not a guarantee"
     if not claim.vouched:
         return "not vouched for"
+    if claim.condition:
+        return "smaller, on a condition"
     return "a guarantee, and the one that counts" if counts else "a guarantee"
