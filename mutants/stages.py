@@ -70,7 +70,7 @@ _ALSO = {
         "privacy/releases/test_client_noise_adaptive.py",
         "privacy/releases/test_client_noise.py",
     ),
-    "privacy/identity.py": (
+    "identity.py": (
         "contracts/test_noise_is_never_reused.py",
         *_ENEMIES,
     ),

@@ -28,6 +28,7 @@ from fedveil.data.arrays import (
 from fedveil.data.schema import TableSchema
 from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.inputs import Inputs, count, join_inputs, labelled, shape_of, taken
 from fedveil.targets import Target
 
@@ -88,6 +89,10 @@ class FederatedData:
     schema: TableSchema | None = None
     elsewhere: tuple[int, ...] = ()
     known_as: str = ""
+
+    @property
+    def identity(self) -> Stated:
+        return (("data", self.fingerprint),)
 
     def __post_init__(self) -> None:
         check_structure(
