@@ -138,6 +138,11 @@ class ClientSgd:
             )
         return sum(self.rate(step, round) for step in range(self.batches.steps))
 
+    @known_as("published reach")
+    def published_reach(self, round: int) -> float:
+        """The same as Fu et al. have it: all steps with the learning rate of the very first."""
+        return (self.batches.steps or 1) * self.rate(0, 1)
+
     def visits(self, records: int) -> int:
         """How many records a client with `records` of them looks at in a round."""
         if self.batches.epochs is not None:
