@@ -61,6 +61,7 @@ _ALSO = {
     "privacy/accounting/spending.py": ("privacy/test_plan.py", "watch/test_look.py"),
     "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
     "privacy/clip_schedules.py": (
+        "contracts/test_identities.py",
         "privacy/releases/test_client_noise.py",
         "privacy/releases/test_client_noise_adaptive.py",
         "flower/test_site_asks.py",
@@ -71,6 +72,7 @@ _ALSO = {
         "privacy/releases/test_client_noise.py",
     ),
     "identity.py": (
+        "contracts/test_identities.py",
         "contracts/test_noise_is_never_reused.py",
         *_ENEMIES,
     ),
@@ -81,6 +83,7 @@ _ALSO = {
         "privacy/ledger/test_verification.py",
     ),
     "privacy/ledger/ledger.py": (
+        "runs/test_run_resume.py",
         "privacy/ledger/test_shared.py",
         "privacy/ledger/test_verification.py",
     ),
@@ -92,6 +95,7 @@ _ALSO = {
         "statistical/test_cohorts.py",
     ),
     "privacy/plan.py": (
+        "contracts/test_identities.py",
         "privacy/test_clip_schedules.py",
         *_ENEMIES,
         "contracts/test_plan_and_work.py",
@@ -101,6 +105,7 @@ _ALSO = {
         "statistical/test_cohorts.py",
     ),
     "privacy/releases/central.py": (
+        "contracts/test_identities.py",
         *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "privacy/test_secure.py",
@@ -110,6 +115,7 @@ _ALSO = {
         "statistical/test_whole_runs.py",
     ),
     "privacy/releases/client_noise.py": (
+        "contracts/test_identities.py",
         *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "runs/test_build.py",
@@ -125,6 +131,7 @@ _ALSO = {
     ),
     "privacy/releases/release.py": (*_ENEMIES, "contracts/test_plan_and_work.py"),
     "privacy/releases/two_point.py": (
+        "contracts/test_identities.py",
         "privacy/test_plan.py",
         "contracts/test_plan_and_work.py",
         "training/test_exchange.py",
@@ -200,6 +207,7 @@ _ALSO = {
         "statistical/test_whole_runs.py",
     ),
     "training/session.py": (
+        "contracts/test_identities.py",
         "training/test_whole_numbers.py",
         *_ENEMIES,
         "contracts/test_noise_is_never_reused.py",
@@ -212,6 +220,7 @@ _ALSO = {
         "training/gradients/test_stacked_span.py",
     ),
     "training/work.py": (
+        "contracts/test_identities.py",
         *_ENEMIES,
         "runs/test_build.py",
         "runs/test_plans.py",
