@@ -289,6 +289,14 @@ def test_a_part_of_ours_that_states_nothing_is_an_error():
     assert "Silent" in identity(Holding(Silent()))  # what users hold is theirs
 
 
+def test_a_user_s_subclass_enters_by_what_ours_states():
+    """And not by the names of our fields: renaming one would change a seeded run."""
+    text = identity(Mine(1.5))
+    assert "clip='fixed',value=1.5" in text
+    assert text.count("1.5") == 1
+    assert "'value'" not in text
+
+
 def test_what_is_nested_without_end_is_refused():
     with pytest.raises(BadInput, match="nested too deeply"):
         identity(nested(1, 5000))

@@ -30,6 +30,7 @@ Stated = tuple[tuple[str, Any], ...]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _OURS = __name__.split(".")[0]
+_HEAP_TYPE = 1 << 9
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
 _BUILT_IN = (int, float, complex, str, bytes, Fraction)
@@ -246,9 +247,10 @@ class _Writer:
             known = {f.name for f in fields(base)} if is_dataclass(base) else set()
         held = {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in known}
         content: Any = held
-        if any(vars(each).get("__slots__") or _is_library(each) for each in kind.__mro__[:-1]):
-            taken_apart = _taken_apart(value)
-            content = taken_apart if taken_apart and _is_library(kind) else (held, taken_apart)
+        if _is_library(kind):
+            content = _taken_apart(value) or held
+        elif any(map(_holds_more, kind.__mro__[:-1])):
+            content = (held, _taken_apart(value))
         name = f"{self._class(kind)}{getattr(value, '__qualname__', '')}"
         return f"{name}{inherited}{self._inside(content)}"
 
@@ -333,6 +335,12 @@ def _is_installed(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         return _INSTALLED in value.__code__.co_filename
     return _INSTALLED in (getattr(sys.modules.get(value.__module__), "__file__", None) or "")
+
+
+def _holds_more(kind: type) -> bool:
+    """Whether instances hold what is not in their `__dict__`: slots, or a built-in's content."""
+    written_in_c = not kind.__flags__ & _HEAP_TYPE
+    return written_in_c or bool(vars(kind).get("__slots__"))
 
 
 def _taken_apart(value: Any) -> Any:
