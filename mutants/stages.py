@@ -84,6 +84,7 @@ _ALSO = {
         "privacy/test_secure.py",
     ),
     "privacy/clip_schedules.py": (
+        "contracts/test_identities.py",
         "privacy/releases/test_client_noise.py",
         "privacy/releases/test_client_noise_adaptive.py",
         "flower/test_site_asks.py",
@@ -93,7 +94,8 @@ _ALSO = {
         "privacy/releases/test_client_noise_adaptive.py",
         "privacy/releases/test_client_noise.py",
     ),
-    "privacy/identity.py": (
+    "identity.py": (
+        "contracts/test_identities.py",
         "contracts/test_noise_is_never_reused.py",
         *_ENEMIES,
     ),
@@ -104,6 +106,7 @@ _ALSO = {
         "privacy/ledger/test_verification.py",
     ),
     "privacy/ledger/ledger.py": (
+        "runs/test_run_resume.py",
         "privacy/ledger/test_shared.py",
         "privacy/ledger/test_verification.py",
     ),
@@ -115,6 +118,7 @@ _ALSO = {
         "statistical/test_cohorts.py",
     ),
     "privacy/plan.py": (
+        "contracts/test_identities.py",
         "privacy/test_clip_schedules.py",
         *_ENEMIES,
         "contracts/test_plan_and_work.py",
@@ -124,6 +128,7 @@ _ALSO = {
         "statistical/test_cohorts.py",
     ),
     "privacy/releases/central.py": (
+        "contracts/test_identities.py",
         *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "privacy/test_secure.py",
@@ -133,6 +138,7 @@ _ALSO = {
         "statistical/test_whole_runs.py",
     ),
     "privacy/releases/client_noise.py": (
+        "contracts/test_identities.py",
         *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "runs/test_build.py",
@@ -148,6 +154,7 @@ _ALSO = {
     ),
     "privacy/releases/release.py": (*_ENEMIES, "contracts/test_plan_and_work.py"),
     "privacy/releases/two_point.py": (
+        "contracts/test_identities.py",
         "privacy/test_plan.py",
         "contracts/test_plan_and_work.py",
         "training/test_exchange.py",
@@ -224,6 +231,7 @@ _ALSO = {
         "statistical/test_whole_runs.py",
     ),
     "training/session.py": (
+        "contracts/test_identities.py",
         "training/test_whole_numbers.py",
         *_ENEMIES,
         "contracts/test_noise_is_never_reused.py",
@@ -236,6 +244,7 @@ _ALSO = {
         "training/gradients/test_stacked_span.py",
     ),
     "training/work.py": (
+        "contracts/test_identities.py",
         *_ENEMIES,
         "runs/test_build.py",
         "runs/test_plans.py",

@@ -13,6 +13,7 @@ from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.checks import check, one_of
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
@@ -45,6 +46,16 @@ class When:
     end: int | None = None
     every: int = 1
     present: bool = True
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("when", "rounds"),
+            ("start", self.start),
+            ("end", self.end),
+            ("every", self.every),
+            ("present", self.present),
+        )
 
     def __post_init__(self) -> None:
         check("attack.start", self.start)
@@ -81,6 +92,20 @@ class BackdoorAttack(Adversary):
     noise: AttackerNoise = AttackerNoise.COMPLY
     when: When = When()
     work: ClientWork | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("adversary", "backdoor"),
+            ("attackers", self.attackers),
+            ("held_out", self.held_out),
+            ("poisoned", self.poisoned),
+            ("boost", self.boost),
+            ("project", self.project),
+            ("noise", self.noise),
+            ("when", self.when),
+            ("work", self.work),
+        )
 
     def __post_init__(self) -> None:
         check("attack.boost", self.boost)

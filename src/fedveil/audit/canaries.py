@@ -22,6 +22,7 @@ from fedveil.audit.one_shot import fitted
 from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
 from fedveil.audit.scores import Scores, counted, gap
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Trust
 from fedveil.privacy.accounting.events import PoissonSampled
@@ -47,6 +48,15 @@ class CanaryClients(Adversary):
     ids: Ids
     directions: torch.Tensor
     signs: npt.NDArray[np.float64]
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("adversary", "canaries"),
+            ("ids", self.ids),
+            ("directions", self.directions),
+            ("signs", self.signs),
+        )
 
     def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.isin(ids, self.ids)

@@ -25,6 +25,7 @@ from fedveil.audit.views import (
     watched_views,
 )
 from fedveil.errors import BadInput
+from fedveil.identity import seed_of
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -46,7 +47,6 @@ from fedveil.privacy.accounting.events import (
     TwoPoint,
 )
 from fedveil.privacy.accounting.units import units_epsilon
-from fedveil.privacy.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import TwoPointReports

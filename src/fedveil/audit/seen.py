@@ -18,8 +18,8 @@ import torch
 from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.identity import seed_of
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.cohort import CohortData

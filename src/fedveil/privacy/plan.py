@@ -11,6 +11,7 @@ import torch
 
 from fedveil.checks import check, shown
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim
 from fedveil.privacy.accounting.events import Gaussian
@@ -48,6 +49,18 @@ class PrivacyPlan:
     parameters: int | None = None
     watched: Watched | None = field(init=False, repr=False, default=None)
     norm: Norm | None = field(init=False, repr=False, default=None)
+
+    @property
+    def identity(self) -> Stated:
+        """What rounds compute. Budget lines account for it and change no draw."""
+        return (
+            ("sampler", self.sampler),
+            ("clients", self.population),
+            ("rounds", self.rounds),
+            ("clip", self.schedule),
+            ("release", self.release),
+            ("secure", self.secure),
+        )
 
     def __post_init__(self) -> None:
         check("rounds", self.rounds)

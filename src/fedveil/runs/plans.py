@@ -229,8 +229,7 @@ def _per_gradient(
                 "budget.as_published takes the learning rates of the first round for all: leave "
                 "client.schedule and client.warmup out"
             )
-        steps = work.batches.steps or 1
-        return PerGradient(schedule, lambda round: steps * work.rate(0, 1))
+        return PerGradient(schedule, work.published_reach)
     return PerGradient(schedule, work.reach)
 
 

@@ -415,6 +415,7 @@ class Run:
             "data": self.training.data.fingerprint,
             "noise": "secure" if self.training.plan.secure else "seeded",
             "seed": "" if self.training.plan.secure else str(self.training.seed),
+            "identity": self.training.digest,
         }
 
     def _recipe_text(self) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
@@ -37,6 +38,15 @@ class TwoPointReports(Release):
     counted = True
     randomises = True
     moves = True
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("release", "two-point"),
+            ("mechanism", self.mechanism),
+            ("ranges", self.ranges),
+            ("shuffled", self.shuffled),
+        )
 
     @property
     def minimum(self) -> int:
