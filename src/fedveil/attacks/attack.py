@@ -15,6 +15,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.events import Shuffled
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.adversary import Adversary, Chance, Ids
@@ -211,9 +212,11 @@ class BackdoorAttack(Adversary):
         if plan.secure:
             raise BadInput("attacks are simulations: use noise.source = 'seeded'")
         honest = plan.expected - len(self.attackers)
-        if plan.release.minimum > honest:
+        events = [line.event for line in plan.lines]
+        counted_on = max((e.reports for e in events if isinstance(e, Shuffled)), default=0)
+        if counted_on > honest:
             raise BadInput(
-                f"shuffle.minimum is {plan.release.minimum} and only {honest:g} reports of a round "
+                f"shuffle.minimum is {counted_on} and only {honest:g} reports of a round "
                 "are certain to be honest: lower it, or attack with fewer clients"
             )
 
