@@ -50,7 +50,14 @@ _ALSO = {
     ),
     "flower/terms.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
     "flower/site_ledger.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
-    "mixing/mixer.py": ("mixing/test_tls.py",),
+    "flower/deployment.py": ("flower/test_deployment.py",),
+    "flower/mixer_file.py": ("flower/test_deployment.py",),
+    "mixing/mixer.py": (
+        "mixing/test_tls.py",
+        "mixing/test_members.py",
+        "contracts/test_enemies_mixer.py",
+    ),
+    "mixing/opened.py": ("mixing/test_members.py",),
     "privacy/accounting/renyi.py": (
         "privacy/accounting/test_composition_sampled.py",
         "privacy/accounting/test_composition_reports.py",
@@ -125,6 +132,7 @@ _ALSO = {
     ),
     "privacy/releases/release.py": (*_ENEMIES, "contracts/test_plan_and_work.py"),
     "privacy/releases/two_point.py": (
+        "contracts/test_enemies_mixer.py",
         "privacy/test_plan.py",
         "contracts/test_plan_and_work.py",
         "training/test_exchange.py",
