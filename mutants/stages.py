@@ -92,8 +92,9 @@ _ALSO = {
         "privacy/ledger/test_verification.py",
     ),
     "privacy/ledger/statement.py": ("runs/test_secure_runs.py",),
-    "privacy/noise/mechanisms.py": ("privacy/test_secure.py",),
+    "privacy/noise/mechanisms.py": ("contracts/test_rates_drawn.py", "privacy/test_secure.py"),
     "privacy/noise/streams.py": (
+        "contracts/test_rates_drawn.py",
         "privacy/noise/test_mechanisms.py",
         "training/test_in_step.py",
         "statistical/test_cohorts.py",
@@ -125,6 +126,7 @@ _ALSO = {
     ),
     "privacy/releases/counted.py": ("training/test_exchange.py", "training/test_dp_sgd.py"),
     "privacy/releases/dp_sgd.py": (
+        "contracts/test_rates_drawn.py",
         "training/test_dp_sgd.py",
         "contracts/test_plan_and_work.py",
         *_ENEMIES,
@@ -139,10 +141,13 @@ _ALSO = {
         "statistical/test_one_client.py",
         "statistical/test_draws.py",
     ),
-    "privacy/sampling.py": ("statistical/test_cohorts.py",),
+    "privacy/sampling.py": ("contracts/test_rates_drawn.py", "statistical/test_cohorts.py"),
+    "privacy/releases/priv_unit.py": ("contracts/test_rates_drawn.py",),
+    "training/dp_sgd.py": ("contracts/test_rates_drawn.py",),
     "privacy/secure.py": ("runs/test_plans.py", "statistical/test_budgets.py"),
     "privacy/steps.py": ("training/test_dp_sgd.py",),
     "privacy/watching.py": (
+        "contracts/test_rates_drawn.py",
         "flower/test_answers.py",
         "privacy/test_clip_schedules.py",
         "privacy/releases/test_central.py",
