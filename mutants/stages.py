@@ -21,7 +21,17 @@ _ENEMIES = (
 )
 _ALSO = {
     "attacks/ascent.py": ("audit/test_watching.py",),
-    "audit/finding.py": ("audit/test_planted_bugs.py", "audit/test_command.py"),
+    "attacks/attack.py": ("attacks/test_attack.py",),
+    "audit/attack.py": ("audit/test_itself.py", "audit/test_command.py"),
+    "audit/canaries.py": ("audit/test_itself.py", "audit/test_planted_bugs.py"),
+    "audit/randomisers.py": ("audit/test_itself.py", "audit/test_planted_bugs.py"),
+    "audit/records.py": ("audit/test_itself.py", "audit/test_planted_bugs.py"),
+    "audit/self_test.py": ("audit/test_itself.py",),
+    "audit/finding.py": (
+        "audit/test_itself.py",
+        "audit/test_planted_bugs.py",
+        "audit/test_command.py",
+    ),
     "audit/views.py": ("audit/test_planted_bugs.py",),
     "data/arrays.py": ("data/test_federated.py", "training/test_whole_numbers.py"),
     "data/federated.py": ("data/test_schema.py", "data/test_own_table.py"),
