@@ -193,6 +193,7 @@ _ALSO = {
         "training/engines/test_processes.py",
     ),
     "training/exchange.py": (
+        "contracts/test_refusals.py",
         "training/engines/test_serial.py",
         "statistical/test_one_client.py",
         "statistical/test_draws.py",
@@ -214,7 +215,9 @@ _ALSO = {
         "training/gradients/test_stacked_choice.py",
         "training/gradients/test_stacked_span.py",
     ),
-    "training/reports.py": ("statistical/test_one_client.py",),
+    "training/engines/on_ray/node.py": ("contracts/test_refusals.py",),
+    "training/reports.py": ("contracts/test_refusals.py", "statistical/test_one_client.py"),
+    "training/sums.py": ("contracts/test_refusals.py",),
     "training/round.py": (
         "flower/test_absence.py",
         "flower/test_restart.py",
