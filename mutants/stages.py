@@ -9,9 +9,11 @@ _ABOVE = {
     "data": ("runs",),
     "flower": (),
     "mixing": (),
+    "papers": (),
     "privacy": ("training", "runs"),
     "training": ("runs",),
     "runs": (),
+    "tuning": ("papers",),
     "watch": (),
 }
 _ENEMIES = (
@@ -35,7 +37,9 @@ _ALSO = {
     "audit/views.py": ("audit/test_planted_bugs.py",),
     "data/arrays.py": ("data/test_federated.py", "training/test_whole_numbers.py"),
     "data/federated.py": ("data/test_schema.py", "data/test_own_table.py"),
-    "data/partition.py": ("data/test_own_table.py",),
+    "console.py": ("test_console_claims.py", "runs/report/test_page.py"),
+    "data/partition.py": ("data/test_own_table.py", "data/test_femnist.py"),
+    "data/split.py": ("data/test_table_split.py", "data/test_own_table.py"),
     "data/fitting.py": ("data/test_bad_tables.py", "data/test_own_table.py"),
     "flower/client_app.py": ("flower/test_wire.py", "flower/test_own_draws.py"),
     "flower/engine.py": (
@@ -266,6 +270,9 @@ _ALSO = {
     ),
     "runs/sections/section.py": ("runs/test_recipe.py",),
     "runs/trackers.py": ("runs/test_logs.py",),
+    "papers/naseri_defences.py": ("papers/test_naseri.py", "papers/test_naseri_backdoors.py"),
+    "tuning/simulate.py": ("tuning/test_plan_command.py", "tuning/test_planner.py"),
+    "tuning/trials.py": ("tuning/test_trial_noise.py", "tuning/test_sweep.py"),
     "watch/app.py": ("watch/test_guard.py",),
     "watch/look.py": ("watch/test_cards.py",),
     "web/page.py": ("watch/test_app.py",),

@@ -103,8 +103,8 @@ def test_the_list_fits_the_source(planted):
     assert planted.check(planted.Project(ROOT), mutants) == []
     assert len(mutants) >= 150
     packages = {"attacks", "audit", "data", "flower", "mixing", "models", "privacy", "runs"}
-    packages |= {"training", "watch", "web", "interrupts.py"}
-    assert {m.file.split("/")[0] for m in mutants} == packages
+    packages |= {"training", "tuning", "papers", "watch", "web", "interrupts.py", "console.py"}
+    assert packages <= {m.file.split("/")[0] for m in mutants}
     assert all(m.why for m in mutants)
 
 
