@@ -33,10 +33,6 @@ WITH_PAGES = (
 ONE_IN = {
     "tests/audit/test_planted_bugs.py": {"test_releases_as_they_are_pass": 2},
     "tests/contracts/test_from_outside.py": {"test_an_engine": 2},
-    "tests/contracts/test_leave_one_out.py": {
-        "test_a_client_moves_the_sum_by_its_clip": 4,
-        "test_a_record_moves_a_step_of_dp_sgd_by_its_clip": 4,
-    },
     "tests/contracts/test_no_bare_epsilon.py": {"test_runs_and_their_ledgers": 3},
     "tests/contracts/test_odd_modules.py": {"test_trained_in_both_modes_as_autograd_has_it": 4},
     "tests/contracts/test_stored_numbers.py": {"test_seeded_trainings_come_to_the_same_numbers": 4},
