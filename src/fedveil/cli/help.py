@@ -24,5 +24,5 @@ def as_written(command: click.Command) -> click.Command:
         for param in each.params:
             info = meant[param.name].default if param.name in meant else param
             text = getattr(info, "help", None)
-            param.help = text and escape(text)  # type: ignore[attr-defined]
+            param.help = text and escape(text)
     return command
