@@ -344,9 +344,11 @@ def test_a_shuffled_claim_counts_honest_reports(data):
         rounds=2,
         budget=fv.Budget(float("inf"), 1e-3),
         shuffled=5,
+        dishonest=1,
     )
+    training(data, plan, adversary=attack(data, attackers=0))
     training(data, plan, adversary=attack(data, attackers=1))
-    with pytest.raises(fv.BadInput, match=r"shuffle.minimum is 5 and only 4"):
+    with pytest.raises(fv.BadInput, match=r"attackers is 2 and shuffle\.dishonest is 1"):
         training(data, plan, adversary=attack(data, attackers=2))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedveil.cli.mix import mixer
 from fedveil.errors import BadInput
 from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.opened import Opened
@@ -230,3 +231,19 @@ def test_members_that_make_no_sense_are_refused(sites, members, words):
 
 def test_a_mixer_with_members_may_be_reached_from_elsewhere(sites):
     assert sites.config(host="10.0.0.1").host == "10.0.0.1"
+
+
+def test_the_command_reads_its_members_from_a_file(sites, monkeypatch):
+    seen = []
+    monkeypatch.setattr("fedveil.mixing.mixer.run_mixer", seen.append)
+    listed = sites.folder / "members.txt"
+    listed.write_text("north\nsouth\neast\n")
+    config = sites.config()
+    files = {name: getattr(config, name) for name in ("certificate", "key", "clients_ca", "opened")}
+    sizes = {"positions": 6, "minimum": 2, "expected": 3, "rounds": 3}
+    mixer(**sizes, **files, members=listed)
+    assert seen == [config]
+    with pytest.raises(BadInput, match=r"mixer\.certificate is missing"):
+        mixer(**sizes)
+    mixer(**sizes, simulated=True)
+    assert seen[1].simulated

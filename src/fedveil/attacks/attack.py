@@ -211,13 +211,14 @@ class BackdoorAttack(Adversary):
             raise BadInput("attack.project is for a clip on updates, which dp-sgd has not: drop it")
         if plan.secure:
             raise BadInput("attacks are simulations: use noise.source = 'seeded'")
-        honest = plan.expected - len(self.attackers)
         events = [line.event for line in plan.lines]
         counted_on = max((e.reports for e in events if isinstance(e, Shuffled)), default=0)
-        if counted_on > honest:
+        tolerated = plan.release.minimum - counted_on
+        if counted_on and len(self.attackers) > tolerated:
             raise BadInput(
-                f"shuffle.minimum is {counted_on} and only {honest:g} reports of a round "
-                "are certain to be honest: lower it, or attack with fewer clients"
+                f"attack.attackers is {len(self.attackers)} and shuffle.dishonest is {tolerated}: "
+                "the claim counts on honest reports; raise shuffle.dishonest and lower "
+                "shuffle.minimum, or attack with fewer clients"
             )
 
     def told(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
