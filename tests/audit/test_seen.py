@@ -72,9 +72,13 @@ def test_everybody_else_sees_noise_of_its_own_for_each_client():
     assert float((noise[0] * noise[1]).mean()) == pytest.approx(0.0, abs=within)
 
 
-def test_behind_the_shuffler_a_report_is_one_of_many():
-    """Thirty reports at +-k have thirty times the mean square: five deviations."""
-    shuffled = training("ldp-fl")
+@pytest.mark.parametrize("dishonest", [0, 10])
+def test_behind_the_shuffler_a_report_is_one_of_many(dishonest):
+    """Thirty reports at +-k have thirty times the mean square: five deviations.
+
+    Those of the dishonest, for whom the shuffler waits too, are known and hide nobody.
+    """
+    shuffled = training("ldp-fl", f"shuffle.dishonest={dishonest}")
     state, ids = shuffled.start(), np.arange(2)
     witness = Witness(shuffled, shuffled.data, Streams(5))
     report, total = (witness.seen(view, 1, state, ids, ids) for view in (View.REPORT, View.SUM))

@@ -15,9 +15,9 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.accounting.events import Shuffled
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.two_point import honest_reports
 from fedveil.training.adversary import Adversary, Chance, Ids
 from fedveil.training.evaluate import BATCH
 from fedveil.training.exchange import Sent
@@ -211,8 +211,7 @@ class BackdoorAttack(Adversary):
             raise BadInput("attack.project is for a clip on updates, which dp-sgd has not: drop it")
         if plan.secure:
             raise BadInput("attacks are simulations: use noise.source = 'seeded'")
-        events = [line.event for line in plan.lines]
-        counted_on = max((e.reports for e in events if isinstance(e, Shuffled)), default=0)
+        counted_on = honest_reports(plan)
         tolerated = plan.release.minimum - counted_on
         if counted_on and len(self.attackers) > tolerated:
             raise BadInput(

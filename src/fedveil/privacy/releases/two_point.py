@@ -225,6 +225,12 @@ def two_point(
     return plan
 
 
+def honest_reports(plan: PrivacyPlan) -> int:
+    """How many honest reports of a round the plan's claims count on; 0 without a shuffler."""
+    events = [line.event for line in plan.lines]
+    return max((event.reports for event in events if isinstance(event, Shuffled)), default=0)
+
+
 def _honesty(honest: int, dishonest: int, population: int) -> str:
     """The assumption about clients that a shuffled claim rests on."""
     who = (
