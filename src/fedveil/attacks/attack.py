@@ -19,6 +19,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.two_point import honest_reports
 from fedveil.training.adversary import Adversary, Chance, Ids
 from fedveil.training.evaluate import BATCH
 from fedveil.training.exchange import Sent
@@ -236,11 +237,13 @@ class BackdoorAttack(Adversary):
             raise BadInput("attack.project is for a clip on updates, which dp-sgd has not: drop it")
         if plan.secure:
             raise BadInput("attacks are simulations: use noise.source = 'seeded'")
-        honest = plan.expected - len(self.attackers)
-        if plan.release.minimum > honest:
+        counted_on = honest_reports(plan)
+        tolerated = plan.release.minimum - counted_on
+        if counted_on and len(self.attackers) > tolerated:
             raise BadInput(
-                f"shuffle.minimum is {plan.release.minimum} and only {honest:g} reports of a round "
-                "are certain to be honest: lower it, or attack with fewer clients"
+                f"attack.attackers is {len(self.attackers)} and shuffle.dishonest is {tolerated}: "
+                "the claim counts on honest reports; raise shuffle.dishonest and lower "
+                "shuffle.minimum, or attack with fewer clients"
             )
 
     def told(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:

@@ -167,7 +167,9 @@ class Randomiser:
     def _shuffled(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
         """One position behind the shuffler, all others low; every position is a draw."""
         line, size = replace(line, per=1), plan.parameters or 1
-        reports = plan.release.minimum
+        if not isinstance(line.event, Shuffled):
+            raise AssertionError("a line of shuffled reports")
+        reports = line.event.reports
 
         def scores(sign: float) -> Scores:
             bench = Bench.of(plan, self._streams(plan, "shuffled", sign), size)

@@ -24,7 +24,7 @@ def recipes(json_: Json = False) -> None:
 
     from fedveil.console import print_rows
 
-    print_rows(Console(), "recipes", rows)
+    print_rows(Console(markup=False, emoji=False), "recipes", rows)
 
 
 def explain(

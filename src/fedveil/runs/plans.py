@@ -282,6 +282,7 @@ def _two_point_plan(
         rounds=recipe.total_rounds,
         budget=_budget(recipe, budget.epsilon),
         shuffled=0 if recipe.shuffle is None else recipe.shuffle.minimum,
+        dishonest=0 if recipe.shuffle is None else recipe.shuffle.dishonest,
     )
 
 
