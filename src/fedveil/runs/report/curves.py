@@ -1,5 +1,6 @@
 """The charts of a run: what it learnt, what it spent, and how clip and noise fared."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,10 +36,26 @@ def learning(seen: Seen) -> list[Chart]:
             title=f"Test {name} over rounds",
             x="round",
             y=measured_on_test(name),
-            lines=[Line(name, finite(seen.series(name)))],
+            lines=[_measured(seen, name)],
+            note=_NOISY if seen.widths(name) else "",
         )
         for number, name in enumerate(seen.measured)
     ]
+
+
+def _measured(seen: Seen, name: str) -> Line:
+    """A metric, with its intervals as a band and at its points where it has a price."""
+    points, widths = finite(seen.series(name)), seen.widths(name)
+    if not widths:
+        return Line(name, points)
+    halves = [widths.get(round, math.nan) for round, _ in points]
+    return Line(name, points, "points", halves)
+
+
+_NOISY = (
+    "Measured with noise that pays for privacy: 95 % of the numbers are within their bars of the "
+    "true one."
+)
 
 
 def measured_on_test(name: str) -> str:
