@@ -17,6 +17,7 @@ from rich.console import Console
 
 import fedveil as fv
 from fedveil.console import Progress, print_result
+from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 
@@ -142,3 +143,18 @@ def test_what_the_claim_names_is_seen_to_differ(closed, tmp_path, case):
     assert before["metrics.jsonl"] != after["metrics.jsonl"]
     word = b"were recorded as asked for" if where == "public" else b"owners are held out of"
     assert word in before["result.json"]
+
+
+def test_trainings_whose_metrics_differ_share_no_noise():
+    """The same draw times two noises would give the number itself away."""
+
+    def seed(**sets):
+        chosen = load_recipe("central", {**SETS, "noise.source": "seeded", **sets}, own=["data"])
+        return build(chosen, data=data_of("held-out")).streams.seed
+
+    priced = {"evaluate.epsilon": 2.0}
+    others = [{}, {"evaluate.epsilon": 1.0}, {**priced, "evaluate.every": 2}]
+    others += [{**priced, "evaluate.loss_clip": 3.0}, {**priced, "evaluate.delta": 1e-4}]
+    seeds = [seed(**priced), *(seed(**sets) for sets in others)]
+    assert len(set(seeds)) == len(seeds)
+    assert seed(**priced) == seeds[0]

@@ -107,10 +107,20 @@ def test_public_records_have_no_price(clients):
         measured_owners(clients)
 
 
-def test_records_elsewhere_are_not_measured(clients):
-    away = without_test(clients).at_sites(["a", "b"])
-    with pytest.raises(BadInput, match="at their sites"):
-        measured_owners(away)
+def test_records_elsewhere_are_not_measured(clients, held_out):
+    """Not even those that the server has of them: sites count what they release themselves."""
+    for data in (without_test(clients), with_test(clients, [0] * 10 + [1] * 10)):
+        with pytest.raises(BadInput, match="at their sites"):
+            measured_owners(data.at_sites([f"client-{k}" for k in range(CLIENTS)]))
+    assert len(measured_owners(held_out.at_sites(["a", "b"]))) == 10
+
+
+def test_an_owner_of_many_records_is_computed_in_pieces(make_data, monkeypatch):
+    data, task = without_test(make_data((7, 1, 11))), task_of()
+    asked = (task, task.parameters, measured_owners(data), ("accuracy", "loss"), 2.0)
+    whole = owner_means(*asked, alone=True)
+    monkeypatch.setattr("fedveil.training.owner_means.BATCH", 3)
+    assert torch.allclose(owner_means(*asked, alone=True), whole, atol=1e-6)
 
 
 # What they come to.

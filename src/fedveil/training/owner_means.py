@@ -62,7 +62,7 @@ def measured_owners(data: FederatedData) -> Owners:
     |---|---|
     | held-out owners, and also test records of clients or public ones | held-out owners alone |
     | all test records are public | BadInput: nothing has to be paid for |
-    | no test records, and clients' records are at their sites | BadInput |
+    | no held-out owners, and clients' records are at their sites | BadInput |
     """
     owner = data.owners_of_test
     if len(owner) and (owner == PUBLIC).all():
@@ -70,18 +70,19 @@ def measured_owners(data: FederatedData) -> Owners:
             "evaluate.epsilon is given and the test records are public: there is nothing to "
             "protect; leave it out"
         )
+    held_out = data.held_out > 0
+    if data.elsewhere and not held_out:
+        raise BadInput(
+            "evaluate.epsilon would measure clients whose records are at their sites, which count "
+            "what they release themselves: give the server test records of held-out owners, or "
+            "leave it out"
+        )
     if len(owner):
-        held_out = data.held_out > 0
         rows = np.flatnonzero(owner < PUBLIC if held_out else owner >= 0)
         rows = rows[np.argsort(owner[rows], kind="stable")]
         begins = np.flatnonzero(np.diff(owner[rows], prepend=PUBLIC))
         offsets = np.append(begins, len(rows))
         return Owners(data.test_x, data.test_y, rows, offsets, of_clients=not held_out)
-    if data.elsewhere:
-        raise BadInput(
-            "evaluate.epsilon would measure clients' records, which are at their sites: give the "
-            "server test records of held-out owners, or leave it out"
-        )
     sizes = data.sizes[data.sizes > 0]
     offsets = np.cumsum([0, *sizes], dtype=np.int64)
     return Owners(data.x, data.y, np.arange(len(data.y)), offsets, of_clients=True)
@@ -128,14 +129,28 @@ def owner_means(
         for first, end in owners.pieces(alone=alone):
             begins = owners.offsets[first : end + 1]
             rows = owners.rows[begins[0] : begins[-1]]
-            each = task.measured(
-                params, tensors(taken(owners.x, rows)), torch.tensor(owners.y[rows])
-            ).each
-            values = torch.stack([_between(name, each[name], loss_clip) for name in names], dim=1)
+            parts = [rows[a : a + BATCH] for a in range(0, len(rows), BATCH)]
+            values = torch.cat(
+                [_values(task, params, owners, part, names, loss_clip) for part in parts]
+            )
             sums = np.add.reduceat(values.numpy(), begins[:-1] - begins[0], axis=0)
             found[first:end] = torch.from_numpy(sums / np.diff(begins)[:, None])
     task.check_unchanged(generators)
     return found
+
+
+def _values(
+    task: Task,
+    params: torch.Tensor,
+    owners: Owners,
+    rows: Rows,
+    names: Sequence[str],
+    loss_clip: float,
+) -> torch.Tensor:
+    """The numbers of some records, float64 [records, numbers] in [0, 1]."""
+    x, y = tensors(taken(owners.x, rows)), torch.tensor(owners.y[rows])
+    each = task.measured(params, x, y).each
+    return torch.stack([_between(name, each[name], loss_clip) for name in names], dim=1)
 
 
 def _between(name: str, values: torch.Tensor, loss_clip: float) -> torch.Tensor:

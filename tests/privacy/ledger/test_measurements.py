@@ -128,10 +128,13 @@ def test_there_are_never_more_measurements_than_were_planned(tmp_path):
     assert claim.epsilon == plan.metrics.line.claims(2)[0].epsilon
 
 
-def test_claims_count_a_measurement_that_was_made_again():
-    line = plan_of(secure=True).metrics.line
-    assert [line.with_repeats(2, again) for again in (0, 1, 2)] == [1, 2, 2]
-    assert line.with_repeats(1, 0) == 0
+def test_claims_count_all_planned_measurements_whoever_ends_the_run_when():
+    plan = plan_of(secure=True)
+    line = plan.metrics.line
+    assert [line.with_repeats(rounds, 1) for rounds in (0, 1, 2, 4)] == [0, 2, 2, 2]
+    for rounds in (1, 2, 4):
+        said = [c for c in plan.claims(rounds, None, 1) if c.covers == HELD_OUT]
+        assert said == list(line.claims(2))
 
 
 def test_turns_of_clients_have_nothing_to_do_with_metrics(tmp_path):

@@ -44,9 +44,9 @@ class BudgetLine:
     It pays for epsilons up to `vouched`; an account that comes to more is told as not vouched for.
 
     `rounds`, where they are listed, are the only ones with a release, and it concerns everybody
-    that the line is about, whoever takes part. There are never more releases than rounds in the
-    list: the ledger refuses one more, also of a round that is done again
-    (`Ledger.charge_measurement`).
+    that the line is about, whoever takes part. All of them count from the first round on, so that a
+    claim holds whoever decides when to stop. There are never more releases than rounds in the list:
+    the ledger refuses one more, also of a round that is done again (`Ledger.charge_measurement`).
     """
 
     event: Event
@@ -87,7 +87,7 @@ class BudgetLine:
     def participations(self, rounds: int) -> int:
         """How often the unluckiest unit can have been concerned after `rounds` rounds."""
         if self.rounds:
-            return sum(round <= rounds for round in self.rounds)
+            return len(self.rounds) if rounds else 0
         turns = min(-(-rounds // self.every), math.ceil(rounds * self.share))
         return turns if self.cap is None else min(turns, self.cap)
 
@@ -96,8 +96,7 @@ class BudgetLine:
 
         Any of them may be anybody's. Lines that list their rounds have no more releases than these.
         """
-        most = self.participations(rounds) + again
-        return min(most, len(self.rounds)) if self.rounds else most
+        return self.participations(rounds) + (0 if self.rounds else again)
 
     def after(self, again: int) -> "BudgetLine":
         """The line when `again` attempts were made beyond each round's first.
@@ -119,11 +118,12 @@ class BudgetLine:
         |---|---|
         | all rounds are done, or none | the line as it is |
         | as published | the line as it is: it is no guarantee |
+        | rounds are listed | the line as it is: all of them count already |
         | no budget | all planned rounds count if what was released decided |
         """
         if planned is None or not 0 < rounds < planned:
             return self
-        if self.as_published or self.accountants[0] is Accountant.PURE:
+        if self.rounds or self.as_published or self.accountants[0] is Accountant.PURE:
             return self
         otherwise = f"count all {planned}"
         if math.isfinite(self.budget.epsilon):
