@@ -25,7 +25,7 @@ with tempfile.TemporaryDirectory() as folder:
     path.write_text("\n".join(lines))
     public = {"age": {"low": 0, "high": 100}, "dose": {"low": 0, "high": 10}}
     public["recovered"] = {"values": ["no", "yes"]}
-    whose = {"client": "hospital", "target": "recovered"}
+    whose = {"client": "hospital", "target": "recovered", "test": "by-client"}
     data = fv.FederatedData.from_table(path, columns=public, **whose)
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
     rest = {"out": f"{folder}/run", "set": {"rounds": 12, "client.lr": 0.5}, "on_round": killed}

@@ -15,7 +15,8 @@ people = [f"person-{k % 400}" for k in range(4000)]
 texts = [f"{choice(WHO)} {choice(DOES)} {choice(WHAT)} and {choice(WHAT)}" for _ in people]
 table = {"person": people, "text": texts}
 columns = {"text": {"length": 6, "words": [*WHO, *DOES, *WHAT, "and"]}}
-data = fv.FederatedData.from_table(table, client="person", target="text", columns=columns)
+whose = {"client": "person", "target": "text", "test": "by-client"}
+data = fv.FederatedData.from_table(table, columns=columns, **whose)
 
 recipe = {
     "name": "language model",

@@ -27,7 +27,8 @@ with tempfile.TemporaryDirectory() as folder:
             recovered = (dose - 5) / 2 - (age - 50) / 15 + random.normal() / 2 > 0
             row = [f"clinic-{number % 150}", age, pressure, dose, ("no", "yes")[int(recovered)]]
             out.writerow(row)
-    data = fv.FederatedData.from_table(path, client="clinic", target="recovered", columns=COLUMNS)
+    whose = {"client": "clinic", "target": "recovered", "test": "by-client"}
+    data = fv.FederatedData.from_table(path, columns=COLUMNS, **whose)
 
 task = fv.Task(nn.Linear(3, 2), fv.cross_entropy, {"accuracy": fv.correct})
 sampler, budget = fv.Poisson(0.5), fv.Budget(4, 1e-5)

@@ -14,7 +14,8 @@ table["clinic"] = [f"clinic-{row % 10}" for row in range(len(cancer.data))]
 
 # scales are fitted on held-out clinics, which are no clients
 labels = {"diagnosis": {"values": ["benign", "malignant"]}}
-data = fv.FederatedData.from_table(table, client="clinic", target="diagnosis", columns=labels)
+whose = {"client": "clinic", "target": "diagnosis", "test": "by-client"}
+data = fv.FederatedData.from_table(table, columns=labels, **whose)
 net = nn.Sequential(nn.Linear(30, 8), nn.Tanh(), nn.Linear(8, 2))
 settings = {"rounds": 20, "sample.kind": "all", "client.steps": 4, "client.lr": 0.5}
 

@@ -21,7 +21,8 @@ def review() -> tuple[str, str]:
 reviews = [(f"person-{k % 20}", *review()) for k in range(4000)]
 table = dict(zip(("person", "text", "mood"), zip(*reviews, strict=True), strict=True))
 columns = {"text": {"length": 10, "buckets": 200}, "mood": {"values": ["bad", "good"]}}
-data = fv.FederatedData.from_table(table, client="person", target="mood", columns=columns)
+whose = {"client": "person", "target": "mood", "test": "by-client"}
+data = fv.FederatedData.from_table(table, columns=columns, **whose)
 
 module = TextLstm(data.schema.words, embedding=8, hidden=(16,), outputs=2)
 task = fv.Task(module, fv.cross_entropy, {"accuracy": fv.correct})

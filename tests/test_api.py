@@ -17,7 +17,6 @@ from torch import nn
 import fedveil as fv
 from fedveil.errors import BadInput
 from fedveil.privacy.ledger.statement import statements
-from fedveil.runs.own import FIRST_WEIGHTS
 
 SET = {"rounds": 4, "sample.rate": 0.5, "client.epochs": 1, "engine.workers": 1}
 SET["engine.mode"] = "looped"  # which is faster is measured, and differs from run to run
@@ -298,11 +297,23 @@ def test_secure_noise_shows_no_diagnostics(start):
         assert [line[key] for key in ("clients", "clipped", "snr", "seconds")] == [None] * 4
 
 
-def test_claims_for_an_own_module_assume_that_its_first_weights_are_public(start, tmp_path):
-    assert all(FIRST_WEIGHTS in claim.assumptions for claim in start().claims)
+PUBLIC = "the model's first weights are public: they were not learnt from these clients"
+
+
+def test_every_claim_assumes_that_first_weights_are_public(start, tmp_path):
+    assert all(PUBLIC in claim.assumptions for claim in start().claims)
     settings = {**FAST, "data.clients": 20}
     zoo = fv.run("central", out=tmp_path / "zoo", set=settings, quiet=True)
-    assert not any(FIRST_WEIGHTS in claim.assumptions for claim in zoo.claims)
+    assert all(PUBLIC in claim.assumptions for claim in zoo.claims)
+
+
+def test_a_run_that_begins_with_another_run_s_weights_names_its_claim(start, tmp_path):
+    first = start()
+    again = fv.run("central", model=first.module, data=make_data(), out=tmp_path / "again",
+                   set=FAST, quiet=True)  # fmt: skip
+    for claim in again.claims:
+        assert any(f"an earlier training, {first.claims[0]}" in text for text in claim.assumptions)
+        assert PUBLIC not in claim.assumptions
 
 
 @pytest.mark.parametrize(

@@ -273,13 +273,15 @@ def make_own_parquet(folder):
 
 
 def make_saved_table(folder):
-    FederatedData.from_table(patients(), client="site", target="well").save(folder / "saved")
+    whose = {"client": "site", "target": "well", "test": "by-client"}
+    FederatedData.from_table(patients(), **whose).save(folder / "saved")
 
 
 def read_own(r, folder):
     path = next(folder.glob("own.*"))
     statistics = r.choice([None, "held-out", "clients", "public"])
-    data = FederatedData.from_table(path, client="site", target="well", statistics=statistics)
+    whose = {"client": "site", "target": "well", "test": "by-client"}
+    data = FederatedData.from_table(path, **whose, statistics=statistics)
     data.check()
     assert data.schema.encode(path).shape[1:] == data.record_shape
 

@@ -28,7 +28,7 @@ def corpus(next_words=False):
     if next_words:
         rows.pop("liked")
         return fv.FederatedData.from_table(
-            rows, client="author", target="text", columns={"text": text}
+            rows, client="author", target="text", columns={"text": text}, test="by-client"
         )
     return fv.FederatedData.from_table(
         rows,
@@ -36,6 +36,7 @@ def corpus(next_words=False):
         target="liked",
         features=["text"],
         columns={"text": text, "liked": {"values": [0, 1]}},
+        test="by-client",
     )
 
 

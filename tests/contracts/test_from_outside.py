@@ -103,7 +103,8 @@ def test_a_mechanism(data):
         budgets=(FREE,),
         multiplier=20.0,
     )
-    assert made.plan.claims(3) == built_in.claims(3)
+    bare = [replace(claim, assumptions=()) for claim in made.plan.claims(3)]
+    assert bare == [replace(claim, assumptions=()) for claim in built_in.claims(3)]
 
 
 def test_a_mechanism_whose_line_claims_more_noise_than_it_adds_is_refused(data):

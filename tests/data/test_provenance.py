@@ -111,6 +111,25 @@ def test_records_that_coincide_by_chance_are_not_refused(seed):
     check_copies(few[:800], y[:800], np.full(8, 100), few[800:], y[800:])
 
 
+def test_one_record_that_is_repeated_is_no_copy():
+    x, y = arrays(50)
+    tested = np.concatenate([np.repeat(x[:1], 40, axis=0), arrays(10, seed=9)[0]])
+    check_copies(x, y, np.full(5, 10), tested, np.full(50, y[0]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_records_that_everybody_has_are_no_copies(seed):
+    """Few common records and many that are one's own; the false-alarm rate is 1e-6 for a seed."""
+    random = np.random.default_rng(seed)
+    common = random.normal(size=(10, 4))
+    x = np.where(
+        random.random((1000, 1)) < 0.7, common[random.integers(10, size=1000)],
+        random.normal(size=(1000, 4)),
+    )  # fmt: skip
+    y = np.zeros(1000, dtype=np.int64)
+    check_copies(x[:800], y[:800], np.full(8, 100), x[800:], y[800:])
+
+
 def test_one_record_of_three_may_coincide():
     x, y = np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1])
     check_copies(x, y, np.array([2, 1]), x[1:2], y[1:2])

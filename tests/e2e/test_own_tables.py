@@ -30,7 +30,7 @@ def test_one_command_trains_on_a_table(cli, tmp_path, name):
     load, clients, client, target = TABLES[name]
     majority = write(tmp_path / "own.csv", load, clients, client, target)
     settings = (f"data.path={tmp_path / 'own.csv'}", f"data.client={client}",
-                f"data.target={target}", "engine.workers=1")  # fmt: skip
+                f"data.target={target}", "data.test=by-client", "engine.workers=1")  # fmt: skip
     sets = [part for setting in settings for part in ("--set", setting)]
     done = cli("run", "central", *sets, "--json", "--out", "run")
     assert done.code == 0, done.err
@@ -49,7 +49,7 @@ def test_one_command_trains_on_a_table(cli, tmp_path, name):
 def test_the_resolved_recipe_runs_again(cli, tmp_path):
     write(tmp_path / "own.csv", *TABLES["wine"])
     settings = (f"data.path={tmp_path / 'own.csv'}", "data.client=grower", "data.target=cultivar",
-                "data.columns.od280/od315_of_diluted_wines.low=1",
+                "data.test=by-client", "data.columns.od280/od315_of_diluted_wines.low=1",
                 "data.columns.od280/od315_of_diluted_wines.high=4", "rounds=2",
                 "engine.workers=1")  # fmt: skip
     sets = [part for setting in settings for part in ("--set", setting)]

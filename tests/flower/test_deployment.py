@@ -190,7 +190,7 @@ def test_there_are_as_many_clients_as_sites():
 
 
 TABLE = (
-    *("data.path=wards.csv", "data.client=ward", "data.target=well"),
+    *("data.path=wards.csv", "data.client=ward", "data.target=well", "data.test=by-client"),
     *("data.columns.age.low=0", "data.columns.age.high=100", "data.columns.well.values=[0, 1]"),
 )
 

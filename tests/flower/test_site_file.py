@@ -93,8 +93,8 @@ def test_records_may_be_a_table_of_the_owner_s(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [f"{a:.3f},{b:.3f},{'yes' if a > b else 'no'}" for a, b in rng.normal(size=(60, 2))]
     path = write_site(tmp_path, {**LOCAL, "clip": {"kind": "fixed", "value": 0.5}})
-    (tmp_path / "own.csv").write_text("\n".join(["age,dose,well", *rows]) + "\n")
-    (tmp_path / "public.csv").write_text("\n".join(["age,dose,well", *rows[:9]]) + "\n")
+    (tmp_path / "own.csv").write_text("\n".join(["age,dose,well", *rows[:51]]) + "\n")
+    (tmp_path / "public.csv").write_text("\n".join(["age,dose,well", *rows[51:]]) + "\n")
     scaled = {"low": -3.0, "high": 3.0}
     data: dict[str, Any] = {
         "path": "own.csv",
@@ -105,14 +105,18 @@ def test_records_may_be_a_table_of_the_owner_s(tmp_path: Path) -> None:
     site = {"name": "north", "recipe": "recipe.toml", "clients": 3, "data": data, "policy": POLICY}
     path.write_text(toml.dumps(site))
     found = Site.open(path)
-    assert found.records.records == 60
+    assert found.records.records == 51
     answer = Server(found).answer()
     assert isinstance(answer, Answer)
     assert answer.report.shape == (6,)
     del data["test"]
     path.write_text(toml.dumps(site))
-    assert Site.open(path).records.records == 48  # a fifth is held back, and used for nothing
+    assert Site.open(path).records.records == 51  # nothing is held back
     del data["columns"]["age"]
+    path.write_text(toml.dumps(site))
+    with pytest.raises(BadInput, match="nothing is declared of 'age'"):
+        Site.open(path)
+    data["test"] = 0.2
     path.write_text(toml.dumps(site))
     with pytest.raises(BadInput, match="fitted on this site's own records"):
         Site.open(path)
@@ -121,8 +125,9 @@ def test_records_may_be_a_table_of_the_owner_s(tmp_path: Path) -> None:
 def test_held_back_records_are_measured_nowhere(tmp_path: Path) -> None:
     data = records()
     held = fv.FederatedData.from_clients(
-        [("own", data.x, data.y)], test=(data.test_x, data.test_y), classes=3, test_of_clients=True
+        [("own", data.x, data.y)], test=(data.x, data.y), classes=3
     )
+    assert held.test_of_clients
     site = open_site(tmp_path, LOCAL, POLICY, held)
     assert isinstance(Server(site).answer(), Answer)
 

@@ -41,7 +41,8 @@ def written(path, table):
 @pytest.fixture
 def run(tmp_path):
     """A run on a table, with a model of the zoo."""
-    data = fv.FederatedData.from_table(rows(1000), client="ward", target="well", columns=COLUMNS)
+    whose = {"client": "ward", "target": "well", "test": "by-client"}
+    data = fv.FederatedData.from_table(rows(1000), columns=COLUMNS, **whose)
     return fv.run("central", data=data, out=tmp_path / "run", set={**FAST, **FREE}, quiet=True)
 
 
@@ -62,7 +63,8 @@ def test_numbers_are_predicted_in_their_own_unit(tmp_path):
     table = rows(600)
     table["cost"] = 1000.0 + 10.0 * table.pop("age")
     columns = {"cost": {"low": 1000, "high": 2000}, "sex": COLUMNS["sex"], "well": COLUMNS["well"]}
-    data = fv.FederatedData.from_table(table, client="ward", target="cost", columns=columns)
+    whose = {"client": "ward", "target": "cost", "test": "by-client"}
+    data = fv.FederatedData.from_table(table, columns=columns, **whose)
     model = nn.Linear(4, 1)
     settings = {**FAST, **FREE, "clip.value": 0.3, "client.lr": 0.1}
     run = fv.run("central", model=model, data=data, out=tmp_path / "n", set=settings, quiet=True)

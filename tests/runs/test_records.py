@@ -22,7 +22,7 @@ COLUMNS = {
     "blood.pressure (mm)": {"mean": 120.0, "std": 20.0},
     "well": {"values": ["no", "yes"]},
 }
-BASE = ["data.path=t.csv", "data.client=site", "data.target=well"]
+BASE = ["data.path=t.csv", "data.client=site", "data.target=well", "data.test=by-client"]
 SHORT = ["rounds=2", "client.epochs=1", "engine.workers=1", "budget.delta=1e-3"]
 
 
@@ -50,7 +50,8 @@ def declared():
 def test_a_path_starts_the_data_section_afresh_and_needs_no_name(table):
     section = load_recipe("central", BASE).data
     said = {key: value for key, value in section.model_dump().items() if value is not None}
-    assert said == {"name": "table", "path": "t.csv", "client": "site", "target": "well"}
+    named = {"name": "table", "path": "t.csv", "client": "site", "target": "well"}
+    assert said == {**named, "test": "by-client"}
     assert load_recipe("central", BASE[::-1]) == load_recipe("central", BASE)
 
 
@@ -108,8 +109,10 @@ def test_a_recipe_is_what_the_call_is(table):
     assert data.fingerprint == same.fingerprint
     assert data.assumptions == same.assumptions
     settings = ["data.path=t.csv", "data.target=well", 'data.features=["age"]', "data.clients=7"]
-    dealt = data_of(load_recipe("central", [*settings, "seed=3"]))
-    again = FederatedData.from_table("t.csv", target="well", features=["age"], clients=7, seed=3)
+    dealt = data_of(load_recipe("central", [*settings, "seed=3", "data.test=0.2"]))
+    again = FederatedData.from_table(
+        "t.csv", target="well", features=["age"], clients=7, seed=3, test=0.2
+    )
     assert dealt.fingerprint == again.fingerprint
 
 
@@ -210,7 +213,7 @@ def test_cells_of_a_sweep_read_their_own_table(table):
         ([*BASE, "data.clients=3", "data.seed=1"], True),
         ([*BASE, "data.resample=99"], False),
         ([*BASE, "data.most_records=2"], False),
-        (["data.path=t.csv", "data.target=well", "data.clients=5"], False),
+        (["data.path=t.csv", "data.target=well", "data.clients=5", "data.test=0.2"], False),
     ],
 )
 def test_whether_the_seed_divides_the_records(table, settings, seedless):

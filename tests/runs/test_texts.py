@@ -12,7 +12,8 @@ from fedveil.runs.predictions import predictions_csv
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.records import data_of
 
-BASE = ["data.path=t.csv", "data.client=user", "data.target=label", "data.columns.text.length=6"]
+BASE = ["data.path=t.csv", "data.client=user", "data.target=label", "data.test=by-client",
+        "data.columns.text.length=6"]  # fmt: skip
 SHORT = ["rounds=2", "client.epochs=1", "engine.workers=1", "client.lr=0.5", "model.embedding=8"]
 NOISY = ["noise.multiplier=2.0", "budget.epsilon=inf", "budget.delta=1e-3"]
 HASHED = "data.columns.text.buckets=40"
@@ -54,7 +55,8 @@ def test_a_model_of_texts_trains_and_reads_new_ones(reviews, name, mode):
 
 @pytest.mark.parametrize("name", ["lstm-lm", "transformer-lm"])
 def test_a_model_of_next_words_trains_and_says_what_comes_next(reviews, name):
-    settings = ["data.path=t.csv", "data.client=user", "data.target=text", *SHORT,
+    settings = ["data.path=t.csv", "data.client=user", "data.target=text", "data.test=by-client",
+                *SHORT,
                 "data.columns.text.length=6", "data.columns.text.words=words.txt",
                 f"model.name={name}", "sample.size=10", "client.lr=2.0", "rounds=4"]  # fmt: skip
     (reviews / "words.txt").write_text("the\nfilm\nplot\nwas\nlong\ngood\nbad\n")

@@ -103,6 +103,7 @@ def test_joint_streams_are_the_streams_side_by_side():
 
 
 def several(plan, data, seeds, weights=Weights.UNIFORM):
+    """Trainings of one plan, with what the first one's claims say of data and model."""
     trainings = []
     for seed in seeds:
         torch.manual_seed(seed)
@@ -110,7 +111,7 @@ def several(plan, data, seeds, weights=Weights.UNIFORM):
         work = ClientSgd(Batches(2, epochs=1), 0.1)
         trainings.append(
             Training(
-                *(task, data, plan, work),
+                *(task, data, trainings[0].plan if trainings else plan, work),
                 weights=weights,
                 seed=seed,
                 mode=Mode.VECTORISED,
@@ -180,7 +181,8 @@ def test_trainings_on_other_records_are_those_alone(kind):
     datas = [federation(5, records=4 + n, seed=n) for n in range(3)]
 
     def trainings():
-        return [several(plan, data, [seed])[0] for seed, data in enumerate(datas)]
+        own = several(plan, datas[0], [0])[0].plan
+        return [several(own, data, [seed])[0] for seed, data in enumerate(datas)]
 
     found = list(train_in_step(trainings()))
     for number, training in enumerate(trainings()):

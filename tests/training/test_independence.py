@@ -30,7 +30,7 @@ def data():
         x = random.normal(size=(40 if k == 0 else random.integers(5, 30), FEATURES))
         y = (x @ truth + 2 * random.normal(size=(len(x), 4))).argmax(axis=1)
         clients.append((f"{k}", x.astype(np.float32), y))
-    return FederatedData.from_clients(clients, test=clients[1][1:], classes=4)
+    return FederatedData.from_clients(clients, classes=4)
 
 
 def training(data, mode=None, workers=1):

@@ -51,6 +51,7 @@ class Halves:
 
     def __post_init__(self) -> None:
         data = self.training.data
+        data.check_tested("an audit of membership")
         lonely = np.flatnonzero(data.sizes < 2)
         if len(lonely):
             raise BadInput(

@@ -40,6 +40,7 @@ def question(name: str, data: FederatedData, auxiliary: int, seed: int) -> Quest
     | a property that is unknown, or that nobody or everybody has | BadInput |
     | texts, whole numbers, several inputs by name | BadInput |
     """
+    data.check_tested("an audit of properties")
     generator = np.random.default_rng([seed, 0x9120])
     if name == PLANTED:
         x: Any = check_real(data)
@@ -103,7 +104,8 @@ def _owning(data: FederatedData, rows: npt.NDArray[np.intp]) -> FederatedData:
     x: Any = data.test_x
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1]
     flat = rows.reshape(-1)
-    return replace(data, x=x[flat], y=data.test_y[flat], offsets=offsets, names=None)
+    found = data.with_clients(x[flat], data.test_y[flat], offsets)
+    return replace(found, test_owners=np.zeros(len(data.test_y), dtype=np.int64))
 
 
 def _dimmed(x: Array) -> Array:

@@ -7,7 +7,7 @@ stands what costs nothing: the mean image of the test split.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,7 @@ class InversionAudit:
         rows = (data.offsets[ids][:, None] + np.arange(self.records)).reshape(-1)
         x: Any = data.x
         offsets = np.arange(self.clients + 1, dtype=np.int64) * self.records
-        return ids, replace(data, x=x[rows], y=data.y[rows], offsets=offsets, names=None)
+        return ids, data.with_clients(x[rows], data.y[rows], offsets)
 
     def _inverted(
         self, training: Training, ask: Ask, seen: torch.Tensor, k: int
@@ -208,6 +208,7 @@ class InversionAudit:
 
 def check_images(data: FederatedData) -> None:
     """Refuse records that are no images with one label each."""
+    data.check_tested("inversion")
     shape = data.record_shape
     if isinstance(data.x, dict) or isinstance(shape, dict):
         raise BadInput(

@@ -63,12 +63,10 @@ def _reach(training: Training, generator: np.random.Generator) -> tuple[float, i
         for wild in _WILD:
             record = (wild * spread * generator.normal(size=(1, *x.shape[1:]))).astype(x.dtype)
             label = data.y[own][generator.integers(len(data.y[own]), size=1)]
-            both = replace(
-                data,
-                x=np.concatenate([x[own], x[own], record]),
-                y=np.concatenate([data.y[own], data.y[own], label]),
-                offsets=np.array([0, len(x[own]), 2 * len(x[own]) + 1], dtype=np.int64),
-                names=None,
+            both = data.with_clients(
+                np.concatenate([x[own], x[own], record]),
+                np.concatenate([data.y[own], data.y[own], label]),
+                np.array([0, len(x[own]), 2 * len(x[own]) + 1], dtype=np.int64),
             )
             sums = []
             for k in (0, 1):

@@ -54,7 +54,7 @@ def findings(training: Training) -> Iterator[Finding]:
     if data.fitted and set(data.assumptions) <= set(claim.assumptions):
         return
     own, test = (np.asarray(x).reshape(len(x), -1) for x in (data.x, data.test_x))
-    tried = [chance(own), chance(own, test)]
+    tried = [chance(own), *([chance(own, test)] if len(test) else [])]
     p, standard = min(tried)
     what = f"{standard} of {own.shape[1]:,} features are standardised by clients' records"
     yield Finding(ATTACK, what, claim, Exactly(min(1.0, len(tried) * p), len(own)))

@@ -294,6 +294,16 @@ this claim
             remarks=tuple(dict.fromkeys(text for each in every for text in each.remarks)),
         )
 
+    def with_clients(
+        self, x: Inputs[Array], y: Array, offsets: npt.NDArray[np.int64]
+    ) -> "FederatedData":
+        """Other clients, with whatever else is known of these data.
+
+        Test records that were a client's may be anybody's of the new ones: the first one's.
+        """
+        owners = np.minimum(self.owners_of_test, 0)
+        return replace(self, x=x, y=y, offsets=offsets, names=None, test_owners=owners)
+
     def at_sites(
         self, names: Sequence[str], records: Sequence[int] = (), known_as: str = ""
     ) -> "FederatedData":
@@ -308,7 +318,7 @@ this claim
             y=self.y[:0],
             offsets=np.zeros(len(names) + 1, dtype=np.int64),
             names=np.array(names),
-            test_owners=np.minimum(self.owners_of_test, len(names) - 1),
+            test_owners=np.minimum(self.owners_of_test, 0),
             elsewhere=tuple(records) or (0,) * len(names),
             known_as=known_as,
         )
@@ -419,6 +429,11 @@ this claim
             rows = self.owners_of_test < 0
             check_copies(self.x, self.y, self.sizes, taken(self.test_x, rows), self.test_y[rows])
             self.derived["copies"] = None
+
+    def check_tested(self, what: str) -> None:
+        """Refuse what needs test records where there are none."""
+        if not len(self.test_y):
+            raise BadInput(f"{what} needs test records and the data have none: set data.test")
 
     def examples(self, count: int) -> tuple[Inputs[Array], Array]:
         """Records that a module may be tried on: public ones, or made up where there are none.

@@ -285,18 +285,15 @@ def _of_owners(
     order = order[theirs[order] >= 0]
     sizes = np.bincount(theirs[order])
     data = _federate(records, order, sizes, names, client_of)
-    if owners.held is None:
-        return data
-    return _tested_on(data, records, np.isin(owners.of, owners.held), owners)
+    return data if owners.held is None else _tested_on(data, records, owners.of, owners.held)
 
 
-def _tested_on(
-    data: FederatedData, records: Records, rows: npt.NDArray[np.bool_], owners: _Owners
-) -> FederatedData:
-    """The same clients; the test split is the training records `rows` and the owners' test ones."""
-    x, y, whose = [taken(records.x, rows)], [records.y[rows]], [owners.of[rows]]
+def _tested_on(data: FederatedData, records: Records, of: Rows, held: Rows) -> FederatedData:
+    """The same clients; the test split is the records of owners who are held out."""
+    rows = np.isin(of, held)
+    x, y, whose = [taken(records.x, rows)], [records.y[rows]], [of[rows]]
     if records.test_owners is not None:
-        more = np.isin(records.test_owners, owners.held)
+        more = np.isin(records.test_owners, held)
         x, y = [*x, taken(records.test_x, more)], [*y, records.test_y[more]]
         whose.append(records.test_owners[more])
     who = np.concatenate(whose)

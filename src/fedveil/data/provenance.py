@@ -27,7 +27,7 @@ PUBLIC = -1
 FALSE_ALARM = 1e-6
 """How often test records that coincide with clients' by chance alone are refused, at most."""
 
-_KEY = np.uint64(0x9E6C63D0676A9A99)
+_KEY = np.array([0x9E6C63D0676A9A99], dtype=np.uint64)
 
 
 def held_out(owner: npt.ArrayLike) -> Owners:
@@ -73,7 +73,7 @@ def owners_in_memory(parts: Sequence[Inputs[Array]], test: Inputs[Array]) -> Own
 
 def _addresses(array: Array) -> npt.NDArray[np.int64]:
     """Where each row begins."""
-    start = array.__array_interface__["data"][0]
+    start = int(array.__array_interface__["data"][0])
     return start + array.strides[0] * np.arange(len(array), dtype=np.int64)
 
 
@@ -86,13 +86,13 @@ def digests(x: Inputs[Array], y: Array, like: Inputs[Array] | None = None) -> Ar
     typed = labelled("x", x if like is None else like)
     for place, (name, array) in enumerate([*sorted(labelled("x", x).items()), ("y", y)]):
         kind = typed[name].dtype if name in typed else array.dtype
-        key = words_at(_KEY, np.uint64(place))
+        key = words_at(_KEY, np.array([place]))
         for start, piece in pieces(array):
             found[start : start + len(piece)] += _hashed(piece.astype(kind, copy=False), key)
     return found
 
 
-def _hashed(rows: Array, key: np.uint64) -> Array:
+def _hashed(rows: Array, key: Array) -> Array:
     """A weighted sum of each row's words, with weights that no data were made for."""
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
     if flat.dtype.kind == "f":
@@ -110,8 +110,9 @@ def check_copies(
 
     Two clients may have equal records by chance, and so may a client and the test split. Of the
     clients' records a share p is also another client's. More test records than Binomial(n, 2 p)
-    allows, at a false-alarm rate of 1e-6, are copies. Nothing is dropped: which record was would
-    tell who is a client.
+    allows, at a false-alarm rate of 1e-6, are copies, if the same holds where equal records count
+    once: then neither records that everybody has nor one that is repeated is taken for a copy.
+    Nothing is dropped: which record was would tell who is a client.
 
     | edge | behaviour |
     |---|---|
@@ -128,12 +129,19 @@ def check_copies(
     first, last = np.full(len(kinds), len(sizes)), np.full(len(kinds), -1)
     np.minimum.at(first, which, clients)
     np.maximum.at(last, which, clients)
-    shared = int((first != last)[which].sum())
-    chance = min(1.0, 2 * (shared + 1) / (len(mine) + 2))
-    equal = int(np.isin(theirs, kinds).sum())
-    if equal and bdtrc(equal - 1, len(theirs), chance) < FALSE_ALARM:
+    several = first != last
+    equal = np.isin(theirs, kinds)
+    once = np.isin(np.unique(theirs), kinds)
+    if _too_many(equal, several[which]) and _too_many(once, several):
         raise BadInput(
-            f"{equal:,} of {len(theirs):,} test records equal clients' records, far more than two "
+            f"{equal.sum():,} of {len(theirs):,} test records equal clients' records, far more than two "
             "clients have in common: they would be measured in the clear as nobody's; hold owners "
             "out (test = 'by-client'), name the test records' owners, or leave the test split out"
         )
+
+
+def _too_many(equal: npt.NDArray[np.bool_], shared: npt.NDArray[np.bool_]) -> bool:
+    """Whether more records are `equal` to clients' than such a share of `shared` ones explains."""
+    chance = min(1.0, 2 * (int(shared.sum()) + 1) / (len(shared) + 2))
+    count = int(equal.sum())
+    return count > 0 and bool(bdtrc(count - 1, len(equal), chance) < FALSE_ALARM)

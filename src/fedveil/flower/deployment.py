@@ -9,7 +9,7 @@ Every path in them is relative to its own folder, so that folders may be moved t
 """
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -286,7 +286,7 @@ def share(data: FederatedData, client: int) -> FederatedData:
     """One client's records, as data of their own; the test split goes along."""
     rows = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     offsets = data.offsets[client : client + 2] - data.offsets[client]
-    return replace(data, x=taken(data.x, rows), y=data.y[rows], offsets=offsets, names=None)
+    return data.with_clients(taken(data.x, rows), data.y[rows], offsets)
 
 
 def _app_name(recipe: str) -> str:

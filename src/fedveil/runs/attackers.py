@@ -26,6 +26,7 @@ def attack_of(recipe: Recipe, data: FederatedData, plan: PrivacyPlan) -> Backdoo
     section = recipe.attack
     if section is None:
         return None
+    data.check_tested("[attack]")
     if section.project and plan.schedule is None:
         raise BadInput("attack.project is true and updates are not clipped: leave it out")
     if section.start > recipe.total_rounds:

@@ -81,6 +81,7 @@ class Laboratory:
                     "metrics in the clear: leave it out here"
                 )
             training = build(here(recipe), data=self.data(recipe))
+            training.data.check_tested("comparing trials")
             noise = _noise(training.plan, training)
             found = mode or training.mode or self._measured(recipe, training)
         except BadInput as e:

@@ -279,7 +279,12 @@ def test_an_adversary_keeps_everything_in_one_process(ragged):
 
 def test_records_are_measured_the_same_by_workers(make_data, open_ledger):
     data = make_data(sizes=[3, 200] * (CLIENTS // 2))
-    many = replace(data, test_x=np.tile(data.test_x, (150, 1)), test_y=np.tile(data.test_y, 150))
+    many = replace(
+        data,
+        test_x=np.tile(data.test_x, (150, 1)),
+        test_y=np.tile(data.test_y, 150),
+        test_owners=None,
+    )
     measured = []
     for workers in (1, 2):
         training = replace(training_of(many, workers), work=OneGradient(), clients_every=2)
