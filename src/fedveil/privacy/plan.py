@@ -98,10 +98,9 @@ class PrivacyPlan:
 
     def _difference(self, line: BudgetLine) -> str | None:
         """What the plan does otherwise than the line says, in words."""
-        if self.metrics is not None and self.metrics.of_clients:
-            found = _metrics_beside(self.metrics, line)
-            if found is not None:
-                return found
+        uncounted = "" if self.metrics is None else _uncounted(self.metrics, line)
+        if uncounted:
+            return uncounted
         if line.share < self.sampler.share(self.population):
             return f"clients take part in {self.sampler.share(self.population)} of the rounds"
         cap = getattr(self.sampler, "max_participations", None)
@@ -350,8 +349,10 @@ class PrivacyPlan:
         return torch.tensor([value], dtype=torch.float64)
 
 
-def _metrics_beside(metrics: PricedMetrics, line: BudgetLine) -> str | None:
-    """What of metrics on the clients themselves a line about them leaves out, in words."""
+def _uncounted(metrics: PricedMetrics, line: BudgetLine) -> str:
+    """What of metrics on the clients themselves a line about them leaves out; "" if nothing."""
+    if not metrics.of_clients:
+        return ""
     event, (measured, count) = line.event, metrics.beside
     if line.relation is not metrics.line.relation or line.trust is not Trust.CENTRAL:
         return (
@@ -363,7 +364,7 @@ def _metrics_beside(metrics: PricedMetrics, line: BudgetLine) -> str | None:
         return "metrics are measured on the same clients"
     if not covers(measured.multiplier, event.metrics.multiplier) or event.most < count:
         return f"{count} times metrics with {measured} are measured on the same clients"
-    return None
+    return ""
 
 
 def check_uncapped(sampler: Sampler) -> None:
