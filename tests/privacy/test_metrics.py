@@ -28,6 +28,7 @@ from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.none import unprotected
+from fedveil.privacy.releases.release import NOBODY
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 from fedveil.privacy.secure import SLIP, planned_for, secured
 
@@ -215,8 +216,18 @@ def test_noise_is_that_of_the_round_and_of_no_other_purpose():
     assert first["accuracy"] != second["accuracy"]
     assert first["accuracy"] != metrics.released(means, 8, Streams(1).again(1))["accuracy"]
     assert first["accuracy"] / first["loss"] != second["accuracy"] / second["loss"]
-    own = Streams(1).keys("noise", 8, [0])
-    assert own != Streams(1).keys("metrics", 8, [0])
+
+
+def test_no_other_draw_of_the_training_tells_the_noise():
+    """As keys, and as numbers: the server's own noise on a sum of zeros is another."""
+    metrics, streams = made(), Streams(1)
+    found = metrics.released(torch.zeros(3000, 2, dtype=torch.float64), 8, streams)["accuracy"]
+    scale = metrics.mechanism.multiplier * metrics.clip.sensitivity
+    for purpose in ("noise", "cohort", "client-bits", "bits", "client-noise"):
+        other = torch.zeros(1, 2, dtype=torch.float64)
+        metrics.mechanism.add_(other, np.array([scale]), streams.keys(purpose, 8, NOBODY))
+        drawn = float(other[0, 0]) / metrics.clip.weights[0] / 3000
+        assert found != pytest.approx(drawn, rel=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(2999, 2), (3000, 1), (3001, 2)])
