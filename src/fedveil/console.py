@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedveil.names import INTERVAL
-from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.claims import PrivacyClaim, measured_on
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.accounting.meaning import Meaning
 from fedveil.privacy.ledger.statement import Statement
@@ -127,16 +127,19 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     table = Table(title=f"{result['recipe']}: {result['rounds']} rounds", title_justify="left")
     table.add_column("what")
     table.add_column("value", overflow="fold")
+    claims, budget = [PrivacyClaim.from_dict(raw) for raw in result["claims"]], result["budget"]
     for name, value in result["metrics"].items():
         width = result.get("intervals", {}).get(name)
-        table.add_row(f"test {name}", _number(value) + ("" if width is None else f" ± {width:.4f}"))
+        if width is None:
+            table.add_row(f"test {name}", _number(value))
+        else:
+            table.add_row(f"{name} on {measured_on(claims)}", f"{_number(value)} ± {width:.4f}")
     if result.get("measured_after", result["rounds"]) != result["rounds"]:
         after = result["measured_after"]
         table.add_row("measured", "never" if after is None else f"after round {after}")
     for name, parts in _by_metric(result.get("over_clients", {})).items():
         table.add_row(f"{name} across clients", ", ".join(parts))
     table.add_row("stopped by", result["stopped"])
-    claims, budget = [PrivacyClaim.from_dict(raw) for raw in result["claims"]], result["budget"]
     for claim in claims:
         table.add_row(f"epsilon ({claim.accountant.upper()})", str(claim))
     if budget is None:

@@ -13,12 +13,11 @@ from scipy.stats import kstest
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.claims import NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.accounting.claims import HELD_OUT, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled, WithMetrics
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.metrics import (
-    HELD_OUT,
     OwnerClip,
     PricedMetrics,
     measured_rounds,

@@ -11,8 +11,8 @@ from rich.console import Console
 import fedveil as fv
 from fedveil.console import print_result
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import HELD_OUT
 from fedveil.privacy.ledger.statement import statements
-from fedveil.privacy.metrics import HELD_OUT
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.gate import Gate

@@ -16,7 +16,15 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise
-from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit
+from fedveil.privacy.accounting.claims import (
+    HELD_OUT,
+    OF_CLIENTS,
+    SEEDED,
+    NoiseSource,
+    Relation,
+    Trust,
+    Unit,
+)
 from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import Streams
@@ -31,10 +39,6 @@ MEASUREMENTS = 4
 
 CONFIDENCE = 0.95
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-
-HELD_OUT = "metrics of held-out owners"
-OF_CLIENTS = "metrics"
-"""What a line of metrics covers: owners whose records nobody trains on, or the clients."""
 
 _MEASURER = "whoever measures the model is trusted: they see the records that it is measured on"
 _COUNTED = "what is claimed here of metrics alone is part of the claim about updates and metrics"

@@ -97,7 +97,7 @@ def _state(look: Look) -> Markup:
     """Progress, the gauge, and what was measured last."""
     seen = look.seen
     tiles = [
-        tag("div", tag("b", shown(value), seen.interval(name)), tag("span", f"test {name}"))
+        tag("div", tag("b", shown(value), seen.interval(name)), tag("span", seen.label(name)))
         for name, value in seen.metrics.items()
     ]
     left = tag("div", _progress(look), tag("div", *tiles, class_="tiles"))

@@ -8,12 +8,13 @@ import pytest
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.claims import HELD_OUT
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.shared import Common
 from fedveil.privacy.ledger.statement import statement
 from fedveil.privacy.ledger.verification import verify
-from fedveil.privacy.metrics import HELD_OUT, priced_metrics
+from fedveil.privacy.metrics import priced_metrics
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.sampling import Everyone, FixedSize

@@ -36,9 +36,9 @@ def run(tmp_path_factory):
 def test_the_report_draws_every_number_with_its_interval(run):
     seen = Seen.at(run.folder)
     charts = learning(seen)
-    assert [chart.title for chart in charts] == [
-        "Test accuracy over rounds",
-        "Test loss over rounds",
+    assert [(chart.title, chart.y) for chart in charts] == [
+        ("Noisy accuracy over rounds", "accuracy on held-out owners, 0 to 1"),
+        ("Noisy loss over rounds", "loss on held-out owners"),
     ]
     for chart, name in zip(charts, ("accuracy", "loss"), strict=True):
         (line,) = chart.lines
@@ -52,6 +52,7 @@ def test_tiles_have_it_beside_the_number(run):
     shown = Seen.at(run.folder).interval("accuracy")
     assert shown.startswith(" ± ")
     assert shown in page
+    assert "accuracy on held-out owners" in page
     assert "accuracy/interval" not in page
 
 

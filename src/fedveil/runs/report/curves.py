@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
+from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, measured_on
 from fedveil.runs.report.seen import Seen
 from fedveil.web.chart import Chart, Line, Mark, figure
 from fedveil.web.html import Markup
@@ -33,9 +33,9 @@ def learning(seen: Seen) -> list[Chart]:
     return [
         Chart(
             id=f"metric-{number}",
-            title=f"Test {name} over rounds",
+            title=f"{'Noisy' if seen.widths(name) else 'Test'} {name} over rounds",
             x="round",
-            y=measured_on_test(name),
+            y=axis_of(name, measured_on(seen.claims)),
             lines=[_measured(seen, name)],
             note=_NOISY if seen.widths(name) else "",
         )
@@ -58,13 +58,13 @@ _NOISY = (
 )
 
 
-def measured_on_test(name: str) -> str:
+def axis_of(name: str, on: str = "the test split") -> str:
     """The name of an axis, with what its numbers are where that is known.
 
-    >>> measured_on_test("accuracy"), measured_on_test("loss")
-    ('accuracy on the test split, 0 to 1', 'loss on the test split')
+    >>> axis_of("accuracy"), axis_of("loss", "held-out owners")
+    ('accuracy on the test split, 0 to 1', 'loss on held-out owners')
     """
-    return f"{name} on the test split" + (", 0 to 1" if name.startswith(_SHARES) else "")
+    return f"{name} on {on}" + (", 0 to 1" if name.startswith(_SHARES) else "")
 
 
 def spending(seen: Seen) -> Chart | None:

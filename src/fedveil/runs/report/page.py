@@ -81,7 +81,7 @@ def _stopped(seen: Seen) -> str:
 def _tiles(seen: Seen) -> Markup:
     """The numbers that people look for first."""
     tiles = [
-        (f"{shown(value)}{seen.interval(name)}", f"test {name}")
+        (f"{shown(value)}{seen.interval(name)}", seen.label(name))
         for name, value in seen.metrics.items()
     ]
     tiles.append((f"{seen.rounds:,}", f"rounds, {_stopped(seen)}"))

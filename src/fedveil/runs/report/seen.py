@@ -9,7 +9,7 @@ from typing import Any
 
 from fedveil.errors import BadInput
 from fedveil.names import INTERVAL
-from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim
+from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, measured_on
 from fedveil.privacy.accounting.meaning import Meaning
 from fedveil.privacy.ledger.statement import Statement
 from fedveil.runs import metrics_file
@@ -142,6 +142,10 @@ class Seen:
         """Half the 95 % interval of a metric by round, where it was measured with a price."""
         found = self.series(f"{name}{INTERVAL}")
         return {round: width for round, width in found if width is not None}
+
+    def label(self, name: str) -> str:
+        """What a metric is called beside its number."""
+        return f"{name} on {measured_on(self.claims)}" if self.widths(name) else f"test {name}"
 
     def interval(self, name: str) -> str:
         """The last of them, to stand behind a number; "" where there is none."""
