@@ -289,6 +289,11 @@ VALUES = {
     "attack.feature_share": _number(lambda v: 0 < v <= 1, "a share in (0, 1] is needed"),
     "evaluate.every": _whole(1),
     "evaluate.clients_every": _whole(1),
+    "evaluate.epsilon": _BUDGET,
+    "evaluate.delta": _DELTA,
+    "evaluate.loss_clip": _number(
+        lambda v: 1e-6 <= v <= 1e6, "a number from 1e-6 to 1e6 is needed"
+    ),
     "engine.chunk": _whole(0),
     "engine.memory": _whole(1),
     "engine.checkpoint": _whole(1),

@@ -10,7 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.names import INTERVAL
+from fedveil.privacy.accounting.claims import PrivacyClaim, measured_on
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.accounting.meaning import Meaning, budgeted
 from fedveil.privacy.ledger.statement import Statement
@@ -29,16 +30,18 @@ class Follower:
     def __init__(self, run: "Run") -> None:
         plan = run.training.plan
         self.rounds = plan.rounds
-        self._measured: dict[str, float] = {}
+        self._measured: dict[str, tuple[float, float | None]] = {}
         self._names = tuple(run.training.task.measures) or ("loss",)
         self._limit, self._promise = plan.limit, plan.promise
 
     def text(self, line: dict[str, Any]) -> str:
         """One line for one round."""
-        self._measured |= {name: line[name] for name in self._names if name in line}
+        for name in self._names:
+            if name in line:
+                self._measured[name] = (line[name], line.get(f"{name}{INTERVAL}"))
         parts = [f"round {line['round']:>{len(str(self.rounds))}}/{self.rounds}"]
         if self._measured:
-            told = [f"{name} {value:.4g}" for name, value in self._measured.items()]
+            told = [f"{name} {measured_text(*v)}" for name, v in self._measured.items()]
             parts.append(", ".join(told))
         if line["epsilon"] is not None and self._promise is not None:
             spent = replace(self._promise, epsilon=line["epsilon"])
@@ -124,12 +127,19 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     table = Table(title=f"{result['recipe']}: {result['rounds']} rounds", title_justify="left")
     table.add_column("what")
     table.add_column("value", overflow="fold")
+    claims, budget = [PrivacyClaim.from_dict(raw) for raw in result["claims"]], result["budget"]
     for name, value in result["metrics"].items():
-        table.add_row(f"test {name}", _number(value))
+        width = result.get("intervals", {}).get(name)
+        if width is None:
+            table.add_row(f"test {name}", _number(value))
+        else:
+            table.add_row(f"{name} on {measured_on(claims)}", f"{_number(value)} ± {width:.4f}")
+    if result.get("measured_after", result["rounds"]) != result["rounds"]:
+        after = result["measured_after"]
+        table.add_row("measured", "never" if after is None else f"after round {after}")
     for name, parts in _by_metric(result.get("over_clients", {})).items():
         table.add_row(f"{name} across clients", ", ".join(parts))
     table.add_row("stopped by", result["stopped"])
-    claims, budget = [PrivacyClaim.from_dict(raw) for raw in result["claims"]], result["budget"]
     for claim in claims:
         table.add_row(f"epsilon ({claim.accountant.upper()})", str(claim))
     if budget is None:
@@ -140,10 +150,10 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
         table.add_row("budget left", left)
     table.add_row("noise", result["noise"])
     timing = result["timing"]
-    speed = f"{timing['seconds_per_round']:.3g} s per round"
-    if timing["client_updates_per_second"] is not None:
+    if timing["seconds_per_round"] is not None:
+        speed = f"{timing['seconds_per_round']:.3g} s per round"
         speed += f", {timing['client_updates_per_second']:,.0f} client updates/s"
-    table.add_row("speed", speed)
+        table.add_row("speed", speed)
     table.add_row("run directory", result["run_dir"])
     console.print(table)
     console.print(f"{result['why']}.", highlight=False, soft_wrap=True)
@@ -154,6 +164,15 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     for note in result["notes"]:
         console.print(f"note: {note}", style="yellow", highlight=False)
     print_terms(console, claims)
+
+
+def measured_text(value: float, width: float | None) -> str:
+    """A measured number, with half its 95 % interval where it has one.
+
+    >>> measured_text(0.81234, None), measured_text(0.81234, 0.0121)
+    ('0.8123', '0.8123 ± 0.012')
+    """
+    return f"{value:.4g}" if width is None else f"{value:.4g} ± {width:.2g}"
 
 
 def _number(value: float | None) -> str:

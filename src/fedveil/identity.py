@@ -111,7 +111,7 @@ class _Writer:
                 return repr(value)
             case _ if type(value) in _BUILT_IN:
                 return repr(value)
-            case np.float64() | np.int64() | np.bool_():  # equal to Python's
+            case _ if isinstance(value, np.float64 | np.int64 | np.bool_):  # equal to Python's
                 return repr(value.item())
             case tuple() if _is_plain(value):
                 return f"({self._all(value)})"

@@ -41,6 +41,9 @@ CODE = "code"
 OWN = "own"
 """A model or data that come from Python, where a recipe would name one."""
 
+INTERVAL = "/interval"
+"""How the number ends that is half the 95 % interval of a metric with a price."""
+
 OF_LABELS = ("accuracy", "top-K", "f1", "f1-macro", "auroc", "perplexity")
 OF_NUMBERS = ("mae", "rmse", "r2")
 """Metrics, by the targets that they are of."""

@@ -94,9 +94,9 @@ def test_measuring_clients_changes_nothing_else(data):
 
 
 def test_without_diagnostics_it_is_not_told(data):
-    *_, last = train(training_of(data, clients_every=1))
-    assert last.over_clients
-    assert not any(name.startswith("clients/") for name in last.numbers(diagnostics=False))
+    *_, last = train(training_of(data, clients_every=1, diagnostics=False))
+    assert not last.over_clients
+    assert not any(name.startswith("clients/") for name in last.numbers())
     assert "decile" not in repr(last)
 
 

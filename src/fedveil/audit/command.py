@@ -93,7 +93,7 @@ def audit(
     if out is not None and folder.resolve() in (out.resolve(), *out.resolve().parents):
         raise BadInput(f"--out {out} is in the run's own directory: an audit leaves it as it is")
     training = replace(build(here(run.recipe), data_root, allow_code=allow_code), workers=1)
-    check_charged(folder, charged, training.plan.lines)
+    check_charged(folder, charged, training.plan.every_line)
     with Kept.at(out, _identity(run, training, question)) as kept:
         found = attacked(training, question, kept, on_step)
         whole = Audited(run, training.plan, found)

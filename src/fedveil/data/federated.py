@@ -399,14 +399,16 @@ this claim
         """What a claim has to say where the test split is measured in the clear."""
         return sentences(self.owners_of_test, self.clients)
 
-    def check_secure(self) -> None:
+    def check_secure(self, *, priced: bool = False) -> None:
         """Refuse, for secure noise, what was or will be computed of clients' records without any.
+
+        `priced`: what is measured on test records has noise and a charge of its own.
 
         | edge | behaviour |
         |---|---|
         | something was fitted on clients' records | BadInput |
         | it is declared public | allowed, and the claim says so |
-        | some test records are clients' | BadInput |
+        | some test records are clients' | BadInput, unless metrics have a price |
         | owners are held out for testing | allowed, and the claim counts them |
         """
         if self.fitted and not self.declared_public:
@@ -415,10 +417,11 @@ this claim
                 "the clear: fit them on the test split (data.statistics = 'held-out'), or "
                 "declare them public ('public', or declared_public=True)"
             )
-        if self.test_of_clients:
+        if self.test_of_clients and not priced:
             raise BadInput(
                 "noise.source is 'secure' and test records are the clients' own, measured in the "
-                "clear: hold clients out (data.test = 'by-client'), or leave the test split out"
+                "clear: give metrics a price (evaluate.epsilon), hold clients out (data.test = "
+                "'by-client'), or leave the test split out"
             )
 
     def check(self) -> None:
@@ -438,12 +441,12 @@ this claim
             raise BadInput(f"{what} needs test records and the data have none: set data.test")
 
     def examples(self, count: int) -> tuple[Inputs[Array], Array]:
-        """Records that a module may be tried on: nobody's, or made up where there are none.
+        """Records that a module may be tried on: public ones, or made up where there are none.
 
         Made-up records have the shapes and types of the records, and nothing else of them: normal
         numbers, and zeros and ones where numbers are whole.
         """
-        rows = np.flatnonzero(self.owners_of_test < 0)
+        rows = np.flatnonzero(self.owners_of_test == PUBLIC)
         if len(rows):
             chosen = rows[:count]
             return taken(self.test_x, chosen), self.test_y[chosen]

@@ -261,7 +261,13 @@ def _training(file: SiteFile, recipe: Recipe, records: FederatedData) -> Trainin
     folder, model = Path(file.recipe).parent, recipe.model
     named = {key: getattr(model, key) for key in ("path", "weights")}
     paths = {key: str(folder / name) for key, name in named.items() if name is not None}
-    recipe = recipe.model_copy(update={"model": model.model_copy(update=paths)})
+    free = {"epsilon": None, "delta": None, "loss_clip": None}
+    recipe = recipe.model_copy(
+        update={
+            "model": model.model_copy(update=paths),
+            "evaluate": recipe.evaluate.model_copy(update=free),
+        }
+    )
     names = [str(number) for number in range(file.clients)]
     everyone = records.at_sites(names, [records.records] * file.clients)
     return build(

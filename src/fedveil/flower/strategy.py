@@ -74,7 +74,12 @@ class PrivateStrategy(Strategy):
             raise BadInput(f"{ledger} exists: every run has a ledger of its own; name another")
         about = {"run": Path(ledger).stem, "noise": "secure" if plan.secure else "seeded"}
         self.ledger = Ledger.create(
-            Path(ledger), about, plan.lines, plan.permitted, plan.counted_clients, repeats=False
+            Path(ledger),
+            about,
+            plan.every_line,
+            plan.permitted,
+            plan.counted_clients,
+            repeats=False,
         )
         self._streams = Streams(secrets.randbits(128) if seed is None else seed, plan.secure)
         self._nodes: list[int] = []
@@ -234,6 +239,8 @@ def check_plan(plan: PrivacyPlan) -> None:
     release = plan.release
     if not plan.private:
         raise BadInput("the plan claims nothing: make one with central or client_noise")
+    if plan.metrics is not None:
+        raise BadInput("this strategy measures nothing: make the plan without metrics")
     if release.counted and (not release.additive or plan.watched is not None):
         raise BadInput(
             "this plan asks more of clients than noise on what they reply: use a recipe, which "

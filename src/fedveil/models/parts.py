@@ -7,6 +7,7 @@ from torch import nn
 from fedveil.checks import shown
 from fedveil.errors import BadInput
 from fedveil.models.metrics import Measure, Metric
+from fedveil.names import INTERVAL
 
 TAKEN = frozenset(
     (
@@ -58,7 +59,8 @@ def measures_of(metrics: object, known: Callable[[str], Measure]) -> dict[str, M
         raise BadInput(f"metrics is {shown(metrics)}: use {{'name': function}}, or a list of names")
     found: dict[str, Measure] = {}
     for name, metric in pairs:
-        if not isinstance(name, str) or name in TAKEN or name.startswith(OVER_CLIENTS):
+        taken = not isinstance(name, str) or name in TAKEN
+        if taken or name.startswith(OVER_CLIENTS) or name.endswith(INTERVAL):
             raise BadInput(f"metric {shown(name)} has a name that is taken: call it otherwise")
         if name in found:
             raise BadInput(f"metric {name!r} is there twice: name it once")

@@ -4,6 +4,7 @@ This is what training sees of any plan. The papers' plans are built in `privacy/
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -13,11 +14,13 @@ from fedveil.checks import check, shown
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
-from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim
-from fedveil.privacy.accounting.events import Gaussian
+from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust
+from fedveil.privacy.accounting.composition import covers
+from fedveil.privacy.accounting.events import Gaussian, WithMetrics
 from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedule
+from fedveil.privacy.metrics import PricedMetrics
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.release import NOBODY, Asked, Release
 from fedveil.privacy.rows import Norm
@@ -36,6 +39,9 @@ class PrivacyPlan:
     are planned, stay within every line's budget. `Training` compares what it was given with what
     `release` and `schedule` require of it, and lines with parts (`check_lines`).
 
+    `metrics` are measured beside it, with noise and a line of their own; None where metrics have no
+    price. On clients' own records they are part of the lines about clients as well.
+
     `parameters` is the number of coordinates that are accounted, None where it does not matter.
     What the schedule watches, and in which norm it clips, is asked for once.
     """
@@ -47,6 +53,7 @@ class PrivacyPlan:
     release: Release = field(default_factory=Release)
     lines: tuple[BudgetLine, ...] = ()
     parameters: int | None = None
+    metrics: PricedMetrics | None = None
     watched: Watched | None = field(init=False, repr=False, default=None)
     norm: Norm | None = field(init=False, repr=False, default=None)
 
@@ -60,6 +67,7 @@ class PrivacyPlan:
             ("clip", self.schedule),
             ("release", self.release),
             ("secure", self.secure),
+            ("metrics", self.metrics),
         )
 
     def __post_init__(self) -> None:
@@ -104,6 +112,9 @@ class PrivacyPlan:
 
     def _difference(self, line: BudgetLine) -> str | None:
         """What the plan does otherwise than the line says, in words."""
+        uncounted = "" if self.metrics is None else _uncounted(self.metrics, line)
+        if uncounted:
+            return uncounted
         if line.share < self.sampler.share(self.population):
             return f"clients take part in {self.sampler.share(self.population)} of the rounds"
         cap = getattr(self.sampler, "max_participations", None)
@@ -125,15 +136,45 @@ class PrivacyPlan:
 
     def assuming(self, text: str) -> "PrivacyPlan":
         """The plan whose every claim assumes `text` as well; itself if all of them do already."""
-        if all(text in line.assumptions for line in self.lines):
+        if self.names(text):
             return self
-        lines = tuple(
-            line
-            if text in line.assumptions
-            else replace(line, assumptions=(*line.assumptions, text))
-            for line in self.lines
-        )
-        return replace(self, lines=lines)
+
+        def saying(line: BudgetLine) -> BudgetLine:
+            said = line.assumptions
+            return line if text in said else replace(line, assumptions=(*said, text))
+
+        return self.with_lines(saying)
+
+    def names(self, text: str) -> bool:
+        """Whether every claim says `text`."""
+        return all(text in line.assumptions for line in self.every_line)
+
+    @property
+    def every_line(self) -> tuple[BudgetLine, ...]:
+        """All that a ledger charges and claims are made of: the line of metrics comes last."""
+        return self.lines if self.metrics is None else (*self.lines, self.metrics.line)
+
+    def with_lines(self, change: Callable[[BudgetLine], BudgetLine]) -> "PrivacyPlan":
+        """The plan with every line changed, that of the metrics as well."""
+        metrics = self.metrics
+        if metrics is not None:
+            metrics = replace(metrics, line=change(metrics.line))
+        return replace(self, lines=tuple(map(change, self.lines)), metrics=metrics)
+
+    def measuring(self, metrics: PricedMetrics, every: int | None = None) -> "PrivacyPlan":
+        """The plan with priced metrics, up to the last round that it permits.
+
+        | edge | behaviour |
+        |---|---|
+        | nothing is claimed of the training | BadInput |
+        | metrics of clients, and lines that do not count them | BadInput, from `check_lines` |
+        """
+        if not self.private:
+            raise BadInput(
+                "evaluate.epsilon is given and nothing is claimed of the training: leave it out, "
+                "or add noise that is claimed"
+            )
+        return replace(self, metrics=metrics.until(min(self.rounds, self.permitted), every))
 
     @property
     def private(self) -> bool:
@@ -219,7 +260,7 @@ class PrivacyPlan:
         round's first. Where `rounds` are fewer than `permitted`, claims hold whoever ended the run
         and why, and the smaller ones that follow say on which condition (`claims_of`).
         """
-        return claims_of(self.lines, rounds, counts, again, self.permitted)
+        return claims_of(self.every_line, rounds, counts, again, self.permitted)
 
     @property
     def moves(self) -> bool:
@@ -324,6 +365,24 @@ class PrivacyPlan:
         noisy = told.noisy(watched, streams.keys(told.purpose, round, NOBODY))
         value = self.schedule.move(float(moving[0]), noisy, self.expected, round)
         return torch.tensor([value], dtype=torch.float64)
+
+
+def _uncounted(metrics: PricedMetrics, line: BudgetLine) -> str:
+    """What of metrics on the clients themselves a line about them leaves out; "" if nothing."""
+    if not metrics.of_clients:
+        return ""
+    event, (measured, count) = line.event, metrics.beside
+    if line.relation is not metrics.line.relation or line.trust is not Trust.CENTRAL:
+        return (
+            f"metrics are measured on clients' records by somebody who sees them "
+            f"({metrics.line.relation}, central trust), not under {line.relation}, {line.trust} "
+            "trust"
+        )
+    if not isinstance(event, WithMetrics):
+        return "metrics are measured on the same clients"
+    if not covers(measured.multiplier, event.metrics.multiplier) or event.most < count:
+        return f"{count} times metrics with {measured} are measured on the same clients"
+    return ""
 
 
 def check_uncapped(sampler: Sampler) -> None:

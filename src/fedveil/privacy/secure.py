@@ -44,20 +44,16 @@ def secured(plan: PrivacyPlan, parameters: int, *, diagnostics: bool) -> Privacy
     | another account of the same release with such an epsilon | claimed as not vouched for |
     """
     plan.release.check_secure(plan, parameters)
-    return replace(
-        plan,
-        parameters=parameters,
-        lines=tuple(
-            _secure(line, plan, parameters, diagnostics=diagnostics) for line in plan.lines
-        ),
-    )
+    made = plan.with_lines(lambda line: _secure(line, plan, parameters, diagnostics=diagnostics))
+    return replace(made, parameters=parameters)
 
 
 def _secure(
     line: BudgetLine, plan: PrivacyPlan, parameters: int, *, diagnostics: bool
 ) -> BudgetLine:
     whole = line.budget.delta / (1 - SLIP)
-    draws = _reports(line, plan) * parameters + plan.width + plan.population
+    measured = 0 if plan.metrics is None else len(plan.metrics.names)
+    draws = _reports(line, plan) * parameters + plan.width + plan.population + measured
     slip = whole - line.budget.delta
     attempts = 2 * plan.rounds  # the ledger permits no more
     vouched = math.log(slip / delta_of_sampler(draws, attempts, 0.0))

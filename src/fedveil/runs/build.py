@@ -10,7 +10,7 @@ from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, S
 from fedveil.runs.attackers import attack_of
 from fedveil.runs.models import task_of, words_of
 from fedveil.runs.own import Model, asked_of, check_same, module_digest, own_task
-from fedveil.runs.plans import plan_of
+from fedveil.runs.plans import plan_of, priced_of
 from fedveil.runs.recipe import Recipe, check_recipe_values
 from fedveil.runs.records import data_of
 from fedveil.runs.sections.client_section import (
@@ -94,7 +94,8 @@ def build(
     asked_of(task, recipe.evaluate.metrics, model)
     check_same(task, recipe.model.digest)
     if plan is None:
-        plan = plan_of(recipe, sampler, data.clients, work, task)
+        metrics = priced_of(recipe, sampler, data, task)
+        plan = plan_of(recipe, sampler, data.clients, work, task, metrics)
     return Training(
         task=task,
         data=data,
@@ -111,7 +112,8 @@ def build(
         memory=recipe.engine.memory,
         workers=recipe.engine.workers,
         cluster=None if make_engine else _cluster(recipe.engine),
-        every=recipe.evaluate.every,
+        every=recipe.evaluate.every or 1,
+        diagnostics=recipe.evaluate.diagnostics,
         clients_every=_clients_every(recipe.evaluate, rounds),
         make_engine=make_engine,
     )

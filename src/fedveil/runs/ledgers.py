@@ -34,14 +34,14 @@ class Shared:
         """Refuse, before anything is written, a run that the ledger cannot take."""
         plan, data = training.plan, training.data.fingerprint
         if not self.path.exists():
-            _ = self.common(plan.lines, data, None).filter
+            _ = self.common(plan.every_line, data, None).filter
             if not self.path.resolve().parent.is_dir():
                 raise BadInput(f"--ledger {self.path}: its directory does not exist; make it")
         else:
             stored = common_of(self.path)
             if stored is None:
                 raise BadInput(f"--ledger {self.path} is a run's own ledger: name another file")
-            check_common(self.path, self.common(plan.lines, data, stored))
+            check_common(self.path, self.common(plan.every_line, data, stored))
             seed = "" if training.plan.secure else str(training.seed)
             check_company(self.path, read_runs(self.path), seed, plan.counted_clients)
             verify(self.path)
@@ -71,7 +71,7 @@ def open_ledger(
     path, plan = file_of(folder), training.plan
     if _begun(folder) and not path.exists():
         raise BadInput(f"{path} is missing: what this run has spent is unknown; start over")
-    account = (plan.lines, plan.permitted, plan.counted_clients)
+    account = (plan.every_line, plan.permitted, plan.counted_clients)
     repeats = not training.data.elsewhere  # other clients may answer the next time
     if shared is None and not (folder / "ledger.json").exists():
         if not path.exists() or (_unmade(path) and not _begun(folder)):
@@ -88,7 +88,7 @@ def open_ledger(
                 "never made, start this run over"
             )
         _make_shared(path, shared, *rest)
-    common = (shared or Shared(path)).common(plan.lines, about["data"], common_of(path))
+    common = (shared or Shared(path)).common(plan.every_line, about["data"], common_of(path))
     if about["run"] in read_runs(path):
         return Ledger.reopen(path, *rest, common, repeats=repeats)
     if _begun(folder):

@@ -5,11 +5,13 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.claims import Unit
+from fedveil.privacy.accounting.claims import Relation, Unit
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Median, PerGradient, Poly, Quantile
+from fedveil.privacy.metrics import PricedMetrics, measured_rounds, priced_metrics
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
@@ -40,23 +42,69 @@ from fedveil.runs.sections.noise_section import (
     PrivUnitSection,
     TwoPointSection,
 )
+from fedveil.training.owner_means import measured_owners, priced_names
 from fedveil.training.work import ClientSgd, ClientWork
 
 
 def plan_of(
-    recipe: Recipe, sampler: Sampler, clients: int, work: ClientWork | None, task: Task
+    recipe: Recipe,
+    sampler: Sampler,
+    clients: int,
+    work: ClientWork | None,
+    task: Task,
+    metrics: PricedMetrics | None = None,
 ) -> PrivacyPlan:
     """The plan a recipe describes; sections that do not go together are refused.
 
     `work` is None for DP-SGD, which is made from the plan rather than the other way round.
+    `metrics` are those of `priced_of`.
     """
     _check_sections(recipe)
-    plan = _plan_of(recipe, sampler, clients, work, task)
+    beside = metrics if metrics is not None and metrics.of_clients else None
+    plan = _plan_of(recipe, sampler, clients, work, task, beside)
+    if metrics is not None:
+        plan = plan.measuring(metrics, recipe.evaluate.every)
     if recipe.data.resample is not None:
         plan = plan.assuming(_RESAMPLED)
     if not is_secure(recipe) or not plan.private:
         return plan
     return secured(plan, task.size, diagnostics=bool(recipe.evaluate.diagnostics))
+
+
+def priced_of(
+    recipe: Recipe, sampler: Sampler, data: FederatedData, task: Task
+) -> PricedMetrics | None:
+    """What `evaluate.epsilon` pays for, over all planned rounds; None if it is left out."""
+    section = recipe.evaluate
+    if section.epsilon is None:
+        for key in ("delta", "loss_clip"):
+            if getattr(section, key) is not None:
+                raise BadInput(f"evaluate.{key} has no effect without evaluate.epsilon")
+        return None
+    if recipe.budget is None:
+        raise BadInput(
+            "evaluate.epsilon is given and nothing is claimed of the training: leave it out, or "
+            "add noise that is claimed, and a [budget]"
+        )
+    names, owners = priced_names(task), measured_owners(data)
+    loss_clip = section.loss_clip
+    if loss_clip is None:
+        if not data.classes:
+            raise BadInput(
+                "evaluate.loss_clip is missing: for numbers nobody knows in advance how large a "
+                "loss may be; give what a record's loss counts as at most"
+            )
+        loss_clip = 2 * math.log(max(data.classes, 2))
+    budget = Budget(section.epsilon, section.delta or recipe.budget.delta)
+    return priced_metrics(
+        names,
+        len(owners),
+        budget=planned_for(budget) if is_secure(recipe) else budget,
+        rounds=measured_rounds(recipe.total_rounds, section.every),
+        loss_clip=loss_clip,
+        of_clients=owners.of_clients,
+        relation=sampler.relation if owners.of_clients else Relation.ZERO_OUT,
+    )
 
 
 def is_secure(recipe: Recipe) -> bool:
@@ -71,9 +119,21 @@ def _budget(recipe: Recipe, epsilon: float) -> Budget:
 
 
 def _plan_of(
-    recipe: Recipe, sampler: Sampler, clients: int, work: ClientWork | None, task: Task
+    recipe: Recipe,
+    sampler: Sampler,
+    clients: int,
+    work: ClientWork | None,
+    task: Task,
+    metrics: PricedMetrics | None,
 ) -> PrivacyPlan:
+    """`metrics` are those of the clients themselves, which their claim has to cover."""
     rounds, noise = recipe.total_rounds, recipe.noise
+    if metrics is not None and getattr(noise, "where", "") != "server":
+        raise BadInput(
+            "evaluate.epsilon would measure the clients themselves, and whoever measures sees "
+            "records that this recipe keeps from everybody but their client: hold owners out "
+            "(data.test = 'by-client'), or leave it out"
+        )
     if isinstance(recipe.clip, RangeClipSection):
         return _two_point_plan(recipe, recipe.clip, sampler, clients, task)
     if isinstance(recipe.client, DpSgdSection):
@@ -104,6 +164,7 @@ def _plan_of(
             rounds=rounds,
             budget=_budget(recipe, budget.epsilon),
             multiplier=noise.multiplier,
+            metrics=metrics,
         )
     epsilons = budget.epsilons or [budget.epsilon]
     return client_noise(

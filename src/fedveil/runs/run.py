@@ -11,11 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
-from fedveil.models.parts import OVER_CLIENTS
 from fedveil.names import CODE, OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted
@@ -41,8 +38,6 @@ from fedveil.runs.report.page import write_report
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.evaluate import evaluate
-from fedveil.training.server import ServerState
 from fedveil.training.session import Training
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -145,7 +140,8 @@ class Run:
             f"{'' if where == OWN else f' of {where}'}, {plan.rounds} rounds"
         )
         text = f"{text}, {plan.describe()}" + ("" if plan.private else ", no privacy claim")
-        return "; ".join([text, *self.beforehand])
+        priced = [] if plan.metrics is None else [plan.metrics.described()]
+        return "; ".join([text, *priced, *self.beforehand])
 
     def execute(
         self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
@@ -214,7 +210,8 @@ class Run:
         """Each round's line, when it is on disk and in the logs."""
         about = {"recipe": self.recipe.name}
         logs = open_logs(
-            self.logs, self.folder, self.folder.name, about, done.before, live=self._diagnostics
+            *(self.logs, self.folder, self.folder.name, about, done.before),
+            live=self.training.gate.diagnostics,
         )
         try:
             for line in self._written(done, ledger):
@@ -227,12 +224,8 @@ class Run:
     def _written(self, done: Done, ledger: Ledger) -> Lines:
         with (self.folder / "metrics.jsonl").open("a") as file:
             for result in self.training.rounds(done.state, ledger):
-                line = result.numbers(diagnostics=self._diagnostics)
-                if not self._diagnostics:
-                    line["seconds"] = None  # grows with the cohort, which is secret
-                shown = result.refused if self._diagnostics else ()
-                names = [self.training.data.client_name(client) for client in shown]
-                done.add(Round(line, result.clients, names), result.state)
+                line, names = result.numbers(), self.training.gate.names(result)
+                done.add(Round(line, result.clients or 0, names), result.state)
                 file.write(json_text(line))
                 file.flush()
                 if result.round % self.recipe.engine.checkpoint == 0:
@@ -250,18 +243,19 @@ class Run:
         is drawn last, from what was left: `fedveil report` draws it where a crash came first.
         """
         plan, state, rounds = self.training.plan, done.state, done.settled
+        gate = self.training.gate
         history = done.before + [round.line for round in rounds]
         self.remarks += changed_since(self.training.data, self.recipe)
         self._write_metrics(history)
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
-        measured = self._measured(state.params)
+        measured = gate.last(history, state.params)
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.again)
         ending = Ending(
             *(plan, state.round, claims, ledger, self._ledger_path, self.how_to_resume),
             asked=self.asked,
         )
-        updates = sum(round.clients for round in rounds) / seconds if rounds else 0.0
+        updates = sum(round.clients for round in rounds)
         refused = Counter(name for round in rounds for name in round.refused)
         result = {
             "run_dir": str(self.folder),
@@ -269,17 +263,14 @@ class Run:
             "rounds": state.round,
             "stopped": ending.stopped,
             "why": str(ending),
-            "metrics": measured,
+            **measured,
             **self._attack(claims),
-            **self._over_clients(history, state),
+            **gate.last_over_clients(history, state.params),
             "claims": [claim.to_dict() for claim in claims],
             "ledger": ledger.head().to_dict(),
             "budget": _budget(plan, claims),
             "noise": plan.describe(),
-            "timing": {
-                "seconds_per_round": seconds / max(len(rounds), 1),
-                "client_updates_per_second": updates if self._diagnostics else None,
-            },
+            "timing": gate.timing(seconds, len(rounds), updates),
             "refused": dict(refused.most_common()),
             "notes": self.remarks + diagnose(history),
         }
@@ -290,23 +281,10 @@ class Run:
         write_report(self.folder)
         return result
 
-    def _measured(self, params: torch.Tensor) -> dict[str, float]:
-        """On the test split, and what an attack has come to."""
-        training = self.training
-        return evaluate(training.task, params, training.data) | training.attacked(params)
-
     def _attack(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
         """What is told of an attack, beside the claims."""
         adversary = self.training.adversary
         return {} if adversary is None else {"attack": adversary.told(claims)}
-
-    def _over_clients(self, history: list[dict[str, Any]], state: ServerState) -> dict[str, Any]:
-        """How the model does across clients, if that was asked for: as the last line has it."""
-        if self.training.clients_every is None:
-            return {}
-        last = history[-1] if history else {}
-        found = {name: value for name, value in last.items() if name.startswith(OVER_CLIENTS)}
-        return {"over_clients": found or self.training.across_clients(state.params)}
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
         """Bring the file to `history`, if it is not."""
@@ -333,7 +311,7 @@ class Run:
             self.remarks.append(f"metrics.jsonl lacks {lost}")
         history = [line for line in history if line["round"] <= state.round]
         if not history or history[0]["round"] > 0:
-            first = self._measured(self.training.start().params)
+            first = self.training.gate.first(self.training.start().params)
             promise = self.training.plan.promise
             spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.told}
             history.insert(0, {"round": 0, **spent, **first})
@@ -341,9 +319,17 @@ class Run:
             self.beforehand.append(f"resuming after round {state.round}")
         short = room(ledger, self.training.plan.permitted, self._ledger_path)
         self.beforehand += [] if short is None else [short]
+        self._warn_of_metrics()
         ledger.note_resumed()
         self._write_metrics(history)
         return Done(state, history)
+
+    def _warn_of_metrics(self) -> None:
+        """Say, before the first round, if priced metrics will be too noisy to be of use."""
+        priced = self.training.plan.metrics
+        if priced is not None and priced.warning is not None:
+            self.remarks.append(priced.warning)
+            self.beforehand.append(priced.warning)
 
     def _changed_metrics(self, ledger: Ledger) -> list[str]:
         path, noted = self.folder / "metrics.jsonl", ledger.ended().get("metrics.jsonl")
@@ -397,12 +383,6 @@ class Run:
             code = " --allow-code" if self.recipe.model.path is not None else ""
             return f"fedveil run --resume {self.folder}{code}"
         return f"fedveil.resume({', '.join([repr(str(self.folder)), *own])})"
-
-    @property
-    def _diagnostics(self) -> bool:
-        """Whether what is computed from private data is shown and kept."""
-        asked = self.recipe.evaluate.diagnostics
-        return not self.training.plan.secure if asked is None else asked
 
     @property
     def _ledger_path(self) -> Path:

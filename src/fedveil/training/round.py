@@ -39,25 +39,26 @@ class Ask:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """One finished round. `clipped` and `snr` come from private data: diagnostics, not releases.
+    """One finished round, as a `Gate` lets it out.
 
-    `over_clients`, where it was asked for, comes from private data as well. `clipped` is None where
-    clients do not tell. `snr` is the length of the sum over the expected length of its noise, None
-    without noise, or where only clients know the sum; `clip` the clip on updates or local
-    gradients, None without one; `metrics` is empty in rounds that were not measured. `attack` is
-    what an adversary did: how many clients cheated, their share of the cohort, and the mean lengths
-    of honest and cheating reports as they arrived; empty without an adversary.
+    `clients`, `clipped`, `snr`, `refused`, `over_clients`, `attack` and `seconds` come from private
+    data: they are diagnostics and no releases, and empty or None where those are off. `clipped` is
+    None also where clients do not tell. `snr` is the length of the sum over the expected length of
+    its noise, None without noise, or where only clients know the sum; `clip` the clip on updates or
+    local gradients, None without one; `metrics` is empty in rounds that were not measured. `attack`
+    is what an adversary did: how many clients cheated, their share of the cohort, and the mean
+    lengths of honest and cheating reports as they arrived; empty without an adversary.
     """
 
     round: int
     state: ServerState
-    clients: int
+    clients: int | None
     clipped: float | None
     clip: float | None
     snr: float | None
     refused: tuple[int, ...]
     metrics: dict[str, float]
-    seconds: float
+    seconds: float | None
     spent: Callable[[], PrivacyClaim | None]
     quoted: Callable[[], PrivacyClaim | None]
     over_clients: dict[str, float] = field(default_factory=dict)
@@ -84,30 +85,40 @@ class RoundResult:
         claim = self.claim
         return None if claim is None else claim.epsilon
 
-    def numbers(self, *, diagnostics: bool = True) -> dict[str, Any]:
-        """For the metrics file; without `diagnostics` nothing that clients' data tell."""
-        private = {
-            "clients": self.clients,
-            "clipped": self.clipped,
-            "snr": self.snr,
-            "refused": len(self.refused),
-        }
+    def numbers(self) -> dict[str, Any]:
+        """For the metrics file; None for what was not let out."""
         spent = self.spent()
         return {
             "round": self.round,
-            **(private if diagnostics else dict.fromkeys(private)),
+            "clients": self.clients,
+            "clipped": self.clipped,
+            "snr": self.snr,
+            "refused": None if self.clients is None else len(self.refused),
             "clip": self.clip,
             "epsilon": spent and spent.epsilon,
             "claim": spent and spent.told,
             **self.metrics,
-            **(self.over_clients if diagnostics else {}),
-            **(self.attack if diagnostics else {}),
+            **self.over_clients,
+            **self.attack,
             "seconds": self.seconds,
         }
 
 
-Measuring = Callable[[ServerState], dict[str, float]]
-"""Numbers by name of the model after a round; none in rounds that are not measured."""
+class Leaving(Protocol):
+    """What a round needs of a `Gate`."""
+
+    def metrics(self, state: ServerState, ledger: Ledger, streams: Streams) -> dict[str, float]:
+        """Numbers by name of the model after a round; none in rounds that are not measured."""
+        ...
+
+    def over_clients(self, state: ServerState) -> dict[str, float]:
+        """The same across clients."""
+        ...
+
+    def result(self, result: RoundResult) -> RoundResult:
+        """What of a round's result may be seen."""
+        ...
+
 
 Rounds = Generator[Ask | RoundResult, CohortSum | None, None]
 """Hands out an `Ask`, is sent the sum, hands out the result; and so on to the end."""
@@ -117,10 +128,9 @@ def rounds(
     plan: PrivacyPlan,
     server: ServerOptimizer,
     streams: Streams,
-    measure: Measuring,
+    gate: Leaving,
     ledger: Ledger,
     state: ServerState,
-    measure_clients: Measuring = lambda state: {},
     aggregate: Aggregate | None = None,
     adversary: Adversary | None = None,
 ) -> Rounds:
@@ -131,7 +141,8 @@ def rounds(
 
     Guarantee: a round is charged, durably, before any client works on it. An empty cohort is
     charged and noised like any other; refused reports change neither charge, noise nor divisor.
-    A round that is charged again draws a new cohort and new noise. Where too few reports came to
+    A round that is charged again draws a new cohort and new noise. All that is yielded beside the
+    model has passed `gate`. Where too few reports came to
     hand anything on, the charge stays, and so does the model.
     """
     counted, release, expected = plan.release.counted, plan.release, plan.expected
@@ -176,7 +187,7 @@ def rounds(
             most = max(most, int(turns[drawn].max(initial=-1)) + 1)
         noise = release.noise_length(ids, clip, before.moving, len(mean))
         known = cohort.told or not release.randomises
-        yield RoundResult(
+        result = RoundResult(
             round=number,
             state=state,
             clients=cohort.clients,
@@ -184,13 +195,14 @@ def rounds(
             clip=release.clip_of_updates(clip),
             snr=signal / noise if noise and known else None,
             refused=cohort.refused,
-            metrics=measure(state),
-            over_clients=measure_clients(state),
+            metrics=gate.metrics(state, ledger, drawing),
+            over_clients=gate.over_clients(state),
             seconds=time.perf_counter() - began,
             spent=partial(plan.spent, number, most if counted else None, ledger.again),
             quoted=partial(plan.quoted, number, most if counted else None, ledger.again),
             attack={} if adversary is None else cohort.cheated,
         )
+        yield gate.result(result)
 
 
 class Summing(Protocol):

@@ -19,6 +19,7 @@ from fedveil.models.trial import check_together, mixes_records
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.secure import DIAGNOSTICS
 from fedveil.training.adversary import Adversary
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.agreement import check_aggregate, check_agreement
@@ -34,6 +35,7 @@ from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.timings import mode_of, timings
 from fedveil.training.engines.workers import available
 from fedveil.training.evaluate import check_measurable
+from fedveil.training.gate import Gate
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.over_clients import over_clients
 from fedveil.training.rates import check_rounds
@@ -59,8 +61,10 @@ class Training:
     many clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one
     process per core; their number changes nothing. `every` is the number of rounds between
     measurements on the test split; `clients_every`, unless None, that between measurements across
-    clients, on their own records in the clear, which secure noise refuses. `seed` tells repetitions
-    of the same training apart. `cluster`, if given, is where the workers are instead of on this
+    clients, on their own records in the clear, which secure noise refuses. Metrics with a price are
+    in the plan (`PrivacyPlan.measuring`) and measured when that says. `diagnostics` None is True
+    with seeded noise and False with secure noise (`Gate`). `seed` tells repetitions of the same
+    training apart. `cluster`, if given, is where the workers are instead of on this
     machine; that changes nothing. `make_engine`, if given, makes another engine than these, which
     then decides about chunk, memory and workers. What the data say of themselves is in the claims
     of this training's `plan`, not in those of the plan it was given. `adversary` decides about
@@ -81,6 +85,7 @@ class Training:
     workers: int = 0
     every: int = 1
     clients_every: int | None = None
+    diagnostics: bool | None = None
     adversary: Adversary | None = None
     aggregate: Aggregate | None = None
     make_engine: EngineMaker | None = None
@@ -95,7 +100,9 @@ class Training:
         )
         self._check_cluster()
         attacked = () if self.adversary is None else (self.adversary.assumption(self.plan),)
-        seen = (*self.data.assumptions, *self.data.test_assumptions)
+        seen = self.data.assumptions
+        if self.plan.metrics is None:
+            seen = (*seen, *self.data.test_assumptions)
         for text in (*seen, *self.task.assumptions, *attacked):
             object.__setattr__(self, "plan", self.plan.assuming(text))
         if self.adversary is not None:
@@ -106,8 +113,9 @@ class Training:
             check_aggregate(self.aggregate, self.plan, self.task, self.weights, self.memory)
         if self.data.elsewhere:
             self._check_elsewhere()
+        self._check_priced()
         if self.plan.secure:
-            self.data.check_secure()
+            self.data.check_secure(priced=self.plan.metrics is not None)
             if self.clients_every is not None:
                 raise BadInput(
                     "noise.source is 'secure' and evaluate.clients would measure the model on "
@@ -119,8 +127,10 @@ class Training:
             here, targets = self.data.examples(2)
         x, y = tensors(taken(here, slice(2))), torch.tensor(targets[:2])
         self.task.check_fits(x, y, self.data.classes)
-        check_measurable(self.task, self.data)
+        if self.plan.metrics is None:
+            check_measurable(self.task, self.data)
         self._settle_mode()
+        self.gate.check()
         object.__setattr__(self, "_initial", self.task.parameters.clone())
 
     def _check_elsewhere(self) -> None:
@@ -134,6 +144,35 @@ class Training:
                 raise BadInput(
                     f"{what} on clients' records, which are at their sites: leave it out"
                 )
+
+    def _check_priced(self) -> None:
+        """Refuse what would measure in the clear beside metrics with a price."""
+        if self.plan.metrics is not None and self.adversary is not None:
+            raise BadInput(
+                "evaluate.epsilon is given and an attack is simulated, whose success is measured "
+                "in the clear: leave one out"
+            )
+        if self.diagnostics and self.plan.secure and not self.plan.names(DIAGNOSTICS):
+            raise BadInput(
+                "diagnostics are asked for and noise is secure: make the plan with "
+                "secured(..., diagnostics=True), so that its claims say so"
+            )
+
+    @cached_property
+    def gate(self) -> Gate:
+        """What everything but the model leaves through."""
+        shown = not self.plan.secure if self.diagnostics is None else self.diagnostics
+        return Gate(
+            task=self.task,
+            data=self.data,
+            plan=self.plan,
+            every=self.every,
+            clients_every=self.clients_every,
+            in_clear=self._in_clear,
+            across=self.across_clients,
+            diagnostics=shown,
+            alone=self.plan.secure or self._mixes,
+        )
 
     def __repr__(self) -> str:
         return (
@@ -196,8 +235,7 @@ class Training:
                 "module these parameters and make a training of it"
             )
         return rounds(
-            *(self.plan, self.server, self.streams, self._measure, ledger, state),
-            measure_clients=self._measure_clients,
+            *(self.plan, self.server, self.streams, self.gate, ledger, state),
             aggregate=self.aggregate,
             adversary=self.adversary,
         )
@@ -302,18 +340,9 @@ class Training:
             raise AssertionError("there is no cluster")
         return RayPool(self.cluster, engine, workers)
 
-    def _measure(self, state: ServerState) -> dict[str, float]:
-        if not self._due(state, self.every):
-            return {}
-        return self.engine.evaluate(state.params) | self.attacked(state.params)
-
-    def _measure_clients(self, state: ServerState) -> dict[str, float]:
-        if self.clients_every is None or not self._due(state, self.clients_every):
-            return {}
-        return self.across_clients(state.params)
-
-    def _due(self, state: ServerState, every: int) -> bool:
-        return state.round % every == 0 or state.round == self.plan.permitted
+    def _in_clear(self, params: torch.Tensor) -> dict[str, float]:
+        """On the test records, and what an attack has come to."""
+        return self.engine.evaluate(params) | self.attacked(params)
 
     def across_clients(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics over clients' own records, in the clear: see `over_clients`."""
@@ -362,5 +391,5 @@ def _differing(x: Inputs[Array]) -> npt.NDArray[np.intp]:
 def new_ledger(plan: PrivacyPlan) -> Ledger:
     """A ledger in memory, for a training that leaves no run behind."""
     return Ledger.create(
-        None, {"run": "training"}, plan.lines, plan.permitted, plan.counted_clients
+        None, {"run": "training"}, plan.every_line, plan.permitted, plan.counted_clients
     )

@@ -73,6 +73,11 @@ class Laboratory:
                     "noise.source is 'secure', and trials are repeated and compared: use 'seeded' "
                     "here and 'secure' for the run that is published"
                 )
+            if recipe.evaluate.epsilon is not None:
+                raise BadInput(
+                    "evaluate.epsilon pays for the metrics of one run, and trials are compared by "
+                    "metrics in the clear: leave it out here"
+                )
             training = build(here(recipe), data=self.data(recipe))
             training.data.check_tested("comparing trials")
             noise = _noise(training.plan, training)

@@ -63,7 +63,9 @@ def row(look: Look) -> dict[str, Content]:
 
 def _row(look: Look) -> dict[str, Content]:
     seen = look.seen
-    measured = ", ".join(f"{name} {shown(value)}" for name, value in seen.metrics.items())
+    measured = ", ".join(
+        f"{name} {shown(value)}{seen.interval(name)}" for name, value in seen.metrics.items()
+    )
     return {
         "rounds": seen.rounds,
         "stopped by": shown(seen.result.get("stopped", "nobody: it was killed")),
@@ -95,7 +97,7 @@ def _state(look: Look) -> Markup:
     """Progress, the gauge, and what was measured last."""
     seen = look.seen
     tiles = [
-        tag("div", tag("b", shown(value)), tag("span", f"test {name}"))
+        tag("div", tag("b", shown(value), seen.interval(name)), tag("span", seen.label(name)))
         for name, value in seen.metrics.items()
     ]
     left = tag("div", _progress(look), tag("div", *tiles, class_="tiles"))

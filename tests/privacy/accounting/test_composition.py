@@ -30,6 +30,7 @@ from fedveil.privacy.accounting.events import (
     PureReport,
     Shuffled,
     TwoPoint,
+    WithMetrics,
 )
 from tests.privacy.accounting.quadrature import LIBRARY, ONE_ROW
 
@@ -157,6 +158,8 @@ def test_table_has_these_entries_and_no_others():
         Shuffled(TwoPoint(1.0), 10): {pld: replaced},
         GaussianWithBit(Gaussian(1.0), TwoPoint(1.0)): {pld: replaced},
         GaussianWithCurator(Gaussian(1.0), Gaussian(1.0), 3): {pld: replaced, rdp: replaced},
+        WithMetrics(Gaussian(1.0), Gaussian(1.0), 3): {pld: every},
+        WithMetrics(PoissonSampled(0.1, Gaussian(1.0)), Gaussian(1.0), 3): {pld: every},
     }
     assert {type(event) for event in table} == set(get_args(Event))
     for event, known in table.items():

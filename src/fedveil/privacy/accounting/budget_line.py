@@ -5,7 +5,7 @@ long after a run is what the run itself said.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -49,6 +49,11 @@ class BudgetLine:
     no charge. `members` is the number of clients a line is about, None when it is everyone. `slip`
     is the part of delta that pays for the sampler of secure noise; a pure claim has it as delta.
     It pays for epsilons up to `vouched`; an account that comes to more is told as not vouched for.
+
+    `rounds`, where they are listed, are the only ones with a release, and it concerns everybody
+    that the line is about, whoever takes part. All of them count from the first round on, so that a
+    claim holds whoever decides when to stop. There are never more releases than rounds in the list:
+    the ledger refuses one more, also of a round that is done again (`Ledger.charge_measurement`).
     """
 
     event: Event
@@ -68,6 +73,7 @@ class BudgetLine:
     members: int | None = None
     slip: float = 0.0
     vouched: float = math.inf
+    rounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -78,15 +84,26 @@ class BudgetLine:
                 raise BadInput(f"{name} is {value}: at least 1 is needed")
         if not 0 <= self.slip < self.budget.delta:
             raise BadInput(f"slip is {self.slip:g}: a number from 0 to below delta is needed")
+        if list(self.rounds) != sorted({round for round in self.rounds if round >= 1}):
+            raise BadInput(f"rounds are {self.rounds}: numbers from 1 on, each above the last")
 
     def due(self, round: int) -> bool:
         """Whether `round`, counting from 1, has a release."""
-        return (round - 1) % self.every == 0
+        return round in self.rounds if self.rounds else (round - 1) % self.every == 0
 
     def participations(self, rounds: int) -> int:
         """How often the unluckiest unit can have been concerned after `rounds` rounds."""
+        if self.rounds:
+            return len(self.rounds) if rounds else 0
         turns = min(-(-rounds // self.every), math.ceil(rounds * self.share))
         return turns if self.cap is None else min(turns, self.cap)
+
+    def with_repeats(self, rounds: int, again: int) -> int:
+        """The same when `again` attempts were charged beyond each round's first.
+
+        Any of them may be anybody's. Lines that list their rounds have no more releases than these.
+        """
+        return self.participations(rounds) + (0 if self.rounds else again)
 
     def after(self, again: int) -> "BudgetLine":
         """The line when `again` attempts were made beyond each round's first.
@@ -108,8 +125,9 @@ class BudgetLine:
         | all planned rounds were done, each once, or none was done | no |
         | as published | no: it is not a guarantee in either case |
         | epsilons that are added | no: they hold whoever decides |
+        | rounds are listed | no: all of them count from the first on |
         """
-        if planned is None or rounds == 0 or not (rounds < planned or again):
+        if planned is None or rounds == 0 or not (rounds < planned or again) or self.rounds:
             return False
         return not self.as_published and self.accountants[0] is not Accountant.PURE
 
@@ -285,6 +303,7 @@ class BudgetLine:
             "slip": self.slip,
             "vouched": str(self.vouched),
             "assumptions": list(self.assumptions),
+            **({"rounds": list(self.rounds)} if self.rounds else {}),
         }
 
     @classmethod
@@ -309,6 +328,7 @@ class BudgetLine:
                 slip=float(raw["slip"]),
                 vouched=float(raw["vouched"]),
                 assumptions=tuple(str(a) for a in raw["assumptions"]),
+                rounds=tuple(int(round) for round in raw.get("rounds", ())),
             )
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
             raise BadInput(f"a budget line cannot be read: {e}") from e
@@ -348,12 +368,12 @@ def claims_of(
     claims: list[PrivacyClaim] = []
     for line in lines:
         done = line.after(again)
-        most = done.participations(rounds) + again
+        most = done.with_repeats(rounds, again)
         if line.as_published:
             told = done.claims(most)
             claims.append(next((c for c in told if c.accountant is Accountant.PURE), told[0]))
             continue
-        whose = _whose(line, most, counts)
+        whose = _whose(line, most, None if line.rounds else counts)
         fixed = [done.claims(turns, who) for turns, who in whose]
         kept = fixed
         if planned is not None and line.chosen(rounds, planned, again):

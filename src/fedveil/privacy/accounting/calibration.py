@@ -20,6 +20,7 @@ from fedveil.privacy.accounting.events import (
     GaussianWithCurator,
     Laplace,
     PoissonSampled,
+    WithMetrics,
 )
 from fedveil.privacy.accounting.roots import root
 
@@ -222,6 +223,8 @@ def _last(within: Callable[[int], bool], known: int) -> int:
 def _guess_noise(event: Event, count: int, target: float, delta: float) -> float:
     """The noise at which the composed loss, were it Gaussian, would meet the target."""
     match event:
+        case WithMetrics(inner, _, _):
+            return _guess_noise(inner, count, target, delta)
         case Laplace():
             return count / target
         case PoissonSampled(rate, _):

@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
@@ -309,6 +309,21 @@ class PrivacyClaim:
             "composed": lambda same: None if same is None else Composed.from_dict(same),
         }
         return cls(**{key: kinds.get(key, lambda same: same)(v) for key, v in raw.items()})
+
+
+HELD_OUT = "metrics of held-out owners"
+OF_CLIENTS = "metrics"
+"""What a claim about metrics covers: owners whose records nobody trains on, or the clients."""
+
+
+def measured_on(claims: Iterable[PrivacyClaim]) -> str:
+    """On what a run's metrics are measured, by its claims: test records, unless they have a price.
+
+    >>> measured_on([])
+    'the test split'
+    """
+    whom = {HELD_OUT: "held-out owners", OF_CLIENTS: "the clients"}
+    return next((whom[c.covers] for c in claims if c.covers in whom), "the test split")
 
 
 def rendered(epsilon: float, rounding: str = ROUND_CEILING) -> str:

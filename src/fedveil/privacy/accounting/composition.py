@@ -28,9 +28,15 @@ from fedveil.privacy.accounting.events import (
     PureReport,
     Shuffled,
     TwoPoint,
+    WithMetrics,
     kind_of,
 )
-from fedveil.privacy.accounting.loss_distribution import LossDistribution, coin_losses, coin_span
+from fedveil.privacy.accounting.loss_distribution import (
+    LossDistribution,
+    coin_losses,
+    coin_span,
+    composed,
+)
 from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
 from fedveil.privacy.accounting.roots import root
 from fedveil.privacy.accounting.sampled_gaussian import added_or_removed, replaced
@@ -101,6 +107,8 @@ def noise_in(event: Event) -> float:
             return m
         case TwoPoint() | PureReport() | Shuffled():
             return math.inf
+        case WithMetrics(inner, Gaussian(m), _):
+            return min(noise_in(inner), m)
 
 
 def covers(added: float, claimed: float) -> bool:
@@ -182,6 +190,21 @@ def _composition(event: Event, relation: Relation, accountant: Accountant) -> _C
             return lambda count, delta, _: gaussian_epsilon(_joint_mu(event, count), delta)
         case GaussianWithCurator(), Accountant.RDP if relation is Relation.REPLACE:
             return lambda count, delta, _: _renyi().gaussian(1 / _joint_mu(event, count), 1, delta)
+        case WithMetrics(Gaussian(m), Gaussian(c), most), Accountant.PLD:
+            return lambda count, delta, _: gaussian_epsilon(
+                math.hypot(math.sqrt(count) / m, math.sqrt(most) / c), delta
+            )
+        case WithMetrics(PoissonSampled(rate, Gaussian(m)) as inner, Gaussian(c), most), (
+            Accountant.PLD
+        ):
+            one = c / math.sqrt(most)
+            made, noise = (
+                (replaced, 2 * m) if relation is Relation.REPLACE else (added_or_removed, m)
+            )
+            return lambda count, delta, interval: _with_metrics_epsilon(
+                *(made, rate, noise, one, count, delta),
+                interval * max(_coarsening(inner, count), _coarsening_of(1.0, one, 1)),
+            )
     raise UnsupportedEvent(
         f"{accountant.upper()} has no entry for {kind_of(event)} under {relation}: "
         "use another sampler or accountant"
@@ -231,6 +254,28 @@ def _gaussian_with_bit_epsilon(
     return updates.beside(coin_losses(eps0, count, interval), delta).epsilon(delta)
 
 
+@lru_cache(maxsize=1024)
+def _with_metrics_epsilon(
+    made: _Losses,
+    rate: float,
+    noise: float,
+    metrics: float,
+    count: int,
+    delta: float,
+    interval: float,
+) -> float:
+    """Of `count` Poisson-sampled Gaussians and one Gaussian, of `metrics` sensitivities.
+
+    That one has the same loss in every direction, and under every relation: it is composed with
+    each direction of the others.
+    """
+    if interval > _WIDEST:
+        return math.inf
+    (measured,) = added_or_removed(1.0, metrics, interval)
+    every = _losses(made, rate, noise, interval)
+    return max(composed([(each, count), (measured, 1)], delta).epsilon(delta) for each in every)
+
+
 def _joint_mu(event: GaussianWithCurator, count: int) -> float:
     """Gaussian releases about one unit are one Gaussian release: squares of 1 / noise add up."""
     reports = math.sqrt(count) / event.gaussian.multiplier
@@ -243,7 +288,10 @@ def _coarsening(event: PoissonSampled, count: int) -> float:
     1 unless the privacy loss is very large: of one release above about 40 (noise below 0.3), or
     of all of them above about 150.
     """
-    m = noise_in(event)
+    return _coarsening_of(event.rate, noise_in(event), count)
+
+
+def _coarsening_of(rate: float, m: float, count: int) -> float:
     one = 1 / (2 * m * m) + 10 / m
-    spread = event.rate**2 * count * math.expm1(min(1 / (m * m), 600.0))
+    spread = rate**2 * count * math.expm1(min(1 / (m * m), 600.0))
     return max(1.0, one / 40, min(count * one, one + spread) / 150)

@@ -132,6 +132,23 @@ class FixedSampled:
             raise BadInput(f"a cohort of {self.size} out of {self.population} cannot be drawn")
 
 
+@dataclass(frozen=True)
+class WithMetrics:
+    """`event`, and beside all releases of it up to `most` Gaussian ones of metrics.
+
+    All `most` count, however often `event` was released: metrics are measured on every unit, also
+    on those that took part in no round.
+    """
+
+    event: Gaussian | PoissonSampled
+    metrics: Gaussian
+    most: int
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise BadInput(f"{self.most} measurements: at least one is needed")
+
+
 Event = (
     Gaussian
     | Laplace
@@ -143,6 +160,7 @@ Event = (
     | GaussianWithCurator
     | PoissonSampled
     | FixedSampled
+    | WithMetrics
 )
 
 _KINDS: dict[str, type[Event]] = {
@@ -156,10 +174,11 @@ _KINDS: dict[str, type[Event]] = {
     "gaussian-with-curator": GaussianWithCurator,
     "poisson-sampled": PoissonSampled,
     "fixed-sampled": FixedSampled,
+    "with-metrics": WithMetrics,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _WORDS = {"epsilon": "odds e^"}
-_INNER = {"event", "gaussian", "curator", "bit"}
+_INNER = {"event", "gaussian", "curator", "bit", "metrics"}
 
 
 def kind_of(event: Event) -> str:
@@ -207,8 +226,9 @@ def from_dict(raw: dict[str, Any]) -> Event:
             for name, value in fields.items()
         }
         for name in _INNER & values.keys():
-            if type(values[name]) is not types[name]:
-                raise BadInput(f"a {raw['kind']} event holds a {types[name].__name__}")
+            if not isinstance(values[name], types[name]):
+                wanted = getattr(types[name], "__name__", str(types[name]))
+                raise BadInput(f"a {raw['kind']} event holds a {wanted}")
         return kind(**values)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         if isinstance(e, BadInput):

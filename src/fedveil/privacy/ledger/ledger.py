@@ -215,6 +215,37 @@ class Ledger:
             self._insert(round, attempt, cohort, ids is not None)
         return attempt
 
+    def charge_measurement(self, round: int) -> bool:
+        """Charge the metrics of `round` for its last attempt, which was charged; before measuring.
+
+        Guarantee: True only after the charge is on disk; and in all attempts of all rounds
+        together no line is charged more often than it lists rounds. False, with nothing written,
+        is for a measurement that must not be made.
+
+        | edge | behaviour |
+        |---|---|
+        | no line lists this round | False |
+        | the round itself was not charged | AssertionError |
+        | charged before for this attempt | True, no second charge: a replay of the same noise |
+        | as many measurements as were planned are charged, of rounds done again | False |
+        """
+        due = [line for line in self._lines if line.rounds and line.due(round)]
+        if not due:
+            return False
+        with transaction(self._db):
+            attempt = self._last_attempt(round)
+            if attempt is None:
+                raise AssertionError(f"round {round} is measured before it was charged")
+            query = "SELECT round, attempt FROM charges WHERE run = ? AND covers = ?"
+            for line in due:
+                made = self._db.execute(query, (self._run, line.covers)).fetchall()
+                if (round, attempt) in made:
+                    continue
+                if len(made) >= len(line.rounds):
+                    return False
+                self._add(line, round, attempt)
+        return True
+
     def attempt(self, round: int) -> int:
         """Which attempt at `round` the next charge is for, counting from 0."""
         return self._after(self._last_attempt(round))
@@ -250,7 +281,9 @@ class Ledger:
         """Refuse a cohort in which somebody takes part more often than the lines account for."""
         turns = int(self.turns(round - 1)[ids].max(initial=-1)) + 1
         for line in self._lines:
-            if line.unit is not Unit.WEIGHT and turns > line.participations(round) + again:
+            if line.rounds or line.unit is Unit.WEIGHT:
+                continue
+            if turns > line.participations(round) + again:
                 raise BadInput(
                     f"by round {round} the sampler has asked a client {turns} times, and "
                     f"{line.covers} are accounted for {line.participations(round)}: nothing was "
@@ -269,7 +302,7 @@ class Ledger:
             )
         turns = None if ids is None else int(self.turns(rounds)[ids].max(initial=0)) + 1
         for line in (line.after(again) for line in self._lines):
-            if line.reading or self._lasts(line, again):
+            if line.reading or line.rounds or self._lasts(line, again):
                 continue
             most = line.participations(rounds) + again
             if not line.affords(most if turns is None else min(most, turns)):
@@ -287,24 +320,28 @@ class Ledger:
         return self._lasting[key]
 
     def _insert(self, round: int, attempt: int, cohort: bytes, counted: bool) -> None:
-        when, runs = self._now(), runs_digest(self._db)
-        for line in self._lines:
-            if not line.due(round) or line.reading:
-                continue
-            entry = Entry(
-                self._run,
-                round,
-                attempt,
-                line.covers,
-                json.dumps(events.to_dict(line.event)),
-                when,
-                hash_chain.seal(self._salt, cohort) if counted else "",
-                runs,
-            )
-            add_charge(self._db, entry)
         if counted:
             taken = (self._run, round, attempt, cohort)
             self._db.execute("INSERT INTO cohorts VALUES (?, ?, ?, ?)", taken)
+        for line in self._lines:
+            if line.due(round) and not line.reading and not line.rounds:
+                self._add(line, round, attempt)
+
+    def _add(self, line: BudgetLine, round: int, attempt: int) -> None:
+        """One entry, with who took part where that is counted."""
+        query = "SELECT ids FROM cohorts WHERE run = ? AND round = ? AND attempt = ?"
+        cohort = self._db.execute(query, (self._run, round, attempt)).fetchone()
+        entry = Entry(
+            self._run,
+            round,
+            attempt,
+            line.covers,
+            json.dumps(events.to_dict(line.event)),
+            self._now(),
+            "" if cohort is None else hash_chain.seal(self._salt, bytes(cohort[0])),
+            runs_digest(self._db),
+        )
+        add_charge(self._db, entry)
 
     def _now(self) -> str:
         now = datetime.now(UTC)

@@ -52,7 +52,7 @@ class Common:
         if len(charged) != 1 or charged[0].as_published or len(charged) != len(lines):
             raise BadInput(
                 "a shared ledger takes runs with exactly one claim, and a strict one: leave out "
-                "--ledger, or as_published, budget.epsilons and two-point reports"
+                "--ledger, or as_published, budget.epsilons, two-point reports and evaluate.epsilon"
             )
         line = charged[0]
         return cls(

@@ -19,10 +19,17 @@ from fedveil.privacy.accounting.claims import (
     Trust,
     Unit,
 )
-from fedveil.privacy.accounting.composition import covers, noise_in
-from fedveil.privacy.accounting.events import Event, Gaussian
+from fedveil.privacy.accounting.composition import covers, epsilon, noise_in
+from fedveil.privacy.accounting.events import (
+    Event,
+    Gaussian,
+    PoissonSampled,
+    WithMetrics,
+    kind_of,
+)
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
+from fedveil.privacy.metrics import PricedMetrics
 from fedveil.privacy.noise.grid import LARGEST_SUM
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import Streams
@@ -75,13 +82,14 @@ class CentralNoise(Release):
             return wrong
         if not isinstance(self.mechanism, GaussianMechanism) or self.relation is not relation:
             return f"the noise is that of {self.mechanism} under {self.relation}"
-        added, claimed = _joint(self.multiplier, parts.watched, relation), noise_in(line.event)
+        own = line.event.event if isinstance(line.event, WithMetrics) else line.event
+        added, claimed = _joint(self.multiplier, parts.watched, relation), noise_in(own)
         if not covers(added, claimed):
             return f"noise of {added:g} sensitivities is added"
         event = parts.sampler.event(Gaussian(claimed), parts.population)
-        if line.event != event:
+        if own != event:
             return f"the sampler makes it {event}"
-        if line.event != Gaussian(claimed) and type(parts.sampler) not in (Poisson, FixedSize):
+        if own != Gaussian(claimed) and type(parts.sampler) not in (Poisson, FixedSize):
             return f"cohorts are drawn by {type(parts.sampler).__name__}, whose law nobody knows"
         if line.share < 1 and type(parts.sampler) is not RoundRobin:  # no ledger counts turns here
             return f"turns are given by {type(parts.sampler).__name__}, whose order nobody knows"
@@ -132,13 +140,15 @@ def central(
     rounds: int,
     budget: Budget,
     multiplier: float | None = None,
+    metrics: PricedMetrics | None = None,
 ) -> PrivacyPlan:
     """Client-level central DP: Gaussian noise at a trusted server (Naseri et al., algorithm 1).
 
     Guarantee: docs/proofs/central.md. Without `multiplier` the noise is the least that lets
     `rounds` rounds fit into the budget; with it, the budget says how many rounds may run. With a
     clip that watches clients, what it watches and the updates are one joint Gaussian release of
-    that multiplier, of which the updates get z_delta = (z^-2 - z_bits^-2)^(-1/2).
+    that multiplier, of which the updates get z_delta = (z^-2 - z_bits^-2)^(-1/2). With `metrics` of
+    the clients themselves, budget and claim are for updates and metrics together.
 
     | edge | behaviour |
     |---|---|
@@ -147,6 +157,7 @@ def central(
     | multiplier whose first round exceeds the budget | BadInput |
     | delta >= 1 / clients | BadInput |
     | a clip that watches with z >= z_bits (2 sigma_b under zero-out) | BadInput: no split exists |
+    | metrics of clients that cost as much as the budget, or a cohort of fixed size | BadInput |
 
     >>> from fedveil.privacy.sampling import Everyone
     >>> from fedveil.privacy.clip_schedules import Fixed
@@ -166,7 +177,8 @@ def central(
         raise BadInput("noise.multiplier is 0: no finite epsilon exists; use noise.kind = 'none'")
 
     def event(m: float) -> Event:
-        return sampler.event(Gaussian(m), population)
+        one = sampler.event(Gaussian(m), population)
+        return one if metrics is None else _with_metrics(one, metrics, budget)
 
     line = BudgetLine(
         event=event(1.0),
@@ -180,9 +192,10 @@ def central(
             TRUSTED_SERVER,
             sampler.assumption,
             f"the number of clients, {population}, is public",
-            "only models are published; metrics on clients' data are outside the claim",
+            _PUBLISHED if metrics is None else _PUBLISHED_WITH_METRICS,
             SEEDED,
         ),
+        covers="updates" if metrics is None else "updates and metrics",
     )
     check_deltas((line,), population)
     if multiplier is None:
@@ -199,6 +212,34 @@ def central(
     )
     plan.check_affordable(multiplier)
     return plan
+
+
+_PUBLISHED = "only models are published; metrics on clients' data are outside the claim"
+_PUBLISHED_WITH_METRICS = (
+    "only models and the metrics that this claim covers are published; other numbers computed from "
+    "clients' data are outside the claim"
+)
+
+
+def _with_metrics(updates: Event, metrics: PricedMetrics, budget: Budget) -> WithMetrics:
+    """Updates and metrics of the same clients as one event."""
+    if not metrics.of_clients:
+        raise BadInput("metrics of held-out owners have a line of their own: use plan.measuring")
+    if not isinstance(updates, Gaussian | PoissonSampled):
+        raise BadInput(
+            "evaluate.epsilon would measure the clients themselves, and no accountant knows that "
+            f"beside {kind_of(updates)}: use sample.kind 'poisson' or 'all', or hold owners out "
+            "(data.test = 'by-client')"
+        )
+    alone = metrics.line.event
+    cost = epsilon(alone, len(metrics.rounds), budget.delta, metrics.line.relation)
+    if cost >= budget.epsilon:
+        spent = metrics.line.claim(cost).short
+        raise BadInput(
+            f"{spent} leaves nothing of budget.epsilon {budget.epsilon:g} for the training: lower "
+            "evaluate.epsilon, or raise the budget"
+        )
+    return WithMetrics(updates, *metrics.beside)
 
 
 def _check_watching(schedule: ClipSchedule) -> None:

@@ -11,7 +11,7 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import Meaning, budgeted
 from fedveil.runs.compare import across_clients, differing_keys, rows_of
 from fedveil.runs.opened import OpenedRun
-from fedveil.runs.report.curves import measured_on_test
+from fedveil.runs.report.curves import axis_of
 from fedveil.web.chart import Chart, Line, figure
 from fedveil.web.html import Content, Markup, number_text, tag
 from fedveil.web.page import page, section, table
@@ -83,7 +83,7 @@ def _group(
             id=f"utility-{number}-{m}",
             title=f"Test {metric} over epsilon spent {first.terms}",
             x="epsilon spent",
-            y=measured_on_test(metric),
+            y=axis_of(metric),
             lines=lines,
             note="A line follows what a run spent from its first round on. Its last point is its "
             "end, at the claim that counts.",
@@ -135,7 +135,7 @@ def _curves(runs: Sequence[OpenedRun], names: Sequence[str]) -> list[Markup]:
             id=f"metric-{m}",
             title=f"Test {metric} over rounds",
             x="round",
-            y=measured_on_test(metric),
+            y=axis_of(metric),
             lines=lines,
         )
         charts.append(figure(chart))

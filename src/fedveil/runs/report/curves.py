@@ -1,9 +1,10 @@
 """The charts of a run: what it learnt, what it spent, and how clip and noise fared."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
+from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, measured_on
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.runs.report.seen import Seen
 from fedveil.web.chart import Chart, Line, Mark, figure
@@ -38,22 +39,38 @@ def learning(seen: Seen) -> list[Chart]:
     return [
         Chart(
             id=f"metric-{number}",
-            title=f"Test {name} over rounds",
+            title=f"{'Noisy' if seen.widths(name) else 'Test'} {name} over rounds",
             x="round",
-            y=measured_on_test(name),
-            lines=[Line(name, finite(seen.series(name)))],
+            y=axis_of(name, measured_on(seen.claims)),
+            lines=[_measured(seen, name)],
+            note=_NOISY if seen.widths(name) else "",
         )
         for number, name in enumerate(seen.measured)
     ]
 
 
-def measured_on_test(name: str) -> str:
+def _measured(seen: Seen, name: str) -> Line:
+    """A metric, with its intervals as a band and at its points where it has a price."""
+    points, widths = finite(seen.series(name)), seen.widths(name)
+    if not widths:
+        return Line(name, points)
+    halves = [widths.get(round, math.nan) for round, _ in points]
+    return Line(name, points, "points", halves)
+
+
+_NOISY = (
+    "Measured with noise that pays for privacy: 95 % of the numbers are within their bars of the "
+    "true one."
+)
+
+
+def axis_of(name: str, on: str = "the test split") -> str:
     """The name of an axis, with what its numbers are where that is known.
 
-    >>> measured_on_test("accuracy"), measured_on_test("loss")
-    ('accuracy on the test split, 0 to 1', 'loss on the test split')
+    >>> axis_of("accuracy"), axis_of("loss", "held-out owners")
+    ('accuracy on the test split, 0 to 1', 'loss on held-out owners')
     """
-    return f"{name} on the test split" + (", 0 to 1" if name.startswith(_SHARES) else "")
+    return f"{name} on {on}" + (", 0 to 1" if name.startswith(_SHARES) else "")
 
 
 def spending(seen: Seen) -> Chart | None:

@@ -81,7 +81,10 @@ def _stopped(seen: Seen) -> str:
 
 def _tiles(seen: Seen) -> Markup:
     """The numbers that people look for first."""
-    tiles = [(shown(value), f"test {name}") for name, value in seen.metrics.items()]
+    tiles = [
+        (f"{shown(value)}{seen.interval(name)}", seen.label(name))
+        for name, value in seen.metrics.items()
+    ]
     tiles.append((f"{seen.rounds:,}", f"rounds, {_stopped(seen)}"))
     limit, claim = seen.limit, budgeted(seen.claims)
     if claim is not None and limit is not None:
@@ -152,8 +155,8 @@ def _machine_section(seen: Seen) -> Markup:
     timing = seen.result.get("timing")
     if isinstance(timing, dict):
         each = timing.get("seconds_per_round")
-        pairs["Seconds per round"] = shown(each)
         if isinstance(each, int | float):
+            pairs["Seconds per round"] = shown(each)
             pairs["Seconds in all, since the last start"] = number_text(each * max(seen.rounds, 1))
         if timing.get("client_updates_per_second") is not None:
             pairs["Client updates per second"] = shown(timing["client_updates_per_second"])

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim
+from fedveil.names import INTERVAL
+from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, measured_on
 from fedveil.privacy.accounting.meaning import Meaning
 from fedveil.privacy.ledger.statement import Statement
 from fedveil.runs import metrics_file
@@ -136,6 +137,20 @@ class Seen:
     def series(self, name: str) -> list[tuple[float, float | None]]:
         """A column over rounds."""
         return [(float(line["round"]), line[name]) for line in self.history if name in line]
+
+    def widths(self, name: str) -> dict[float, float]:
+        """Half the 95 % interval of a metric by round, where it was measured with a price."""
+        found = self.series(f"{name}{INTERVAL}")
+        return {round: width for round, width in found if width is not None}
+
+    def label(self, name: str) -> str:
+        """What a metric is called beside its number."""
+        return f"{name} on {measured_on(self.claims)}" if self.widths(name) else f"test {name}"
+
+    def interval(self, name: str) -> str:
+        """The last of them, to stand behind a number; "" where there is none."""
+        widths = self.widths(name)
+        return f" ± {number_text(widths[max(widths)])}" if widths else ""
 
     def _last(self, name: str) -> float | None:
         return next((line[name] for line in reversed(self.history) if name in line), None)

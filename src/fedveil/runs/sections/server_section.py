@@ -66,10 +66,27 @@ class ServerSection(Section):
 class EvaluateSection(Section):
     """`[evaluate]`."""
 
-    every: int = Field(
-        default=1,
+    every: int | None = Field(
+        default=None,
         description="Rounds from one measurement on the test split to the next; the last round is "
-        "always measured.",
+        "always measured. Left out: 1; with epsilon, the last round and three on the way.",
+    )
+    epsilon: float | None = Field(
+        default=None,
+        description="What all measurements of the run may cost an owner of the records that they "
+        "are made on: accuracy and other means over records, and the loss, get Gaussian noise, and "
+        "a charge of their own. Measured are the held-out owners (data.test); without test records "
+        "the clients themselves, whose budget.epsilon then pays for updates and metrics together. "
+        "Left out: test records are measured in the clear.",
+    )
+    delta: float | None = Field(
+        default=None,
+        description="The delta of that epsilon. For epsilon. Left out: budget.delta.",
+    )
+    loss_clip: float | None = Field(
+        default=None,
+        description="What a record's loss counts as at most, chosen without looking at records. "
+        "For epsilon. Left out: twice the logarithm of the number of labels; needed for numbers.",
     )
     metrics: list[str] | None = Field(
         default=None,
