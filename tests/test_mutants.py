@@ -103,7 +103,7 @@ def test_the_list_fits_the_source(planted):
     assert planted.check(planted.Project(ROOT), mutants) == []
     assert len(mutants) >= 150
     packages = {"attacks", "audit", "data", "flower", "mixing", "models", "privacy", "runs"}
-    packages |= {"training", "watch", "web", "interrupts.py"}
+    packages |= {"training", "tuning", "watch", "web", "interrupts.py"}
     assert {m.file.split("/")[0] for m in mutants} == packages
     assert all(m.why for m in mutants)
 
