@@ -38,7 +38,7 @@ from fedveil.privacy.accounting.events import (
     TwoPoint,
 )
 from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
-from fedveil.privacy.accounting.sampled_gaussian import added_or_removed
+from fedveil.privacy.accounting.sampled_gaussian import _binomial, _Pair, added_or_removed
 from fedveil.privacy.accounting.solve import central_line
 from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.accounting.units import group_epsilon
@@ -165,10 +165,15 @@ def test_many_units_of_small_weight_are_left_out_upwards():
 
 
 def test_mass_that_is_left_out_counts_as_infinite():
-    rate, units, kept = 0.5, 110, 109  # 2^-110 is below 1e-30
-    removed, _ = added_or_removed(rate, 30.0, 1e-2, units)
-    assert removed.infinite >= 2.0**-units
-    assert kept < units
+    weights, left_out = _binomial(110, 0.5)  # 110 and 109 units: 111 x 2^-110, below 1e-30 each
+    assert [j for j, _ in weights] == list(range(109))
+    assert left_out == pytest.approx(111 * 2.0**-110)
+
+    def cutoffs(losses):
+        return math.log(0.75) - 0.5 - losses
+
+    whole = _Pair(((0.75, -1.0),), ((1.0, 0.0),), cutoffs, 1.0, 0.25)
+    assert whole.distribution(-12, 12, 0.1).infinite >= 0.25
 
 
 @pytest.mark.parametrize("claim", EVERY, ids=NAMES)
@@ -286,6 +291,8 @@ def test_replaced_units_of_a_sampled_cohort_stay_above_the_integral(units):
 def test_shuffled_reports_of_one_person_cost_no_more_than_without_the_shuffler():
     claim = first(Shuffled(TwoPoint(2.0), 3), 10, Relation.REPLACE, Trust.SHUFFLED)
     assert claim.for_units(3).epsilon <= randomised_response_epsilon(2.0, 30, DELTA)
+    alone = first(Shuffled(TwoPoint(2.0), 1), 10, Relation.REPLACE, Trust.SHUFFLED)
+    assert alone.for_units(3).epsilon == randomised_response_epsilon(2.0, 30, DELTA)
 
 
 SLIP = 1e-11
