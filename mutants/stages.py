@@ -281,6 +281,7 @@ _ALSO = {
         "statistical/test_one_client.py",
         "statistical/test_modes.py",
     ),
+    "runs/build.py": ("runs/test_run.py",),
     "runs/checkpoint.py": ("runs/test_corruption.py", "runs/test_disk_full.py"),
     "runs/disk.py": ("runs/test_stop_request.py", "runs/test_run.py", "runs/test_run_resume.py"),
     "runs/ending.py": (_COUNTS, "runs/test_stop_request.py"),

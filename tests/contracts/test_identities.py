@@ -374,6 +374,20 @@ def test_another_value_of_any_argument_is_another_training():
     assert replace(TRAINING, workers=1, chunk=3).streams == TRAINING.streams
 
 
+def test_values_that_do_not_learn_are_part_of_a_training():
+    """Frozen weights and buffers decide what is computed, and no vector of parameters has them."""
+    digests = set()
+    for frozen, kept in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)):
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+        module[0].requires_grad_(requires_grad=False).weight[3, 3] = frozen
+        module.register_buffer("kept", torch.full((200,), 1.0))
+        module.kept[-1] = kept
+        digests.add(replace(TRAINING, task=Task(module, cross_entropy)).digest)
+    assert len(digests) == 3
+
+
 def test_losses_have_words():
     losses = (cross_entropy, binary_cross_entropy, squared_error, correct, metrics.absolute_error)
     texts = [identity(each) for each in losses]

@@ -91,7 +91,7 @@ def without_numbers(text):
 
 def _write(page):
     """Put what a page's commands print now in the place of what the page shows."""
-    text, printed, now = (DOCS / page).read_text(encoding="utf-8"), [], {}
+    text, printed, now = (DOCS / page).read_text(encoding="utf-8"), [], set()
 
     def rewritten(fence):
         kind, title, block = fence.groups()
@@ -106,12 +106,18 @@ def _write(page):
         return fence[0]
 
     def fresh(line):
-        """The first printed line, not used yet, that differs from it in numbers only."""
-        for number, out in enumerate(printed):
-            if number not in now and without_numbers(out) == without_numbers(line):
-                now[number] = out
-                return out.rstrip()
-        return line
+        """The printed line that differs from it in numbers only, and in the fewest of them."""
+        form, numbers = without_numbers(line), line.split()
+        alike = [
+            (sum(map(str.__eq__, out.split(), numbers)), -place)
+            for place, out in enumerate(printed)
+            if place not in now and without_numbers(out) == form
+        ]
+        if not alike:
+            return line
+        place = -max(alike)[1]
+        now.add(place)
+        return printed[place].rstrip()
 
     found = FENCE.sub(rewritten, text)
     (DOCS / page).write_text(found, encoding="utf-8")
@@ -124,7 +130,7 @@ def _out(line):
         [sys.executable, *module, *arguments],
         capture_output=True,
         text=True,
-        env={**os.environ, "COLUMNS": "120"},
+        env={**os.environ, "COLUMNS": "80"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
