@@ -58,8 +58,9 @@ def mode_of(task: Task, data: FederatedData, work: ClientWork, memory: int) -> M
     short = task.size <= _WIDE if chain else multiplications(task, data) * usual <= _LITTLE
     if not short or fitting_chunk(task, data, work, Mode.VECTORISED, memory) < _WORTHWHILE:
         return Mode.LOOPED
-    few = np.arange(2) % len(data.test_y)
-    x, y = tensors(taken(data.test_x, few)), torch.from_numpy(data.test_y[few])
+    examples, targets = data.examples(2)
+    few = np.arange(2) % len(targets)
+    x, y = tensors(taken(examples, few)), torch.from_numpy(targets[few])
     return Mode.VECTORISED if chain or goes_together(task, x, y) else Mode.LOOPED
 
 
