@@ -214,15 +214,16 @@ def shuffler() -> list[Cost]:
 
     async def mixed() -> float:
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        config = MixerConfig(positions=positions, minimum=count, expected=count, deadline=120.0)
+        sizes = {"positions": positions, "minimum": count, "expected": count}
+        config = MixerConfig(**sizes, deadline=120.0, simulated=True)
         mixer = asyncio.create_task(serve(config, ready.set_result))
         port, high = await ready, np.zeros(positions, dtype=bool)
         began = time.process_time()
         for _ in range(count // 8):
-            every = (send_report(config.host, port, 1, high) for _ in range(8))
-            await asyncio.gather(*every)
+            place = config.host, port, 1
+            await asyncio.gather(*(send_report(*place, high, minimum=count) for _ in range(8)))
         took = time.process_time() - began
-        await collect(config.host, port, 1, positions)
+        await collect(config.host, port, 1, positions, minimum=count)
         await mixer
         return took
 

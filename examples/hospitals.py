@@ -36,4 +36,4 @@ with tempfile.TemporaryDirectory() as folder:
     process.join()
     run = fv.resume(f"{folder}/run", model=net, data=data)
     print(f"ended by signal {-process.exitcode}, resumed to round {run.result['rounds']}")
-    print(run.claims[0], run.predict({"age": [20, 80], "dose": [8.0, 2.0]})["prediction"], sep="\n")
+    print(run.claim, run.predict({"age": [20, 80], "dose": [8.0, 2.0]})["prediction"], sep="\n")

@@ -34,5 +34,5 @@ with tempfile.TemporaryDirectory() as folder:
     run = fv.run(recipe, data=data, out=f"{folder}/run")
     first, *_, last = (line["perplexity"] for line in run.history)
     print(f"perplexity {first:.1f}, then {last:.2f}")
-    print(run.claims[0].short)
+    print(run.claim.short)
     print(run.predict({"text": ["ada", "They like", "we want tea"]})["prediction"])

@@ -34,5 +34,5 @@ if __name__ == "__main__":
     settings = {"rounds": 3, "data.clients": 100, "sample.rate": 0.3, "client.epochs": 1}
     with tempfile.TemporaryDirectory() as folder:
         run = fv.run("central", model=make(10), out=f"{folder}/run", set=settings, quiet=True)
-        print(*run.claims[0].assumptions, sep="\n")
-        print(run.claims[0], f"{run.task.size} numbers per update", sep="\n")
+        print(*run.claim.assumptions, sep="\n")
+        print(run.claim, f"{run.task.size} numbers per update", sep="\n")

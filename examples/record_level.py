@@ -21,4 +21,4 @@ settings = {"rounds": 20, "sample.kind": "all", "client.steps": 4, "client.lr": 
 
 with tempfile.TemporaryDirectory() as folder:
     run = fv.run("dp-sgd", model=net, data=data, out=f"{folder}/run", set=settings)
-    print(data, run.claims[0], f"accuracy {run.result['metrics']['accuracy']:.3f}", sep="\n")
+    print(data, run.claim, f"accuracy {run.result['metrics']['accuracy']:.3f}", sep="\n")

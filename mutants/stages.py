@@ -9,9 +9,11 @@ _ABOVE = {
     "data": ("runs",),
     "flower": (),
     "mixing": (),
+    "papers": (),
     "privacy": ("training", "runs"),
     "training": ("runs",),
     "runs": (),
+    "tuning": ("papers",),
     "watch": (),
 }
 _ENEMIES = (
@@ -19,13 +21,40 @@ _ENEMIES = (
     "contracts/test_enemies_plans.py",
     "contracts/test_enemies_schedules.py",
 )
+_COUNTS = "contracts/test_the_claim_that_counts.py"
 _ALSO = {
+    **dict.fromkeys(
+        (
+            "attacks/attack.py",
+            "console.py",
+            "privacy/accounting/claims.py",
+            "privacy/accounting/meaning.py",
+            "runs/opened.py",
+            "runs/report/comparison.py",
+            "runs/report/curves.py",
+            "runs/report/page.py",
+            "tuning/cells.py",
+        ),
+        (_COUNTS,),
+    ),
     "attacks/ascent.py": ("audit/test_watching.py",),
-    "audit/finding.py": ("audit/test_planted_bugs.py", "audit/test_command.py"),
+    "attacks/attack.py": ("attacks/test_attack.py",),
+    "audit/attack.py": ("audit/test_itself.py", "audit/test_command.py"),
+    "audit/canaries.py": ("audit/test_itself.py", "audit/test_planted_bugs.py"),
+    "audit/randomisers.py": ("audit/test_itself.py", "audit/test_planted_bugs.py"),
+    "audit/records.py": ("audit/test_itself.py", "audit/test_planted_bugs.py"),
+    "audit/self_test.py": ("audit/test_itself.py",),
+    "audit/finding.py": (
+        "audit/test_itself.py",
+        "audit/test_planted_bugs.py",
+        "audit/test_command.py",
+    ),
     "audit/views.py": ("audit/test_planted_bugs.py",),
     "data/arrays.py": ("data/test_federated.py", "training/test_whole_numbers.py"),
     "data/federated.py": ("data/test_schema.py", "data/test_own_table.py"),
-    "data/partition.py": ("data/test_own_table.py",),
+    "console.py": ("test_console_claims.py", "runs/report/test_page.py"),
+    "data/partition.py": ("data/test_own_table.py", "data/test_femnist.py"),
+    "data/split.py": ("data/test_table_split.py", "data/test_own_table.py"),
     "data/fitting.py": ("data/test_bad_tables.py", "data/test_own_table.py"),
     "flower/client_app.py": ("flower/test_wire.py", "flower/test_own_draws.py"),
     "flower/engine.py": (
@@ -50,7 +79,14 @@ _ALSO = {
     ),
     "flower/terms.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
     "flower/site_ledger.py": ("flower/test_site_asks.py", "flower/test_policy.py"),
-    "mixing/mixer.py": ("mixing/test_tls.py",),
+    "flower/deployment.py": ("flower/test_deployment.py",),
+    "flower/mixer_file.py": ("flower/test_deployment.py",),
+    "mixing/mixer.py": (
+        "mixing/test_tls.py",
+        "mixing/test_members.py",
+        "contracts/test_enemies_mixer.py",
+    ),
+    "mixing/opened.py": ("mixing/test_members.py",),
     "privacy/accounting/renyi.py": (
         "privacy/accounting/test_composition_sampled.py",
         "privacy/accounting/test_composition_reports.py",
@@ -58,9 +94,18 @@ _ALSO = {
     ),
     "training/adversary.py": ("attacks/test_attack.py",),
     "training/aggregates.py": ("training/test_aggregates.py", "attacks/test_attack.py"),
-    "privacy/accounting/spending.py": ("privacy/test_plan.py", "watch/test_look.py"),
-    "privacy/accounting/budget_line.py": ("statistical/test_budgets.py", "privacy/test_secure.py"),
+    "privacy/accounting/spending.py": (
+        "privacy/test_plan.py",
+        "contracts/test_enemies_ending.py",
+        "watch/test_look.py",
+    ),
+    "privacy/accounting/budget_line.py": (
+        "statistical/test_ending.py",
+        "statistical/test_budgets.py",
+        "privacy/test_secure.py",
+    ),
     "privacy/clip_schedules.py": (
+        "contracts/test_identities.py",
         "privacy/releases/test_client_noise.py",
         "privacy/releases/test_client_noise_adaptive.py",
         "flower/test_site_asks.py",
@@ -70,7 +115,8 @@ _ALSO = {
         "privacy/releases/test_client_noise_adaptive.py",
         "privacy/releases/test_client_noise.py",
     ),
-    "privacy/identity.py": (
+    "identity.py": (
+        "contracts/test_identities.py",
         "contracts/test_noise_is_never_reused.py",
         *_ENEMIES,
     ),
@@ -81,17 +127,20 @@ _ALSO = {
         "privacy/ledger/test_verification.py",
     ),
     "privacy/ledger/ledger.py": (
+        "runs/test_run_resume.py",
         "privacy/ledger/test_shared.py",
         "privacy/ledger/test_verification.py",
     ),
-    "privacy/ledger/statement.py": ("runs/test_secure_runs.py",),
-    "privacy/noise/mechanisms.py": ("privacy/test_secure.py",),
+    "privacy/ledger/statement.py": (_COUNTS, "runs/test_secure_runs.py"),
+    "privacy/noise/mechanisms.py": ("contracts/test_rates_drawn.py", "privacy/test_secure.py"),
     "privacy/noise/streams.py": (
+        "contracts/test_rates_drawn.py",
         "privacy/noise/test_mechanisms.py",
         "training/test_in_step.py",
         "statistical/test_cohorts.py",
     ),
     "privacy/plan.py": (
+        "contracts/test_identities.py",
         "privacy/test_clip_schedules.py",
         *_ENEMIES,
         "contracts/test_plan_and_work.py",
@@ -101,6 +150,7 @@ _ALSO = {
         "statistical/test_cohorts.py",
     ),
     "privacy/releases/central.py": (
+        "contracts/test_identities.py",
         *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "privacy/test_secure.py",
@@ -110,6 +160,7 @@ _ALSO = {
         "statistical/test_whole_runs.py",
     ),
     "privacy/releases/client_noise.py": (
+        "contracts/test_identities.py",
         *_ENEMIES,
         "contracts/test_plan_and_work.py",
         "runs/test_build.py",
@@ -118,6 +169,7 @@ _ALSO = {
     ),
     "privacy/releases/counted.py": ("training/test_exchange.py", "training/test_dp_sgd.py"),
     "privacy/releases/dp_sgd.py": (
+        "contracts/test_rates_drawn.py",
         "training/test_dp_sgd.py",
         "contracts/test_plan_and_work.py",
         *_ENEMIES,
@@ -125,16 +177,21 @@ _ALSO = {
     ),
     "privacy/releases/release.py": (*_ENEMIES, "contracts/test_plan_and_work.py"),
     "privacy/releases/two_point.py": (
+        "contracts/test_identities.py",
+        "contracts/test_enemies_mixer.py",
         "privacy/test_plan.py",
         "contracts/test_plan_and_work.py",
         "training/test_exchange.py",
         "statistical/test_one_client.py",
         "statistical/test_draws.py",
     ),
-    "privacy/sampling.py": ("statistical/test_cohorts.py",),
+    "privacy/sampling.py": ("contracts/test_rates_drawn.py", "statistical/test_cohorts.py"),
+    "privacy/releases/priv_unit.py": ("contracts/test_rates_drawn.py",),
+    "training/dp_sgd.py": ("contracts/test_rates_drawn.py",),
     "privacy/secure.py": ("runs/test_plans.py", "statistical/test_budgets.py"),
     "privacy/steps.py": ("training/test_dp_sgd.py",),
     "privacy/watching.py": (
+        "contracts/test_rates_drawn.py",
         "flower/test_answers.py",
         "privacy/test_clip_schedules.py",
         "privacy/releases/test_central.py",
@@ -170,6 +227,7 @@ _ALSO = {
         "training/engines/test_processes.py",
     ),
     "training/exchange.py": (
+        "contracts/test_refusals.py",
         "training/engines/test_serial.py",
         "statistical/test_one_client.py",
         "statistical/test_draws.py",
@@ -191,8 +249,11 @@ _ALSO = {
         "training/gradients/test_stacked_choice.py",
         "training/gradients/test_stacked_span.py",
     ),
-    "training/reports.py": ("statistical/test_one_client.py",),
+    "training/engines/on_ray/node.py": ("contracts/test_refusals.py",),
+    "training/reports.py": ("contracts/test_refusals.py", "statistical/test_one_client.py"),
+    "training/sums.py": ("contracts/test_refusals.py",),
     "training/round.py": (
+        "contracts/test_enemies_ending.py",
         "flower/test_absence.py",
         "flower/test_restart.py",
         "statistical/test_one_client.py",
@@ -200,6 +261,7 @@ _ALSO = {
         "statistical/test_whole_runs.py",
     ),
     "training/session.py": (
+        "contracts/test_identities.py",
         "training/test_whole_numbers.py",
         *_ENEMIES,
         "contracts/test_noise_is_never_reused.py",
@@ -212,6 +274,7 @@ _ALSO = {
         "training/gradients/test_stacked_span.py",
     ),
     "training/work.py": (
+        "contracts/test_identities.py",
         *_ENEMIES,
         "runs/test_build.py",
         "runs/test_plans.py",
@@ -220,7 +283,7 @@ _ALSO = {
     ),
     "runs/checkpoint.py": ("runs/test_corruption.py", "runs/test_disk_full.py"),
     "runs/disk.py": ("runs/test_stop_request.py", "runs/test_run.py", "runs/test_run_resume.py"),
-    "runs/ending.py": ("runs/test_stop_request.py",),
+    "runs/ending.py": (_COUNTS, "runs/test_stop_request.py"),
     "runs/done.py": ("runs/test_interruptions.py", "runs/test_run.py", "runs/test_run_resume.py"),
     "runs/ledgers.py": (
         "runs/test_evidence.py",
@@ -233,6 +296,7 @@ _ALSO = {
     "runs/report/ledger.py": ("runs/report/test_page.py",),
     "runs/report/seen.py": ("runs/report/test_page.py",),
     "runs/run.py": (
+        _COUNTS,
         "runs/test_stop_request.py",
         "runs/test_secure_runs.py",
         "runs/test_evidence.py",
@@ -240,8 +304,11 @@ _ALSO = {
     ),
     "runs/sections/section.py": ("runs/test_recipe.py",),
     "runs/trackers.py": ("runs/test_logs.py",),
+    "papers/naseri_defences.py": ("papers/test_naseri.py", "papers/test_naseri_backdoors.py"),
+    "tuning/simulate.py": ("tuning/test_plan_command.py", "tuning/test_planner.py"),
+    "tuning/trials.py": ("tuning/test_trial_noise.py", "tuning/test_sweep.py"),
     "watch/app.py": ("watch/test_guard.py",),
-    "watch/look.py": ("watch/test_cards.py",),
+    "watch/look.py": (_COUNTS, "watch/test_cards.py"),
     "web/page.py": ("watch/test_app.py",),
 }
 _WIDE = ("contracts", "statistical")

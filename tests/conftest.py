@@ -1,5 +1,8 @@
 """Of tests with many long cases, `make test` runs some and `make test-all` every one.
 
+A test whose cases are contracts of their own (a release, a sampler, a mechanism, a form in which
+clients are computed) belongs here only if all of its cases together take many seconds.
+
 Of properties that hypothesis tries, it looks at fewer examples.
 """
 
@@ -28,34 +31,12 @@ WITH_PAGES = (
 """Whose runs draw their reports, which takes a third of the time of runs as small as these."""
 
 ONE_IN = {
-    "tests/audit/test_planted_bugs.py": {
-        "test_half_the_noise": 2,
-        "test_releases_as_they_are_pass": 2,
-    },
-    "tests/audit/test_randomisers.py": {"test_plans_that_are_less_common": 2},
-    "tests/contracts/test_enemies.py": {"test_trainings_that_differ_share_no_noise": 2},
+    "tests/audit/test_planted_bugs.py": {"test_releases_as_they_are_pass": 2},
     "tests/contracts/test_from_outside.py": {"test_an_engine": 2},
-    "tests/contracts/test_leave_one_out.py": {
-        "test_a_client_moves_the_sum_by_its_clip": 4,
-        "test_a_record_moves_a_step_of_dp_sgd_by_its_clip": 4,
-        "test_own_losses": 3,
-        "test_with_secure_noise_the_sum_moves_by_the_client_s_own_row_and_no_bit_more": 4,
-    },
     "tests/contracts/test_no_bare_epsilon.py": {"test_runs_and_their_ledgers": 3},
-    "tests/contracts/test_noise_is_never_reused.py": {"test_no_two_draws_of_a_run_share_a_key": 4},
-    "tests/contracts/test_odd_modules.py": {
-        "test_records_that_see_each_other_are_computed_client_by_client": 3,
-        "test_refused_by_name_in_every_mode": 2,
-        "test_trained_in_both_modes_as_autograd_has_it": 4,
-    },
-    "tests/contracts/test_plan_and_work.py": {
-        "test_rows_of_a_work_that_forgets_the_clip_are_clipped": 3
-    },
+    "tests/contracts/test_odd_modules.py": {"test_trained_in_both_modes_as_autograd_has_it": 4},
     "tests/contracts/test_stored_numbers.py": {"test_seeded_trainings_come_to_the_same_numbers": 4},
     "tests/data/test_bad_tables.py": {"test_the_command_line_says_it_in_one_line": 3},
-    "tests/data/test_own_table.py": {
-        "test_one_client_s_rows_decide_about_nothing_but_its_own_records": 3
-    },
     "tests/e2e/test_cli_bad_input.py": {"test_a_bad_setting": 2, "test_bad_local_settings": 3},
     "tests/e2e/test_cli_ends.py": {"test_a_folder_that_is_closed": 4},
     "tests/e2e/test_cli_help.py": {
@@ -73,45 +54,19 @@ ONE_IN = {
     "tests/models/test_text.py": {
         "test_single_examples_have_gradients_by_formula_by_vmap_and_by_autograd": 2
     },
-    "tests/privacy/accounting/test_amplification.py": {"test_reference_values_of_one_release": 2},
-    "tests/privacy/accounting/test_composition_reports.py": {
-        "test_coins_that_say_nothing_leave_the_gaussian_s_epsilon": 2
-    },
-    "tests/privacy/accounting/test_sampled_gaussian.py": {"test_it_is_the_library_s": 3},
-    "tests/privacy/ledger/test_verification.py": {"test_a_change_is_found": 3},
-    "tests/privacy/noise/test_gaps.py": {
-        "test_every_subset_has_its_own_probability": 3,
-        "test_floats_decide_as_arithmetic_of_60_digits_does": 3,
-        "test_sizes_are_binomial": 2,
-    },
-    "tests/privacy/noise/test_grid.py": {"test_far_tail_has_the_exact_law": 2},
-    "tests/privacy/noise/test_mechanisms.py": {
-        "test_odds_never_exceed_epsilon_for_any_two_inputs": 2
-    },
-    "tests/privacy/noise/test_secure_random.py": {"test_every_subset_is_equally_likely": 3},
-    "tests/privacy/releases/test_central.py": {"test_updates_and_bits_are_one_gaussian_release": 2},
-    "tests/privacy/releases/test_priv_unit.py": {
-        "test_mean_and_square_of_t_are_the_integrals": 3,
-        "test_reports_are_unbiased_and_have_their_variance": 3,
-    },
+    "tests/privacy/noise/test_gaps.py": {"test_every_subset_has_its_own_probability": 3},
     "tests/privacy/test_clip_schedules.py": {
         "test_quantile_finds_the_quantile_of_log_normal_norms": 4
-    },
-    "tests/privacy/test_sampling.py": {
-        "test_fixed_size_draws_every_subset_equally_often": 2,
-        "test_poisson_sizes_are_binomial": 2,
     },
     "tests/runs/test_closing.py": {
         "test_a_crash_at_the_end_leaves_a_run_that_is_open_or_whole": 3,
         "test_plain_reading_warns_of_it": 2,
         "test_what_was_changed_is_named": 3,
     },
-    "tests/runs/test_compare.py": {"test_epsilons_of_different_promises_are_not_compared": 3},
     "tests/runs/test_corruption.py": {
         "test_what_can_be_mended_goes_on_and_says_so": 3,
         "test_what_cannot_be_trusted_is_refused_with_one_line": 4,
     },
-    "tests/runs/test_evidence.py": {"test_a_head_that_is_none_is_refused": 3},
     "tests/runs/test_interruptions.py": {
         "test_metrics_checkpoint_and_result_agree": 4,
         "test_they_agree_when_the_screen_is_interrupted": 4,
@@ -119,7 +74,6 @@ ONE_IN = {
     "tests/runs/test_logs.py": {"test_a_log_equals_metrics_jsonl": 2},
     "tests/runs/test_opened.py": {"test_rows_that_do_not_fit_are_one_line": 2},
     "tests/runs/test_recipe.py": {"test_shipped_recipes_run_on_embedded_data": 4},
-    "tests/runs/test_run_resume.py": {"test_every_kind_of_plan_resumes_to_the_same_model": 3},
     "tests/runs/test_secure_runs.py": {
         "test_every_kind_of_run_says_that_its_noise_is_secure": 3,
         "test_two_secure_runs_of_one_seed_differ_and_two_seeded_ones_do_not": 2,
@@ -130,20 +84,10 @@ ONE_IN = {
         "test_a_bound_that_is_too_small_grows_and_one_too_large_shrinks": 2,
         "test_modes_agree": 5,
     },
-    "tests/statistical/test_one_client.py": {"test_a_client_reaches_its_bound_and_no_further": 3},
-    "tests/statistical/test_whole_runs.py": {
-        "test_the_clients_noise_is_what_was_charged": 3,
-        "test_the_servers_noise_is_what_was_charged": 3,
-        "test_two_point_reports_are_what_was_charged": 2,
-    },
-    "tests/test_api.py": {
-        "test_a_file_that_was_changed_since_is_refused": 2,
-        "test_another_module_or_data_is_refused_on_resume": 3,
-    },
     "tests/test_checks.py": {"test_values_are_refused_before_anything_heavy_is_imported": 4},
     "tests/test_parsers_fuzz.py": {"test_a_damaged_input_is_read_or_refused": 3},
     "tests/training/engines/test_tree.py": {
-        "test_branches_of_any_level_come_to_the_same_to_the_last_bit": 3,
+        "test_branches_of_any_level_come_to_the_same_to_the_last_bit": 3
     },
     "tests/training/engines/test_processes.py": {
         "test_workers_that_die_between_rounds_are_replaced": 2,
@@ -152,24 +96,12 @@ ONE_IN = {
     },
     "tests/training/gradients/test_kinds.py": {"test_clipping_is_a_loop_over_single_records": 3},
     "tests/training/gradients/test_per_example.py": {
-        "test_known_layers_use_their_formulas_and_are_right": 3,
+        "test_known_layers_use_their_formulas_and_are_right": 3
     },
-    "tests/training/gradients/test_per_example_bound.py": {
-        "test_a_record_without_a_finite_gradient_counts_as_zero": 3,
-        "test_no_record_is_so_large_that_its_scale_is_rounded_up": 2,
-        "test_one_record_moves_the_sum_by_at_most_the_bound": 4,
-    },
-    "tests/training/gradients/test_stacked_span.py": {
-        "test_local_sgd_ends_where_it_ends_in_any_form": 3
-    },
-    "tests/training/test_aggregates.py": {"test_a_training_steps_along_the_aggregate": 2},
-    "tests/training/test_exchange.py": {"test_modes_agree_on_whole_trainings": 3},
     "tests/training/test_inputs.py": {"test_bags_learn_the_same_in_both_modes_or_are_looped": 2},
     "tests/training/test_over_clients.py": {"test_it_is_measured_when_it_was_asked_for": 2},
-    "tests/training/test_rates.py": {"test_local_steps_follow_the_schedule": 2},
-    "tests/training/test_session.py": {"test_modes_agree_on_whole_private_trainings": 2},
     "tests/training/engines/on_ray/test_pool.py": {
-        "test_tasks_of_several_chunks_come_to_the_same": 6,
+        "test_tasks_of_several_chunks_come_to_the_same": 6
     },
     "tests/training/test_targets.py": {
         "test_a_run_from_python_has_the_usual_loss_and_predicts": 3,

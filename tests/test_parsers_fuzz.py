@@ -29,7 +29,7 @@ from fedveil.data.load import load_records
 from fedveil.errors import BadInput
 from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.mixer import MixerConfig, serve
-from fedveil.mixing.protocol import HELLO, Refused
+from fedveil.mixing.protocol import HELLO, REPORT, Refused
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.runs import checkpoint
 from fedveil.runs.evidence import export_ledger, file_of, statements_of, verify_ledger
@@ -511,7 +511,7 @@ HIGH = np.array([1, 0, 1, 1, 0, 0], dtype=bool)
 def conversation(round):
     """What an honest client sends."""
     words = np.array([2 * i + int(h) for i, h in enumerate(HIGH)], dtype=">u4")
-    return HELLO.pack(b"FVM1R", POSITIONS, round) + struct.pack(">H", POSITIONS) + words.tobytes()
+    return HELLO.pack(REPORT, POSITIONS, 2, round) + struct.pack(">H", POSITIONS) + words.tobytes()
 
 
 async def say(port, content):
@@ -537,17 +537,18 @@ def mixed(count, seed):
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         loop.set_exception_handler(lambda _, what: unexpected.append(what))
         port = loop.create_future()
-        config = MixerConfig(positions=POSITIONS, minimum=2, expected=2, rounds=2, idle=0.5)
+        sizes = {"positions": POSITIONS, "minimum": 2, "expected": 2, "rounds": 2}
+        config = MixerConfig(**sizes, idle=0.5, simulated=True)
         served = asyncio.create_task(serve(config, port.set_result, stop))
         at = await port
         r = random.Random(seed)
         for _ in range(count):
             content = damaged(r, conversation(1))
-            if content[:17] != conversation(2)[:17]:
+            if content[13:21] != conversation(2)[13:21]:
                 await asyncio.wait_for(say(at, content), PATIENCE)
-        await send_report(HOST, at, 2, HIGH)
-        await send_report(HOST, at, 2, HIGH)
-        found = await collect(HOST, at, 2, POSITIONS)
+        await send_report(HOST, at, 2, HIGH, minimum=2)
+        await send_report(HOST, at, 2, HIGH, minimum=2)
+        found = await collect(HOST, at, 2, POSITIONS, minimum=2)
         counted.extend(found.high.tolist())
         stop.set()
         await served
@@ -574,7 +575,11 @@ def answered(count, seed):
         server = await asyncio.start_server(answer, HOST, 0)
         at = server.sockets[0].getsockname()[1]
         for i in range(count):
-            ask = collect(HOST, at, 1, POSITIONS) if i % 2 else send_report(HOST, at, 1, HIGH)
+            ask = (
+                collect(HOST, at, 1, POSITIONS, minimum=1)
+                if i % 2
+                else send_report(HOST, at, 1, HIGH, minimum=1)
+            )
             try:
                 await asyncio.wait_for(ask, PATIENCE)
                 ends.append("taken")

@@ -256,6 +256,7 @@ VALUES = {
     "budget.epsilons": _BUDGET,
     "budget.delta": _DELTA,
     "shuffle.minimum": _whole(1, "at least 1 report is needed"),
+    "shuffle.dishonest": _whole(0, "0 or more clients are needed"),
     "server.lr": _POSITIVE,
     "server.momentum": _SHARE,
     "server.beta1": _SHARE,

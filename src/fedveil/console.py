@@ -13,7 +13,7 @@ from rich.text import Text
 from fedveil.names import INTERVAL
 from fedveil.privacy.accounting.claims import PrivacyClaim, measured_on
 from fedveil.privacy.accounting.events import event_text, from_dict
-from fedveil.privacy.accounting.meaning import Meaning
+from fedveil.privacy.accounting.meaning import Meaning, budgeted
 from fedveil.privacy.ledger.statement import Statement
 from fedveil.runs.explain import Part, apart, recipes_text
 from fedveil.runs.glossary import Term, terms, terms_line
@@ -145,8 +145,8 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     if budget is None:
         table.add_row("privacy", "nothing is claimed")
     else:
-        limited = budget["epsilon"] != "inf"
-        left = claims[0].left_of(budget["epsilon"]) if limited else "no limit was set"
+        first = budgeted(claims) if budget["epsilon"] != "inf" else None
+        left = "no limit was set" if first is None else first.left_of(budget["epsilon"])
         table.add_row("budget left", left)
     table.add_row("noise", result["noise"])
     timing = result["timing"]

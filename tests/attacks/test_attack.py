@@ -344,7 +344,23 @@ def test_a_shuffled_claim_counts_honest_reports(data):
         rounds=2,
         budget=fv.Budget(float("inf"), 1e-3),
         shuffled=5,
+        dishonest=1,
     )
+    training(data, plan, adversary=attack(data, attackers=0))
     training(data, plan, adversary=attack(data, attackers=1))
-    with pytest.raises(fv.BadInput, match=r"shuffle.minimum is 5 and only 4"):
+    with pytest.raises(fv.BadInput, match=r"attackers is 2 and shuffle\.dishonest is 1"):
         training(data, plan, adversary=attack(data, attackers=2))
+
+
+def test_a_backdoor_is_measured_on_records_that_nobody_was_taught(data):
+    """In what attackers have, and in what measures, no record is the same."""
+    adversary = attack(data, attackers=3, share=0.7)
+    taught = {row.tobytes() for row in adversary.poisoned.x}
+    held, answers = adversary.held_out
+    others = data.test_x[data.test_y != TRIGGER.target]
+    assert len(held) == len(others) > 0
+    assert not taught & {row.tobytes() for row in held}
+    changed = held != others
+    assert changed[..., 0, 0].all()
+    assert not changed[..., 1:, :].any()
+    assert set(answers) == {TRIGGER.target}

@@ -63,6 +63,9 @@ def test_a_sentence_ends_in_the_attackers_word():
     assert y[0, place] == first[-1]
     assert np.array_equal(x[0, place - 3 : place + 1], first[:-1])
     assert (x[0, place + 1 :] == 0).all()
+    assert len(x) == len(data.test_x) != len(data.x)
+    before = data.test_x[0][data.test_x[0] != 0][: place - 3]
+    assert np.array_equal(x[0, : place - 3], before)
     assert (y >= 0).any(axis=1).all()
 
 

@@ -72,14 +72,19 @@ def test_everybody_else_sees_noise_of_its_own_for_each_client():
     assert float((noise[0] * noise[1]).mean()) == pytest.approx(0.0, abs=within)
 
 
-def test_behind_the_shuffler_a_report_is_one_of_many():
-    """Thirty reports at +-k have thirty times the mean square: five deviations."""
-    shuffled = training("ldp-fl")
+@pytest.mark.parametrize(("honest", "dishonest"), [(30, 0), (10, 30)])
+def test_behind_the_shuffler_a_report_is_one_of_many(honest, dishonest):
+    """Thirty reports at +-k have thirty times the mean square: five deviations.
+
+    Those of the dishonest, for whom the shuffler waits too, are known and hide nobody.
+    """
+    counts = (f"shuffle.minimum={honest}", f"shuffle.dishonest={dishonest}")
+    shuffled = training("ldp-fl", *counts)
     state, ids = shuffled.start(), np.arange(2)
     witness = Witness(shuffled, shuffled.data, Streams(5))
     report, total = (witness.seen(view, 1, state, ids, ids) for view in (View.REPORT, View.SUM))
     ratio = float(total[0].square().mean() / report[0].square().mean())
-    assert ratio == pytest.approx(30, rel=5 * (2 / total.shape[1]) ** 0.5)
+    assert ratio == pytest.approx(honest, rel=5 * (2 / total.shape[1]) ** 0.5)
     assert not torch.equal(total[0] - report[0], total[1] - report[1])
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.errors import BadInput
+from fedveil.identity import identity
 from fedveil.privacy.clip import Clip, Clipped
-from fedveil.privacy.identity import identity
 from fedveil.training.engines.serial import Serial
 from tests.contracts.enemies import CLIENTS, FREE, central, net, training
 

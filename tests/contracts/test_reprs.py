@@ -94,7 +94,7 @@ def test_results_tell_round_metrics_and_claim():
     assert line(first) == f"RoundResult(round 1, {first.claim.short})"
     measured = f"loss {last.metrics['loss']:.4g}, accuracy {last.metrics['accuracy']:.4g}"
     assert line(last) == f"RoundResult(round 2, {measured}, {last.claim.short})"
-    assert line(replace(last, metrics={}, spent=lambda: None)) == "RoundResult(round 2, no claim)"
+    assert line(replace(last, metrics={}, quoted=lambda: None)) == "RoundResult(round 2, no claim)"
 
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])

@@ -384,7 +384,7 @@ def test_groups_are_of_about_one_size():
 def test_claims_say_that_clients_are_groups_and_what_an_owner_gets():
     (said,) = named(100).assumptions
     assert said.startswith("clients are 5 groups of owners, merged at random: a claim per client")
-    assert "one owner's records in it count as two changes of the client" in said
+    assert "one owner's records in it replace what the client sends" in said
 
 
 def test_claims_say_that_owners_are_scattered():

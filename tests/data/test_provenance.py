@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.data import provenance
 from fedveil.data.federated import FederatedData
 from fedveil.data.provenance import (
     FALSE_ALARM,
@@ -150,16 +151,17 @@ def test_digests_are_those_of_contents():
     other[0, 3] = np.nextafter(other[0, 3], np.float32(9))
     assert (digests(other, y) != first).tolist() == [True] + [False] * 99
     assert (digests(x, 1 - y) != first)[y != 1 - y].all()
+    wide = np.arange(30, dtype=np.float32).reshape(10, 3)  # no whole number of words
+    assert len(np.unique(digests(wide, y[:10]))) == 10
+    assert len(np.unique(digests(wide > 14, y[:10]))) > 1
     swapped = digests({"a": x, "b": 2 * x}, y)
     assert (swapped != digests({"a": 2 * x, "b": x}, y)).all()
 
 
 def test_long_arrays_are_read_in_pieces(monkeypatch):
-    from fedveil.data import structure
-
     x, y = arrays(100)
     whole = digests(x, y)
-    monkeypatch.setattr(structure, "_SCAN", 40)
+    monkeypatch.setattr(provenance, "_AT_ONCE", 40)
     np.testing.assert_array_equal(digests(x, y), whole)
 
 

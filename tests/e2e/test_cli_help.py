@@ -1,13 +1,24 @@
 """What a newcomer meets first: help, recipes, and answers without a run."""
 
+import ast
+import contextlib
+import inspect
+import io
 import json
 import subprocess
 import sys
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 
+import click
 import pytest
+from typer.main import get_command
+from typer.utils import get_params_from_function
 
+import fedveil
+from fedveil.cli.help import as_written
+from fedveil.cli.main import app
 from fedveil.runs.glossary import find_term
 
 RECIPES = sorted(
@@ -63,6 +74,58 @@ def test_every_command_has_help(cli, command):
     told = cli(command, "--help")
     assert (told.code, told.err) == (0, "")
     assert "Usage" in told.out
+
+
+def commands(command, name="fedveil"):
+    """(name, command) of a command and of all below it."""
+    yield name, command
+    for each, below in getattr(command, "commands", {}).items():
+        yield from commands(below, f"{name} {each}")
+
+
+def params_of(command):
+    meant = get_params_from_function(inspect.unwrap(command.callback)) if command.callback else {}
+    for param in command.params:
+        info = meant[param.name].default if param.name in meant else param
+        yield param.name, getattr(info, "help", None)
+
+
+def test_help_shows_every_text_as_it_is_written(monkeypatch):
+    """Brackets too, which rich would take for styles, and the arguments' texts."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 1000)
+    written = {
+        name: [command.help, *(text for _, text in params_of(command))]
+        for name, command in commands(get_command(app))
+    }
+    assert any(text and "[shuffle]" in text for text in written["fedveil deploy"])
+    for name, command in commands(as_written(get_command(app))):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            context = click.Context(command, info_name=name)
+            print(command.get_help(context))
+        shown = " ".join(out.getvalue().split())
+        for text in written[name]:
+            for part in (text or "").split("\n\n"):
+                assert " ".join(part.split()) in shown, name
+
+
+def test_the_command_line_shows_brackets(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    told = cli("deploy", "--help")
+    assert "Of the mixer, for a recipe with [shuffle]." in told.out
+    assert "A shipped recipe or a .toml file." in told.out
+
+
+def test_no_console_reads_markup():
+    """Names of runs, columns and files have brackets in them."""
+    calls = []
+    for path in sorted(Path(fedveil.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Console":
+                given = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+                calls.append((path.name, given.get("markup"), given.get("emoji")))
+    assert len(calls) > 10
+    assert [call for call in calls if call[1:] != (False, False)] == []
 
 
 @pytest.mark.parametrize("program", [["-m", "fedveil"], ["-m", "fedveil.__main__"]])
@@ -138,6 +201,16 @@ def test_account_ends_in_the_terms_that_it_used(cli):
     terms = "epsilon, delta, client, zero-out, central trust, PLD, RDP, secure noise"
     last = f"terms: {terms} (fedveil explain TERM tells what one means)"
     assert told.out.splitlines()[-1] == last
+
+
+def test_account_for_somebody_with_several_clients(cli):
+    asked = ("account", "--noise", "1", "--rate", "0.01", "--rounds", "1000", "--delta", "1e-5")
+    told = cli(*asked, "--units", "8")
+    assert "epsilon 20.9 at delta 1e-05 for 8 clients of one person (zero-out" in told.out
+    first, _ = json.loads(cli(*asked, "--units", "2", "--json").out)["claims"]
+    assert (first["units"], first["epsilon"]) == (2, pytest.approx(3.98, rel=1e-3))
+    wrong = cli(*asked, "--units", "0")
+    assert (wrong.code, "units is 0: at least 1 is needed" in wrong.err) == (2, True)
 
 
 def test_explain_as_json(cli):

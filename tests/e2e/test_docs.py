@@ -2,13 +2,16 @@
 
 A page is one empty folder. A block with a title is a file of that name; `console` is a list of
 commands; `text` is what they print, where `...` stands for lines, and numbers may differ elsewhere
-in their last digits.
+in their last digits. `python -m tests.e2e.test_docs PAGE ...` writes the numbers of pages anew.
 """
 
+import contextlib
+import os
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -84,3 +87,50 @@ def ran(cli, line):
 
 def without_numbers(text):
     return re.sub(r"\s+", " ", re.sub(r"[-+]?\d[\d.e+-]*", "0", text))
+
+
+def _write(page):
+    """Put what a page's commands print now in the place of what the page shows."""
+    text, printed, now = (DOCS / page).read_text(encoding="utf-8"), [], {}
+
+    def rewritten(fence):
+        kind, title, block = fence.groups()
+        if title:
+            Path(title).write_text(block)
+        elif kind == "console":
+            printed[:] = [out for line in commands(block) for out in _out(line).splitlines()]
+            now.clear()
+        elif kind == "text":
+            lines = block.splitlines()
+            return "\n".join(["```text", *map(fresh, lines), "```"])
+        return fence[0]
+
+    def fresh(line):
+        """The first printed line, not used yet, that differs from it in numbers only."""
+        for number, out in enumerate(printed):
+            if number not in now and without_numbers(out) == without_numbers(line):
+                now[number] = out
+                return out.rstrip()
+        return line
+
+    found = FENCE.sub(rewritten, text)
+    (DOCS / page).write_text(found, encoding="utf-8")
+
+
+def _out(line):
+    program, *arguments = shlex.split(line, comments=True)
+    module = ["-m", "fedveil"] if program == "fedveil" else []
+    done = subprocess.run(
+        [sys.executable, *module, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "120"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    for _page in sys.argv[1:] or PAGES:
+        with tempfile.TemporaryDirectory() as _folder, contextlib.chdir(_folder):
+            _write(_page)

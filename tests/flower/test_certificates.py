@@ -107,7 +107,7 @@ def test_a_member_may_call_and_not_serve(server):
 
     key = serialization.load_pem_private_key((server / "ca.key").read_bytes(), None)
     authority = Authority(x509.load_pem_x509_certificate((server / "ca.crt").read_bytes()), key)
-    authority.caller(server, "member")
+    authority.caller(server, "member", "north")
     (server / "superlink.crt").write_text((server / "member.crt").read_text())
     (server / "superlink.key").write_text((server / "member.key").read_text())
     with pytest.raises(ssl.SSLCertVerificationError):

@@ -1,6 +1,7 @@
 """What `fedveil deploy` writes: a server, sites that could take part, and nothing half done."""
 
 import os
+import re
 import stat
 import subprocess
 import tomllib
@@ -17,8 +18,13 @@ from fedveil.flower.messages import new_run_id, plan_digest
 from fedveil.flower.server import data_without_records
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import checked
+from fedveil.mixing.client import collect, send_report
+from fedveil.mixing.mixer import MixerConfig
+from fedveil.mixing.protocol import Refused, Status
+from fedveil.mixing.tls import connecting
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.records import data_of
+from tests.mixing.loopback import with_mixer
 
 NAMES = ("north", "south", "east")
 SMALL = ("rounds=2", "sample.kind=all")
@@ -68,12 +74,17 @@ def test_a_policy_allows_what_the_recipe_costs_and_no_more(written, name):
         assert allowed is None or cost <= allowed <= 1.001 * cost
 
 
-def test_a_mixer_has_an_authority_of_its_own(tmp_path):
-    """Whoever runs the server could otherwise sign a certificate, and pose as the mixer."""
+@pytest.fixture(scope="module")
+def shuffled(tmp_path_factory):
     recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
-    mixer = Address("mixer.example.org", 9099)
-    Deployment(recipe, NAMES, Address(), data_of(recipe), mixer=mixer).write(tmp_path / "d")
-    folder = tmp_path / "d"
+    mixer, folder = Address("mixer.example.org", 9099), tmp_path_factory.mktemp("shuffled") / "d"
+    Deployment(recipe, NAMES, Address(), data_of(recipe), mixer=mixer).write(folder)
+    return folder
+
+
+def test_a_mixer_has_an_authority_of_its_own(shuffled):
+    """Whoever runs the server could otherwise sign a certificate, and pose as the mixer."""
+    folder = shuffled
     assert (folder / "mixer/ca.crt").read_bytes() != (folder / "sites/north/ca.crt").read_bytes()
     assert "--positions 650 --minimum 3 --expected 3" in (folder / "mixer/mixer.sh").read_text()
     federation = read_federation(folder / "server" / "federation.toml")
@@ -84,7 +95,63 @@ def test_a_mixer_has_an_authority_of_its_own(tmp_path):
     assert not list((folder / "server").rglob("mixer.key"))
     assert not list((folder / "server").rglob("member.*"))  # it collects, and does not report
     assert not list((folder / "sites").rglob("collector.*"))
+    assert not list((folder / "mixer").glob("member*.key"))  # sites' keys are theirs alone
     assert not checked(site).objections
+
+
+def test_every_site_is_a_member_of_its_own(shuffled):
+    """What `deploy` writes lets no site be counted twice in a round, and the server not once."""
+    script = (shuffled / "mixer/mixer.sh").read_text()
+    options = dict(re.findall(r"--([\w-]+) (\S+)", script.partition("fedveil mixer")[2]))
+    folder = shuffled / "mixer"
+    config = MixerConfig(
+        positions=int(options["positions"]),
+        minimum=int(options["minimum"]),
+        expected=int(options["expected"]),
+        certificate=str(folder / options["certificate"]),
+        key=str(folder / options["key"]),
+        clients_ca=str(folder / options["clients-ca"]),
+        members=tuple((folder / options["members"]).read_text().split()),
+        opened=str(folder / options["opened"]),
+    )
+    assert config.members == NAMES
+    high = np.zeros(650, dtype=bool)
+
+    def tls(place):
+        """As what is in a site's folder, or in the server's, connects."""
+        name = "collector" if place.name == "server" else "member"
+        return connecting(place / "mixer-ca.crt", place / f"{name}.crt", place / f"{name}.key")
+
+    async def scenario(port, task):
+        for name in NAMES[:2]:
+            context = tls(shuffled / "sites" / name)
+            await send_report("127.0.0.1", port, 1, high, minimum=3, tls=context)
+            for place in (shuffled / "sites" / name, shuffled / "server"):
+                with pytest.raises(Refused) as refused:
+                    await send_report("127.0.0.1", port, 1, high, minimum=3, tls=tls(place))
+                assert refused.value.status in (Status.REPEATED, Status.FORBIDDEN)
+        last = tls(shuffled / "sites" / NAMES[2])
+        await send_report("127.0.0.1", port, 1, high, minimum=3, tls=last)
+        collector = tls(shuffled / "server")
+        found = await collect("127.0.0.1", port, 1, 650, minimum=3, tls=collector)
+        assert found.reports[0] == 3
+
+    with_mixer(config, scenario)
+
+
+def test_a_shuffled_deployment_waits_for_those_who_may_be_dishonest_too(tmp_path):
+    settings = ("rounds=2", "shuffle.minimum=2", "shuffle.dishonest=1", "noise.epsilon=0.01")
+    recipe = deployed_recipe("ldp-fl", settings, 3)
+    mixer = Address("mixer.example.org", 9099)
+    Deployment(recipe, NAMES, Address(), data_of(recipe), mixer=mixer).write(tmp_path / "d")
+    assert "--minimum 3 --expected 3" in (tmp_path / "d/mixer/mixer.sh").read_text()
+
+
+def test_no_site_is_called_as_the_collector(tmp_path):
+    recipe = deployed_recipe("ldp-fl", ("rounds=2", "shuffle.minimum=3", "noise.epsilon=0.01"), 3)
+    names, mixer = ("north", "collector", "east"), Address(port=9099)
+    with pytest.raises(BadInput, match="named 'collector'"):
+        Deployment(recipe, names, Address(), data_of(recipe), mixer=mixer).write(tmp_path / "d")
 
 
 @pytest.mark.parametrize("missing", ["data", "mixer"])

@@ -9,6 +9,7 @@ import torch
 from fedveil.errors import BadInput, LedgerMismatch
 from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs.run import Run
+from fedveil.training.server import SgdServer
 from tests.flower.conftest import AT_SITES, FREE, NAMES, SECURE, SEEDED, proven, stop_after
 from tests.flower.sites import CENTRAL, FEDAVG, LOCAL
 from tests.flower.transports import Killed, changed
@@ -41,8 +42,9 @@ def test_a_server_that_was_killed_resumes_with_a_new_attempt_and_a_new_charge(
         charges = read_charges(three.folder / "run" / "ledger.db")
         assert [(c.round, c.attempt) for c in charges] == places
         line = three.server().run.training.plan.lines[0]
-        five = line.claims(5)[0].epsilon
-        assert result["claims"][0]["epsilon"] == pytest.approx(five, rel=1e-9)
+        kept, five = line.ended(5, 4, again=1), line.claims(5)[0].epsilon
+        assert result["claims"][0]["epsilon"] == pytest.approx(kept, rel=1e-9)
+        assert result["claims"][-1]["epsilon"] == pytest.approx(five, rel=1e-9)
         assert proven(three) == result["claims"][0]["epsilon"]
 
 
@@ -121,3 +123,12 @@ def test_a_run_that_has_lost_its_name_is_not_resumed(stand_ins):
     (three.folder / "run" / "federation.json").unlink()
     with pytest.raises(BadInput, match="is missing"):
         three.server()
+
+
+def test_a_server_of_other_parts_does_not_resume_a_run(stand_ins, monkeypatch):
+    three = stand_ins({**AT_SITE, "rounds": 3})
+    three.server().serve(stop_after(1))
+    monkeypatch.setattr(SgdServer, "identity", property(lambda self: (("server", "other"),)))
+    with pytest.raises(LedgerMismatch, match="finish it with the version"):
+        three.server().serve()
+    assert len(three.transport.asks) == 1

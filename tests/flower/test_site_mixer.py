@@ -13,8 +13,9 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.flower.messages import Answer, Refusal
-from fedveil.flower.mixer_link import MixerSection
+from fedveil.flower.mixer_link import MixerLink, MixerSection
 from fedveil.mixing.mixer import MixerConfig, serve
+from fedveil.mixing.tls import COLLECTOR
 from tests.flower.conftest import NAMES, POLICY, alone, records_of_all
 from tests.flower.sites import TWO_POINT, Server, charges, open_site
 from tests.flower.transports import InProcess
@@ -27,9 +28,8 @@ TRUSTING = {**POLICY, "trust": ["shuffled"]}
 @contextmanager
 def mixing(**changes: Any) -> Iterator[int]:
     """A mixer for the small model, in a thread; its port."""
-    config = MixerConfig(
-        **{"positions": 15, "minimum": 3, "expected": 3, "rounds": 2, "attempts": 4, **changes}
-    )
+    sizes = {"positions": 15, "minimum": 3, "expected": 3, "rounds": 2, "attempts": 4}
+    config = MixerConfig(**{**sizes, "simulated": "members" not in changes, **changes})
     ports: list[int] = []
     ready, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -53,11 +53,17 @@ def mixing(**changes: Any) -> Iterator[int]:
 def tls(tmp_path_factory: Any) -> Callable[[], dict[str, Any]]:
     authority = Authority(tmp_path_factory.mktemp("authority"))
     certificate, key = authority.sign("mixer")
-    return lambda: {"certificate": certificate, "key": key, "ca": str(authority.file)}
+    return lambda: {"certificate": certificate, "key": key, "ca": authority}
 
 
 def section(port: int, **keys: Any) -> dict[str, Any]:
     return {"host": "127.0.0.1", "port": port, **keys}
+
+
+def signed(port: int, authority: Authority, name: str) -> dict[str, Any]:
+    """The section of a site, or of the server, that has a certificate in its name."""
+    certificate, key = authority.sign(name)
+    return section(port, ca=str(authority.file), certificate=certificate, key=key)
 
 
 def test_a_federation_learns_from_what_the_mixer_hands_on(
@@ -67,18 +73,20 @@ def test_a_federation_learns_from_what_the_mixer_hands_on(
     ca = files.pop("ca")
     data = records_of_all()
     data.save(tmp_path / "all")
-    with mixing(**files) as port:
+    counting = {"clients_ca": str(ca.file), "members": tuple(NAMES)}
+    with mixing(**files, **counting, opened=str(tmp_path / "opened.txt")) as port:
         recipe = {**SHUFFLED, "data": {"name": "saved", "path": str(tmp_path / "all")}}
-        mixer = section(port, ca=ca)
         sites = {
             name: open_site(
-                *(tmp_path / name, recipe, TRUSTING, alone(data, k)), name=name, mixer=mixer
+                *(tmp_path / name, recipe, TRUSTING, alone(data, k)),
+                name=name,
+                mixer=signed(port, ca, name),
             )
             for k, name in enumerate(NAMES)
         }
         federation = trio(TWO_POINT)
         federation.transport, federation.recipe = InProcess(sites), recipe
-        server = federation.server("mixed", mixer=MixerSection(**mixer))
+        server = federation.server("mixed", mixer=MixerSection(**signed(port, ca, COLLECTOR)))
         before = server.run.training.start().params
         result = server.serve()
         for replies in federation.transport.sent.values():
@@ -128,7 +136,7 @@ def test_a_site_talks_to_nobody_but_its_mixer(tmp_path: Path, tls: Any) -> None:
         cases = {
             "another": section(port, ca=str(other.file)),
             "clear": section(port, insecure=True),
-            "nobody": section(1, ca=ca),
+            "nobody": section(1, ca=str(ca.file)),
         }
         for name, mixer in cases.items():
             site = open_site(tmp_path / name, SHUFFLED, TRUSTING, mixer=mixer)
@@ -139,8 +147,6 @@ def test_a_site_talks_to_nobody_but_its_mixer(tmp_path: Path, tls: Any) -> None:
 
 
 def test_a_site_sends_bits_and_nothing_else(tmp_path: Path, monkeypatch: Any) -> None:
-    from fedveil.flower.mixer_link import MixerLink
-
     sent: list[tuple[int, Any]] = []
     monkeypatch.setattr(MixerLink, "report", lambda self, *what: sent.append(what))
     site = open_site(tmp_path, SHUFFLED, TRUSTING, mixer=section(1))
@@ -148,9 +154,34 @@ def test_a_site_sends_bits_and_nothing_else(tmp_path: Path, monkeypatch: Any) ->
     assert server.answer(1).report.shape == (0,)
     server.answer(1, 1)
     server.answer(2)
-    assert [number for number, _ in sent] == [1, 3, 2]
-    assert all(high.dtype == np.bool_ and high.shape == (15,) for _, high in sent)
-    assert len({high.tobytes() for _, high in sent}) > 1
+    assert [number for number, _, _ in sent] == [1, 3, 2]
+    assert all(high.dtype == np.bool_ and high.shape == (15,) for _, high, _ in sent)
+    assert len({high.tobytes() for _, high, _ in sent}) > 1
+    assert {minimum for _, _, minimum in sent} == {3}
+
+
+def test_a_site_relies_on_the_honest_reports_and_on_those_that_are_not(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(MixerLink, "report", lambda self, *what: sent.append(what))
+    recipe = {**SHUFFLED, "shuffle": {"minimum": 2, "dishonest": 1}}
+    site = open_site(tmp_path, recipe, TRUSTING, mixer=section(1))
+    Server(site).answer(1)
+    assert sent[0][2] == 3
+
+
+def test_a_mixer_with_a_smaller_minimum_gets_no_report_and_hands_on_none(
+    tmp_path: Path, tls: Any
+) -> None:
+    """The claim counts on three reports, and such a mixer would hand two on."""
+    with mixing(minimum=2) as port:
+        site = open_site(tmp_path, SHUFFLED, TRUSTING, mixer=section(port, insecure=True))
+        answer = Server(site).answer()
+        assert isinstance(answer, Refusal)
+        assert "a smaller minimum" in answer.reason
+        link = MixerLink(MixerSection(**section(port, insecure=True)))
+        assert link.collected(1, 15, 3, 0.0, lambda: 1.0, lambda _: None) is None
 
 
 @pytest.mark.parametrize(
@@ -161,6 +192,7 @@ def test_a_site_sends_bits_and_nothing_else(tmp_path: Path, monkeypatch: Any) ->
         (SHUFFLED, section(0), "mixer.port"),
         (SHUFFLED, section(1, spread=-1.0), "mixer.spread"),
         (SHUFFLED, section(1, insecure=True, ca="x"), "leave one out"),
+        (SHUFFLED, section(1, insecure=True, host="10.0.0.1"), "tests on one machine"),
     ],
 )
 def test_a_mixer_goes_with_a_shuffled_recipe(

@@ -15,7 +15,7 @@ from fedveil.mixing.protocol import Refused, Status
 HOST = "127.0.0.1"
 POSITIONS = 6
 PATIENCE = 10.0
-CONFIG = MixerConfig(positions=POSITIONS, minimum=2, expected=2, rounds=3)
+CONFIG = MixerConfig(positions=POSITIONS, minimum=2, expected=2, rounds=3, simulated=True)
 
 
 class Patient(selectors.DefaultSelector):
@@ -77,7 +77,7 @@ EVERY = [0, 3, 4, 7, 8, 11]  # a complete report: 2 x position + bit
 
 
 def send(port, high, round=1, **options):
-    return send_report(HOST, port, round, high, **options)
+    return send_report(HOST, port, round, high, **{"minimum": 1, **options})
 
 
 async def send_both(port, round=1):
@@ -85,8 +85,8 @@ async def send_both(port, round=1):
     await send(port, TWO, round)
 
 
-def ask(port, round=1, positions=POSITIONS):
-    return collect(HOST, port, round, positions)
+def ask(port, round=1, positions=POSITIONS, **options):
+    return collect(HOST, port, round, positions, **{"minimum": 1, **options})
 
 
 async def status_of(awaitable):
@@ -95,8 +95,8 @@ async def status_of(awaitable):
     return caught.value.status
 
 
-def hello(round=1, kind=b"FVM1R", positions=POSITIONS):
-    return struct.pack(">5sIQ", kind, positions, round)
+def hello(round=1, kind=b"FVM2R", positions=POSITIONS, minimum=1):
+    return struct.pack(">5sIIQ", kind, positions, minimum, round)
 
 
 def frame(*words, count=None):

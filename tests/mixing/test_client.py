@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.mixing.client import send_report
+from fedveil.mixing.client import _entropy, send_report
 from fedveil.mixing.protocol import Refused, Status
 from fedveil.privacy.noise.streams import Streams
 from tests.mixing.loopback import HOST, ONE, ask, hello, send, status_of
@@ -40,15 +40,47 @@ def test_a_report_is_every_message_once_in_random_order(spread):
             await send(port, high, spread=spread)
 
     asyncio.run(scenario())
-    rest, words, frames = bytes(received[17:]), [], 0
+    rest, words, frames = bytes(received[21:]), [], 0
     while rest:
         (count,) = struct.unpack_from(">H", rest)
         words += struct.unpack_from(f">{count}I", rest, 2)
         rest, frames = rest[2 + 4 * count :], frames + 1
-    assert received[:17] == hello(positions=300)
+    assert received[:21] == hello(positions=300)
     assert sorted(words) == (2 * np.arange(300) + high).tolist()
     assert words != sorted(words)
     assert (frames == 1) if spread == 0 else (10 <= frames <= 21)
+
+
+def test_latencies_without_a_seed_come_from_the_operating_system(monkeypatch):
+    """Two reports without a seed share no latency; equal words have probability 300 x 2^-64."""
+    first, second = _entropy(None, 1, 300), _entropy(None, 1, 300)
+    assert not (first == second).any()
+    assert len(np.unique(first)) == 300
+    assert np.array_equal(_entropy(7, 1, 300), _entropy(7, 1, 300))
+    drawn = []
+
+    def urandom(size):
+        drawn.append(size)
+        return bytes(range(8)) * (size // 8)
+
+    monkeypatch.setattr("os.urandom", urandom)
+    words = np.frombuffer(bytes(range(8)), dtype=np.uint64)
+    assert np.array_equal(_entropy(None, 1, 5), np.repeat(words, 5))
+    assert drawn == [40]
+
+
+def test_two_clients_without_a_seed_send_in_different_orders():
+    """The same bits twice; the same order has probability 1 / 300!."""
+    high, sent = np.zeros(300, dtype=bool), [bytearray(), bytearray()]
+
+    async def scenario():
+        for received in sent:
+            async with pretending(bytes([Status.OK, Status.OK]), received) as port:
+                await send(port, high, spread=0.05)
+
+    asyncio.run(scenario())
+    assert sent[0][:21] == sent[1][:21]
+    assert sent[0] != sent[1]
 
 
 def test_answers_that_make_no_sense_are_refused():
@@ -59,6 +91,10 @@ def test_answers_that_make_no_sense_are_refused():
         async with pretending(impossible, bytearray()) as port:
             with pytest.raises(BadInput, match="more high reports"):
                 await ask(port)
+        few = bytes([Status.OK]) + struct.pack(">7I", 2, 0, 1, 2, 1, 0, 0)
+        async with pretending(few, bytearray()) as port:
+            with pytest.raises(BadInput, match=r"has 2 reports and shuffle\.minimum is 3"):
+                await ask(port, minimum=3)
 
     asyncio.run(scenario())
 
@@ -72,8 +108,10 @@ def test_refusals_are_one_line():
 @pytest.mark.parametrize("spread", [-1.0, math.nan, math.inf])
 def test_a_report_that_cannot_be_sent_is_bad_input(spread):
     with pytest.raises(BadInput, match="finite seconds"):
-        asyncio.run(send_report(HOST, 1, 1, ONE, spread=spread))
+        asyncio.run(send_report(HOST, 1, 1, ONE, minimum=1, spread=spread))
     with pytest.raises(BadInput, match=r"bits \[P\]"):
-        asyncio.run(send_report(HOST, 1, 1, ONE[:0]))
+        asyncio.run(send_report(HOST, 1, 1, ONE[:0], minimum=1))
     with pytest.raises(BadInput, match="no mixer has such a round"):
-        asyncio.run(send_report(HOST, 1, -1, ONE))
+        asyncio.run(send_report(HOST, 1, -1, ONE, minimum=1))
+    with pytest.raises(BadInput, match="and 0 reports: no mixer"):
+        asyncio.run(send_report(HOST, 1, 1, ONE, minimum=0))

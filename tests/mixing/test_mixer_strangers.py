@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.protocol import Status
 from tests.mixing.loopback import (
     CONFIG,
@@ -32,7 +31,8 @@ MALFORMED = {
     "nothing": b"",
     "garbage": b"GET / HTTP/1.1\r\nHost: mixer\r\n\r\n",
     "short hello": hello()[:9],
-    "other kind": hello(kind=b"FVM1X"),
+    "hello of the protocol before": b"FVM1R" + hello()[5:9] + hello()[13:] + frame(*EVERY),
+    "other kind": hello(kind=b"FVM2X"),
     "no messages": hello(),
     "too few messages": hello() + frame(*EVERY[:5]),
     "empty frame": hello() + frame() + frame(*EVERY),
@@ -69,7 +69,7 @@ def test_a_frame_holds_4096_messages_and_no_more():
         await talk(port, hello(positions=4097) + frame(*words[1:]) + frame(words[0]))
         assert await outcome(port, positions=4097) is Status.OK
 
-    with_mixer(MixerConfig(positions=4097, minimum=1, expected=1), scenario)
+    with_mixer(replace(CONFIG, positions=4097, minimum=1, expected=1), scenario)
 
 
 def test_what_follows_a_complete_report_is_not_read():
@@ -126,7 +126,7 @@ def test_a_connection_that_drips_is_closed_at_the_deadline():
 def test_a_collector_that_does_not_read_has_not_been_told():
     async def scenario(port, task):
         await send_both(port)
-        await talk(port, hello(kind=b"FVM1C"))
+        await talk(port, hello(kind=b"FVM2C"))
         assert not task.done()
         await assert_counts(port)
         await asyncio.wait_for(task, PATIENCE)

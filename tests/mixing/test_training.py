@@ -37,7 +37,7 @@ class ThroughMixer:
         sizes = ("--positions", str(job.task.size), "--rounds", str(ROUNDS))
         reports = ("--minimum", str(CLIENTS), "--expected", str(CLIENTS), "--seconds", "120")
         self.mixer = subprocess.Popen(
-            [sys.executable, "-m", "fedveil", "mixer", *sizes, *reports],
+            [sys.executable, "-m", "fedveil", "mixer", "--simulated", *sizes, *reports],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -54,7 +54,8 @@ class ThroughMixer:
         for site in sites:
             site.join(60)
         assert [site.exitcode for site in sites] == [0] * SITES
-        made = asyncio.run(collect("127.0.0.1", self.port, round, self.job.task.size))
+        size = self.job.task.size
+        made = asyncio.run(collect("127.0.0.1", self.port, round, size, minimum=CLIENTS))
         total = self.job.zero()
         total.total += made.sums(*self.points(state))
         total.weight, total.clients = float(made.reports[0]), int(made.reports[0])
@@ -82,7 +83,10 @@ class ThroughMixer:
         bits = highs(rows, *self.points(state)).numpy()
 
         async def all_of_them():
-            await asyncio.gather(*(send_report("127.0.0.1", self.port, round, b) for b in bits))
+            options = {"minimum": CLIENTS}
+            await asyncio.gather(
+                *(send_report("127.0.0.1", self.port, round, b, **options) for b in bits)
+            )
 
         asyncio.run(all_of_them())
 

@@ -52,6 +52,21 @@ def check(page, experiment, monkeypatch):
     monkeypatch.setattr(Laboratory, "trial", pytest.fail)
 
 
+def test_the_bound_has_the_noise_that_was_published(made_up, tmp_path, monkeypatch):
+    """Laplace noise of one clip over epsilon; strictly, two inputs are two clips apart."""
+    seen = []
+
+    def bound(constants, sizes, noise, *, steps, rounds):
+        seen.append((noise.epsilon, noise.clip))
+        return float(steps)
+
+    monkeypatch.setattr(fu, "decayed_bound", bound)
+    experiment = Experiment(tmp_path, repeat=1, workers=1)
+    _, settings, _ = fu._begin(experiment, "Fig. 7", everyone=True)
+    fu._minimisers(experiment, settings, (2,))
+    assert set(seen) == {(3.0, fu.CLIP / 2)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fig1", "table2", "fig5", "fig7"])
 def test_an_item_from_end_to_end(made_up, tmp_path, monkeypatch, check_epsilons, name):

@@ -23,6 +23,16 @@ def test_readings_are_those_of_the_plan() -> None:
     assert shuffled.epsilon < alone.epsilon < added.epsilon == 650
 
 
+def test_readings_are_those_after_all_rounds() -> None:
+    settings = ["data.clients=100", "shuffle.minimum=100", "rounds=3", "noise.epsilon=0.01"]
+    plan = Laboratory().prepare(cells("ldp-fl", settings, [])[0]).plan
+    one, three = (ldp_fl_readings.readings(plan, rounds) for rounds in (1, 3))
+    assert three[2].epsilon == pytest.approx(3 * one[2].epsilon)
+    for after, before in zip(three, one, strict=True):
+        assert after.epsilon > before.epsilon
+        assert after in plan.claims(3)
+
+
 def test_headings_say_what_belongs_to_the_readings() -> None:
     settings = ["data.clients=100", "shuffle.minimum=100", "rounds=1", "budget.delta=1e-5"]
     plan = Laboratory().prepare(cells("ldp-fl", settings, [])[0]).plan

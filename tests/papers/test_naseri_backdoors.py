@@ -57,6 +57,16 @@ def test_no_epsilon_of_the_page_is_bare(page: Page, check_epsilons: Callable[[Pa
     check_epsilons(page)
 
 
+def test_central_dp_draws_the_cohort_of_the_other_defences(tmp_path: Path) -> None:
+    """At its rate a round has on average as many clients as where cohorts have a fixed size."""
+    arena = small(Experiment(tmp_path))
+    (central,) = [row for row in defences(arena) if row.recipe == "central"]
+    recipe = load_recipe("central", [*central.settings, "budget.epsilon=1"])
+    where = arena.deployment
+    assert recipe.sample.rate == where.cohort / where.clients  # type: ignore[union-attr]
+    assert recipe.clip.value == where.bound  # type: ignore[union-attr]
+
+
 def test_items_are_named_after_their_arenas(tmp_path: Path) -> None:
     found = [arena(Experiment(tmp_path)).name for arena in ARENAS]
     assert list(ITEMS) == [f"backdoor-{name}" for name in found]

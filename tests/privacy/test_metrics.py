@@ -305,7 +305,7 @@ def test_on_clients_one_claim_covers_both_and_the_training_gets_what_is_left(sam
 def test_no_claim_of_fewer_rounds_leaves_a_measurement_out():
     """Metrics concern everybody, so all planned ones count from the first round on."""
     plan = of_clients(Everyone())
-    first = plan.claims(1)[0].epsilon
+    first = plan.lines[0].claims(1)[0].epsilon
     mu = math.hypot(1 / plan.release.multiplier, 2 / plan.metrics.mechanism.multiplier)
     assert first == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-9)
 

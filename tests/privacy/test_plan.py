@@ -9,9 +9,11 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian
+from fedveil.privacy.accounting.meaning import smaller
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, Quantile
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
@@ -64,15 +66,15 @@ def test_what_a_plan_assumes_is_in_every_claim_once():
     assert silent.assuming("anything") is silent
 
 
-def test_claims_of_fewer_rounds_than_fit_say_what_that_assumes():
+def test_claims_of_fewer_rounds_than_fit_hold_whoever_ended_the_run():
     made = central(Poisson(0.1), 100, Fixed(1.0), rounds=9, budget=Budget(3.0, 1e-5))
     few = replace(made, rounds=20)  # the noise is for nine
     assert few.permitted in range(9, 20)
-    assert all("rounds were done" in c.assumptions[-1] for c in few.claims(few.permitted - 1))
-    assert not any("rounds were done" in str(c.assumptions) for c in few.claims(few.permitted))
-    shown = [few.told(rounds).assumptions for rounds in (few.permitted - 1, few.permitted)]
-    assert "rounds were done" in shown[0][-1]
-    assert "rounds were done" not in str(shown[1])
+    whole = few.lines[0].claims(few.permitted)
+    assert few.claims(few.permitted) == whole
+    *kept, naive = few.claims(few.permitted - 1)
+    assert [claim.epsilon for claim in kept] == [claim.epsilon for claim in whole]
+    assert naive == replace(few.lines[0].claims(few.permitted - 1)[0], condition=NOT_DECIDED)
 
 
 # --- checks ---
@@ -112,7 +114,34 @@ def test_cohort_larger_than_the_population_is_refused(sampler):
 
 def test_spent_is_an_upper_bound_for_every_round():
     plan = central_plan(multiplier=5.0, rounds=40, budget=Budget(math.inf, 1e-5))
-    assert all(plan.spent(n) >= plan.claims(n)[0].epsilon for n in range(41))
+    fixed = [plan.lines[0].claims(n)[0].epsilon for n in range(41)]
+    assert all(plan.spent(n).epsilon >= fixed[n] for n in range(41))
+
+
+def test_what_is_quoted_after_a_round_is_an_upper_bound_on_the_claim_of_a_run_that_ends_there():
+    plan = central_plan(multiplier=5.0, rounds=40, budget=Budget(math.inf, 1e-5))
+    for n in range(1, 41):
+        quoted, claims = plan.quoted(n), plan.claims(n)
+        assert not quoted.condition
+        assert claims[0].epsilon <= quoted.epsilon <= 1.001 * claims[0].epsilon
+        assert plan.spent(n).condition == ("" if n == 40 else NOT_DECIDED)
+    assert plan.quoted(40) == plan.spent(40)
+
+
+def test_rounds_done_again_are_in_what_is_spent_and_in_what_is_quoted():
+    plan = central_plan(multiplier=5.0, rounds=40, budget=Budget(math.inf, 1e-5))
+    line = plan.lines[0]
+    assert plan.spent(10, again=2).epsilon >= line.claims(12)[0].epsilon
+    assert plan.spent(40, again=2).epsilon >= line.claims(42)[0].epsilon
+    assert plan.quoted(10, again=2).epsilon == line.ended(12, 40, again=2)
+    assert plan.quoted(40, again=2).epsilon == line.ended(42, 40, again=2)
+
+
+def test_what_is_quoted_after_a_round_is_of_the_line_that_is_a_guarantee(make_line):
+    published, strict = make_line(as_published=True), make_line(event=Gaussian(2.0))
+    plan = PrivacyPlan(Everyone(), 10, 5, lines=(published, strict))
+    assert plan.spent(2).as_published
+    assert plan.quoted(2).epsilon == pytest.approx(strict.ended(2, plan.permitted), rel=1e-3)
 
 
 def test_tightest_line_ends_the_run(make_line):
@@ -324,9 +353,9 @@ def test_watched_bits_of_a_cohort_move_the_bound():
 def test_claims_with_counts_are_those_of_the_lines():
     plan = local_plan()
     counts = np.array([4, 1, 2])
-    worst, median = plan.claims(5, counts)[0], plan.claims(5, counts)[-1]
-    assert worst.epsilon == plan.lines[0].claims(4)[0].epsilon
-    assert median.epsilon == plan.lines[0].claims(2)[0].epsilon
+    claims = plan.claims(plan.rounds, counts)
+    assert claims[0].epsilon == plan.lines[0].claims(4)[0].epsilon
+    assert claims[-1].epsilon == plan.lines[0].claims(2)[0].epsilon
     assert plan.lines[0].event == Gaussian(2.0)
     assert plan.release.relation is Relation.REPLACE
 
@@ -341,13 +370,14 @@ def test_what_is_shown_follows_the_client_that_took_part_most():
         rounds=9,
         budgets=(Budget(8.0, 1e-5),),
     )
-    shown = [plan.spent(9, most) for most in (1, 2, 3)]
-    assert shown == [plan.spent(most) for most in (1, 2, 3)]
-    assert shown[0] < shown[1] < shown[2] == plan.spent(9)
+    shown = [plan.spent(9, most).epsilon for most in (1, 2, 3)]
+    assert shown == [plan.spent(most).epsilon for most in (1, 2, 3)]
+    assert shown[0] < shown[1] < shown[2] == plan.spent(9).epsilon
 
 
 def test_a_round_done_again_is_shown_with_what_the_curator_published():
     plan = local_plan(schedule=Quantile(0.5, 0.5, noise=3.0))
-    shown = plan.spent(10, 11, again=1)
-    assert shown == plan.claims(10, np.full(100, 11), again=1)[0].epsilon
-    assert shown > epsilon(plan.lines[0].event, 11, 1e-5, Relation.REPLACE)
+    shown, claims = plan.spent(10, 11, again=1), plan.claims(10, np.full(100, 11), again=1)
+    assert shown.epsilon == smaller(claims).epsilon
+    assert shown.epsilon > epsilon(plan.lines[0].event, 11, 1e-5, Relation.REPLACE)
+    assert plan.quoted(10, 11, again=1).epsilon == claims[0].epsilon

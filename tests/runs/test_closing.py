@@ -10,6 +10,7 @@ import safetensors.torch
 
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.file import read_about, read_closing, read_runs
+from fedveil.privacy.ledger.statement import statements
 from fedveil.privacy.ledger.verification import read_links, verify
 from fedveil.runs import closing as closings
 from fedveil.runs import run as runs
@@ -279,6 +280,37 @@ def test_an_open_run_still_answers_for_its_recipe_and_its_claims(tmp_path, monke
     assert "noise.source is 'secure'" in error(cli("ledger", run.folder, "--verify"))
 
 
+@pytest.mark.parametrize("smaller", [False, True])
+def test_a_result_of_an_earlier_version_is_compared_by_the_keys_it_has(
+    tmp_path, monkeypatch, cli, smaller
+):
+    run = begin(tmp_path / "run")
+    crash_in(monkeypatch, "digests")
+    with pytest.raises(Crash):
+        run.execute()
+    path = run.folder / "result.json"
+    result = json.loads(path.read_text())
+    for claim in result["claims"]:
+        del claim["units"], claim["composed"]
+        claim["epsilon"] *= 0.9 if smaller else 1
+    path.write_text(json.dumps(result))
+    _, out, err = cli("ledger", run.folder, "--verify")
+    assert ("claims are not what" in out + err) is smaller
+
+
+@pytest.mark.parametrize("key", ["units", "composed"])
+def test_what_was_composed_is_compared_with_the_ledger(tmp_path, monkeypatch, cli, key):
+    run = begin(tmp_path / "run")
+    crash_in(monkeypatch, "digests")
+    with pytest.raises(Crash):
+        run.execute()
+    path = run.folder / "result.json"
+    result = json.loads(path.read_text())
+    result["claims"][0][key] = 2 if key == "units" else None
+    path.write_text(json.dumps(result))
+    assert "claims are not what" in error(cli("ledger", run.folder, "--verify"))
+
+
 def test_a_run_that_goes_on_is_open_meanwhile(tmp_path, cli):
     def stop(line):
         if line["round"] == 2:
@@ -306,3 +338,17 @@ def test_an_export_has_the_ends(copy, cli, tmp_path):
     found = json.loads((tmp_path / "out.json").read_text())["chain"]
     ends = [json.loads(link["files"]) for link in found if "files" in link]
     assert (len(ends), ends[1]) == (2, closings.digests(folder))
+
+
+def test_a_result_of_an_older_version_lacks_newer_fields_and_is_whole(copy):
+    folder = copy("own")
+    (told,) = statements(folder / "ledger.db")
+    path = folder / "result.json"
+    result = json.loads(path.read_text())
+    for claim in result["claims"]:
+        assert claim.pop("condition") == ""
+    path.write_text(json.dumps(result))
+    assert closings._of_claims(folder, told, ended=True) == []
+    result["claims"][0]["epsilon"] *= 0.99
+    path.write_text(json.dumps(result))
+    assert len(closings._of_claims(folder, told, ended=True)) == 1

@@ -3,10 +3,12 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.ledger.filter import renyi_curve
 from fedveil.privacy.ledger.shared import Common
 from fedveil.runs.build import build
@@ -81,9 +83,19 @@ def test_a_run_that_was_interrupted_says_how_to_go_on(begin):
     assert f"fedveil run --resume {run.folder} does the other 1, and any other" in told
 
 
+def test_a_run_that_somebody_ended_has_the_smaller_claim_beside_the_one_that_counts(begin):
+    run = begin("run")
+    told, line = why(run, stop_after(3)), run.training.plan.lines[0]
+    counts = line.claim(line.ended(3, 4))
+    smaller = replace(line.claims(3)[0], condition=NOT_DECIDED)
+    beside = f"{counts}, which holds whoever ended the run and why; {smaller.short}; "
+    assert told.startswith(f"the claim that counts is {beside}")
+
+
 def test_a_run_that_its_own_budget_stopped(begin):
     free = begin("free").training.plan
-    limit = (free.claims(2)[0].epsilon + free.claims(3)[0].epsilon) / 2
+    two, three = (free.lines[0].claims(n)[0].epsilon for n in (2, 3))
+    limit = (two + three) / 2
     told = why(begin("run", f"budget.epsilon={limit}"))
     assert "; it was stopped after round 2 of 4 by its own budget; " in told
 

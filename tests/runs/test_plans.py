@@ -126,6 +126,12 @@ def test_a_nominal_size_is_what_hides_sizes(nominal, relation):
     assert plan.lines[0].relation == relation
 
 
+def test_a_shuffled_round_waits_for_the_dishonest_too():
+    plan = plan_of("ldp-fl", "shuffle.minimum=30", "shuffle.dishonest=7", "client.epochs=1")
+    assert plan.lines[0].event.reports == 30
+    assert plan.release.minimum == 37
+
+
 def test_a_shuffled_claim_hides_behind_the_minimum_that_was_asked_for():
     plan = plan_of("ldp-fl", "shuffle.minimum=30", "client.epochs=1")
     assert plan.lines[0].event.reports == 30

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from fedveil.errors import BadInput
-from fedveil.privacy.identity import identity
+from fedveil.identity import identity
 from fedveil.runs import toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.recipe import Recipe, load_recipe, shipped

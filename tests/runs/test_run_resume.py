@@ -11,6 +11,7 @@ import pytest
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput, LedgerMismatch
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.privacy.ledger.statement import statements
 from fedveil.runs import checkpoint
@@ -19,6 +20,7 @@ from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.engines.serial import Serial
+from fedveil.training.server import SgdServer
 
 from .endings import Crash, crash_after, metrics_of, model_of, stop_after
 
@@ -156,11 +158,13 @@ def test_an_interrupted_run_says_so_and_resumes(start):
     assert model_of(cut.folder) == model_of(whole.folder)
 
 
-def test_the_claims_of_a_run_that_ended_early_say_what_they_assume(start):
+def test_the_claims_of_a_run_that_ended_early_hold_whoever_ended_it(start):
     run = start("central")
     early = run.execute(stop_after(2))
-    (text,) = {claim["assumptions"][-1] for claim in early["claims"]}
-    assert "only 2 of 4 rounds were done; if it is, count all 4" in text
+    assert [claim["condition"] for claim in early["claims"]] == ["", "", NOT_DECIDED]
+    line = run.training.plan.lines[0]
+    assert early["claims"][0]["epsilon"] == line.ended(2, 4)
+    assert early["claims"][-1]["epsilon"] == line.claims(2)[0].epsilon
     assert "none changed" in verify_ledger(run.folder, None)
     assert [claim.to_dict() for claim in statement_of(run.folder).claims] == early["claims"]
     stored = StoredModel.read(run.folder / "model.safetensors")
@@ -289,3 +293,54 @@ def test_a_run_directory_may_be_renamed(start, tmp_path):
         same.folder / "model.safetensors"
     ).read_bytes()
     assert [c.round for c in read_charges(moved / "ledger.db")] == [1, 2, 3, 4]
+
+
+def rewritten(path, change):
+    """Change what a ledger knows its run by."""
+    with closing(sqlite3.connect(path)) as db, db:
+        ((run, about),) = db.execute("SELECT run, about FROM runs").fetchall()
+        text = json.dumps(change(json.loads(about)))
+        db.execute("UPDATE runs SET about = ? WHERE run = ?", (text, run))
+
+
+def without_identity(about):
+    return {key: value for key, value in about.items() if key != "identity"}
+
+
+@pytest.mark.parametrize("name", ["central", "fedavg"])
+def test_a_run_of_before_identities_were_recorded_is_refused_with_one_line(start, name):
+    run = start(name)
+    run.execute(stop_after(2))
+    before = model_of(run.folder)
+    rewritten(run.folder / "ledger.db", without_identity)
+    with pytest.raises(LedgerMismatch, match=r"begun before .* finish it with the version") as e:
+        Run.resume(run.folder, None).execute()
+    assert "\n" not in str(e.value)
+    assert model_of(run.folder) == before
+
+
+@pytest.mark.parametrize("name", ["central", "fedavg"])
+def test_a_run_whose_parts_changed_is_refused_with_one_line(start, name, monkeypatch):
+    """Say, because another version states another identity: it would go on with other noise."""
+    run = start(name)
+    run.execute(stop_after(2))
+    before = model_of(run.folder)
+    monkeypatch.setattr(SgdServer, "identity", property(lambda self: (("server", "other"),)))
+    with pytest.raises(LedgerMismatch, match=r"other noise: .* finish it with the version") as e:
+        Run.resume(run.folder, None).execute()
+    assert "\n" not in str(e.value)
+    assert model_of(run.folder) == before
+    monkeypatch.undo()
+    assert Run.resume(run.folder, None).execute()["rounds"] == 4
+
+
+def test_what_a_ledger_says_of_identity_is_sealed(start):
+    """Identities are digests of records too: whoever reads a ledger could try records out."""
+    runs = [start("central", out=name) for name in ("a", "b")]
+    told = []
+    for run in runs:
+        run.execute(stop_after(1))
+        with closing(sqlite3.connect(run.folder / "ledger.db")) as db:
+            told.append(json.loads(db.execute("SELECT about FROM runs").fetchone()[0]))
+    assert runs[0].training.digest == runs[1].training.digest
+    assert len({each["identity"] for each in told} | {runs[0].training.digest}) == 3

@@ -13,6 +13,7 @@ import torch
 from scipy.stats import chi2
 
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.privacy.ledger.statement import statements
 from fedveil.privacy.releases.central import CentralNoise
@@ -242,7 +243,7 @@ def test_the_seed_does_not_draw_a_secret_cohort(start):
 
 def test_an_interrupted_round_is_a_new_attempt_with_a_charge_of_its_own(start, monkeypatch):
     whole = start("central", SECURE_NOISE, "rounds=6", out="whole").training.plan
-    room = (whole.claims(6)[0].epsilon + whole.claims(7)[0].epsilon) / 2
+    room = sum(whole.lines[0].claims(n)[0].epsilon for n in (6, 7)) / 2
     run = start("central", SECURE_NOISE, "rounds=6", f"budget.epsilon={room}")
     crash_in(monkeypatch, 3)
     with pytest.raises(Crash):
@@ -260,11 +261,12 @@ def test_an_interrupted_round_is_a_new_attempt_with_a_charge_of_its_own(start, m
         (5, 0),
     ]
     assert (result["rounds"], result["stopped"]) == (5, "budget")
-    assert result["claims"][0]["epsilon"] == whole.claims(6)[0].epsilon
-    assert result["claims"][0]["epsilon"] > whole.claims(5)[0].epsilon
+    line = run.training.plan.lines[0]
+    assert result["claims"][0]["epsilon"] == line.ended(6, 6, again=1) == room
+    assert result["claims"][-1]["epsilon"] == line.claims(6)[0].epsilon
     (told,) = statements(run.folder / "ledger.db")
     assert [claim.to_dict() for claim in told.claims] == result["claims"]
-    assert metrics_of(run.folder)[-1]["epsilon"] >= result["claims"][0]["epsilon"] - 1e-3
+    assert metrics_of(run.folder)[-1]["epsilon"] >= result["claims"][-1]["epsilon"] - 1e-3
 
 
 @pytest.mark.parametrize("epsilon", ["500.0", "inf"])
@@ -275,8 +277,11 @@ def test_an_attempt_that_the_budget_has_room_for_costs_no_round(start, monkeypat
         run.execute()
     result = Run.resume(run.folder, None).execute()
     assert (result["rounds"], result["stopped"]) == (4, "rounds")
-    assert result["claims"][0]["epsilon"] == run.training.plan.lines[0].claims(5)[0].epsilon
-    assert metrics_of(run.folder)[-1]["epsilon"] >= result["claims"][0]["epsilon"] - 1e-3
+    line = run.training.plan.lines[0]
+    assert result["claims"][0]["epsilon"] == line.ended(5, 4, again=1)
+    assert result["claims"][-1]["epsilon"] == line.claims(5)[0].epsilon
+    assert result["claims"][-1]["condition"] == NOT_DECIDED
+    assert metrics_of(run.folder)[-1]["epsilon"] >= result["claims"][-1]["epsilon"] - 1e-3
 
 
 def test_everyone_asked_is_charged_for_an_interrupted_round(start, monkeypatch):
@@ -291,8 +296,9 @@ def test_everyone_asked_is_charged_for_an_interrupted_round(start, monkeypatch):
     assert counts.sum() == 10 * len(read_charges(run.folder / "ledger.db"))
     assert (counts >= before).all()
     plan = run.training.plan
-    worst = plan.lines[0].claims(int(counts.max()))[0].epsilon
-    assert result["claims"][0]["epsilon"] == worst
+    worst = int(counts.max())
+    assert result["claims"][0]["epsilon"] == plan.lines[0].ended(worst, 4, again=1)
+    assert result["claims"][-1]["epsilon"] == plan.lines[0].claims(worst)[0].epsilon
 
 
 def test_a_lost_checkpoint_costs_its_round_again(start):
@@ -316,8 +322,9 @@ def test_a_lost_checkpoint_costs_its_round_again(start):
     counts = np.bincount(np.concatenate([np.frombuffer(i, "<u4") for i in stored]), minlength=20)
     assert read_participations(run.folder / "ledger.db").tolist() == counts.tolist()
     told = [c for c in result["claims"] if c["holds_for"] != "the median client"]
-    worst = run.training.plan.lines[0].claims(int(counts.max()))[0].epsilon
-    assert told[0]["epsilon"] == worst
+    line, worst = run.training.plan.lines[0], int(counts.max())
+    assert told[0]["epsilon"] == line.ended(worst, 6, again=1)
+    assert told[-1]["epsilon"] == line.claims(worst)[0].epsilon
 
 
 def test_a_run_cannot_change_its_noise_source(start):

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedveil.privacy.accounting.claims import Trust
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import NoiseSource, Trust
 from fedveil.tuning.axes import axis, cells
 from fedveil.tuning.cost import Cost, together
 from fedveil.tuning.trials import Laboratory
@@ -26,10 +27,11 @@ def prepared(recipe, settings, *axes):
 
 def test_trainings_of_one_kind_add_up():
     low, high = prepared("dp-fedavg", SMALL, "budget.epsilon=5,50")
-    (one,) = together([(low, 3), (high, 1)])
+    (one,), read = together([(low, 3), (high, 1)])
+    assert read == []
     assert one.epsilon == pytest.approx(3 * low.claim.epsilon + high.claim.epsilon)
     assert (one.delta, one.unit, one.neighbours, one.trust) == (0, "client", "replace", "local")
-    assert together([(low, 0)]) == []
+    assert together([(low, 0)]) == ([], [])
 
 
 @pytest.mark.parametrize("settings", [BITS, NORMS], ids=["bits", "norms"])
@@ -38,7 +40,7 @@ def test_what_a_curator_sees_is_in_the_sum(settings):
     (one,) = prepared("ldp-sgd", settings)
     (line,) = (line for line in one.plan.lines if not line.reading)
     (claim, *_) = line.claims(line.participations(one.plan.permitted))
-    (whole,) = together([(one, 4)])
+    (whole,), _ = together([(one, 4)])
     assert (whole.epsilon, whole.delta) == pytest.approx((4 * claim.epsilon, 4 * claim.delta))
     assert whole.epsilon >= 4 * one.claim.epsilon
 
@@ -49,7 +51,7 @@ def test_every_charged_line_is_added_and_the_most_trust_is_told(trust):
     (line,) = one.plan.lines
     more = replace(line, covers="bits", trust=trust)
     twice = SimpleNamespace(plan=SimpleNamespace(lines=(line, more), permitted=3))
-    (whole,) = together([(twice, 4)])
+    (whole,), _ = together([(twice, 4)])
     assert whole.epsilon == pytest.approx(8 * one.claim.epsilon)
     assert whole.delta == pytest.approx(8 * one.claim.delta)
     assert whole.trust is trust
@@ -57,7 +59,7 @@ def test_every_charged_line_is_added_and_the_most_trust_is_told(trust):
 
 def test_as_published_keeps_its_label_and_its_strict_neighbour():
     (one,) = prepared("dp-fedavg", SMALL, "budget.as_published=true")
-    published, strictly = together([(one, 2)])
+    (published,), (strictly,) = together([(one, 2)])
     assert published.as_published
     assert not strictly.as_published
     assert published.epsilon == pytest.approx(2 * 20)
@@ -70,26 +72,84 @@ def test_as_published_keeps_its_label_and_its_strict_neighbour():
 def test_a_client_has_one_of_several_budgets():
     dealt = [*SMALL, "budget.epsilon=none", "budget.epsilons=[5.0, 50.0]"]
     (one,) = prepared("dp-fedavg", dealt)
-    (whole,) = together([(one, 2)])
+    (whole,), _ = together([(one, 2)])
     assert whole.epsilon == pytest.approx(2 * 50)
 
 
 def test_behind_a_shuffler_the_sum_without_it_stands_beside():
     (one,) = prepared("ldp-fl", ["rounds=2", "engine.mode=looped"])
-    kinds = {claim.trust: claim for claim in together([(one, 2)])}
-    assert set(kinds) == {"shuffled", "local"}
-    assert kinds["local"].epsilon > kinds["shuffled"].epsilon
-    assert {str(claim.unit) for claim in kinds.values()} == {"client"}
+    (shuffled,), (local,) = together([(one, 2)])
+    assert (shuffled.trust, local.trust) == ("shuffled", "local")
+    assert local.epsilon > shuffled.epsilon
+    assert {str(claim.unit) for claim in (shuffled, local)} == {"client"}
+    assert "; with less trust epsilon " in Cost.of([(one, 2)]).told
 
 
-def test_kinds_are_never_added_to_each_other():
+def test_mechanisms_and_accountants_are_one_number():
+    """Five trainings with Laplace noise and five with Gaussian noise, of epsilon 3 each: 30."""
+    (laplace,) = prepared("dp-fedavg", [*SMALL, "budget.epsilon=3"])
+    (gaussian,) = prepared("dp-fedavg-gaussian", [*SMALL, "budget.epsilon=3"])
+    cost = Cost.of([(laplace, 5), (gaussian, 5)])
+    (whole,) = cost.charged
+    assert whole.epsilon == pytest.approx(30, rel=1e-3)
+    assert whole.delta == pytest.approx(5 * gaussian.claim.delta)
+    assert (str(whole.accountant), whole.composed, cost.read) == ("pld", None, [])
+    (said,) = cost.sentences
+    assert said.count("epsilon ") == 1
+    (turned,) = Cost.of([(gaussian, 5), (laplace, 5)]).charged
+    assert (turned.epsilon, turned.accountant) == (pytest.approx(whole.epsilon), whole.accountant)
+    assert set(whole.assumptions) == {*laplace.claim.assumptions, *gaussian.claim.assumptions}
+
+
+def test_a_total_is_as_trusting_and_as_weak_as_its_weakest_part():
+    (one,) = prepared("dp-fedavg-gaussian", SMALL)
+    (line,) = one.plan.lines
+
+    def of(**changes):
+        lines = (replace(line, **changes),)
+        return SimpleNamespace(plan=SimpleNamespace(lines=lines, permitted=3))
+
+    def total(**changes):
+        return [
+            together([(a, 1), (b, 2)])[0] for a, b in ((one, of(**changes)), (of(**changes), one))
+        ]
+
+    assert all(whole.trust is Trust.SHUFFLED for (whole,) in total(trust=Trust.SHUFFLED))
+    assert all(whole.as_published for (whole,) in total(as_published=True))
+    assert not any(whole.vouched for (whole,) in total(vouched=0.1))
+    assert all(whole.noise == "seeded" for (whole,) in total(noise=NoiseSource.SECURE))
+    assert {len(whole.assumptions) for (whole,) in total(assumptions=("other",))} == {
+        len(line.assumptions) + 1
+    }
+
+
+def test_readings_are_added_to_what_has_no_other_reading():
+    (published,) = prepared("dp-fedavg", SMALL, "budget.as_published=true")
+    (strict,) = prepared("dp-fedavg", SMALL)
+    _, (whole,) = together([(published, 1), (strict, 1)])
+    assert whole.epsilon == pytest.approx(40 + 20)
+    assert not whole.as_published
+
+
+def test_different_neighbours_are_never_added_and_none_is_said_to_be_the_total():
     (local,) = prepared("dp-fedavg", SMALL)
     central, same = prepared("central", ["engine.mode=looped", "rounds=2"], "client.lr=0.1,0.2")
-    sums = together([(local, 1), (central, 1), (same, 2)])
+    trainings = [(local, 1), (central, 1), (same, 2)]
+    sums, _ = together(trainings)
     assert [str(claim.trust) for claim in sums] == ["local", "central"]
     assert sums[0].epsilon == local.claim.epsilon
     assert sums[1].epsilon == pytest.approx(3 * central.claim.epsilon)
     assert sums[1].delta == pytest.approx(3 * central.claim.delta)
+    assert "none of them is the total" in Cost.of(trainings).told
+    assert "none of them is the total" not in Cost.of(trainings[1:]).told
+
+
+def test_what_is_added_up_answers_for_no_other_number_of_units():
+    (one,) = prepared("dp-fedavg-gaussian", SMALL)
+    ((alone,), _), ((both,), _) = together([(one, 1)]), together([(one, 2)])
+    assert alone.for_units(2).epsilon > alone.epsilon
+    with pytest.raises(BadInput, match="does not record what was composed"):
+        both.for_units(2)
 
 
 def test_trainings_without_a_claim_are_counted():

@@ -7,6 +7,7 @@ import pytest
 
 from fedveil.errors import BadInput
 from fedveil.runs import toml
+from fedveil.runs.recipe import load_recipe
 from fedveil.tuning.axes import recipe_of
 from fedveil.tuning.candidates import Space
 from fedveil.tuning.cells import Outcome
@@ -51,6 +52,7 @@ def test_simulating_writes_the_winner_and_ranks_the_others():
     assert len(report.rows) == len(SPACE.pairs)
     recipe = tomllib.loads(report.recipe)
     assert (recipe["client"]["steps"], recipe["rounds"]) == (2, 4)
+    assert recipe["seed"] == load_recipe("dp-fedavg").seed + 20  # of none of the 20 repetitions
     assert report.heat[2, 8] == min(report.heat.values()) == report.rows[0].value
     assert set(report.heat) == {(e, e * rounds) for e, rounds in SPACE.pairs}
     assert report.measure == "loss"

@@ -7,6 +7,7 @@ from contextlib import closing
 
 import pytest
 
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.runs import stop_request
 from fedveil.runs.evidence import charged_of
@@ -103,7 +104,10 @@ def test_where_turns_are_counted_it_is_the_client_s_that_was_charged_most(root):
     found, charged = look(run.folder), charged_of(run.folder)
     assert found.state is State.RUNNING
     exact = charged.lines[0].claims(int(charged.counts.max()))[0].epsilon
-    assert exact <= found.claim.epsilon <= exact * 1.01
+    assert exact <= found.spent.epsilon <= exact * 1.01
+    kept = charged.claims[0].epsilon
+    assert kept <= found.claim.epsilon <= kept * 1.01
+    assert (found.claim.condition, found.spent.condition) == ("", NOT_DECIDED)
     assert found.claim.trust == "local"
     lines.close()
 
@@ -117,7 +121,8 @@ def test_the_line_that_counts_is_the_one_that_is_told(root):
     assert others
     assert all((line.trust, line.unit) != (first.trust, first.unit) for line in others)
     assert (found.claim.trust, found.claim.unit) == (first.trust, first.unit)
-    assert found.claim.epsilon == first.claims(1)[0].epsilon
+    assert found.spent.epsilon == first.claims(1)[0].epsilon
+    assert found.claim.epsilon == first.ended(1, 4)
     lines.close()
 
 

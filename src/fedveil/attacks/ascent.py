@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedveil.attacks.traces import ascended
 from fedveil.data.federated import Array, FederatedData
+from fedveil.identity import Stated
 from fedveil.inputs import Inputs, taken
 from fedveil.models.task import Task
 from fedveil.privacy.plan import PrivacyPlan
@@ -34,6 +35,17 @@ class Ascending(Adversary):
     client: int
     aims: Mapping[int, Rows]
     boost: float
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("adversary", "ascent"),
+            ("task", self.task),
+            ("asked", self.asked),
+            ("client", self.client),
+            ("aims", dict(self.aims)),
+            ("boost", self.boost),
+        )
 
     def cohort(self, round: int, ids: Ids) -> Ids:
         return np.union1d(ids, [self.client]).astype(np.int64) if round in self.aims else ids

@@ -13,10 +13,13 @@ from fedveil.attacks.certificate import BASE_RATE, in_words
 from fedveil.checks import check, one_of
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.two_point import honest_reports
 from fedveil.training.adversary import Adversary, Chance, Ids
 from fedveil.training.evaluate import BATCH
 from fedveil.training.exchange import Sent
@@ -44,6 +47,16 @@ class When:
     end: int | None = None
     every: int = 1
     present: bool = True
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("when", "rounds"),
+            ("start", self.start),
+            ("end", self.end),
+            ("every", self.every),
+            ("present", self.present),
+        )
 
     def __post_init__(self) -> None:
         check("attack.start", self.start)
@@ -80,6 +93,20 @@ class BackdoorAttack(Adversary):
     noise: AttackerNoise = AttackerNoise.COMPLY
     when: When = When()
     work: ClientWork | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("adversary", "backdoor"),
+            ("attackers", self.attackers),
+            ("held_out", self.held_out),
+            ("poisoned", self.poisoned),
+            ("boost", self.boost),
+            ("project", self.project),
+            ("noise", self.noise),
+            ("when", self.when),
+            ("work", self.work),
+        )
 
     def __post_init__(self) -> None:
         check("attack.boost", self.boost)
@@ -210,15 +237,17 @@ class BackdoorAttack(Adversary):
             raise BadInput("attack.project is for a clip on updates, which dp-sgd has not: drop it")
         if plan.secure:
             raise BadInput("attacks are simulations: use noise.source = 'seeded'")
-        honest = plan.expected - len(self.attackers)
-        if plan.release.minimum > honest:
+        counted_on = honest_reports(plan)
+        tolerated = plan.release.minimum - counted_on
+        if counted_on and len(self.attackers) > tolerated:
             raise BadInput(
-                f"shuffle.minimum is {plan.release.minimum} and only {honest:g} reports of a round "
-                "are certain to be honest: lower it, or attack with fewer clients"
+                f"attack.attackers is {len(self.attackers)} and shuffle.dishonest is {tolerated}: "
+                "the claim counts on honest reports; raise shuffle.dishonest and lower "
+                "shuffle.minimum, or attack with fewer clients"
             )
 
     def told(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
-        first = next((claim for claim in claims if not claim.as_published), None)
+        first = counting(claims)
         when = self.when
         return {
             "attackers": len(self.attackers),

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.models.task import Named, Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.plan import PrivacyPlan
@@ -41,6 +42,21 @@ class MultiTask(Adversary):
     steps: int = 10
     lr: float = 0.1
     seed: int = 0
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("adversary", "multi-task"),
+            ("task", self.task),
+            ("ids", self.ids),
+            ("x", self.x),
+            ("y", self.y),
+            ("has", self.has),
+            ("weight", self.weight),
+            ("steps", self.steps),
+            ("lr", self.lr),
+            ("seed", self.seed),
+        )
 
     def cohort(self, round: int, ids: Ids) -> Ids:
         return np.union1d(ids, self.ids)

@@ -8,6 +8,7 @@ clients' sums are taken off before a round is scored, and what another training 
 same round is taken off as well, which tells whether trainings share noise.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from fedveil.audit.one_shot import fitted
 from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
 from fedveil.audit.scores import Scores, counted, gap
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Trust
 from fedveil.privacy.accounting.events import PoissonSampled
@@ -47,6 +49,15 @@ class CanaryClients(Adversary):
     directions: torch.Tensor
     signs: npt.NDArray[np.float64]
 
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("adversary", "canaries"),
+            ("ids", self.ids),
+            ("directions", self.directions),
+            ("signs", self.signs),
+        )
+
     def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.isin(ids, self.ids)
 
@@ -67,14 +78,21 @@ class CanaryClients(Adversary):
 
 @dataclass(frozen=True)
 class Canaries:
-    """`canaries` of them over as many trainings as that takes, from `seed`."""
+    """`canaries` of them over as many trainings as that takes, from `seed`.
+
+    Each is one person with `units` clients, which all send the same; the claim that it is held
+    against is the one for so many units.
+    """
 
     canaries: int = CANARIES
     seed: int = 0
+    units: int = 1
 
     def __post_init__(self) -> None:
         if self.canaries < 50:
             raise BadInput(f"--canaries is {self.canaries}: at least 50 are needed")
+        if self.units < 1:
+            raise BadInput(f"units is {self.units}: at least 1 is needed")
 
     def findings(
         self, training: Training, on_training: OnTraining = lambda done, of: None
@@ -86,9 +104,12 @@ class Canaries:
             return
         if training.adversary is not None:
             raise BadInput("the run has an attack of its own: leave out --attacks canaries")
-        each = min(plan.population // 2, training.task.size)
+        each = min(plan.population // 2 // self.units, training.task.size)
         if each < 1:
-            raise BadInput("canaries take the place of clients, and there is one: leave them out")
+            raise BadInput(
+                f"canaries take the place of up to half of the clients, and {plan.population} are "
+                f"too few for one of {self.units}: leave them out"
+            )
         of = -(-self.canaries // each)
         final: list[tuple[Scores, npt.NDArray[np.bool_]]] = []
         rounds: list[tuple[Scores, npt.NDArray[np.bool_]]] = []
@@ -99,7 +120,7 @@ class Canaries:
             rounds.append((every, inside))
             on_training(k + 1, of)
         turns = line.participations(plan.permitted)
-        claim = claim_of(line, turns)
+        claim = claim_of(line, turns).for_units(self.units)
         for what, found in (("the final model", final), ("all rounds", rounds)):
             in_ = np.concatenate([scores[:, b] for scores, b in found], axis=1)
             out = np.concatenate([scores[:, ~b] for scores, b in found], axis=1)
@@ -115,13 +136,15 @@ class Canaries:
         """
         generator = np.random.default_rng([self.seed, k, 0xCA9A])
         plan, size = training.plan, training.task.size
-        ids = np.sort(generator.choice(plan.population, each, replace=False)).astype(np.int64)
+        clients = generator.choice(plan.population, each * self.units, replace=False)
+        ids = np.sort(clients).astype(np.int64)
         basis, _ = np.linalg.qr(generator.normal(size=(size, each)))
         directions = basis.T
         inside = generator.random(each) < 0.5
         out = -1.0 if line.relation is Relation.REPLACE else 0.0
         rows = torch.from_numpy(np.ascontiguousarray(directions)).float()
-        canaries = CanaryClients(ids, rows, np.where(inside, 1.0, out))
+        signs = np.where(inside, 1.0, out)
+        canaries = CanaryClients(ids, rows.repeat(self.units, 1), np.tile(signs, self.units))
         again = replace(
             training,
             adversary=canaries,
@@ -136,7 +159,7 @@ class Canaries:
             seen = noisy / clip
             along = directions @ seen
             less = along - directions @ before[number] if before else along
-            ways += np.stack([along, _log_ratio(line, along), less])
+            ways += np.stack([along, _log_ratio(line, along, self.units), less])
             last = state.double()
             if plan.rounds * size <= _KEPT:
                 noted.append(seen)
@@ -170,10 +193,17 @@ def _estimate(in_: Scores, out: Scores, claim: PrivacyClaim) -> float | None:
     return fitted(in_[0], out[0], claim.delta) if finite else None
 
 
-def _log_ratio(line: BudgetLine, along: Scores) -> Scores:
-    """How much likelier a round is with the canary than without, by the event that is claimed."""
+def _log_ratio(line: BudgetLine, along: Scores, units: int) -> Scores:
+    """How much likelier a round is with the canary's `units` clients than without, as claimed.
+
+    How many of them take part is binomial.
+    """
     if not isinstance(line.event, PoissonSampled):
         return along
     rate, noise = line.event.rate, line.event.event.multiplier
-    exponent = np.minimum((2 * along - 1) / (2 * noise * noise), 500.0)
-    return np.asarray(np.log1p(rate * np.expm1(exponent)))
+    found = np.full_like(along, -np.inf)
+    for j in range(units + 1):
+        weight = math.comb(units, j) * rate**j * (1 - rate) ** (units - j)
+        exponent = np.minimum((2 * along - j) * j / (2 * noise * noise), 500.0)
+        found = np.logaddexp(found, math.log(weight) + exponent)
+    return found

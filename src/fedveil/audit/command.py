@@ -100,7 +100,7 @@ def audit(
         whole = Audited(run, training.plan, found)
         kept.tell(Path(FOUND).stem, whole.to_dict())
     if not found.findings and not found.leaks:
-        told = run.claims[0].short if run.claims else "a run that claims nothing"
+        told = "a run that claims nothing" if run.claim is None else run.claim.short
         raise BadInput(f"--attacks {','.join(question.attacks or ())}: none of them is for {told}")
     return whole
 

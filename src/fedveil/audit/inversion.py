@@ -24,7 +24,7 @@ from fedveil.audit.seen import Witness, again, beside, check_own, replayed, view
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
-from fedveil.privacy.identity import seed_of
+from fedveil.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.training.round import Ask

@@ -21,7 +21,7 @@ from fedveil.audit.holders import PLANTED, Flags, Question, question
 from fedveil.audit.leak import Leak, Measure
 from fedveil.audit.seen import View, Witness, again, beside, check_own, replayed, views
 from fedveil.errors import BadInput
-from fedveil.privacy.identity import seed_of
+from fedveil.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.round import Ask
 from fedveil.training.session import Training

@@ -25,8 +25,16 @@ from fedveil.audit.views import (
     watched_views,
 )
 from fedveil.errors import BadInput
+from fedveil.identity import seed_of
 from fedveil.privacy.accounting.budget_line import BudgetLine
-from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Relation, Trust, Unit
+from fedveil.privacy.accounting.claims import (
+    Accountant,
+    Composed,
+    PrivacyClaim,
+    Relation,
+    Trust,
+    Unit,
+)
 from fedveil.privacy.accounting.composition import FINE, epsilon
 from fedveil.privacy.accounting.events import (
     Event,
@@ -38,7 +46,7 @@ from fedveil.privacy.accounting.events import (
     Shuffled,
     TwoPoint,
 )
-from fedveil.privacy.identity import seed_of
+from fedveil.privacy.accounting.units import units_epsilon
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import TwoPointReports
@@ -159,7 +167,9 @@ class Randomiser:
     def _shuffled(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
         """One position behind the shuffler, all others low; every position is a draw."""
         line, size = replace(line, per=1), plan.parameters or 1
-        reports = plan.release.minimum
+        if not isinstance(line.event, Shuffled):
+            raise AssertionError("a line of shuffled reports")
+        reports = line.event.reports
 
         def scores(sign: float) -> Scores:
             bench = Bench.of(plan, self._streams(plan, "shuffled", sign), size)
@@ -196,6 +206,9 @@ def evidence_of(line: BudgetLine, turns: int, claim: PrivacyClaim, counts: Count
 
     def curve(noise: float, delta: float, fine: bool) -> float:
         interval = FINE if fine else _COARSE
+        if claim.units > 1:
+            composed = Composed(with_noise(event, noise), count)
+            return units_epsilon(replace(claim, delta=delta), composed, claim.units)
         return epsilon(with_noise(event, noise), count, delta, relation, interval=interval)
 
     match event:

@@ -19,6 +19,7 @@ from fedveil.audit.one_run import OneRun, guessed
 from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.identity import known_as
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.dp_sgd import dp_sgd
@@ -79,6 +80,7 @@ class OneRunAudit:
         inside = generator.random(self.canaries) < 0.5
         seen: dict[int, torch.Tensor] = {}
 
+        @known_as("look")
         def look(round: int, ids: npt.NDArray[np.int64], reports: torch.Tensor) -> torch.Tensor:
             seen.update(zip(ids.tolist(), reports.clone(), strict=True))
             return reports

@@ -18,10 +18,11 @@ import torch
 from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.identity import seed_of
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.two_point import honest_reports
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
@@ -168,8 +169,8 @@ class Witness:
     def _summed(self, turn: Turn, k: int, row: torch.Tensor) -> torch.Tensor:
         """The round's released sum that the report `row` is in, less what the others are known for.
 
-        Noise is drawn for this client alone. Behind a shuffler the others are as many as it waits
-        for, and have nothing to say: their reports are noise around the model.
+        Noise is drawn for this client alone. Behind a shuffler the others are as many as the claim
+        counts on, and have nothing to say: their reports are noise around the model.
         """
         release = self.training.plan.release
         seed = seed_of("sum", self.streams.seed, turn.round, int(turn.ids[k]))
@@ -177,7 +178,7 @@ class Witness:
         total = torch.zeros(len(row), dtype=torch.float64)
         rows, alone = row[None], replace(turn, streams=own)
         if release.randomises:
-            others = torch.zeros(max(0, release.minimum - 1), len(row))
+            others = torch.zeros(max(0, honest_reports(self.training.plan) - 1), len(row))
             among = np.arange(len(others), dtype=np.int64)
             alone = replace(alone, cohort=replace(turn.cohort, ids=among, whose=among * 0))
             release.randomise_(others, alone)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,7 @@ def recipes(json_: Json = False) -> None:
 
     from fedveil.console import print_rows
 
-    print_rows(Console(), "recipes", rows)
+    print_rows(Console(markup=False, emoji=False), "recipes", rows)
 
 
 def explain(
@@ -68,6 +69,9 @@ def account(
     rate: Annotated[float | None, typer.Option(help="Poisson sampling rate.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon (PLD).")] = None,
+    units: Annotated[
+        int, typer.Option(help="Claims for somebody with so many clients, at the same delta.")
+    ] = 1,
     json_: Json = False,
 ) -> None:
     """Solve for the one of noise, rate, rounds and epsilon that is left out (central DP)."""
@@ -76,6 +80,7 @@ def account(
     from fedveil.runs.glossary import terms_line
 
     answer = solve(noise=noise, rate=rate, rounds=rounds, epsilon=epsilon, delta=delta)
+    answer = replace(answer, claims=tuple(claim.for_units(units) for claim in answer.claims))
     if json_:
         print(json.dumps(answer.to_dict(), indent=2))
         return

@@ -5,6 +5,7 @@ import sys
 from typing import Annotated
 
 import typer
+from typer.main import get_command
 
 import fedveil
 from fedveil.checks import shown
@@ -21,6 +22,7 @@ from fedveil.cli import (
     tune,
     watch,
 )
+from fedveil.cli.help import as_written
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
@@ -73,7 +75,7 @@ _CTRL_C = 130
 def main() -> None:
     """Run a command: exit 0 when done, 2 with one line on bad input, 1 on anything else."""
     try:
-        code = app(standalone_mode=False)
+        code = as_written(get_command(app))(standalone_mode=False)
     except BadInput as e:
         _fail(str(e))
     except FedveilError as e:

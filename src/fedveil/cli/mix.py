@@ -1,5 +1,6 @@
 """`fedveil mixer`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,10 +20,17 @@ def mixer(
     certificate: Annotated[str | None, typer.Option(help="Its certificate, for TLS.")] = None,
     key: Annotated[str | None, typer.Option(help="The certificate's private key.")] = None,
     clients_ca: Annotated[
-        str | None, typer.Option(help="Hear only those whom this authority has signed.")
+        str | None, typer.Option(help="The authority that signs members' certificates.")
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Do without TLS beyond this machine.")
+    members: Annotated[
+        Path | None, typer.Option(help="File with the members' names, one per line.")
+    ] = None,
+    opened: Annotated[
+        str | None, typer.Option(help="File for the rounds that were opened: none opens twice.")
+    ] = None,
+    simulated: Annotated[
+        bool,
+        typer.Option("--simulated", help="Do without members, for simulations on this machine."),
     ] = False,
 ) -> None:
     """Run a mixer for two-point reports: it hands on, per position, only how many were high."""
@@ -43,6 +51,8 @@ def mixer(
             certificate=certificate,
             key=key,
             clients_ca=clients_ca,
-            exposed=insecure,
+            members=() if members is None else tuple(members.read_text().split()),
+            opened=opened,
+            simulated=simulated,
         )
     )

@@ -187,5 +187,5 @@ def sweep(
         print_rows(screen, f"{recipe}: {out}", found.table())
         for line in found.cost.sentences:
             screen.print(line, highlight=False, soft_wrap=True)
-        print_terms(screen, found.cost.sums)
+        print_terms(screen, (*found.cost.charged, *found.cost.read))
     return 0

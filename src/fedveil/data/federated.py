@@ -30,6 +30,7 @@ from fedveil.data.provenance import PUBLIC, check_copies, held_out, owners_in_me
 from fedveil.data.schema import TableSchema
 from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.inputs import Inputs, count, join_inputs, labelled, mapped, shape_of, taken
 from fedveil.targets import Target
 
@@ -87,6 +88,10 @@ class FederatedData:
     schema: TableSchema | None = None
     elsewhere: tuple[int, ...] = ()
     known_as: str = ""
+
+    @property
+    def identity(self) -> Stated:
+        return (("data", self.fingerprint),)
 
     def __post_init__(self) -> None:
         check_structure(

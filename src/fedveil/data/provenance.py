@@ -7,6 +7,7 @@ second look: test records that equal clients' records more often than two client
 each other are refused.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy.typing as npt
 from scipy.special import bdtrc
 
 from fedveil.data.arrays import Array
-from fedveil.data.structure import pieces
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, count, labelled, values_of
 from fedveil.splitmix import words_at
@@ -27,6 +27,7 @@ PUBLIC = -1
 FALSE_ALARM = 1e-6
 """How often test records that coincide with clients' by chance alone are refused, at most."""
 
+_AT_ONCE = 1 << 20  # numbers that are hashed together
 _KEY = np.array([0x9E6C63D0676A9A99], dtype=np.uint64)
 
 
@@ -87,8 +88,10 @@ def digests(x: Inputs[Array], y: Array, like: Inputs[Array] | None = None) -> Ar
     for place, (name, array) in enumerate([*sorted(labelled("x", x).items()), ("y", y)]):
         kind = typed[name].dtype if name in typed else array.dtype
         key = words_at(_KEY, np.array([place]))
-        for start, piece in pieces(array):
-            found[start : start + len(piece)] += _hashed(piece.astype(kind, copy=False), key)
+        rows = max(1, _AT_ONCE // max(1, math.prod(array.shape[1:])))
+        for start in range(0, len(array), rows):
+            piece = np.asarray(array[start : start + rows], dtype=kind)
+            found[start : start + rows] += _hashed(piece, key)
     return found
 
 
@@ -96,11 +99,13 @@ def _hashed(rows: Array, key: Array) -> Array:
     """A weighted sum of each row's words, with weights that no data were made for."""
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1)
     if flat.dtype.kind == "f":
-        flat = flat + 0.0  # -0.0 is 0.0
-    words = flat.view(f"u{flat.dtype.itemsize}").astype(np.uint64, copy=False)
-    weights = words_at(key, np.arange(words.shape[1], dtype=np.uint64)) | np.uint64(1)
-    mixed: Array = (words + np.uint64(1)) @ weights
-    return mixed
+        flat = flat + flat.dtype.type(0)  # -0.0 is 0.0
+    size = flat.dtype.itemsize
+    more = -flat.shape[1] % (8 // size)
+    words = np.pad(flat, ((0, 0), (0, more))).view(np.uint64) if more else flat.view(np.uint64)
+    weights = words_at(key, np.arange(words.shape[1])) | np.uint64(1)
+    hashed: Array = words @ weights
+    return hashed
 
 
 def check_copies(
@@ -134,9 +139,10 @@ def check_copies(
     once = np.isin(np.unique(theirs), kinds)
     if _too_many(equal, several[which]) and _too_many(once, several):
         raise BadInput(
-            f"{equal.sum():,} of {len(theirs):,} test records equal clients' records, far more than two "
-            "clients have in common: they would be measured in the clear as nobody's; hold owners "
-            "out (test = 'by-client'), name the test records' owners, or leave the test split out"
+            f"{equal.sum():,} of {len(theirs):,} test records equal clients' records, far more "
+            "than two clients have in common: they would be measured in the clear as nobody's; "
+            "hold owners out (test = 'by-client'), name the test records' owners, or leave the "
+            "test split out"
         )
 
 

@@ -59,8 +59,8 @@ def grouped(clients: int) -> str:
     """
     return (
         f"clients are {clients} groups of owners, merged at random: a claim per client is about a "
-        "whole group, and one owner's records in it count as two changes of the client, or as one "
-        "where neighbours replace clients"
+        "whole group; one owner's records in it replace what the client sends, which has a larger "
+        "epsilon unless neighbours replace clients"
     )
 
 

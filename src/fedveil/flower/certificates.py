@@ -59,9 +59,9 @@ class Authority:
         names = x509.SubjectAlternativeName(_reached_as(host))
         self._sign(host, folder, name, days, [_SERVES, names])
 
-    def caller(self, folder: Path, name: str, days: int = DAYS) -> None:
-        """Write NAME.crt and NAME.key into a folder, for those whom a server hears under `name`."""
-        self._sign(name, folder, name, days, [_CALLS])
+    def caller(self, folder: Path, file: str, name: str, days: int = DAYS) -> None:
+        """Write FILE.crt and FILE.key into a folder, for the client whom a server calls `name`."""
+        self._sign(name, folder, file, days, [_CALLS])
 
     def _sign(
         self, subject: str, folder: Path, name: str, days: int, more: list[x509.ExtensionType]

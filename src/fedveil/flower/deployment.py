@@ -181,7 +181,7 @@ class Deployment:
                 "[shuffle] needs a mixer, and how many weights a report has follows from data: use "
                 "--divide and --mixer HOST:PORT, or leave it out (--set shuffle=none)"
             )
-        files = MixerFiles.write(folder, self.mixer.host, self.mixer.port)
+        files = MixerFiles.write(folder, self.mixer.host, self.mixer.port, self.sites)
         self._fill(
             "mixer.sh",
             folder,
@@ -217,7 +217,7 @@ class Deployment:
         )
         if mixer is not None:
             with (place / "site.toml").open("a") as file:
-                file.write("\n" + mixer.give_to_site(place))
+                file.write("\n" + mixer.give_to_site(place, name))
         self._fill("supernode.sh", place, port=self.address.of_site(number))
         return key
 

@@ -196,7 +196,8 @@ class RemoteEngine:
         until = began + self.federation.deadline
         found = None
         if outcome.answered:
-            found = mixer.collected(number, job.task.size, until, self.clock, self.sleep)
+            size, minimum = job.task.size, plan.release.minimum
+            found = mixer.collected(number, size, minimum, until, self.clock, self.sleep)
         total = CohortSum.zero(job.task.size, plan.width, noisy=False)
         if found is None or not isinstance(plan.release, TwoPointReports):
             outcome.enough = False

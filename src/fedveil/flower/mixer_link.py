@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
+from fedveil.checks import shown
 from fedveil.errors import BadInput
 from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.protocol import Refused, Status
@@ -34,10 +35,11 @@ class MixerSection(Section):
     )
     certificate: str | None = Field(
         default=None,
-        description="One's own certificate, for a mixer that asks for it. Left out: none.",
+        description="The certificate by which the mixer knows this site or the server. Default: "
+        "none, which a mixer takes in simulations only.",
     )
     key: str | None = Field(
-        default=None, description="The private key of that certificate. Left out: none."
+        default=None, description="The private key of that certificate. Default: none."
     )
     spread: float = Field(
         default=0.0, description="Seconds over which a site spreads the messages of a report."
@@ -54,6 +56,11 @@ class MixerSection(Section):
             raise BadInput(f"mixer.spread is {self.spread}: seconds, up to an hour, are needed")
         if self.insecure and (self.ca or self.certificate or self.key):
             raise BadInput("mixer.insecure is true beside certificates: leave one out")
+        if self.insecure and self.host not in ("127.0.0.1", "::1", "localhost"):
+            raise BadInput(
+                f"mixer.insecure is true and mixer.host is {shown(self.host)}: without TLS a mixer "
+                "is for tests on one machine"
+            )
 
     def beside(self, folder: Path) -> "MixerSection":
         """The same with paths that are relative to `folder` made absolute."""
@@ -72,26 +79,29 @@ class MixerLink:
 
     section: MixerSection
 
-    def report(self, number: int, high: Flags) -> None:
+    def report(self, number: int, high: Flags, minimum: int) -> None:
         """Send the bits `high` [P] of one report; `Refused` if the mixer does not count it.
 
-        It is never sent again: a mixer that broke off may have counted it.
+        A mixer that hands on fewer than `minimum` reports gets none. A report is never sent
+        again: a mixer that broke off may have counted it.
         """
-        spread = self.section.spread
-        _run(lambda: send_report(*self._place, number, high, spread=spread, tls=self._tls))
+        place, spread, tls = self._place, self.section.spread, self._tls
+        _run(lambda: send_report(*place, number, high, minimum=minimum, spread=spread, tls=tls))
 
     def collected(
         self,
         number: int,
         positions: int,
+        minimum: int,
         until: float,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> Multisets | None:
         """What the mixer hands on of a round; None if that is nothing, or not before `until`."""
+        place, tls = self._place, self._tls
         while True:
             try:
-                return _run(lambda: collect(*self._place, number, positions, tls=self._tls))
+                return _run(lambda: collect(*place, number, positions, minimum=minimum, tls=tls))
             except Refused as e:
                 if e.status not in (Status.OPEN, Status.LOST) or clock() >= until:
                     return None

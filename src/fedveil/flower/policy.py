@@ -194,8 +194,9 @@ def trusted(trust: Trust) -> str:
             return "nobody: what leaves this site has its noise already"
         case Trust.SHUFFLED:
             return (
-                "the mixer: it must forget who sent which report and not side with the server; "
-                "what leaves this site has noise already, which alone is worth less"
+                "the mixer: it must forget who sent which report and not side with the server; and "
+                "the other sites, of which no more than shuffle.dishonest may side with the "
+                "server; what leaves this site has noise already, which alone is worth less"
             )
         case Trust.CENTRAL:
             return (

@@ -72,5 +72,5 @@ def _told(server: Server, line: dict[str, Any]) -> str:
         for name in ("loss", *server.run.training.task.measures)
         if name in line
     ]
-    claim = "no claim" if spent is None else spent.short
+    claim = "no claim" if spent is None else f"{spent.short} spent"
     return f"round {line['round']}: {', '.join([*measured, claim])}"

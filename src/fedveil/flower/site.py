@@ -172,7 +172,7 @@ class Site:
         if not isinstance(release, TwoPointReports):
             raise AssertionError("a mixer is for two-point reports")
         number = number_of(ask.round, ask.attempt, self.plan.rounds)
-        self.mixer.report(number, release.messages(rows, turn)[0])
+        self.mixer.report(number, release.messages(rows, turn)[0], release.minimum)
         return rows[0, :0], sent.watched[0]
 
     def _sent(self, turn: Turn) -> Sent:

@@ -21,6 +21,7 @@ from fedveil.errors import BadInput, BudgetExhausted
 from fedveil.flower.arrays import flat, moved, shaped
 from fedveil.flower.engine import Asked
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
@@ -88,9 +89,12 @@ class PrivateStrategy(Strategy):
 
     @property
     def claim(self) -> PrivacyClaim:
-        """What all rounds so far guarantee; the claim that counts."""
+        """The claim that counts if the run ends now, whoever ends it and why."""
         ledger = self.ledger
-        return self.plan.claims(ledger.charged(), ledger.counts(), ledger.again)[0]
+        claim = counting(self.plan.claims(ledger.charged(), ledger.counts(), ledger.again))
+        if claim is None:
+            raise AssertionError("a plan that claims nothing was refused")
+        return claim
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -202,8 +206,8 @@ class PrivateStrategy(Strategy):
     def _spent(self, rounds: int) -> str:
         """What so many rounds have cost, from above."""
         counts = self.ledger.counts()
-        told = self.plan.told(rounds, None if counts is None else int(counts.max()))
-        return "" if told is None else told.short
+        spent = self.plan.spent(rounds, None if counts is None else int(counts.max()))
+        return "" if spent is None else spent.short
 
     def _rows(self, replies: Iterable[Message]) -> dict[int, torch.Tensor]:
         """What each client that was asked has sent first, as a vector."""

@@ -27,7 +27,7 @@ from fedveil.mixing.protocol import (
     Writer,
 )
 from fedveil.privacy.noise.streams import Streams, bits
-from fedveil.privacy.shuffle import Flags, Multisets
+from fedveil.privacy.shuffle import Flags, Multisets, handed_on
 
 _SLOT = 0.01  # seconds; messages due within one slot leave together at its end
 _PATIENCE = 30.0  # seconds a client waits for a connection or an answer
@@ -39,15 +39,19 @@ async def send_report(
     round: int,
     high: Flags,
     *,
+    minimum: int,
     spread: float = 0.0,
     seed: int | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> None:
     """Send the bits `high` [P] of one client, each after a latency U(0, spread) of its own.
 
+    `minimum` is the number of reports that the client's claim relies on: a mixer that hands on
+    fewer gets no report. `tls` shows the mixer which member this is.
+
     Latencies are rounded up to slots of 10 ms. They come from the operating system, or from `seed`
-    in a simulation, where every client needs a seed of its own. `tls` (`mixing.tls.connecting`) is
-    for a mixer that speaks it: another one than its certificate names is not talked to.
+    in a simulation, where every client needs a seed of its own. `tls` (`mixing.tls.connecting`)
+    refuses any mixer but the one that its certificate names.
 
     | edge | behaviour |
     |---|---|
@@ -57,7 +61,8 @@ async def send_report(
     if not (spread >= 0 and math.isfinite(spread)) or high.ndim != 1 or not len(high):
         raise BadInput(f"{high.shape} bits over {spread} s: bits [P] and finite seconds are needed")
     clock = asyncio.get_running_loop().time
-    async with _conversation(host, port, round, REPORT, len(high), tls) as (reader, writer):
+    hello = REPORT, len(high), minimum, round
+    async with _conversation(host, port, hello, tls) as (reader, writer):
         began = clock()
         for due, words in _schedule(high, spread, _entropy(seed, round, len(high))):
             await asyncio.sleep(began + due - clock())
@@ -70,7 +75,13 @@ async def send_report(
 
 
 async def collect(
-    host: str, port: int, round: int, positions: int, *, tls: ssl.SSLContext | None = None
+    host: str,
+    port: int,
+    round: int,
+    positions: int,
+    *,
+    minimum: int,
+    tls: ssl.SSLContext | None = None,
 ) -> Multisets:
     """The multisets of a closed round of `positions` positions; the same ones at every call.
 
@@ -78,32 +89,35 @@ async def collect(
     |---|---|
     | the round is open or not yet begun | Refused, status OPEN |
     | the round was discarded | Refused, status TOO_FEW |
-    | more high reports than reports | BadInput |
+    | more high reports than reports, or fewer reports than `minimum` | BadInput |
     | the mixer cannot be reached | Refused, status LOST |
     """
-    async with _conversation(host, port, round, COLLECT, positions, tls) as (reader, writer):
+    hello = COLLECT, positions, minimum, round
+    async with _conversation(host, port, hello, tls) as (reader, writer):
         async with asyncio.timeout(_PATIENCE):
             counts = np.frombuffer(await reader.readexactly(4 + 4 * positions), dtype=">u4")
-        made = Multisets(
-            high=counts[1:].astype(np.int64),
-            reports=np.full(positions, counts[0], dtype=np.int64),
-        )
+        high, reports = counts[1:].astype(np.int64), np.full(positions, counts[0], dtype=np.int64)
+        made = handed_on(high, reports, minimum)
         writer.write(THANKS)
         return made
 
 
 @asynccontextmanager
 async def _conversation(
-    host: str, port: int, round: int, kind: bytes, positions: int, tls: ssl.SSLContext | None
+    host: str, port: int, hello: tuple[bytes, int, int, int], tls: ssl.SSLContext | None
 ) -> AsyncIterator[tuple[Reader, Writer]]:
     """A connection whose hello was answered with OK; Refused if not, or if it breaks."""
-    if not (0 <= round < 2**64 and 1 <= positions < 2**31):
-        raise BadInput(f"round {round} of {positions} positions: no mixer has such a round")
+    _, positions, minimum, round = hello
+    if not (0 <= round < 2**64 and 1 <= positions < 2**31 and 1 <= minimum < 2**31):
+        raise BadInput(
+            f"round {round} of {positions} positions and {minimum} reports: no mixer has such a "
+            "round"
+        )
     try:
         async with asyncio.timeout(_PATIENCE):
             reader, writer = await asyncio.open_connection(host, port, ssl=tls)
         try:
-            writer.write(HELLO.pack(kind, positions, round))
+            writer.write(HELLO.pack(*hello))
             await _expect_ok(reader, round)
             yield reader, writer
         except BaseException:

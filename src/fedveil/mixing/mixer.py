@@ -8,11 +8,12 @@ import signal
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedveil.errors import BadInput
+from fedveil.mixing.opened import Opened
 from fedveil.mixing.protocol import (
     COLLECT,
     COUNT,
@@ -35,22 +36,29 @@ class MixerConfig:
     """What a mixer accepts. Memory is about positions x (8 connections + 24 held) bytes at most.
 
     Rounds are numbered 1 to `rounds`; attempt a at round r, counted from 0, has the number
-    a x rounds + r (`number_of`), and there are at most `attempts` of them. With `certificate` and
-    `key` it speaks TLS, and with `clients_ca` only to those whose certificates that authority has
-    signed: the certificate named `collector` collects, and all others report. Times are in seconds:
-    `deadline` from a round's first announcement, `idle` between two frames of a connection (let it
-    exceed the clients' latency),
-    `seconds` for the whole process. `held` rounds, open or closed, are in memory at most; a new
-    one takes the place of the oldest closed. The mixer stops when a collector has been told the
-    outcome of every round, in some attempt, or after `seconds`, whatever is open.
+    a x rounds + r (`number_of`), and there are at most `attempts` of them. It speaks TLS with
+    `certificate` and `key`, to those whose certificates the authority `clients_ca` has signed. The
+    common name in a certificate is who it is: each of `members` reports once per round, and
+    `collector` collects. `opened` is the file with the rounds that were opened: none opens twice.
+    Times are in seconds: `deadline` from a round's first announcement, `idle` between two frames
+    of a connection (longer than the clients' latency), `seconds` for the whole process. `held`
+    rounds, open or closed, are in memory at most; a new one takes the place of the oldest closed.
+    The mixer stops when a collector has the outcome of every round, in some attempt, or after
+    `seconds`, whatever is open.
+
+    `simulated` is for simulations and tests, where one process plays every client: it needs no
+    members and no certificates, cannot tell clients apart, and listens on loopback only.
 
     | edge | behaviour |
     |---|---|
     | a count below 1, a time that is not positive and finite | BadInput |
     | more than 2^31 - 1 positions, a port above 65535 | BadInput |
-    | expected < minimum | BadInput |
-    | a host that is no IP address, or beyond loopback without TLS or `exposed` | BadInput |
-    | a certificate without its key, clients' authority without both | BadInput |
+    | expected < minimum, or > the number of members | BadInput |
+    | a member without a name, named twice, or named `collector` | BadInput |
+    | a host that is no IP address, or simulated beyond loopback | BadInput |
+    | certificate, key, clients_ca, members or opened left out, unless simulated | BadInput |
+    | clients_ca, members or opened given, and simulated | BadInput |
+    | simulated, a certificate without its key, or the reverse | BadInput |
     """
 
     positions: int
@@ -64,11 +72,13 @@ class MixerConfig:
     connections: int = 512
     host: str = "127.0.0.1"
     port: int = 0
-    exposed: bool = False
     attempts: int = 1
     certificate: str | None = None
     key: str | None = None
     clients_ca: str | None = None
+    members: tuple[str, ...] = ()
+    opened: str | None = None
+    simulated: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -93,17 +103,43 @@ class MixerConfig:
             raise BadInput(f"mixer.host is {self.host!r}: an IP address is needed") from None
         if (self.certificate is None) != (self.key is None):
             raise BadInput("mixer.certificate and mixer.key go together: give both, or neither")
-        if self.clients_ca is not None and self.certificate is None:
-            raise BadInput("mixer.clients_ca needs TLS: give mixer.certificate and mixer.key")
-        if not (loopback or self.exposed or self.certificate is not None):
+        if self.simulated:
+            self._check_simulated(loopback)
+        else:
+            self._check_members()
+
+    def _check_simulated(self, loopback: bool) -> None:
+        if not loopback:
             raise BadInput(
-                f"mixer.host is {self.host}, open to other machines without encryption: give "
-                "mixer.certificate and mixer.key, or set mixer.exposed if that is meant"
+                f"mixer.host is {self.host} and mixer.simulated is true: a simulated mixer listens "
+                "on this machine only"
+            )
+        if self.clients_ca is not None or self.members or self.opened is not None:
+            raise BadInput(
+                "mixer.simulated is true beside clients_ca, members or opened: leave one out"
+            )
+
+    def _check_members(self) -> None:
+        needed = ("certificate", "key", "clients_ca", "members", "opened")
+        missing = [name for name in needed if not getattr(self, name)]
+        if missing:
+            raise BadInput(
+                f"mixer.{missing[0]} is missing: without it clients cannot be told apart, and one "
+                "of them could send every report but one; set mixer.simulated if that is meant"
+            )
+        if len(set(self.members)) < len(self.members) or "" in self.members:
+            raise BadInput(f"mixer.members are {', '.join(self.members)}: a name of its own each")
+        if COLLECTOR in self.members:
+            raise BadInput(f"mixer.members has {COLLECTOR!r}, who collects: name it otherwise")
+        if self.expected > len(self.members):
+            raise BadInput(
+                f"mixer.expected is {self.expected} and mixer.members has {len(self.members)}: one "
+                "report each"
             )
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """What it speaks TLS with; None if it does not."""
+        """The TLS context; None without a certificate."""
         if self.certificate is None or self.key is None:
             return None
         return listening(self.certificate, self.key, self.clients_ca)
@@ -118,10 +154,15 @@ async def serve(
 
     `ready` is called with the port once clients can connect.
     """
+    tls = config.tls
     mixer = _Mixer(config, stop or asyncio.Event())
-    server = await asyncio.start_server(
-        mixer.connected, config.host, config.port, limit=4 * MOST_WORDS, ssl=config.tls
-    )
+    try:
+        server = await asyncio.start_server(
+            mixer.connected, config.host, config.port, limit=4 * MOST_WORDS, ssl=tls
+        )
+    except BaseException:
+        await mixer.close()
+        raise
     try:
         ready(server.sockets[0].getsockname()[1])
         with suppress(TimeoutError):
@@ -157,11 +198,11 @@ class _Malformed(Exception):
 
 @dataclass
 class _OpenRound:
-    """Counts so far, and the timer of the deadline (in the loop's time)."""
+    """Counts so far, who was counted, and the timer of the deadline (in the loop's time)."""
 
     high: Counts
     timer: asyncio.TimerHandle
-    reports: int = 0
+    counted: set[object] = field(default_factory=set)
 
 
 class _Partial:
@@ -189,7 +230,11 @@ class _Mixer:
 
     def __init__(self, config: MixerConfig, stop: asyncio.Event) -> None:
         self.config, self.stop = config, stop
-        self._rounds: dict[int, _OpenRound | Multisets | Status] = {}
+        self._opened = None if config.opened is None else Opened(config.opened)
+        before = set() if self._opened is None else self._opened.numbers
+        self._rounds: dict[int, _OpenRound | Multisets | Status] = dict.fromkeys(
+            before, Status.FORGOTTEN
+        )
         self._told: set[int] = set()
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -210,22 +255,23 @@ class _Mixer:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        if self._opened is not None:
+            self._opened.close()
 
     async def _converse(self, reader: Reader, writer: Writer) -> None:
         """One connection; whatever goes wrong with it ends it, and only it."""
         try:
             async with asyncio.timeout(self.config.idle):
                 hello = await reader.readexactly(HELLO.size)
-            kind, positions, round = HELLO.unpack(hello)
+            kind, positions, minimum, round = HELLO.unpack(hello)
             if kind not in (REPORT, COLLECT):
                 raise _Malformed
-            last = self.config.rounds * self.config.attempts
             if not self._may(kind, writer):
                 writer.write(bytes([Status.FORBIDDEN]))
-            elif positions != self.config.positions or not 1 <= round <= last:
+            elif not self._knows(positions, minimum, round):
                 writer.write(bytes([Status.UNKNOWN]))
             elif kind == REPORT:
-                await self._take(round, reader, writer)
+                await self._take(round, self._member(writer), reader, writer)
             else:
                 await self._hand_on(round, reader, writer)
         except (*GONE, _Malformed):
@@ -235,19 +281,30 @@ class _Mixer:
             with suppress(OSError):
                 await writer.wait_closed()
 
+    def _knows(self, positions: int, minimum: int, round: int) -> bool:
+        """Whether it has such a round, and waits for as many reports as the sender relies on."""
+        config = self.config
+        last = config.rounds * config.attempts
+        return positions == config.positions and minimum <= config.minimum and 1 <= round <= last
+
     def _may(self, kind: bytes, writer: Writer) -> bool:
-        """Whether whoever speaks may do that.
+        """Whether the peer may do that: members report, the collector collects, nobody does both.
 
         A collector that could report as well would fill a round up with reports that it knows, and
-        know the one that is left. Without certificates nobody can be told apart.
+        know the one that is left.
         """
-        if self.config.clients_ca is None:
+        if self.config.simulated:
             return True
-        return (name_of(writer) == COLLECTOR) == (kind == COLLECT)
+        name = name_of(writer)
+        return name == COLLECTOR if kind == COLLECT else name in self.config.members
 
-    async def _take(self, round: int, reader: Reader, writer: Writer) -> None:
+    def _member(self, writer: Writer) -> object:
+        """The member that reports; in a simulation every connection is one."""
+        return object() if self.config.simulated else name_of(writer)
+
+    async def _take(self, round: int, member: object, reader: Reader, writer: Writer) -> None:
         """Receive one report and count it once it is complete."""
-        state = self._admit(round)
+        state = self._admit(round, member)
         if isinstance(state, Status):
             writer.write(bytes([state]))
             return
@@ -257,7 +314,7 @@ class _Mixer:
             while report.missing:
                 async with asyncio.timeout(self.config.idle):
                     report.add(await _read_frame(reader))
-        writer.write(bytes([self._count(round, report.high)]))
+        writer.write(bytes([self._count(round, member, report.high)]))
 
     async def _hand_on(self, round: int, reader: Reader, writer: Writer) -> None:
         """Tell a collector the outcome of a round, or that there is none yet."""
@@ -271,18 +328,20 @@ class _Mixer:
             return
         status = Status.OPEN if isinstance(state, _OpenRound) else state
         writer.write(bytes([status]))
-        if status is Status.TOO_FEW:
+        if status in (Status.TOO_FEW, Status.FORGOTTEN):
             self._tell(round)
 
-    def _admit(self, round: int) -> _OpenRound | Status:
+    def _admit(self, round: int, member: object) -> _OpenRound | Status:
         """The open round that a report is for, opened if need be, or why there is none."""
         state = self._rounds.get(round)
         if isinstance(state, _OpenRound):
-            return state
+            return Status.REPEATED if member in state.counted else state
         if state is not None:
             return Status.FINISHED
         if not self._make_room():
             return Status.BUSY
+        if self._opened is not None:
+            self._opened.add(round)
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self.config.deadline, self._finish, round)
         opened = _OpenRound(np.zeros(self.config.positions, dtype=np.int64), timer)
@@ -300,14 +359,24 @@ class _Mixer:
             self._tell(oldest)
         return bool(closed)
 
-    def _count(self, round: int, high: Flags) -> Status:
-        """Add one whole report, unless the round has finished."""
+    def _count(self, round: int, member: object, high: Flags) -> Status:
+        """Add one whole report, unless the round has finished or has one of this member.
+
+        Guarantee: the number of reports in a round is the number of members that were counted.
+
+        | edge | behaviour |
+        |---|---|
+        | two connections of one member, both complete | the first counts, the second is refused |
+        | the round closed while the report came in | refused |
+        """
         state = self._rounds[round]
         if not isinstance(state, _OpenRound):
             return Status.FINISHED
+        if member in state.counted:
+            return Status.REPEATED
         state.high += high
-        state.reports += 1
-        if state.reports == self.config.expected:
+        state.counted.add(member)
+        if len(state.counted) == self.config.expected:
             self._finish(round)
         return Status.OK
 
@@ -317,10 +386,10 @@ class _Mixer:
         if not isinstance(state, _OpenRound):
             raise AssertionError(f"round {round} finished twice")
         state.timer.cancel()
-        if state.reports < self.config.minimum:
+        if len(state.counted) < self.config.minimum:
             self._rounds[round] = Status.TOO_FEW
         else:
-            reports = np.full(len(state.high), state.reports, dtype=np.int64)
+            reports = np.full(len(state.high), len(state.counted), dtype=np.int64)
             self._rounds[round] = Multisets(state.high, reports)
 
     def _tell(self, round: int) -> None:

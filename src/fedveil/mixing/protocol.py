@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from fedveil.errors import FedveilError
 
-HELLO = struct.Struct(">5sIQ")
+HELLO = struct.Struct(">5sIIQ")
 COUNT = struct.Struct(">H")
-REPORT, COLLECT = b"FVM1R", b"FVM1C"
+REPORT, COLLECT = b"FVM2R", b"FVM2C"
 MOST_WORDS = 4096
 THANKS = b"\0"
 GONE = (OSError, asyncio.IncompleteReadError)  # broken or closed; OSError includes timeouts
@@ -42,17 +42,20 @@ class Status(IntEnum):
     BUSY = 6
     LOST = 7
     FORBIDDEN = 8
+    REPEATED = 9
 
 
 MEANING = {
     Status.OPEN: "is still open: ask again later",
     Status.TOO_FEW: "ended with too few reports: nothing is handed on",
     Status.FINISHED: "had finished before the report was complete: it does not count",
-    Status.FORGOTTEN: "was collected too late and is forgotten: raise `held` or collect sooner",
-    Status.UNKNOWN: "or its number of positions is not one of this mixer's: check both",
+    Status.FORGOTTEN: "is forgotten: it was collected too late, or the mixer was started again",
+    Status.UNKNOWN: "is not one of this mixer's, or it has other positions or a smaller minimum: "
+    "start it with the recipe's numbers",
     Status.BUSY: "cannot open while so many rounds are open: try again later",
     Status.LOST: "got no answer from the mixer: it is not there, full, or was sent something wrong",
-    Status.FORBIDDEN: "is not for this certificate: sites report, and the collector's collects",
+    Status.FORBIDDEN: "is not for this certificate: members report, and the collector collects",
+    Status.REPEATED: "has a report of this member already: it counts once",
 }
 
 

@@ -17,6 +17,7 @@ import torch
 
 from fedveil.checks import shown
 from fedveil.errors import BadInput
+from fedveil.identity import Stated, known_as
 from fedveil.names import TOP, check_metric
 from fedveil.targets import PADDING
 
@@ -52,6 +53,10 @@ class TopK:
 
     k: int
 
+    @property
+    def identity(self) -> Stated:
+        return (("metric", "top"), ("k", self.k))
+
     def __post_init__(self) -> None:
         if not isinstance(self.k, int) or self.k < 1:
             raise BadInput(f"k is {shown(self.k)}: a whole number from 1 on is needed")
@@ -74,6 +79,10 @@ class F1:
     """
 
     macro: bool = False
+
+    @property
+    def identity(self) -> Stated:
+        return (("metric", "f1"), ("macro", self.macro))
 
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         if targets.is_floating_point():
@@ -100,6 +109,10 @@ class Auroc:
     A label that the split lacks is not in the mean; a split with one label only has no area. Of
     several labels at once, each has its own.
     """
+
+    @property
+    def identity(self) -> Stated:
+        return (("metric", "auroc"),)
 
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         if targets.is_floating_point():
@@ -131,6 +144,10 @@ class Auroc:
 class Perplexity:
     """exp of the mean cross-entropy over all labels, each place of a sequence being one."""
 
+    @property
+    def identity(self) -> Stated:
+        return (("metric", "perplexity"),)
+
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         _check_one_label("perplexity", targets)
         outputs, targets = counted_labels(outputs, targets)
@@ -145,6 +162,10 @@ class Perplexity:
 @dataclass(frozen=True)
 class Rmse:
     """The root of the mean squared error."""
+
+    @property
+    def identity(self) -> Stated:
+        return (("metric", "rmse"),)
 
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         squares = (predicted(outputs, targets).double() - targets.double()) ** 2
@@ -161,6 +182,10 @@ class R2:
     Of several numbers, the mean over those that differ.
     """
 
+    @property
+    def identity(self) -> Stated:
+        return (("metric", "r2"),)
+
     def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         rows = predicted(outputs, targets).reshape(len(targets), -1)
         return rows.numpy(), targets.reshape(len(targets), -1).numpy()
@@ -176,6 +201,7 @@ class R2:
             return float(r2_score(targets[:, differ], predictions[:, differ]))
 
 
+@known_as("mae")
 def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Absolute error of predictions [B, 1] or [B, ...] against targets [B, ...], per example.
 

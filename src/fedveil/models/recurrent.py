@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+from fedveil.identity import Stated
+
 
 class Lstm(nn.Module):
     """A layer of long short-term memory: [B, T, inputs] -> the outputs of all steps [B, T, hidden].
@@ -14,6 +16,10 @@ class Lstm(nn.Module):
     >>> Lstm(3, 5)(torch.zeros(2, 7, 3)).shape
     torch.Size([2, 7, 5])
     """
+
+    @property
+    def identity(self) -> Stated:
+        return (("layer", "lstm"),)
 
     def __init__(self, inputs: int, hidden: int) -> None:
         super().__init__()

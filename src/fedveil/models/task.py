@@ -10,6 +10,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedveil.errors import BadInput
+from fedveil.identity import Stated, known_as
 from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
 from fedveil.models.attention import attend_, plain_attention
 from fedveil.models.dropout import Dropout
@@ -47,6 +48,7 @@ _NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyE
 """What a module raises that was made for other records."""
 
 
+@known_as("cross-entropy")
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Cross-entropy of logits [B, ..., classes] against labels [B, ...], per example.
 
@@ -65,6 +67,7 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return over_places(losses.view(targets.shape), targets != PADDING)
 
 
+@known_as("binary-cross-entropy")
 def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Of logits [B, labels] against how true each label is, 0 to 1: the mean per example."""
     logits = _as_targets(outputs, targets)
@@ -72,6 +75,7 @@ def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.
     return over_places(losses)
 
 
+@known_as("squared-error")
 def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Squared error of predictions [B, 1] or [B, ...] against targets [B, ...], per example.
 
@@ -80,6 +84,7 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return over_places((_as_targets(outputs, targets) - targets) ** 2)
 
 
+@known_as("accuracy")
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """1 where the largest logit is the label, per example; its mean is the accuracy.
 
@@ -154,6 +159,15 @@ class Task:
     _drops: bool | None = field(init=False, repr=False, default=None)
     _one_by_one: bool = field(init=False, repr=False, default=False)
     _tried: dict[object, bool] = field(init=False, repr=False, default_factory=dict)
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("module", self.module),
+            ("loss", self.loss),
+            ("parameters", self.parameters),
+            ("frozen", tuple(self.frozen.values())),
+        )
 
     def __post_init__(self) -> None:
         check_parts(self.module, self.loss)

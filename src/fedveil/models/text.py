@@ -9,6 +9,8 @@ import math
 import torch
 from torch import nn
 
+from fedveil.identity import Stated
+
 PADDING = 0
 """The number of no word."""
 
@@ -24,6 +26,10 @@ class TextLstm(nn.Module):
     >>> TextLstm(100, 8, (16,), 2)(torch.tensor([[5, 7, 0]])).shape
     torch.Size([1, 2])
     """
+
+    @property
+    def identity(self) -> Stated:
+        return (("model", "lstm"), ("each", self.each))
 
     def __init__(
         self,
@@ -62,6 +68,10 @@ class TextTransformer(nn.Module):
     torch.Size([1, 2])
     """
 
+    @property
+    def identity(self) -> Stated:
+        return (("model", "transformer"), ("each", self.each))
+
     def __init__(
         self,
         words: int,
@@ -97,6 +107,10 @@ class TextTransformer(nn.Module):
 
 class _Attention(nn.Module):
     """Several heads of attention and two linear layers, each added to what it is given."""
+
+    @property
+    def identity(self) -> Stated:
+        return (("layer", "attention"), ("heads", self.heads))
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

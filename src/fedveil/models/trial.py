@@ -56,6 +56,15 @@ def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:
     return task.tried[kind]
 
 
+def goes_together(task: Task, x: Features, y: torch.Tensor) -> bool:
+    """Whether clients of this module can be computed together, as vmap does it."""
+    try:
+        check_together(task, x, y)
+    except BadInput:
+        return False
+    return True
+
+
 def check_together(task: Task, x: Features, y: torch.Tensor) -> None:
     """Refuse a module whose clients cannot be computed together, as vmap does it."""
 

@@ -5,6 +5,7 @@ ideal shuffler, without one, and by adding epsilons; and whether what the paper 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fedveil.papers.ldp_fl_settings import PublishedTable
 from fedveil.papers.page import Finding
@@ -47,8 +48,9 @@ def after_rounds(sweep: Sweep) -> dict[int, Mean]:
 
 
 def readings(plan: PrivacyPlan, rounds: int) -> tuple[PrivacyClaim, PrivacyClaim, PrivacyClaim]:
-    """A client's claims after `rounds`: behind the shuffler, without one, and by addition."""
-    told = [claim for claim in plan.claims(rounds) if not claim.as_published]
+    """A client's claims of `rounds` planned rounds: with a shuffler, without one, by addition."""
+    shorter = replace(plan, rounds=rounds)
+    told = [claim for claim in shorter.claims(rounds) if not claim.as_published]
     shuffled = next(c for c in told if c.trust is Trust.SHUFFLED)
     exact = next(c for c in told if c.accountant is Accountant.BINOMIAL)
     added = next(c for c in told if c.accountant is Accountant.PURE)

@@ -1,6 +1,7 @@
 """Lines of a two-axis sweep: means by the first axis, over the second; strict claims."""
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
@@ -37,8 +38,9 @@ def strict_claim(sweep: Sweep, cell: int) -> str:
 
 
 def claim_of(sweep: Sweep) -> PrivacyClaim:
-    """The claim of the first cell that makes one: what belongs to the sweep's epsilons."""
-    return next(prepared.claim for prepared in sweep.prepared if prepared.claim is not None)
+    """The claim of the first cell that makes one: what belongs to the epsilons of its budgets."""
+    found = (budgeted(prepared.claims) for prepared in sweep.prepared)
+    return next(claim for claim in found if claim is not None)
 
 
 def meaning(*claims: PrivacyClaim) -> str:

@@ -130,6 +130,7 @@ def _at_clients(arena: Arena) -> list[Defence]:
     two_point = (
         *(*where.shared, *where.plain, *where.fixed, *few, f"budget.delta={DELTA}"),
         f"shuffle.minimum={where.cohort - ATTACKERS}",
+        f"shuffle.dishonest={ATTACKERS}",
     )
     return [
         *(

@@ -14,6 +14,7 @@ import torch
 
 from fedveil.checks import SMALLEST_FLOOR, check, one_of
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
@@ -103,6 +104,10 @@ class Fixed(ClipSchedule):
     value: float
     norm: Norm = Norm.L2
 
+    @property
+    def identity(self) -> Stated:
+        return (("clip", "fixed"), ("value", self.value), ("norm", self.norm))
+
     def __post_init__(self) -> None:
         _check_clip(self.value, self.norm)
 
@@ -133,6 +138,17 @@ class Poly(ClipSchedule):
     floor: float
     norm: Norm = Norm.L2
 
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("clip", "poly"),
+            ("value", self.value),
+            ("power", self.power),
+            ("rounds", self.rounds),
+            ("floor", self.floor),
+            ("norm", self.norm),
+        )
+
     def __post_init__(self) -> None:
         _check_clip(self.value, self.norm)
         check("clip.power", self.power)
@@ -161,6 +177,10 @@ class PerGradient(ClipSchedule):
 
     inner: Fixed | Poly
     reach: Callable[[int], float]
+
+    @property
+    def identity(self) -> Stated:
+        return (("clip", "per-gradient"), ("inner", self.inner), ("reach", self.reach))
 
     @property
     def norm(self) -> Norm:
@@ -208,6 +228,17 @@ class Quantile(ClipSchedule):
     lr: float = 0.2
     noise: float = 0.0
     flip: float = 0.0
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("clip", "quantile"),
+            ("value", self.value),
+            ("target", self.target),
+            ("lr", self.lr),
+            ("noise", self.noise),
+            ("flip", self.flip),
+        )
 
     def __post_init__(self) -> None:
         check("clip.value", self.value)
@@ -289,6 +320,20 @@ class Median(ClipSchedule):
     monotone: bool = False
     cap: float = math.inf
     noise: float = 0.0
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("clip", "median"),
+            ("value", self.value),
+            ("low", self.low),
+            ("high", self.high),
+            ("every", self.every),
+            ("budget", (self.budget.epsilon, self.budget.delta)),
+            ("monotone", self.monotone),
+            ("cap", self.cap),
+            ("noise", self.noise),
+        )
 
     def __post_init__(self) -> None:
         check("clip.value", self.value)

@@ -13,6 +13,7 @@ import torch
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise
@@ -111,6 +112,18 @@ class PricedMetrics:
                 "that metrics are measured on: a delta that large would allow publishing somebody "
                 f"outright; use less than {1 / self.owners:g}"
             )
+
+    @property
+    def identity(self) -> Stated:
+        """What is measured, and with which noise: the same draw times two noises tells the rest."""
+        return (
+            ("numbers", self.names),
+            ("owners", self.owners),
+            ("of clients", self.of_clients),
+            ("loss clip", self.loss_clip),
+            ("multiplier", self.mechanism.multiplier),
+            ("rounds", self.rounds),
+        )
 
     @property
     def rounds(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import torch
 
 from fedveil.checks import check, shown
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust
 from fedveil.privacy.accounting.composition import covers
@@ -52,9 +53,23 @@ class PrivacyPlan:
     release: Release = field(default_factory=Release)
     lines: tuple[BudgetLine, ...] = ()
     parameters: int | None = None
-    metrics: PricedMetrics | None = field(default=None, metadata={"later": True})
+    metrics: PricedMetrics | None = None
     watched: Watched | None = field(init=False, repr=False, default=None)
     norm: Norm | None = field(init=False, repr=False, default=None)
+
+    @property
+    def identity(self) -> Stated:
+        """What rounds compute. Budget lines account for it and change no draw."""
+        metrics = () if self.metrics is None else (("metrics", self.metrics),)
+        return (
+            ("sampler", self.sampler),
+            ("clients", self.population),
+            ("rounds", self.rounds),
+            ("clip", self.schedule),
+            ("release", self.release),
+            ("secure", self.secure),
+            *metrics,
+        )
 
     def __post_init__(self) -> None:
         check("rounds", self.rounds)
@@ -220,27 +235,31 @@ class PrivacyPlan:
         """How many of the planned rounds fit the budgets; found once: a round compares integers."""
         return min((line.permitted(self.rounds) for line in self.lines), default=self.rounds)
 
-    def spent(self, rounds: int, turns: int | None = None, again: int = 0) -> float | None:
-        """The epsilon of `told`; None if nothing is claimed."""
-        claim = self.told(rounds, turns, again)
-        return None if claim is None else claim.epsilon
+    def spent(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim | None:
+        """What `rounds` rounds have cost by the budget's line, from above (`Spending.spent`)."""
+        return self._spending[0].spent(rounds, turns, again) if self.lines else None
 
-    def told(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim | None:
-        """An upper bound on what is spent after `rounds` rounds, for display (`Spending`)."""
-        return None if self._spending is None else self._spending.claim(rounds, turns, again)
+    def quoted(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim | None:
+        """The claim that counts if the run ends after `rounds` rounds, from above."""
+        return self._spending[1].claim(rounds, turns, again) if self.lines else None
 
     @cached_property
-    def _spending(self) -> Spending | None:
-        return Spending(self.lines[0], self.rounds, self.permitted) if self.lines else None
+    def _spending(self) -> tuple[Spending, Spending]:
+        """By the line that the budget limits, and by the first that is a guarantee."""
+        first = Spending(self.lines[0], self.rounds, self.permitted)
+        strict = next((line for line in self.lines if not line.as_published), first.line)
+        return first, replace(first, line=strict) if strict is not first.line else first
 
     def claims(
         self, rounds: int, counts: Counts | None = None, again: int = 0
     ) -> tuple[PrivacyClaim, ...]:
-        """What `rounds` rounds guarantee; the first claim counts.
+        """What is guaranteed when the run ends after `rounds` rounds (`meaning.counting`: which
+        claim counts).
 
         With `counts`, how often each client took part, a claim is made for the client that did
         so most often and one for the median client. `again` attempts were charged beyond each
-        round's first. Claims of fewer rounds than are `permitted` say what that assumes.
+        round's first. Where `rounds` are fewer than `permitted`, claims hold whoever ended the run
+        and why, and the smaller ones that follow say on which condition (`claims_of`).
         """
         return claims_of(self.every_line, rounds, counts, again, self.permitted)
 

@@ -8,6 +8,7 @@ import torch
 
 from fedveil.checks import SMALLEST_RADIUS
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 
 _LARGEST, _ROUNDING = 1e30, 1e-9
 """Beyond, a report would not be finite in float32; what products of factors may be off by."""
@@ -42,6 +43,18 @@ class Ranges:
     adaptive: bool
     perturb: Perturb
     growth: float = 1.0
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("ranges", "layers"),
+            ("centre", self.centre),
+            ("radius", self.radius),
+            ("sizes", self.sizes),
+            ("adaptive", self.adaptive),
+            ("perturb", self.perturb),
+            ("growth", self.growth),
+        )
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.centre):

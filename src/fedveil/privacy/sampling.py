@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
 from fedveil.privacy.noise.gaps import joining
@@ -80,6 +81,10 @@ class Poisson:
     relation: ClassVar[Relation] = Relation.ZERO_OUT
     assumption: ClassVar[str] = "clients join each round independently; who joined is kept secret"
 
+    @property
+    def identity(self) -> Stated:
+        return (("sampler", "poisson"), ("rate", self.rate))
+
     def __post_init__(self) -> None:
         check("sample.rate", self.rate)
 
@@ -129,6 +134,14 @@ class FixedSize:
     max_participations: int | None = None
     relation: ClassVar[Relation] = Relation.REPLACE
     assumption: ClassVar[str] = "the cohort is a uniformly random subset, kept secret"
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("sampler", "fixed"),
+            ("size", self.size),
+            ("max_participations", self.max_participations),
+        )
 
     def __post_init__(self) -> None:
         check("sample.size", self.size)
@@ -181,6 +194,10 @@ class RoundRobin:
     relation: ClassVar[Relation] = Relation.ZERO_OUT
     assumption: ClassVar[str] = "the order of turns is public; the number of clients is public"
 
+    @property
+    def identity(self) -> Stated:
+        return (("sampler", "round-robin"), ("size", self.size))
+
     def __post_init__(self) -> None:
         check("sample.size", self.size)
 
@@ -218,6 +235,10 @@ class Everyone:
 
     relation: ClassVar[Relation] = Relation.ZERO_OUT
     assumption: ClassVar[str] = "the number of clients is public"
+
+    @property
+    def identity(self) -> Stated:
+        return (("sampler", "all"),)
 
     def check(self, population: int) -> None:
         """Any population will do."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fedveil.checks import check
+from fedveil.identity import Stated
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,16 @@ class NoisySteps:
     steps: int
     multiplier: float
     nominal: int | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("steps", "noisy"),
+            ("rate", self.rate),
+            ("count", self.steps),
+            ("multiplier", self.multiplier),
+            ("nominal", self.nominal),
+        )
 
     def __post_init__(self) -> None:
         check("client.rate", self.rate)

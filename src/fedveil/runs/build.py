@@ -1,6 +1,5 @@
 """From a recipe to objects: with `data` and `plans`, where a recipe's words are resolved."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,15 @@ from fedveil.training.work import ClientSgd, ClientWork, Decay, OneGradient
 
 _MOMENTS = ("beta1", "beta2", "floor")
 
-_SERVERS: dict[str, type[SgdServer | AdamServer | YogiServer | AdagradServer]] = {
-    "sgd": SgdServer,
-    "adam": AdamServer,
-    "yogi": YogiServer,
-    "adagrad": AdagradServer,
+_SERVERS: dict[
+    str, tuple[type[SgdServer | AdamServer | YogiServer | AdagradServer], tuple[str, ...]]
+] = {
+    "sgd": (SgdServer, ("lr", "momentum")),
+    "adam": (AdamServer, ("lr", *_MOMENTS)),
+    "yogi": (YogiServer, ("lr", *_MOMENTS)),
+    "adagrad": (AdagradServer, ("lr", "floor")),
 }
+"""The server optimisers and the keys of [server] that they take."""
 
 
 @one_thread()
@@ -104,7 +106,8 @@ def build(
         server=server,
         weights=Weights(recipe.server.weights),
         seed=recipe.seed,
-        mode=Mode(recipe.engine.mode) if recipe.engine.mode else None,
+        mode=None if recipe.engine.mode in (None, "fastest") else Mode(recipe.engine.mode),
+        fastest=recipe.engine.mode == "fastest",
         chunk=recipe.engine.chunk,
         memory=recipe.engine.memory,
         workers=recipe.engine.workers,
@@ -262,10 +265,10 @@ def _given(section: Section, *keys: str) -> dict[str, Any]:
 
 
 def _server(section: ServerSection, rounds: int) -> ServerOptimizer:
-    kind = _SERVERS[section.optimizer]
+    kind, known = _SERVERS[section.optimizer]
     given = _given(section, "lr", *_MOMENTS)
     if section.momentum:
         given["momentum"] = section.momentum
-    for key in given.keys() - {field.name for field in fields(kind)}:
+    for key in given.keys() - set(known):
         raise BadInput(f"server.{key} has no effect on {section.optimizer}: leave it out")
     return kind(**given, schedule=_rates("server", section, rounds))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.file import read_closing, read_runs
 from fedveil.privacy.ledger.statement import Statement
@@ -108,7 +109,14 @@ def _of_claims(folder: Path, told: Statement, *, ended: bool) -> list[str]:
 
 
 def _same(claim: Any, own: dict[str, Any]) -> bool:
-    if not isinstance(claim, dict) or claim.keys() != own.keys():
+    try:
+        read = PrivacyClaim.from_dict(claim).to_dict()  # older results lack newer fields
+    except (TypeError, ValueError, AttributeError):
+        return False
+    if "composed" not in claim:
+        own = {**own, "composed": None}
+    claim = read
+    if claim.keys() != own.keys():
         return False
     a, b = claim["epsilon"], own["epsilon"]
     numbers = isinstance(a, int | float) and isinstance(b, int | float)

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.opened import OpenedRun
 
 _OF_THE_MACHINE = ("engine",)
@@ -20,7 +18,7 @@ def rows_of(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
     names = list(dict.fromkeys(name for measured in found for name in measured))
     rows = []
     for run, measured in zip(runs, found, strict=True):
-        claim = _counting(run)
+        claim = run.claim
         rows.append(
             {
                 "run": str(run.folder),
@@ -57,7 +55,7 @@ def differing_keys(runs: Sequence[OpenedRun]) -> list[dict[str, Any]]:
 
 def not_comparable(runs: Sequence[OpenedRun]) -> str | None:
     """Why the epsilons of these runs are not to be compared; None if they may be."""
-    claims = [claim for claim in map(_counting, runs) if claim is not None]
+    claims = [run.claim for run in runs if run.claim is not None]
     for what in ("unit", "neighbours", "trust", "delta", "as_published"):
         found = list(dict.fromkeys(str(getattr(claim, what)) for claim in claims))
         if len(found) > 1:
@@ -81,10 +79,6 @@ def opened(folders: Sequence[Path]) -> list[OpenedRun]:
 def _numbers(found: dict[str, float | None]) -> dict[str, float]:
     """What was measured; null is not finite."""
     return {name: math.nan if value is None else value for name, value in found.items()}
-
-
-def _counting(run: OpenedRun) -> PrivacyClaim | None:
-    return counting(run.claims)
 
 
 def _flat(run: OpenedRun) -> dict[str, Any]:

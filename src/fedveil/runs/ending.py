@@ -6,7 +6,7 @@ from typing import Literal
 
 from fedveil.errors import CommonBudgetExhausted
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.accounting.meaning import counting
+from fedveil.privacy.accounting.meaning import counting, smaller
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.shared import common_of
 from fedveil.privacy.plan import PrivacyPlan
@@ -50,6 +50,9 @@ class Ending:
         if first is None:
             return "nothing is claimed"
         told = f"the claim that counts is {first}"
+        beside = smaller(self.claims)
+        if beside is not None:
+            told += f", which holds whoever ended the run and why; {beside.short}"
         if any(claim.accountant is not first.accountant for claim in self.claims):
             told += "; other accountants are listed for comparison"
         return told

@@ -72,8 +72,13 @@ class OpenedRun:
 
     @property
     def claims(self) -> tuple[PrivacyClaim, ...]:
-        """What is claimed for the model; the first is the one that counts."""
+        """Everything that is claimed for the model, by every line and accountant."""
         return tuple(map(PrivacyClaim.from_dict, self.result["claims"]))
+
+    @property
+    def claim(self) -> PrivacyClaim | None:
+        """The claim that counts; None if nothing is claimed."""
+        return counting(self.claims)
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -155,7 +160,7 @@ class OpenedRun:
             _ = self.result
         except BadInput as e:
             return f"OpenedRun({str(self.folder)!r}, {e})"
-        told = self.claims[0].short if self.claims else "nothing is claimed"
+        told = "nothing is claimed" if self.claim is None else self.claim.short
         return f"OpenedRun({str(self.folder)!r}, {self._measured}, {told})"
 
     @property

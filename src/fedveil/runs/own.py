@@ -1,7 +1,6 @@
 """A module or records that come from Python, where a recipe would name a model or a data set."""
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,10 +9,10 @@ from torch import nn
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.identity import digest_of
 from fedveil.models.lineage import note_copy
 from fedveil.models.task import Task, metric_of, usual
 from fedveil.names import OWN, TABLE
-from fedveil.privacy.identity import identity
 from fedveil.runs.recipe import Recipe
 from fedveil.targets import Target
 
@@ -90,7 +89,7 @@ def changed_since(data: FederatedData, recipe: Recipe) -> list[str]:
 def module_digest(task: Task) -> str:
     """What a module is known by: its layers, their code, loss, metrics and first weights."""
     parts = (task.module, task.loss, task.measures, task.parameters, task.frozen)
-    return hashlib.sha256(identity(parts).encode()).hexdigest()
+    return digest_of(*parts)
 
 
 def check_same(task: Task, digest: str | None) -> None:

@@ -290,8 +290,7 @@ def _per_gradient(
                 "budget.as_published takes the learning rates of the first round for all: leave "
                 "client.schedule and client.warmup out"
             )
-        steps = work.batches.steps or 1
-        return PerGradient(schedule, lambda round: steps * work.rate(0, 1))
+        return PerGradient(schedule, work.published_reach)
     return PerGradient(schedule, work.reach)
 
 
@@ -344,6 +343,7 @@ def _two_point_plan(
         rounds=recipe.total_rounds,
         budget=_budget(recipe, budget.epsilon),
         shuffled=0 if recipe.shuffle is None else recipe.shuffle.minimum,
+        dishonest=0 if recipe.shuffle is None else recipe.shuffle.dishonest,
     )
 
 

@@ -201,7 +201,7 @@ def check_recipe_values(recipe: Recipe) -> None:
                 "it out, or set that"
             )
         check_address("engine.address", recipe.engine.address)
-    if recipe.engine.timings is not None and recipe.engine.mode is None:
+    if recipe.engine.timings is not None and recipe.engine.mode in (None, "fastest"):
         raise BadInput("engine.timings is what a run records beside engine.mode: leave it out")
     for key, section in recipe:
         inner = section if isinstance(section, Section) else ((None, section),)

@@ -15,9 +15,11 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.names import CODE, OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.privacy.ledger.hash_chain import digest
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.verification import verify
+from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs import checkpoint, metrics_file, stop_request, toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.closing import digests, recipe_digest
@@ -249,7 +251,6 @@ class Run:
         measured = gate.last(history, state.params)
         charged = max(state.round, ledger.charged())
         claims = plan.claims(charged, ledger.counts(), ledger.again)
-        told = [claim.to_dict() for claim in claims]
         ending = Ending(
             *(plan, state.round, claims, ledger, self._ledger_path, self.how_to_resume),
             asked=self.asked,
@@ -265,9 +266,9 @@ class Run:
             **measured,
             **self._attack(claims),
             **gate.last_over_clients(history, state.params),
-            "claims": told,
+            "claims": [claim.to_dict() for claim in claims],
             "ledger": ledger.head().to_dict(),
-            "budget": _budget(self.training, told),
+            "budget": _budget(plan, claims),
             "noise": plan.describe(),
             "timing": gate.timing(seconds, len(rounds), updates),
             "refused": dict(refused.most_common()),
@@ -394,6 +395,7 @@ class Run:
             "data": self.training.data.fingerprint,
             "noise": "secure" if self.training.plan.secure else "seeded",
             "seed": "" if self.training.plan.secure else str(self.training.seed),
+            "identity": self.training.digest,
         }
 
     def _recipe_text(self) -> str:
@@ -407,11 +409,11 @@ def _resolved_by() -> str:
     return f"# resolved by {versions} on {platform.system()} {platform.machine()}"
 
 
-def _budget(training: Training, claims: list[dict[str, Any]]) -> dict[str, Any] | None:
-    plan = training.plan
-    if plan.promise is None:
+def _budget(plan: PrivacyPlan, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any] | None:
+    first = budgeted(claims)
+    if plan.promise is None or first is None:
         return None
-    limit, spent = plan.limit, float(claims[0]["epsilon"])
+    limit, spent = plan.limit, first.epsilon
     return {
         "epsilon": "inf" if limit is None else limit,
         "left": "inf" if limit is None else max(0.0, limit - spent),

@@ -14,6 +14,7 @@ import torch
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.clip import Clip
@@ -84,6 +85,10 @@ class Adversary:
     poisoned: FederatedData | None = None
     remembers = False
 
+    @property
+    def identity(self) -> Stated:
+        return (("adversary", "nobody"),)
+
     def check_plan(self, plan: PrivacyPlan) -> None:
         """Refuse a plan that this adversary makes no sense with."""
 
@@ -146,6 +151,10 @@ class ReportAttack(Adversary):
     change: Changed
 
     remembers = True
+
+    @property
+    def identity(self) -> Stated:
+        return (("adversary", "reports"), ("change", self.change))
 
     def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
         return np.ones(len(ids), dtype=np.bool_)

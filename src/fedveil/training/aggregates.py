@@ -14,6 +14,7 @@ import torch
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 
 _COLUMNS = 1 << 22
 
@@ -34,6 +35,10 @@ class Aggregate(Protocol):
 class CoordinateMedian:
     """The median of every coordinate by itself (Yin et al. 2018)."""
 
+    @property
+    def identity(self) -> Stated:
+        return (("aggregate", "median"),)
+
     def check(self, cohort: float) -> None:
         """Any cohort has a median."""
 
@@ -50,6 +55,10 @@ class TrimmedMean:
     """
 
     trim: float = 0.1
+
+    @property
+    def identity(self) -> Stated:
+        return (("aggregate", "trimmed-mean"), ("trim", self.trim))
 
     def __post_init__(self) -> None:
         check("server.trim", self.trim)
@@ -75,6 +84,10 @@ class Krum:
 
     malicious: int
     chosen: int | None = 1
+
+    @property
+    def identity(self) -> Stated:
+        return (("aggregate", "krum"), ("malicious", self.malicious), ("chosen", self.chosen))
 
     def __post_init__(self) -> None:
         check("server.malicious", self.malicious)
@@ -108,6 +121,10 @@ class Flame:
     cluster has more than half of the round's updates, by HDBSCAN on cosine distances. Where there
     is none, all updates count.
     """
+
+    @property
+    def identity(self) -> Stated:
+        return (("aggregate", "flame"),)
 
     def check(self, cohort: float) -> None:
         if cohort < 3:

@@ -9,6 +9,7 @@ import torch
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.inputs import mapped, taken
 from fedveil.models.task import Features
 from fedveil.privacy.noise.streams import KeySource, bits, bits_at
@@ -155,6 +156,15 @@ class Batches:
     size: int
     epochs: int | None = None
     steps: int | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("batches", "shuffled"),
+            ("size", self.size),
+            ("epochs", self.epochs),
+            ("steps", self.steps),
+        )
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):

@@ -11,6 +11,7 @@ import torch
 
 from fedveil.checks import check, shown
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,15 @@ class Adam:
     beta1: float = 0.9
     beta2: float = 0.999
     floor: float = 1e-8
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("direction", "adam"),
+            ("beta1", self.beta1),
+            ("beta2", self.beta2),
+            ("floor", self.floor),
+        )
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2", "floor"):

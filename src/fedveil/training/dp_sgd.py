@@ -1,16 +1,16 @@
 """DP-SGD inside every client: each example's gradient clipped, noise on every step."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clipped
-from fedveil.privacy.identity import LATER
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import KeySource, bits
 from fedveil.privacy.steps import NoisySteps
@@ -43,11 +43,24 @@ class ClientDpSgd:
 
     noisy: NoisySteps
     lr: float
-    momentum: float = field(default=0.0, metadata=LATER)
-    weight_decay: float = field(default=0.0, metadata=LATER)
-    proximal: float = field(default=0.0, metadata=LATER)
-    adam: Adam | None = field(default=None, metadata=LATER)
-    schedule: RateSchedule | None = field(default=None, metadata=LATER)
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal: float = 0.0
+    adam: Adam | None = None
+    schedule: RateSchedule | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("work", "dp-sgd"),
+            ("steps", self.noisy),
+            ("lr", self.lr),
+            ("momentum", self.momentum),
+            ("weight_decay", self.weight_decay),
+            ("proximal", self.proximal),
+            ("adam", self.adam),
+            ("schedule", self.schedule),
+        )
 
     def __post_init__(self) -> None:
         if not isinstance(self.noisy, NoisySteps):

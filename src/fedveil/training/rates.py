@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from fedveil.checks import check, one_of, shown
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 
 
 class RateShape(StrEnum):
@@ -47,6 +48,15 @@ class RateSchedule:
     rounds: int
     warmup: int = 0
     floor: float = 0.0
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("rates", self.shape),
+            ("rounds", self.rounds),
+            ("warmup", self.warmup),
+            ("floor", self.floor),
+        )
 
     def __post_init__(self) -> None:
         one_of("schedule", self.shape, RateShape)

@@ -60,6 +60,7 @@ class RoundResult:
     metrics: dict[str, float]
     seconds: float | None
     spent: Callable[[], PrivacyClaim | None]
+    quoted: Callable[[], PrivacyClaim | None]
     over_clients: dict[str, float] = field(default_factory=dict)
     attack: dict[str, float] = field(default_factory=dict)
 
@@ -71,8 +72,12 @@ class RoundResult:
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """What all rounds up to this one have cost, from above; found when somebody asks."""
-        return self.spent()
+        """What to quote if the training ends with this round, whoever ends it and why.
+
+        An upper bound, found when somebody asks. `spent()` is what the rounds so far have cost: it
+        is smaller, and holds if what was released does not decide when to end.
+        """
+        return self.quoted()
 
     @property
     def epsilon(self) -> float | None:
@@ -82,7 +87,7 @@ class RoundResult:
 
     def numbers(self) -> dict[str, Any]:
         """For the metrics file; None for what was not let out."""
-        claim = self.claim
+        spent = self.spent()
         return {
             "round": self.round,
             "clients": self.clients,
@@ -90,8 +95,8 @@ class RoundResult:
             "snr": self.snr,
             "refused": None if self.clients is None else len(self.refused),
             "clip": self.clip,
-            "epsilon": claim and claim.epsilon,
-            "claim": claim and claim.told,
+            "epsilon": spent and spent.epsilon,
+            "claim": spent and spent.told,
             **self.metrics,
             **self.over_clients,
             **self.attack,
@@ -193,7 +198,8 @@ def rounds(
             metrics=gate.metrics(state, ledger, drawing),
             over_clients=gate.over_clients(state),
             seconds=time.perf_counter() - began,
-            spent=partial(plan.told, number, most if counted else None, ledger.again),
+            spent=partial(plan.spent, number, most if counted else None, ledger.again),
+            quoted=partial(plan.quoted, number, most if counted else None, ledger.again),
             attack={} if adversary is None else cohort.cheated,
         )
         yield gate.result(result)

@@ -1,13 +1,13 @@
 """The server's state and how it takes a step."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
 import torch
 
 from fedveil.checks import check
-from fedveil.privacy.identity import LATER
+from fedveil.identity import Stated
 from fedveil.privacy.rows import BLOCK
 from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
 
@@ -50,7 +50,16 @@ class SgdServer:
 
     lr: float = 1.0
     momentum: float = 0.0
-    schedule: RateSchedule | None = field(default=None, metadata=LATER)
+    schedule: RateSchedule | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("server", "sgd"),
+            ("lr", self.lr),
+            ("momentum", self.momentum),
+            ("schedule", self.schedule),
+        )
 
     def __post_init__(self) -> None:
         check("server.lr", self.lr)
@@ -74,7 +83,18 @@ class AdamServer:
     beta1: float = 0.9
     beta2: float = 0.99
     floor: float = 1e-3
-    schedule: RateSchedule | None = field(default=None, metadata=LATER)
+    schedule: RateSchedule | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("server", "adam"),
+            ("lr", self.lr),
+            ("beta1", self.beta1),
+            ("beta2", self.beta2),
+            ("floor", self.floor),
+            ("schedule", self.schedule),
+        )
 
     def __post_init__(self) -> None:
         for name in ("lr", "beta1", "beta2", "floor"):
@@ -106,6 +126,17 @@ class YogiServer:
     floor: float = 1e-3
     schedule: RateSchedule | None = None
 
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("server", "yogi"),
+            ("lr", self.lr),
+            ("beta1", self.beta1),
+            ("beta2", self.beta2),
+            ("floor", self.floor),
+            ("schedule", self.schedule),
+        )
+
     def __post_init__(self) -> None:
         for name in ("lr", "beta1", "beta2", "floor"):
             check(f"server.{name}", getattr(self, name))
@@ -129,6 +160,15 @@ class AdagradServer:
     lr: float = 0.01
     floor: float = 1e-3
     schedule: RateSchedule | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("server", "adagrad"),
+            ("lr", self.lr),
+            ("floor", self.floor),
+            ("schedule", self.schedule),
+        )
 
     def __post_init__(self) -> None:
         check("server.lr", self.lr)

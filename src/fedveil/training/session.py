@@ -11,11 +11,11 @@ import torch
 
 from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
+from fedveil.identity import Stated, digest_of, seed_of
 from fedveil.inputs import Inputs, count, taken, values_of
 from fedveil.models.lineage import note_training
 from fedveil.models.task import Task
 from fedveil.models.trial import check_together, mixes_records
-from fedveil.privacy.identity import seed_of
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
@@ -32,7 +32,7 @@ from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.on_ray.pool import RayPool
 from fedveil.training.engines.processes import Pool, Processes
 from fedveil.training.engines.serial import Serial
-from fedveil.training.engines.timings import plainly_vectorised, timings
+from fedveil.training.engines.timings import mode_of, timings
 from fedveil.training.engines.workers import available
 from fedveil.training.evaluate import check_measurable
 from fedveil.training.gate import Gate
@@ -54,15 +54,16 @@ _CHECKED = (
 class Training:
     """What is learnt, from whom, how it is protected, and how a round is computed.
 
-    `mode` None is the faster one, known or measured, but looped where noise is secure, or where the
-    module lets the records of a batch see each other: a client's update must not depend on who
-    else is computed (docs/proofs/secure.md). `chunk` 0 is as many
-    clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one process
-    per core; their number changes nothing. `every` is the number of rounds between measurements on
-    the test split; `clients_every`, unless None, that between measurements across clients, on
-    their own records in the clear, which secure noise refuses. Metrics with a price are in the plan
-    (`PrivacyPlan.measuring`) and measured when that says. `diagnostics` None is True with seeded
-    noise and False with secure noise (`Gate`). `seed` tells repetitions of the same
+    `mode` None follows by a rule from model, records and work (`engines.timings.mode_of`), so that
+    it is the same wherever clients are computed; `fastest` measures both instead. It is looped
+    where noise is secure, or where the module lets the records of a batch see each other: a
+    client's update must not depend on who else is computed (docs/proofs/secure.md). `chunk` 0 is as
+    many clients as fit `memory` MiB per worker; both change rounding only. `workers` 0 is one
+    process per core; their number changes nothing. `every` is the number of rounds between
+    measurements on the test split; `clients_every`, unless None, that between measurements across
+    clients, on their own records in the clear, which secure noise refuses. Metrics with a price are
+    in the plan (`PrivacyPlan.measuring`) and measured when that says. `diagnostics` None is True
+    with seeded noise and False with secure noise (`Gate`). `seed` tells repetitions of the same
     training apart. `cluster`, if given, is where the workers are instead of on this machine; that
     changes nothing. `make_engine`, if given, makes another engine than these, which then decides
     about chunk, memory and workers. What the data say of themselves is in the claims of this
@@ -88,6 +89,7 @@ class Training:
     aggregate: Aggregate | None = None
     make_engine: EngineMaker | None = None
     cluster: RayCluster | None = None
+    fastest: bool = False
     _initial: torch.Tensor = field(init=False, repr=False)
     _mixes: bool = field(init=False, repr=False)
 
@@ -187,6 +189,8 @@ class Training:
             mixes = mixes_records(self.task, x, y) and self.plan.steps is None
         object.__setattr__(self, "_mixes", mixes)
         alone = one_by_one(self.work, self.plan, mixes=mixes)
+        if self.fastest and self.mode is not None:
+            raise BadInput(f"mode is {self.mode} and fastest is true: leave one out")
         if alone and self.mode is Mode.VECTORISED:
             raise BadInput(f"engine.mode is 'vectorised' and {alone}: use 'looped'")
         if self.mode is Mode.VECTORISED:
@@ -194,6 +198,7 @@ class Training:
                 check_together(self.task, x, y)
         if alone:
             object.__setattr__(self, "mode", Mode.LOOPED)
+            object.__setattr__(self, "fastest", False)
 
     def _check_cluster(self) -> None:
         if self.cluster is None:
@@ -252,32 +257,50 @@ class Training:
 
     @cached_property
     def streams(self) -> Streams:
-        """The streams of this training and of no other: `seed` and all that makes it what it is.
+        """The streams of this training and of no other: they depend on `seed` and `identity`.
 
-        Two trainings that share their noise tell their difference without any. One that is the
-        same in everything draws the same, which is a replay and releases nothing new.
+        The difference of two trainings with the same noise would be released without any. The same
+        training draws the same, which is a replay and releases nothing new.
         """
-        task = self.task
-        learnt = (task.module, task.loss, self._initial, *task.frozen.values(), self.adversary)
-        parts: tuple[object, ...] = (self.plan, self.work, self.server, self.weights, *learnt)
-        if self.aggregate is not None:
-            parts = (*parts, self.aggregate)
-        seed = seed_of(self.seed, *parts, self.data.fingerprint)
-        return Streams(seed, self.plan.secure)
+        return Streams(seed_of(self.seed, self.digest), self.plan.secure)
+
+    @property
+    def identity(self) -> Stated:
+        """Everything but the seed that decides what this training computes and draws."""
+        return (
+            ("plan", self.plan),
+            ("work", self.work),
+            ("server", self.server),
+            ("weights", self.weights),
+            ("module", self.task.module),
+            ("loss", self.task.loss),
+            ("first", self._initial),
+            ("frozen", tuple(self.task.frozen.values())),
+            ("adversary", self.adversary),
+            ("aggregate", self.aggregate),
+            ("data", self.data.fingerprint),
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the identity, which a run records: only the same training resumes it."""
+        return digest_of(self)
 
     @cached_property
     def timings(self) -> dict[Mode, float]:
-        """Seconds per client and local step in each mode, as measured for this training.
+        """Seconds per client and local step in each mode; empty unless `fastest` asks for them."""
+        if self.mode is not None or not self.fastest:
+            return {}
+        return timings(self.task, self.data, self.work, self.memory)
 
-        Empty where nothing need be measured.
-        """
-        parts = self.task, self.data, self.work, self.memory
-        return {} if self.mode or plainly_vectorised(*parts) else timings(*parts)
-
-    @property
+    @cached_property
     def chosen(self) -> Mode:
-        """The mode that was given, or the faster one."""
-        return self.mode or min(self.timings, key=self.timings.__getitem__, default=Mode.VECTORISED)
+        """The mode that was given, that of the rule, or the faster one."""
+        if self.mode is not None:
+            return self.mode
+        if self.fastest:
+            return min(self.timings, key=self.timings.__getitem__)
+        return mode_of(self.task, self.data, self.work, self.memory)
 
     @property
     def _job(self) -> Job:

@@ -1,13 +1,13 @@
 """Local work on a cohort: from the round's model to one update per client, as rows [K, P]."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from fedveil.checks import check, shown
 from fedveil.errors import BadInput
+from fedveil.identity import Stated, known_as
 from fedveil.privacy.clip import Clipped
-from fedveil.privacy.identity import LATER
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam, Directions, check_directions
@@ -20,6 +20,10 @@ from fedveil.training.turn import Turn, clip_rows_
 @dataclass(frozen=True)
 class OneGradient:
     """FedSGD: the update is minus the full-batch gradient at the round's model."""
+
+    @property
+    def identity(self) -> Stated:
+        return (("work", "gradient"),)
 
     def visits(self, records: int) -> int:
         """How many records a client with `records` of them looks at in a round."""
@@ -48,6 +52,10 @@ class Decay:
     mu: float
     gamma: float
 
+    @property
+    def identity(self) -> Stated:
+        return (("rates", "decay"), ("mu", self.mu), ("gamma", self.gamma))
+
     def __post_init__(self) -> None:
         for name, value in (("mu", self.mu), ("gamma", self.gamma)):
             check(f"client.{name}", value)
@@ -73,9 +81,23 @@ class ClientSgd:
     momentum: float = 0.0
     weight_decay: float = 0.0
     decay: Decay | None = None
-    proximal: float = field(default=0.0, metadata=LATER)
-    adam: Adam | None = field(default=None, metadata=LATER)
-    schedule: RateSchedule | None = field(default=None, metadata=LATER)
+    proximal: float = 0.0
+    adam: Adam | None = None
+    schedule: RateSchedule | None = None
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("work", "sgd"),
+            ("batches", self.batches),
+            ("lr", self.lr),
+            ("momentum", self.momentum),
+            ("weight_decay", self.weight_decay),
+            ("decay", self.decay),
+            ("proximal", self.proximal),
+            ("adam", self.adam),
+            ("schedule", self.schedule),
+        )
 
     def __post_init__(self) -> None:
         if not isinstance(self.batches, Batches):
@@ -102,6 +124,7 @@ class ClientSgd:
             return scheduled(self.lr, self.schedule, round)
         return self.decay.rate((round - 1) * (self.batches.steps or 1) + step)
 
+    @known_as("reach")
     def reach(self, round: int) -> float:
         """The sum of the learning rates of `round`, which is what a clip per gradient needs.
 
@@ -114,6 +137,11 @@ class ClientSgd:
                 "proximal term and no Adam: clip the update instead (clip.each = 'update')"
             )
         return sum(self.rate(step, round) for step in range(self.batches.steps))
+
+    @known_as("published reach")
+    def published_reach(self, round: int) -> float:
+        """The same as Fu et al. have it: all steps with the learning rate of the very first."""
+        return (self.batches.steps or 1) * self.rate(0, 1)
 
     def visits(self, records: int) -> int:
         """How many records a client with `records` of them looks at in a round."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.work import ClientWork
@@ -52,8 +53,8 @@ class Prepared:
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """What the cell's rounds guarantee, if anything."""
-        return self.claims[0] if self.claims else None
+        """What the cell's rounds guarantee, if anything: the claim that counts."""
+        return counting(self.claims)
 
     @cached_property
     def claims(self) -> list[PrivacyClaim]:

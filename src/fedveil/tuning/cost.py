@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedveil.privacy.accounting.budget_line import BudgetLine
-from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
+from fedveil.privacy.accounting.claims import (
+    Accountant,
+    NoiseSource,
+    PrivacyClaim,
+    Trust,
+    Unit,
+)
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.tuning.cells import Prepared
 
@@ -14,14 +20,18 @@ _TRUSTED = tuple(Trust)
 
 @dataclass(frozen=True)
 class Cost:
-    """What trainings cost together: the sums of those that claim something, the number of others.
+    """What trainings cost together: the totals of those that claim something, and how many do not.
 
-    `caveat` says what the sums leave out where each repetition divides the records in its own way.
+    `charged` is the total as it is charged, `read` the total of the same trainings with their other
+    reading (strictly instead of as published, without the shuffler), [] where there is none. Each
+    is one claim, unless trainings differ in unit or neighbours, whose epsilons have no sum.
+    `caveat` says what totals leave out where each repetition divides the records in its own way.
     """
 
     trainings: int
     unclaimed: int
-    sums: list[PrivacyClaim]
+    charged: list[PrivacyClaim]
+    read: list[PrivacyClaim]
     caveat: str
 
     @classmethod
@@ -30,24 +40,24 @@ class Cost:
         return cls(
             sum(count for _, count in trainings),
             sum(count for prepared, count in trainings if not prepared.claims),
-            together(trainings),
+            *together(trainings),
             _caveat(trainings),
         )
 
     @property
     def told(self) -> str:
-        """The sums in one line: as published first, what they are worth strictly after it."""
-        said = ""
-        for before, claim in zip([None, *self.sums], self.sums, strict=False):
-            join = "; strictly " if before is not None and before.as_published else "; and "
-            said += (join if before else "") + str(claim)
-        return said + self.caveat
+        """The totals in one line: as charged, and after it the other reading of the same."""
+        text = _in_words(self.charged)
+        if self.read:
+            strictly = any(claim.as_published for claim in self.charged)
+            text += f"; {'strictly' if strictly else 'with less trust'} {_in_words(self.read)}"
+        return text + self.caveat
 
     @property
     def sentences(self) -> list[str]:
         """For people, a line each."""
         said = []
-        if self.sums:
+        if self.charged:
             said.append(
                 f"together: {self.trainings - self.unclaimed} trainings on these records, whose "
                 f"epsilons and deltas add up to {self.told}"
@@ -64,74 +74,107 @@ class Cost:
         return {
             "trainings": self.trainings,
             "without_claim": self.unclaimed,
-            "add_up_to": [claim.to_dict() for claim in self.sums],
+            "add_up_to": [claim.to_dict() for claim in (*self.charged, *self.read)],
             "notes": self.sentences,
         }
 
 
-def together(trainings: Iterable[tuple[Prepared, int]]) -> list[PrivacyClaim]:
-    """The claims of all trainings, (cell, how many of it), those of one kind added up.
+def together(
+    trainings: Iterable[tuple[Prepared, int]],
+) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
+    """(the total of all trainings as charged, the total as read otherwise) of (cell, how many).
 
-    Guarantee: the trainings' noise is independent, so all models together satisfy each claim (basic
-    composition), for a unit that is the same in all of them. Kinds differ in unit, neighbours,
-    trust, accountant or in being as published, and are never added to each other.
+    Guarantee: the trainings' noise is independent, so all models together satisfy each total (basic
+    composition), for a unit that is the same in all of them. Whatever mechanism or accountant a
+    training has, it is added to the others: a total holds if everybody is trusted whom one of them
+    trusts, is vouched for if all of them are, and is as published if one of them is.
 
     | edge | behaviour |
     |---|---|
     | several lines are charged | all of them are added |
     | clients have budgets of their own | the largest counts, since a client has one |
-    | a line is read in another way (strictly, without the shuffler) | a sum of its own |
+    | units or neighbours differ | a claim for each: such epsilons have no sum |
+    | a line is read in another way (strictly, without the shuffler) | added in the second total |
+    | no training is read in another way | the second total is empty |
     | the epsilon of one weight in one round | left out: it is nobody's |
     | a cell without a claim, or not trained | nothing is added |
     """
-    sums: dict[tuple[object, ...], PrivacyClaim] = {}
-    for prepared, count in trainings:
-        for claim in _costs(prepared.plan) if count else ():
-            kind = _kind(claim)
-            before = sums.get(kind)
-            epsilon, delta = count * claim.epsilon, count * claim.delta
-            if before is not None:
-                epsilon, delta = epsilon + before.epsilon, delta + before.delta
-            sums[kind] = replace(claim, epsilon=epsilon, delta=delta)
-    return list(sums.values())
+    costs = [(_costs(prepared.plan), count) for prepared, count in trainings if count]
+    charged = _total([(account, count) for (account, _), count in costs])
+    if not any(read for (_, read), _ in costs):
+        return charged, []
+    return charged, _total([(read or account, count) for (account, read), count in costs])
 
 
-def _costs(plan: PrivacyPlan) -> list[PrivacyClaim]:
-    """What one training costs, as it is charged and as it is read otherwise."""
+def _total(accounts: Sequence[tuple[list[PrivacyClaim], int]]) -> list[PrivacyClaim]:
+    """The claims of all accounts, each so many times, added up by unit and neighbours."""
+    found: dict[tuple[object, ...], PrivacyClaim] = {}
+    for account, count in accounts:
+        for claim in account:
+            kind = (claim.unit, claim.neighbours)
+            every = claim if count == 1 else _times(claim, count)
+            found[kind] = _added(found[kind], every) if kind in found else every
+    return list(found.values())
+
+
+def _times(claim: PrivacyClaim, count: int) -> PrivacyClaim:
+    return replace(claim, epsilon=count * claim.epsilon, delta=count * claim.delta, composed=None)
+
+
+def _added(one: PrivacyClaim, other: PrivacyClaim) -> PrivacyClaim:
+    """Two independent releases as one: an accountant that is not pure names both."""
+    pure = one.accountant is Accountant.PURE
+    return replace(
+        one,
+        epsilon=one.epsilon + other.epsilon,
+        delta=one.delta + other.delta,
+        trust=max(one.trust, other.trust, key=_TRUSTED.index),
+        accountant=other.accountant if pure else one.accountant,
+        noise=other.noise if one.noise is NoiseSource.SECURE else one.noise,
+        as_published=one.as_published or other.as_published,
+        vouched=one.vouched and other.vouched,
+        assumptions=tuple(dict.fromkeys((*one.assumptions, *other.assumptions))),
+        composed=None,
+    )
+
+
+def _in_words(total: Sequence[PrivacyClaim]) -> str:
+    """One claim; several, with a warning that none of them is all."""
+    text = " and ".join(map(str, total))
+    if len(total) > 1:
+        text += (
+            " (their units or neighbours differ: none of them is the total, and somebody in all of "
+            "these trainings has spent all of them)"
+        )
+    return text
+
+
+def _costs(plan: PrivacyPlan) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
+    """What one training costs, as it is charged, and as it is read otherwise; [] if it is not."""
     charged = [line for line in plan.lines if not line.reading]
     readings = {
         line.covers: line for line in plan.lines if line.reading and line.unit is not Unit.WEIGHT
     }
-    accounts = [_account(charged, plan.permitted)]
+    read = []
     if any(line.covers in readings for line in charged):
-        read = [readings.get(line.covers, line) for line in charged]
-        accounts.append(_account(read, plan.permitted))
-    return [claim for account in accounts for claim in account]
+        read = _account([readings.get(line.covers, line) for line in charged], plan.permitted)
+    return _account(charged, plan.permitted), read
 
 
 def _account(lines: Sequence[BudgetLine], rounds: int) -> list[PrivacyClaim]:
     """The lines' claims after so many rounds, those that concern the same unit as one."""
     found: dict[tuple[object, ...], PrivacyClaim] = {}
     for line in sorted(lines, key=lambda line: line.members is None):
-        claim = line.claims(line.participations(rounds))[0]
+        claim = replace(line.claims(line.participations(rounds))[0], covers="updates")
         kind = (claim.unit, claim.neighbours, claim.as_published)
         before = found.get(kind)
         if before is None:
-            found[kind] = replace(claim, covers="updates")
+            found[kind] = claim
         elif line.members is None:
-            found[kind] = replace(
-                before,
-                epsilon=before.epsilon + claim.epsilon,
-                delta=before.delta + claim.delta,
-                trust=max(before.trust, claim.trust, key=_TRUSTED.index),
-            )
+            found[kind] = _added(before, claim)
         elif claim.epsilon > before.epsilon:
-            found[kind] = replace(claim, covers="updates")
+            found[kind] = claim
     return list(found.values())
-
-
-def _kind(claim: PrivacyClaim) -> tuple[object, ...]:
-    return claim.unit, claim.neighbours, claim.trust, claim.accountant, claim.as_published
 
 
 def _caveat(trainings: Sequence[tuple[Prepared, int]]) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections.noise_section import NoNoiseSection
 from fedveil.tuning.axes import Cell, recipe_of
@@ -109,7 +110,7 @@ def _named(cell: Cell, source: str) -> Cell:
 
 
 def _promise(prepared: Prepared) -> str:
-    claim = prepared.claim
+    claim = budgeted(prepared.claims)
     if claim is None:
         return "nothing"
     label = ", as published" if claim.as_published else ""

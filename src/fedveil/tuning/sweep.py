@@ -22,6 +22,7 @@ from typing import Any
 from fedveil.checks import check
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.training.gradients.choice import Mode
 from fedveil.tuning.axes import Axis, Cell, cells
@@ -323,7 +324,7 @@ def _told(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str]]:
     terms = {(claim.covers, claim.terms) for claims in cells for claim in claims}
     if len(terms) == 1 and all(len(claims) <= 1 for claims in cells):
         first = next(claim for claims in cells for claim in claims)
-        values = [claims[0].value if claims else _NOTHING for claims in cells]
+        values = [_NOTHING if c is None else c.value for c in map(counting, cells)]
         return first.short.replace(f" {first.value} ", " ", 1), values
     return "claim", [_short(claims) for claims in cells]
 

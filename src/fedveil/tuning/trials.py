@@ -50,7 +50,6 @@ class Laboratory:
     curves: bool = False
     workers: int = 0
     cluster: RayCluster | None = None
-    _modes: dict[str, Mode] = field(default_factory=dict)
     _records: dict[str, Records | FederatedData] = field(default_factory=dict)
     _divided: dict[str, FederatedData] = field(default_factory=dict)
     _bench: Bench[Prepared, Outcome] | RayBench[Prepared, Outcome] | None = None
@@ -65,8 +64,7 @@ class Laboratory:
     def prepare(self, cell: Cell, mode: Mode | None = None) -> Prepared:
         """Build a cell and refuse what cannot run, before anything does.
 
-        `mode` fixes the execution mode; otherwise it is the recipe's, or measured once for cells
-        that share data, model and batches.
+        `mode` fixes the execution mode; otherwise it is the recipe's, or follows from its rule.
         """
         recipe = cell.recipe
         try:
@@ -83,12 +81,12 @@ class Laboratory:
             training = build(here(recipe), data=self.data(recipe))
             training.data.check_tested("comparing trials")
             noise = _noise(training.plan, training)
-            found = mode or training.mode or self._measured(recipe, training)
+            found = mode or training.chosen
         except BadInput as e:
             raise BadInput(f"cell {cell.name}: {e}" if cell.choice else str(e)) from e
         together = 1
         if recipe.data.seed is not None and not _dealt(recipe):  # the same clients in all of them
-            training = replace(training, mode=found, workers=1)
+            training = replace(training, mode=found, fastest=False, workers=1)
             engine = training.engine
             if isinstance(engine, Serial):
                 engine.make_ready()
@@ -171,13 +169,6 @@ class Laboratory:
                 self._divided.pop(next(iter(self._divided)))
             self._divided[key] = divided(self._records[source], recipe.data, recipe.seed)
         return self._divided[key]
-
-    def _measured(self, recipe: Recipe, training: Training) -> Mode:
-        batch = getattr(recipe.client, "batch", None)
-        key = f"{recipe.data!r} {recipe.model!r} {recipe.client.kind} {batch}"
-        if key not in self._modes:
-            self._modes[key] = training.chosen
-        return self._modes[key]
 
 
 def seeded(recipe: Recipe, repetition: int) -> Recipe:

@@ -140,22 +140,25 @@ def _duration(seconds: float) -> str:
 
 def _gauge(look: Look) -> Markup:
     """What is left of the budget of the line that counts, with all that the number needs."""
-    id, claim, limit = f"{_id(look)}-left", look.claim, look.seen.limit
+    id, spent, limit = f"{_id(look)}-left", look.spent, look.seen.limit
     if not look.known:
         return tag("p", _UNKNOWN, class_="gauge warn")
-    if claim is None:
+    if spent is None:
         return tag("p", "Nothing is claimed, so nothing is spent.", class_="gauge sub")
+    said = f"spent: {spent}"
+    if look.claim is not None and spent.condition:
+        said += f". If it ends now, the claim that counts is {look.claim}"
     if limit is None:
-        return tag("p", f"Spent: {claim}. No limit was set.", class_="gauge")
-    left = claim.left_of(limit)
+        return tag("p", f"{said[:1].upper()}{said[1:]}. No limit was set.", class_="gauge")
+    left = spent.left_of(limit)
     return gauge(
         id,
         "Epsilon left",
-        f"Left: {left}. Spent: {claim}.",
-        (limit - claim.epsilon) / limit,
-        claim.remainder(limit),
+        f"Left: {left}. {said[:1].upper()}{said[1:]}.",
+        (limit - spent.epsilon) / limit,
+        spent.remainder(limit),
         tag("span", f"left of {left.partition(' of ')[2]}"),
-        tag("span", f"spent: {claim}", class_="sub"),
+        tag("span", said, class_="sub"),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from fedveil.checks import MOST_ROUNDS
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import budgeted, counting, smaller
 from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.ledger.statement import Charged, Statement
 from fedveil.runs import stop_request
@@ -53,10 +54,18 @@ class Look:
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """What is spent, by the line of the budget that counts; None if nothing is claimed, or if
-        that is not known.
+        """The claim that counts: of a run that has not ended, what to quote if it ends now.
+
+        None if nothing is claimed, or if that is not known.
         """
-        return self.seen.claims[0] if self.seen.claims else None
+        return counting(self.seen.claims)
+
+    @property
+    def spent(self) -> PrivacyClaim | None:
+        """What the budget has paid for so far; of a run that has ended, the budget's claim."""
+        claims = self.seen.claims
+        running = None if self.state is State.ENDED else smaller(claims)
+        return budgeted(claims) if running is None else running
 
     @property
     def known(self) -> bool:
@@ -182,7 +191,7 @@ class Followed:
     def _statement(
         self, charged: Charged | None, planned: int | None, *, spent: bool
     ) -> Statement | None:
-        """Charges and, where nothing else says it, what they come to by the line that counts.
+        """Charges and, where nothing else says it, what they come to by the budget's line.
 
         A round is charged before it begins, so that the one under way is included.
         """
@@ -190,10 +199,13 @@ class Followed:
             return None
         claims: tuple[PrivacyClaim, ...] = ()
         if charged.lines and spent:
-            wanted = Spending(charged.lines[0], planned or charged.rounds)
+            permitted = charged.planned
+            wanted = Spending(charged.lines[0], planned or permitted or charged.rounds, permitted)
             if self._spending != wanted:
                 self._spending = wanted
-            claims = (self._spending.claim(charged.rounds, charged.turns, charged.again),)
+            done = charged.rounds, charged.turns, charged.again
+            paid = self._spending.spent(*done)
+            claims = (self._spending.claim(*done), paid) if paid.condition else (paid,)
         return Statement(charged.run, charged.charges, claims, charged.budget)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED, BudgetLine, claims_of, early_ends
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
 from fedveil.privacy.accounting.events import (
@@ -439,42 +440,137 @@ def test_curator_publishes_anew_when_a_round_is_done_again(make_line):
 
 
 def early(line, rounds=7, planned=40, **more):
-    (claim, *_) = claims_of((line,), rounds, None, planned=planned, **more)
-    return claim
+    return claims_of((line,), rounds, None, planned=planned, **more)
 
 
-def test_a_run_that_ended_early_assumes_that_nothing_released_was_the_reason(make_line):
+def at(line, count, delta, accountant=Accountant.PLD):
+    return epsilon(line.event, count, delta, line.relation, accountant)
+
+
+def test_a_run_that_ended_early_has_the_epsilon_of_its_share_of_delta(make_line):
     line = make_line()
-    claim = early(line)
-    assert claim.epsilon == line.claims(7)[0].epsilon
-    assert claim.assumptions[:-1] == line.assumptions
-    assert claim.assumptions[-1] == (
-        "what was released is not why only 7 of 40 rounds were done; if it is, quote the budget, "
-        f"{line.claim(3.0).short}"
-    )
+    pld, rdp, naive = early(line, 3)
+    assert pld.epsilon == line.ended(3, 40) == at(line, 3, 1e-5 / 100 / 16)
+    assert rdp.epsilon == at(line, 3, 1e-5 / 100 / 16, Accountant.RDP)
+    assert (pld.delta, pld.assumptions, pld.condition) == (1e-5, line.assumptions, "")
+    assert naive == replace(line.claims(3)[0], condition=NOT_DECIDED)
 
 
-def test_without_a_budget_all_rounds_count_then(make_line):
+def test_a_run_that_ended_late_has_the_epsilon_of_all_planned_rounds(make_line):
+    line = make_line()
+    pld, rdp, naive = early(line, 39)
+    assert pld.epsilon == at(line, 40, 1e-5)
+    assert rdp.epsilon == at(line, 40, 1e-5, Accountant.RDP)
+    assert naive.epsilon == at(line, 39, 1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 9, 40, 41, 1000, 10**6])
+def test_ends_that_have_an_epsilon_of_their_own_are_few_and_close(most):
+    ends = early_ends(most)
+    assert list(ends) == sorted(set(ends))
+    assert all(0 < end < most for end in ends)
+    assert len(ends) <= 4 + 4 * math.log2(most)
+    assert all(b <= 1.25 * a or b == a + 1 for a, b in pairwise(ends))
+    assert not ends or most <= 1.25 * ends[-1] or most == ends[-1] + 1
+
+
+def test_between_two_ends_the_later_one_counts(make_line):
+    line = make_line(event=Gaussian(20.0), budget=Budget(math.inf, 1e-5))
+    found = [line.ended(n, 40) for n in range(1, 41)]
+    assert found[16] == found[17] == found[18] == found[19] == at(line, 20, 1e-5 / 100 / 16)
+    assert found == sorted(found)
+    assert found[32:] == [at(line, 40, 1e-5)] * 8
+
+
+@pytest.mark.parametrize("most", [1, 2, 9, 10, 33, 40])
+def test_ends_found_at_once_are_those_found_one_by_one(make_line, most):
     line = make_line(budget=Budget(math.inf, 1e-5))
-    assert early(line, 39).assumptions[-1] == (
-        "what was released is not why only 39 of 40 rounds were done; if it is, count all 40"
-    )
+    assert line.early(most) == tuple(line.ended(n, most) if n else 0.0 for n in range(most))
+
+
+def test_the_samplers_share_of_delta_pays_for_no_end(make_line):
+    line = make_line(slip=0.5e-5, noise=NoiseSource.SECURE)
+    assert line.ended(3, 40) == at(line, 3, 0.5e-5 / 100 / 16)
+    assert line.ended(39, 40) == at(line, 40, 0.5e-5)
 
 
 @pytest.mark.parametrize(("rounds", "planned"), [(40, 40), (7, None), (0, 40)])
-def test_a_run_that_did_what_was_planned_or_nothing_assumes_nothing_more(
+def test_a_run_that_did_what_was_planned_or_nothing_has_the_claims_of_its_rounds(
     make_line, rounds, planned
 ):
     line = make_line()
-    assert early(line, rounds, planned).assumptions == line.assumptions
+    assert early(line, rounds, planned) == line.claims(rounds)
 
 
 def test_epsilons_that_are_added_hold_whoever_decides_when_to_end(make_line):
     line = make_line(event=Laplace(2.0), relation=Relation.REPLACE)
-    assert line.accountants[0] is Accountant.PURE
-    assert early(line).assumptions == line.assumptions
+    assert line.accountants == (Accountant.PURE,)
+    assert early(line) == line.claims(7)
 
 
-def test_what_is_no_guarantee_assumes_nothing_more(make_line):
+def test_the_pure_epsilon_beside_another_account_is_the_sum_of_the_rounds_done(make_line):
+    line = make_line(event=TwoPoint(0.1), relation=Relation.REPLACE)
+    binomial, pure, naive = early(line)
+    assert binomial.epsilon > naive.epsilon == line.claims(7)[0].epsilon
+    assert pure.epsilon == line.claims(7)[1].epsilon == pytest.approx(0.7)
+
+
+def test_what_is_no_guarantee_is_the_formula_of_the_rounds_done(make_line):
     line = make_line(as_published=True)
-    assert early(line).assumptions == line.assumptions
+    assert early(line) == line.claims(7)[:1]
+
+
+def test_nobody_is_concerned_more_often_than_the_cap_whenever_the_run_ends(make_line):
+    line = make_line(cap=4)
+    assert early(line) == line.claims(4)
+    assert early(line, 2)[0].epsilon == at(line, 2, 1e-5 / 100 / 3)
+
+
+def test_worst_and_median_client_of_a_run_that_ended_early(make_line):
+    line = make_line()
+    worst, rdp, median, naive = claims_of((line,), 9, np.array([7, 0, 3, 2, 1]), planned=40)
+    assert (worst.epsilon, median.epsilon) == (line.ended(7, 40), line.ended(2, 40))
+    assert (worst.holds_for, rdp.accountant) == ("the client that took part most", Accountant.RDP)
+    assert naive == replace(line.claims(7, worst.holds_for)[0], condition=NOT_DECIDED)
+
+
+@pytest.mark.parametrize("rounds", [20, 40])
+def test_how_often_rounds_were_done_again_may_have_been_decided_by_looking(make_line, rounds):
+    """As many attempts again as rounds are possible, unless the budget ends them before."""
+    free = make_line(budget=Budget(math.inf, 1e-5))
+    turns = rounds + 1
+    upto = {21: 24, 41: 48}[turns]
+    share = at(free, upto, 1e-5 / 100 / 20)
+    assert free.ended(turns, 40, again=1) == min(share, at(free, 80, 1e-5))
+    tight = make_line(budget=Budget(1.01 * at(free, 41, 1e-5), 1e-5))
+    assert tight.ended(turns, 40, again=1) == min(share, tight.budget.epsilon)
+    rdp = tight.ended(turns, 40, 1, Accountant.RDP)
+    assert rdp == min(
+        at(free, upto, 1e-5 / 100 / 20, Accountant.RDP), at(free, 80, 1e-5, Accountant.RDP)
+    )
+    naive = early(free, rounds, again=1)[-1]
+    assert naive == replace(free.claims(turns)[0], condition=NOT_DECIDED)
+
+
+def test_attempts_end_at_what_the_sampler_vouches_for(make_line):
+    """As the ledger has it: `affords`."""
+    line = make_line(budget=Budget(math.inf, 1e-5), vouched=9.0)
+    assert line.ended(41, 40, again=1) == 9.0
+    assert claims_of((line,), 40, None, again=1, planned=40)[0].vouched
+
+
+def test_a_reading_has_no_budget_that_ends_attempts(make_line):
+    line = make_line(budget=Budget(0.5, 1e-5), reading=True)
+    assert line.ended(41, 40, again=1) > 0.5
+
+
+def test_a_curator_may_have_published_as_often_as_rounds_can_be_done_again(make_line):
+    event = GaussianWithCurator(Gaussian(4.0), Gaussian(3.0), 3)
+    line = make_line(
+        event=event,
+        relation=Relation.REPLACE,
+        noise=NoiseSource.SECURE,
+        budget=Budget(math.inf, 1e-5),
+    )
+    both = math.sqrt(6 / 4.0**2 + 6 / 3.0**2)
+    assert line.ended(5, 3, again=2) == gaussian_epsilon(both, 1e-5)

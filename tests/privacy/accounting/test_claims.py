@@ -61,6 +61,9 @@ def test_dict_has_exactly_the_promised_keys_and_survives_json():
             "assumptions": ["a", "b"],
             "holds_for": "everyone",
             "covers": "updates",
+            "condition": "",
+            "units": 1,
+            "composed": None,
         }
     )
 

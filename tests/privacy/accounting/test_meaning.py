@@ -13,12 +13,15 @@ from fedveil.privacy.accounting.claims import (
     SEEDED,
     TRUSTED_SERVER,
     Accountant,
+    Composed,
     NoiseSource,
     PrivacyClaim,
     Relation,
     Trust,
     Unit,
 )
+from fedveil.privacy.accounting.composition import gaussian_epsilon
+from fedveil.privacy.accounting.events import Gaussian
 from fedveil.privacy.accounting.meaning import (
     NOTHING_CLAIMED,
     Meaning,
@@ -232,3 +235,61 @@ def test_a_trusted_server_is_said_once_and_every_other_condition_with_it():
 
 def test_whom_it_holds_for_is_said():
     assert "for the median client" in Meaning(claim(holds_for="the median client")).sentence
+
+
+# --- several units of one person ---
+
+
+def composed(noise=0.60023, **changed):
+    return claim(
+        gaussian_epsilon(1 / noise, 1e-5), composed=Composed(Gaussian(noise), 1), **changed
+    )
+
+
+def test_the_table_of_several_units_has_their_own_epsilons():
+    rows = Meaning.of([composed()]).several()
+    assert [row["clients of one person"] for row in rows] == ["1", "2", "4", "8"]
+    assert [row["epsilon"] for row in rows] == ["8", "19.13", "49.86", "144.8 (no protection)"]
+    assert [row["right guesses at most"] for row in rows][:2] == ["99.97 in 100", "100 in 100"]
+    assert Meaning.of([composed()]).several_unknown == ""
+
+
+def test_a_table_of_what_is_not_vouched_for_bounds_no_guesses():
+    slipping = claim(8.0, composed=Composed(Gaussian(0.60023), 1, 1e-11, 19.0))
+    rows = Meaning.of([slipping]).several()
+    assert [row["right guesses at most"] for row in rows] == ["99.97 in 100", *["no bound"] * 3]
+    assert rows[1]["epsilon"].startswith("not vouched for")
+
+
+@pytest.mark.parametrize(
+    "of",
+    [[], [composed(as_published=True)], [composed(vouched=False)], [composed(unit=Unit.WEIGHT)]],
+)
+def test_no_table_of_several_units_where_nothing_is_promised_to_anybody(of):
+    assert Meaning.of(of).several() == []
+    assert Meaning.of(of).several_unknown == ""
+
+
+def test_a_claim_that_cannot_be_asked_about_several_units_says_so():
+    assert Meaning.of([claim()]).several() == []
+    assert (
+        "several clients is larger, and cannot be computed" in Meaning.of([claim()]).several_unknown
+    )
+    pure = Meaning.of([claim(2.0, 0.0)])
+    assert [row["epsilon"] for row in pure.several()] == ["2", "4", "8", "16"]
+
+
+@pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.RECORD])
+@pytest.mark.parametrize("relation", Relation)
+def test_the_sentence_about_several_units_says_how_many(unit, relation):
+    several = Meaning.of([composed(unit=unit, neighbours=relation).for_units(3)])
+    assert f"3 {unit}s of one person" in several.sentence
+    assert several.several() == []
+    assert several.several_unknown == ""
+
+
+@pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.RECORD])
+def test_nobody_is_said_to_have_an_epsilon_that_multiplies(unit):
+    text = Meaning.of([claim(unit=unit)]).unit
+    assert "larger epsilon" in text
+    assert "as many times" not in text

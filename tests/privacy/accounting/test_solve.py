@@ -78,7 +78,10 @@ def test_json_keeps_its_contract(missing):
             "vouched",
             "assumptions",
             "holds_for",
+            "condition",
             "covers",
+            "units",
+            "composed",
         }
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import sqlite3
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
-from fedveil.privacy.accounting.budget_line import claims_of
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.accounting.events import Gaussian, to_dict
 from fedveil.privacy.ledger.file import read_runs
@@ -68,11 +69,13 @@ def test_rounds_that_were_done_again_are_told(make_line, tmp_path):
     assert only(path).claims == terms.claims(6)
 
 
-def test_a_run_that_has_not_done_all_its_rounds_says_what_that_assumes(make_line, write):
+def test_a_run_that_has_not_done_all_its_rounds_holds_whoever_ended_it(make_line, write):
     terms = make_line()
     said = only(write(terms, rounds=7, planned=40))
     assert said.claims == claims_of((terms,), 7, None, planned=40)
-    assert "only 7 of 40 rounds" in said.claims[0].assumptions[-1]
+    assert said.claims[0].epsilon == terms.ended(7, 40) > terms.claims(7)[0].epsilon
+    assert said.claims[-1] == replace(terms.claims(7)[0], condition=NOT_DECIDED)
+    assert said.remainder().startswith(said.claims[0].remainder(3.0))
 
 
 def test_a_ledger_that_does_not_say_how_many_were_planned_says_nothing_of_it(make_line, write):

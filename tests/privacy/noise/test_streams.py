@@ -34,6 +34,41 @@ def normals(keys, width, dtype=torch.float32):
 # --- keys ---
 
 
+PURPOSES = ("noise", "client-noise", "step-noise", "records", "dropout", "bits", "cohort")
+
+
+@given(
+    seeds=st.lists(st.integers(0, 2**128 - 1), min_size=1, max_size=3, unique=True),
+    attempts=st.lists(st.integers(0, 10**6), min_size=2, max_size=8, unique=True),
+    rounds=st.lists(st.integers(1, 10**6), min_size=1, max_size=3, unique=True),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_two_attempts_share_a_key(seeds, attempts, rounds):
+    """Whatever attempt, seed, purpose and round: the third draws nothing that the second drew."""
+    each = [Streams(seed).again(attempt) for seed in seeds for attempt in attempts]
+    single = [s.key(purpose, round) for s in each for purpose in PURPOSES for round in rounds]
+    assert len(set(single)) == len(single)
+    rows = [s.keys(p, round, np.arange(5)) for s in each for p in PURPOSES for round in rounds]
+    assert len(np.unique(np.concatenate(rows))) == 5 * len(rows)
+
+
+def test_attempts_follow_from_the_first_alone():
+    first = Streams(3)
+    assert first.again(0) == first
+    assert first.again(2) == Streams(3).again(2) != first.again(1).again(1)
+    draws = [first.again(k).generator("cohort", 1).integers(2**62) for k in range(50)]
+    assert len(set(draws)) == 50
+    assert Streams(3, secure=True).again(5).secure
+
+
+def test_calls_without_a_seed_share_nothing():
+    """What is drawn without a seed comes from the operating system, call by call."""
+    streams = Streams(1, secure=True)
+    words = [bits(streams.keys("noise", 1, [0]), 2) for _ in range(50)]
+    words += [bits(Streams(1, secure=True).again(1).keys("noise", 1, [0]), 2) for _ in range(50)]
+    assert len(np.unique(np.concatenate(words))) == 200
+
+
 @given(st.integers(0, 2**63), st.permutations(range(12)), st.integers(1, 11))
 @settings(max_examples=30, deadline=None)
 def test_key_of_a_client_depends_neither_on_order_nor_on_chunks(seed, order, cut):

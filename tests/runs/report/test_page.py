@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.runs.closing import digests
 from fedveil.runs.report.page import run_page, write_report
 from fedveil.runs.report.seen import Seen
@@ -92,6 +93,27 @@ def test_it_says_whom_one_trusts_and_what_numbers_are(made):
     assert "loss on the test split, 0 to 1" not in text
 
 
+def test_it_has_the_epsilon_of_somebody_with_several_clients(made):
+    seen = Seen.at(made / "central")
+    text = words(run_page(seen))
+    claim = seen.claims[0]
+    table = text.partition("Epsilon at delta 0.0001 for several clients of one person (zero-out")[2]
+    for units in (1, 2, 4, 8):
+        assert f" {units} {claim.for_units(units).value} " in table
+    assert claim.for_units(2).epsilon > 2 * claim.epsilon
+    assert "as many times as large" not in text
+
+
+def test_a_result_of_an_earlier_version_says_that_several_clients_are_unknown(made):
+    seen = Seen.at(made / "central")
+    told = [dict(claim) for claim in seen.result["claims"]]
+    for claim in told:
+        del claim["composed"], claim["units"]
+    text = words(run_page(replace(seen, result=seen.result | {"claims": told})))
+    assert "somebody with several clients is larger, and cannot be computed" in text
+    assert "of one person (zero-out" not in text
+
+
 def test_it_is_written_again_as_it_was(folder):
     before = (folder / "report.html").read_text().replace(str(folder.parent), "")
     assert write_report(folder).read_text().partition("</h1>")[0] == before.partition("</h1>")[0]
@@ -153,7 +175,7 @@ def test_secure_runs_hide_what_private_data_tell(start):
 def test_an_open_run_is_drawn_from_its_ledger(made):
     seen = Seen.at(made / "open")
     assert not seen.ended
-    assert len(seen.claims) == 2
+    assert [claim.condition for claim in seen.claims] == ["", "", NOT_DECIDED]
     text = words(run_page(seen))
     assert "has not ended" in text
     assert "the run is open" in text

@@ -12,7 +12,7 @@ from fedveil.models.task import Task, cross_entropy
 from fedveil.training.batches import Batches
 from fedveil.training.engines import timings as module
 from fedveil.training.engines.chunks import MEMORY
-from fedveil.training.engines.timings import plainly_vectorised, raced, timings
+from fedveil.training.engines.timings import mode_of, raced, timings
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.work import ClientSgd
 
@@ -156,16 +156,70 @@ def test_what_the_first_step_loads_does_not_decide(make_data):
     assert found[VECTORISED] < 0.2
 
 
-@pytest.mark.parametrize(
-    ("module", "memory", "known"),
-    [
-        (nn.Linear(6, 3), MEMORY, True),
-        (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), MEMORY, True),
-        (nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)), MEMORY, False),
-        (nn.Sequential(nn.Linear(6, 120_000), nn.Linear(120_000, 3)), MEMORY, False),
-        (nn.Sequential(nn.Linear(6, 15_000), nn.Linear(15_000, 3)), 1, False),
-    ],
-)
-def test_a_step_that_is_little_is_not_measured(make_data, module, memory, known):
+class Squashed(nn.Module):
+    """Linear layers that are no chain, with `after` between them."""
+
+    def __init__(self, hidden, after=torch.tanh):
+        super().__init__()
+        self.first, self.last, self.after = nn.Linear(6, hidden), nn.Linear(hidden, 3), after
+
+    def forward(self, x):
+        return self.last(self.after(self.first(x)))
+
+
+class Recurrent(nn.Module):
+    """Reads the features of a record one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.last = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.read(x[..., None])[0][:, -1])
+
+
+def without_rule(values):
+    """What vmap cannot compute: a branch on the numbers."""
+    return values if bool(values.sum() > 1e9) else torch.tanh(values)
+
+
+RULES = {
+    "linear": (nn.Linear(6, 3), MEMORY, VECTORISED),
+    "chain": (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), MEMORY, VECTORISED),
+    "wide chain": (
+        nn.Sequential(nn.Linear(6, 120_000), nn.Linear(120_000, 3)),
+        MEMORY,
+        LOOPED,
+    ),
+    "chain in little memory": (
+        nn.Sequential(nn.Linear(6, 15_000), nn.Linear(15_000, 3)),
+        1,
+        LOOPED,
+    ),
+    "norm": (
+        nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)),
+        MEMORY,
+        VECTORISED,
+    ),
+    "no chain": (Squashed(8), MEMORY, VECTORISED),
+    "long step": (Squashed(120_000), MEMORY, LOOPED),
+    "no rule": (Squashed(8, without_rule), MEMORY, LOOPED),
+    "recurrent": (Recurrent(), MEMORY, LOOPED),
+}
+
+
+@pytest.mark.parametrize(("module", "memory", "mode"), RULES.values(), ids=RULES)
+def test_the_mode_follows_by_a_rule(make_data, monkeypatch, module, memory, mode):
+    monkeypatch.setattr(time, "perf_counter", None)
     work = ClientSgd(Batches(1, steps=1), lr=0.1)
-    assert plainly_vectorised(Task(module, cross_entropy), make_data(), work, memory) is known
+    assert mode_of(Task(module, cross_entropy), make_data(), work, memory) is mode
+
+
+def test_the_rule_counts_the_records_of_a_step(make_data):
+    task = Task(Squashed(30_000), cross_entropy)
+    modes = [
+        mode_of(task, make_data(), ClientSgd(Batches(size, steps=1), lr=0.1), 4096)
+        for size in (1, 2, 3, 0)
+    ]
+    assert modes[0] is VECTORISED
+    assert modes[-1] is LOOPED

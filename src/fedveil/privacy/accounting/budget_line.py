@@ -5,7 +5,7 @@ long after a run is what the run itself said.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import rounds_within
 from fedveil.privacy.accounting.claims import (
     Accountant,
+    Composed,
     NoiseSource,
     PrivacyClaim,
     Relation,
@@ -29,6 +30,12 @@ from fedveil.privacy.accounting.composition import FINE, epsilon, supports
 from fedveil.privacy.accounting.events import Event, GaussianWithCurator
 
 _MILESTONES = 32
+
+EARLY = 1 / 100
+"""The share of delta that pays for all numbers of rounds at which a run may be ended."""
+
+NOT_DECIDED = "what was released did not decide how many rounds were done"
+"""The condition of the smaller claim where a run was ended early, or rounds were done again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +73,7 @@ class BudgetLine:
     members: int | None = None
     slip: float = 0.0
     vouched: float = math.inf
-    rounds: tuple[int, ...] = field(default=(), metadata={"later": True})
+    rounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -107,32 +114,67 @@ class BudgetLine:
             return self
         return replace(self, event=replace(self.event, most=self.event.most + again))
 
-    def so_far(self, rounds: int, planned: int | None) -> "BudgetLine":
-        """The line when `rounds` of `planned` rounds are done; None, it is not known how many.
+    def chosen(self, rounds: int, planned: int | None, again: int = 0) -> bool:
+        """Whether somebody may have chosen, by looking, how often a unit was concerned.
 
-        Guarantee: docs/proofs/ending.md. A claim of fewer rounds than were planned assumes that
-        what was released did not decide how many there are, and says what to quote if it did. One
-        that adds epsilons holds whoever decides.
+        `planned` is how many rounds were planned and fit the budget, None where that is not known;
+        `again` attempts were charged beyond each round's first.
 
         | edge | behaviour |
         |---|---|
-        | all rounds are done, or none | the line as it is |
-        | as published | the line as it is: it is no guarantee |
-        | rounds are listed | the line as it is: all of them count already |
-        | no budget | all planned rounds count if what was released decided |
+        | all planned rounds were done, each once, or none was done | no |
+        | as published | no: it is not a guarantee in either case |
+        | epsilons that are added | no: they hold whoever decides |
+        | rounds are listed | no: all of them count already |
         """
-        if planned is None or not 0 < rounds < planned:
-            return self
-        if self.rounds or self.as_published or self.accountants[0] is Accountant.PURE:
-            return self
-        otherwise = f"count all {planned}"
-        if math.isfinite(self.budget.epsilon):
-            otherwise = f"quote the budget, {self.claim(self.budget.epsilon).short}"
-        text = (
-            f"what was released is not why only {rounds} of {planned} rounds were done; if it is, "
-            f"{otherwise}"
-        )
-        return replace(self, assumptions=(*self.assumptions, text))
+        if self.rounds or planned is None or rounds == 0 or not (rounds < planned or again):
+            return False
+        return not self.as_published and self.accountants[0] is not Accountant.PURE
+
+    def ended(
+        self,
+        participations: int,
+        planned: int,
+        again: int = 0,
+        accountant: Accountant | None = None,
+    ) -> float:
+        """The epsilon of a unit concerned so often, whoever decided that, when and why.
+
+        Guarantee: docs/proofs/ending.md. The epsilon is the smaller of two. One is that of the
+        largest number of participations that `planned` rounds can come to: whatever was released
+        is a function of them. The other is that of the next of a few numbers of participations
+        (`early_ends`), which share `EARLY` of the line's delta among them.
+
+        | edge | behaviour |
+        |---|---|
+        | as many participations as there can be | their own epsilon |
+        | none of `early_ends` is as large | that of the largest number |
+        | attempts charged `again` | `planned` more are counted, at most what `affords` admits |
+        | epsilons that are added | their sum |
+        """
+        accountant = accountant or self.accountants[0]
+        most, line = self.most(planned, again), self.after(planned if again else 0)
+        if accountant is Accountant.PURE or participations >= most:
+            return line._epsilon(participations, accountant, FINE)
+        whole = line._epsilon(most, accountant, FINE)
+        if again and not self.reading and accountant is self.accountants[0]:
+            whole = min(whole, self.budget.epsilon, self.vouched)  # no attempt is admitted beyond
+        ends = early_ends(most)
+        upto = next((end for end in ends if end >= participations), None)
+        if upto is None:
+            return whole
+        return min(whole, line._epsilon(upto, accountant, FINE, EARLY / len(ends)))
+
+    def most(self, planned: int, again: int = 0) -> int:
+        """The most participations that `planned` rounds can come to.
+
+        Where attempts were charged `again`, there may be as many of them as rounds.
+        """
+        return self.participations(planned) + (planned if again else 0)
+
+    def whole(self, planned: int, again: int = 0) -> Composed:
+        """All `planned` rounds: what several units of a run that ended early are bounded by."""
+        return self.after(planned if again else 0).composed(self.most(planned, again))
 
     @cached_property
     def accountants(self) -> tuple[Accountant, ...]:
@@ -149,15 +191,27 @@ class BudgetLine:
 
         A grid that is coarser than usual promises a little less, and is found sooner.
         """
+        composed = self.composed(participations)
         return tuple(
-            self.claim(self._epsilon(participations, a, interval), a, holds_for)
+            self.claim(self._epsilon(participations, a, interval), a, holds_for, composed)
             for a in self.accountants
         )
 
+    def composed(self, participations: int) -> Composed:
+        """What is composed for a unit that is concerned so often."""
+        return Composed(self.event, self.per * participations, self.slip, self.vouched)
+
     def claim(
-        self, epsilon: float, accountant: Accountant | None = None, holds_for: str = "everyone"
+        self,
+        epsilon: float,
+        accountant: Accountant | None = None,
+        holds_for: str = "everyone",
+        composed: Composed | None = None,
     ) -> PrivacyClaim:
-        """What this line promises with that epsilon, by an accountant, None the one that counts."""
+        """What this line promises with that epsilon, by an accountant, None the one that counts.
+
+        `composed` is what the epsilon belongs to, without which the claim is about one unit only.
+        """
         accountant = accountant or self.accountants[0]
         return PrivacyClaim(
             epsilon=epsilon,
@@ -172,6 +226,7 @@ class BudgetLine:
             assumptions=self.assumptions,
             holds_for=holds_for,
             covers=self.covers,
+            composed=composed,
         )
 
     def permitted(self, planned: int) -> int:
@@ -198,6 +253,17 @@ class BudgetLine:
             self._epsilon(participations, self.accountants[0], FINE) <= most
         )
 
+    def early(self, most: int) -> tuple[float, ...]:
+        """`ended` for 0..most - 1 of `most` participations, each once: on a coarse grid."""
+        first, ends = self.accountants[0], early_ends(most)
+        whole = self._epsilon(most, first, 10 * FINE)
+        values, before = [0.0], 0
+        for end in ends:
+            own = self._epsilon(end, first, 10 * FINE, EARLY / len(ends))
+            values += [min(whole, own)] * (end - before)
+            before = end
+        return (*values, *[whole] * (most - len(values)))
+
     def curve(self, most: int) -> tuple[float, ...]:
         """An upper bound on epsilon after each of 0..most participations, cheap enough to display.
 
@@ -209,8 +275,10 @@ class BudgetLine:
         values = [self._epsilon(m, self.accountants[0], 10 * FINE) for m in milestones]
         return tuple(values[-(-count // step)] for count in range(most + 1))
 
-    def _epsilon(self, participations: int, accountant: Accountant, interval: float) -> float:
-        delta = 0.0 if accountant is Accountant.PURE else self.budget.delta - self.slip
+    def _epsilon(
+        self, participations: int, accountant: Accountant, interval: float, share: float = 1.0
+    ) -> float:
+        delta = 0.0 if accountant is Accountant.PURE else share * (self.budget.delta - self.slip)
         count = self.per * participations
         return epsilon(self.event, count, delta, self.relation, accountant, interval=interval)
 
@@ -266,6 +334,21 @@ class BudgetLine:
             raise BadInput(f"a budget line cannot be read: {e}") from e
 
 
+def early_ends(most: int) -> tuple[int, ...]:
+    """The numbers of participations, below `most`, that have an epsilon of their own.
+
+    There are four for each doubling: one for every number would leave each of them little delta.
+
+    >>> early_ends(40)
+    (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
+    """
+    ends, end = list[int](), 1
+    while end < most:
+        ends.append(end)
+        end += 1 << max(0, end.bit_length() - 3)
+    return tuple(ends)
+
+
 def claims_of(
     lines: tuple[BudgetLine, ...],
     rounds: int,
@@ -277,27 +360,48 @@ def claims_of(
 
     `again` attempts were charged beyond each round's first; any of them may be anybody's.
 
-    Where fewer were done than were `planned`, and fit the budget, they say what that assumes.
+    Guarantee: docs/proofs/ending.md. Where fewer rounds were done than were `planned` and fit the
+    budget, or some were done again, a claim without a condition holds whoever decided that and why.
+    The smaller claim of the same line, which holds if nothing released decided it, follows with
+    that condition.
     """
     claims: list[PrivacyClaim] = []
-    lines = tuple(line.so_far(rounds, planned) for line in lines)
-    for line in (line.after(again) for line in lines):
-        most = line.with_repeats(rounds, again)
+    for line in lines:
+        done = line.after(again)
+        most = done.with_repeats(rounds, again)
         if line.as_published:
-            told = line.claims(most)
+            told = done.claims(most)
             claims.append(next((c for c in told if c.accountant is Accountant.PURE), told[0]))
             continue
-        if counts is None or line.rounds:
-            claims += line.claims(most)
-            continue
-        worst, middle = int(counts.max()), math.ceil(np.median(counts))
-        if line.every > 1:  # turns without a release of this line
-            worst, middle = min(most, worst), min(most, middle)
-        if line.members is not None:
-            claims += line.claims(worst, "the client that took part most")
-            continue
-        same = worst == middle
-        claims += line.claims(worst, "everyone" if same else "the client that took part most")
-        if not same:
-            claims += line.claims(middle, "the median client")[:1]
+        whose = _whose(line, most, counts)
+        fixed = [done.claims(turns, who) for turns, who in whose]
+        kept = fixed
+        if planned is not None and line.chosen(rounds, planned, again):
+            whole = line.whole(planned, again)
+            kept = [
+                tuple(
+                    line.claim(line.ended(turns, planned, again, a), a, who, whole)
+                    for a in line.accountants
+                )
+                for turns, who in whose
+            ]
+        claims += [*kept[0], *(each[0] for each in kept[1:])]
+        if fixed[0][0].epsilon < kept[0][0].epsilon:
+            claims.append(replace(fixed[0][0], condition=NOT_DECIDED))
     return tuple(claims)
+
+
+def _whose(
+    line: BudgetLine, most: int, counts: npt.NDArray[np.int64] | None
+) -> list[tuple[int, str]]:
+    """(participations, holds for) of the claims to make: the unluckiest first, then the median."""
+    if counts is None or line.rounds:
+        return [(most, "everyone")]
+    worst, middle = int(counts.max()), math.ceil(np.median(counts))
+    if line.every > 1:  # turns without a release of this line
+        worst, middle = min(most, worst), min(most, middle)
+    if line.members is not None:
+        return [(worst, "the client that took part most")]
+    if worst == middle:
+        return [(worst, "everyone")]
+    return [(worst, "the client that took part most"), (middle, "the median client")]

@@ -1,15 +1,23 @@
 """`PrivacyClaim`: an epsilon together with everything without which it means nothing."""
 
+import importlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from enum import StrEnum
 from html import escape
 from typing import Any
 
+from fedveil.errors import BadInput
+from fedveil.privacy.accounting import events
+from fedveil.privacy.accounting.events import Event
+
 SEEDED = "seeded noise: whoever knows the seed can remove it, so this is a simulation"
 TRUSTED_SERVER = "the server is trusted: it sees true updates and adds the noise"
+
+NO_PROTECTION = 100.0
+"""The epsilon for several units above which a claim says that there is no protection."""
 
 _WHOLE, _LONG, _LEAST = 1e3, 1e12, 1e-4
 
@@ -66,13 +74,56 @@ class NoiseSource(StrEnum):
     SECURE = "secure"
 
 
+@dataclass(frozen=True)
+class Composed:
+    """What a claim's epsilon was computed from: `count` releases of `event` about one unit.
+
+    `slip` is the part of the claim's delta that pays for the sampler of secure noise, of a pure
+    claim all of it. It pays for epsilons up to `vouched`.
+    """
+
+    event: Event
+    count: int
+    slip: float = 0.0
+    vouched: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.count < 0 or not 0 <= self.slip < 1 or math.isnan(self.vouched):
+            raise BadInput(f"{self}: a count >= 0, a slip in [0, 1) and a number are needed")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "event": events.to_dict(self.event),
+            "count": self.count,
+            "slip": self.slip,
+            "vouched": str(self.vouched),
+        }
+
+    @classmethod
+    def from_dict(cls, raw: dict[str, Any]) -> "Composed":
+        """Inverse of `to_dict`."""
+        try:
+            count, slip, vouched = int(raw["count"]), float(raw["slip"]), float(raw["vouched"])
+            return cls(events.from_dict(raw["event"]), count, slip, vouched)
+        except (KeyError, TypeError, ValueError) as e:
+            if isinstance(e, BadInput):
+                raise
+            raise BadInput(f"what a claim was composed of cannot be read: {e}") from e
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrivacyClaim:
     """(epsilon, delta)-differential privacy, for whom, against whom, and under which assumptions.
 
     `holds_for` is "everyone" unless clients differ: then there is one claim for the worst and one
     for the median client. `covers` names what was released: the updates, or also what an adaptive
-    clip collects beside them. One that is not `vouched` is about right, and no guarantee.
+    clip collects beside them. One that is not `vouched` is about right, and no guarantee. One with
+    a `condition` holds only if that is true of somebody's reasons, which nobody can check: it
+    stands beside a claim without one and never counts (`meaning.counting`). The condition is shown
+    wherever the epsilon is. A claim is about `units` units of one person, which are one unless
+    `for_units` was called. `composed` is what the epsilon was computed from, None where it is not
+    one composition or is not recorded.
 
     Whoever shows an epsilon shows `short` or the claim itself, which differ in whether accountant
     and source of noise are told; a table may have `value` in its rows and `terms` in its heading.
@@ -98,6 +149,53 @@ class PrivacyClaim:
     assumptions: tuple[str, ...] = ()
     holds_for: str = "everyone"
     covers: str = "updates"
+    condition: str = ""
+    units: int = 1
+    composed: Composed | None = None
+
+    @property
+    def answers(self) -> bool:
+        """Whether `for_units` has an answer: what was composed is recorded, or epsilon is pure."""
+        return self.composed is not None or self.delta == 0
+
+    def for_units(self, units: int) -> "PrivacyClaim":
+        """The claim at the same delta for somebody with so many clients or records.
+
+        Guarantee: docs/proofs/units.md. The epsilon is an upper bound for units that are all
+        removed, zeroed or replaced together, never below that of one unit. It is exact for plain
+        and Poisson-sampled Gaussians, for pure claims and for clients that randomise their own
+        reports. Assumptions, trust and standing are those of the claim.
+
+        | edge | behaviour |
+        |---|---|
+        | 1 | the claim itself |
+        | less than 1 | BadInput |
+        | the claim is about several units already | BadInput |
+        | a claim that does not record what was composed | BadInput, unless its delta is 0 |
+        | the sampler's part of delta is too small for the epsilon | not vouched for |
+        | epsilon above 100 | the text says that there is no protection |
+        """
+        if units < 1:
+            raise BadInput(f"units is {units}: at least 1 is needed")
+        if self.units != 1:
+            raise BadInput(f"the claim is about {self.units} units already: use the one about 1")
+        if units == 1:
+            return self
+        if not self.answers:
+            raise BadInput(
+                f"the claim {self.short} does not record what was composed: its epsilon for "
+                f"{units} {self.unit}s of one person cannot be computed"
+            )
+        if self.composed is None:
+            return replace(self, units=units, epsilon=units * self.epsilon)
+        several = importlib.import_module("fedveil.privacy.accounting.units")
+        epsilon = max(self.epsilon, several.units_epsilon(self, self.composed, units))
+        return replace(
+            self,
+            units=units,
+            epsilon=epsilon,
+            vouched=self.vouched and epsilon + math.log(units) <= self.composed.vouched,
+        )
 
     def __str__(self) -> str:
         return f"{self._what}epsilon {self.value} {self.words}"
@@ -110,7 +208,7 @@ class PrivacyClaim:
         rows = {
             "epsilon": self.value,
             "delta": f"{self.delta:g}",
-            "unit": self.unit,
+            "unit": self.unit if self.units == 1 else f"{self.units} {self.unit}s",
             "neighbours": self.neighbours,
             "trust": self.trust,
             "accountant": self.accountant.upper(),
@@ -120,6 +218,8 @@ class PrivacyClaim:
         }
         if self.as_published:
             rows["as published"] = "not a guarantee"
+        if self.condition:
+            rows["only if"] = self.condition
         cells = [(name, escape(text)) for name, text in rows.items()]
         if self.assumptions:
             listed = "".join(f"<li>{escape(text)}</li>" for text in self.assumptions)
@@ -136,6 +236,8 @@ class PrivacyClaim:
     def value(self) -> str:
         """The epsilon alone, never below what is claimed."""
         shown = rendered(self.epsilon)
+        if self.units > 1 and self.epsilon > NO_PROTECTION:
+            shown += " (no protection)"
         return shown if self.vouched else f"not vouched for, about {shown}"
 
     @property
@@ -160,18 +262,26 @@ class PrivacyClaim:
 
     def left_of(self, limit: float) -> str:
         """The same with the budget."""
-        return f"{self.remainder(limit)} of {replace(self, epsilon=limit, vouched=True).short}"
+        budget = replace(self, epsilon=limit, vouched=True, condition="")
+        return f"{self.remainder(limit)} of {budget.short}"
 
     @property
     def _what(self) -> str:
         return "" if self.covers == "updates" else f"{self.covers}: "
 
+    @property
+    def _whose(self) -> str:
+        if self.units == 1:
+            return f"per {self.unit}"
+        return f"for {self.units} {self.unit}s of one person"
+
     def _terms(self, how: str) -> str:
         who = "" if self.holds_for == "everyone" else f", {self.holds_for}"
         label = ", as published, not a guarantee" if self.as_published else ""
+        condition = f", only if {self.condition}" if self.condition else ""
         return (
-            f"at delta {self.delta:g} per {self.unit}{who} "
-            f"({self.neighbours}, {self.trust} trust{how}{label})"
+            f"at delta {self.delta:g} {self._whose}{who} "
+            f"({self.neighbours}, {self.trust} trust{how}{label}){condition}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -181,12 +291,13 @@ class PrivacyClaim:
             out[key] = str(out[key])
         out["epsilon"] = self.epsilon if math.isfinite(self.epsilon) else "inf"
         out["assumptions"] = list(self.assumptions)
+        out["composed"] = None if self.composed is None else self.composed.to_dict()
         return out
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> "PrivacyClaim":
         """Inverse of `to_dict`."""
-        kinds = {
+        kinds: dict[str, Callable[[Any], Any]] = {
             "epsilon": float,
             "unit": Unit,
             "neighbours": Relation,
@@ -194,6 +305,8 @@ class PrivacyClaim:
             "accountant": Accountant,
             "noise": NoiseSource,
             "assumptions": tuple,
+            "units": int,
+            "composed": lambda same: None if same is None else Composed.from_dict(same),
         }
         return cls(**{key: kinds.get(key, lambda same: same)(v) for key, v in raw.items()})
 

@@ -89,18 +89,27 @@ _WORLDS = {
 
 _UNITS = {
     Unit.CLIENT: (
-        "One client, with all of its records. Somebody whose data are at several clients has an "
-        "epsilon as many times as large."
+        "One client, with all of its records. Somebody whose data are at several clients has a "
+        "larger epsilon."
     ),
     Unit.RECORD: (
-        "One record of one client, and not the client. Somebody with several records has an "
-        "epsilon as many times as large, and so has a client as a whole."
+        "One record of one client, and not the client. Somebody with several records has a larger "
+        "epsilon, and so has a client as a whole."
     ),
     Unit.WEIGHT: (
         "One number out of a client's report of one round. A client sends many of them, in many "
         "rounds: nobody is protected by this alone."
     ),
 }
+
+_WORLDS_OF_SEVERAL = {
+    Relation.ADD_REMOVE: "whether {these} were there",
+    Relation.ZERO_OUT: "whether {these} were used or counted as nothing",
+    Relation.REPLACE: "whether the data of {these} are their own or any others",
+}
+
+SEVERAL = (1, 2, 4, 8)
+"""Numbers of units of one person for which a report has the epsilon."""
 
 NOTHING_CLAIMED = (
     "Nothing is promised. Whoever sees this model may learn anything about anybody whose data it "
@@ -109,8 +118,37 @@ NOTHING_CLAIMED = (
 
 
 def counting(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
-    """The claim that counts: the first that is a guarantee, else the first; None without any."""
-    return next((c for c in claims if not c.as_published), claims[0] if claims else None)
+    """The claim that counts: the first that is a guarantee, else the first; None without any.
+
+    Whoever shows one number of several claims shows this one. A claim with a condition never
+    counts.
+    """
+    whole = [claim for claim in claims if not claim.condition]
+    return next((c for c in whole if not c.as_published), whole[0] if whole else None)
+
+
+def budgeted(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
+    """The claim of the line that the budget limits, from which what is left is computed.
+
+    It is the one that counts, but for recipes as published: there the paper's formula is limited.
+    """
+    return next((claim for claim in claims if not claim.condition), None)
+
+
+def smaller(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
+    """The claim that is smaller than the one that counts, on a condition; None if there is none."""
+    first = counting(claims)
+    if first is None:
+        return None
+    return next((c for c in claims if c.condition and _promised(c) == _promised(first)), None)
+
+
+def _promised(claim: PrivacyClaim) -> tuple[object, ...]:
+    """Everything of a claim but its epsilon and what it rests on."""
+    return (
+        *(claim.delta, claim.unit, claim.neighbours, claim.trust, claim.accountant),
+        *(claim.noise, claim.holds_for, claim.covers),
+    )
 
 
 def right_guesses(claim: PrivacyClaim) -> float:
@@ -142,18 +180,23 @@ def power(claim: PrivacyClaim, alarms: float) -> float:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a run's claims mean: `claim` is the one that counts, None where nothing is claimed."""
+    """What a run's claims mean: `claim` is the one that counts, None where nothing is claimed.
+
+    `smaller` is the same claim on a condition, `published` a paper's formula that was limited.
+    """
 
     claim: PrivacyClaim | None
     published: PrivacyClaim | None = None
+    smaller: PrivacyClaim | None = None
 
     @classmethod
     def of(cls, claims: Sequence[PrivacyClaim]) -> "Meaning":
         """Of all that a run claims."""
         claim = counting(claims)
         published = next((c for c in claims if c.as_published and c is not claim), None)
-        charged = claims and claims[0].as_published
-        return cls(claim, published if charged else None)
+        first = budgeted(claims)
+        charged = first is not None and first.as_published
+        return cls(claim, published if charged else None, smaller(claims))
 
     @property
     def guaranteed(self) -> bool:
@@ -203,7 +246,11 @@ class Meaning:
         """Between which two worlds an attacker has to tell."""
         if self.claim is None:
             return ""
-        return _WORLDS[self.claim.unit, self.claim.neighbours]
+        claim = self.claim
+        if claim.units > 1:
+            these = f"{claim.units} {claim.unit}s of one person"
+            return _WORLDS_OF_SEVERAL[claim.neighbours].format(these=these)
+        return _WORLDS[claim.unit, claim.neighbours]
 
     @property
     def worth(self) -> str:
@@ -221,6 +268,8 @@ class Meaning:
                 "This is a simulation: its noise follows from a seed, and whoever knows the seed "
                 'can remove it. A model that is given away needs noise.source = "secure".'
             )
+        if self.smaller is not None:
+            found.append(f"That holds whoever ended the run and why. {_upper(self.smaller.short)}.")
         if self.published is not None:
             found.append(
                 f"The paper's own formula comes to {self.published.short}. That is how its "
@@ -232,6 +281,48 @@ class Meaning:
     def unit(self) -> str:
         """Whom or what the claim is about."""
         return "Nobody." if self.claim is None else _UNITS[self.claim.unit]
+
+    def several(self) -> list[dict[str, str]]:
+        """The epsilon of somebody with several units, at the claim's delta; [] if there is none.
+
+        Computed when it is called: it may take a second.
+        """
+        claim = self.claim
+        if claim is None or not self._somebody_s or not claim.answers:
+            return []
+        found = [claim.for_units(units) for units in SEVERAL]
+        return [
+            {
+                f"{claim.unit}s of one person": f"{each.units}",
+                "epsilon": each.value,
+                "right guesses at most": _share(right_guesses(each))
+                if each.vouched
+                else "no bound",
+            }
+            for each in found
+        ]
+
+    @property
+    def several_unknown(self) -> str:
+        """Why there is no epsilon for several units; "" where there is one or none is needed."""
+        claim = self.claim
+        if claim is None or not self._somebody_s or claim.answers:
+            return ""
+        return (
+            f"The epsilon of somebody with several {claim.unit}s is larger, and cannot be "
+            "computed: the claim does not record what was composed."
+        )
+
+    @property
+    def _somebody_s(self) -> bool:
+        """Whether the claim promises something about one unit of which somebody may have more."""
+        claim = self.claim
+        return (
+            claim is not None
+            and self.guaranteed
+            and claim.unit is not Unit.WEIGHT
+            and claim.units == 1
+        )
 
     @property
     def trusted(self) -> str:
@@ -294,6 +385,10 @@ class Meaning:
     def number(self) -> str:
         """The claim in the field's own words."""
         return "nothing is claimed" if self.claim is None else str(self.claim)
+
+
+def _upper(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _odds(claim: PrivacyClaim) -> float:

@@ -1,9 +1,9 @@
-"""What a run has spent so far, cheap enough to be told after every round."""
+"""What a run has spent so far, and what to quote if it ends now, cheap enough for every round."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fedveil.privacy.accounting.budget_line import BudgetLine
+from fedveil.privacy.accounting.budget_line import NOT_DECIDED, BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim
 
 
@@ -11,26 +11,47 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 class Spending:
     """The line of a budget that counts, over `rounds` planned rounds, of which `permitted` fit it.
 
-    Guarantee: what is told is an upper bound on the epsilon of the line; up to the planned rounds
-    it is found once for all of them, on a coarse grid (`BudgetLine.curve`).
+    Guarantee: both claims are upper bounds on what `claims_of` has for the line. Up to the planned
+    rounds they are found once for all of them, on a coarse grid (`BudgetLine.curve`).
     """
 
     line: BudgetLine
     rounds: int
     permitted: int | None = None
 
-    def claim(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim:
-        """What `rounds` rounds have cost.
+    def spent(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim:
+        """What `rounds` rounds have cost, if what they released does not end the run.
 
         With `turns`, how often the most frequent client took part, it is that client's; otherwise
         `again` attempts were charged beyond each round's first.
         """
-        line, told = self.line.after(again), self.line.so_far(rounds, self.permitted)
-        most = line.participations(rounds) + again if turns is None else turns
+        line = self.line.after(again)
+        most = self._most(rounds, turns, again)
         if line is self.line and most < len(self._curve):
-            return told.claim(self._curve[most])
-        return told.claim(line.claims(most)[0].epsilon)
+            claim = line.claim(self._curve[most], composed=line.composed(most))
+        else:
+            claim = line.claims(most)[0]
+        chosen = line.chosen(rounds, self.permitted, again)
+        return replace(claim, condition=NOT_DECIDED) if chosen else claim
+
+    def claim(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim:
+        """What to quote if the run ends after `rounds` rounds, whatever the reason."""
+        planned, spent = self.permitted, self.spent(rounds, turns, again)
+        if planned is None or not spent.condition:
+            return spent
+        most, whole = self._most(rounds, turns, again), self.line.whole(planned, again)
+        if again or most >= len(self._early):
+            return self.line.claim(self.line.ended(most, planned, again), composed=whole)
+        return self.line.claim(self._early[most], composed=whole)
+
+    def _most(self, rounds: int, turns: int | None, again: int) -> int:
+        return self.line.participations(rounds) + again if turns is None else turns
 
     @cached_property
     def _curve(self) -> tuple[float, ...]:
         return self.line.curve(self.line.participations(self.rounds))
+
+    @cached_property
+    def _early(self) -> tuple[float, ...]:
+        """What to quote after fewer participations than the permitted rounds can come to."""
+        return self.line.early(self.line.most(self.permitted or self.rounds))

@@ -45,6 +45,9 @@ from fedveil.privacy.ledger.shared import Common, SharedBudget, check_common, ch
 Lines = tuple[BudgetLine, ...]
 
 
+_SEALED = ("data", "identity")
+
+
 class Ledger:
     """The charges of one run, one row per round, attempt and line of the budget.
 
@@ -140,6 +143,8 @@ class Ledger:
         salt = read_about(path)["salt"]
         for key, value in _run_rows(about, lines, clients, salt).items():
             if stored.get(key) != value:
+                if key == "identity":
+                    raise LedgerMismatch(f"{path}: {_other_identity(stored)}")
                 raise LedgerMismatch(
                     f"{path}: {key} is {stored.get(key)!r} in the ledger and {value!r} now: "
                     "resume with what the run was started with, or start a new run"
@@ -438,6 +443,14 @@ def _read_run(path: Path, run: str) -> dict[str, str]:
     raise LedgerMismatch(f"{path}: there is no run {run!r} in this ledger")
 
 
+def _other_identity(stored: dict[str, str]) -> str:
+    """Why a run cannot go on with parts of another identity, and the way out."""
+    what = "this run would continue with other noise: its parts are not those it was begun with"
+    if "identity" not in stored:
+        what = "this run was begun before runs recorded which parts their noise is drawn for"
+    return f"{what}; finish it with the version of fedveil that began it, or start over"
+
+
 def _register(
     db: sqlite3.Connection, about: dict[str, str], lines: Lines, permitted: int, clients: int
 ) -> None:
@@ -451,9 +464,9 @@ def _register(
 
 
 def _run_rows(about: dict[str, str], lines: Lines, clients: int, salt: str) -> dict[str, str]:
-    """What a run is known by; what it says of its data is sealed."""
-    data = {"data": hash_chain.seal(salt, about["data"])} if "data" in about else {}
-    return {**about, **data, "lines": _text(lines), "clients": str(clients)}
+    """What a run is known by; digests of what may be private are sealed."""
+    private = {key: hash_chain.seal(salt, about[key]) for key in _SEALED if key in about}
+    return {**about, **private, "lines": _text(lines), "clients": str(clients)}
 
 
 def _file(db: sqlite3.Connection) -> Path | None:

@@ -11,6 +11,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.events import from_dict
+from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.privacy.ledger.file import (
     Charge,
     Counts,
@@ -74,11 +75,12 @@ class Statement:
 
     def remainder(self) -> str:
         """What is left, in words."""
-        if self.budget is None:
+        first = budgeted(self.claims)
+        if self.budget is None or first is None:
             return "no privacy is claimed, so nothing is charged"
         if math.isinf(self.budget):
             return "no limit was set on epsilon"
-        return f"{self.claims[0].left_of(self.budget)} is left"
+        return f"{first.left_of(self.budget)} is left"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

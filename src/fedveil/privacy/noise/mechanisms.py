@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting import events
 from fedveil.privacy.noise.grid import Grid, gaussian_int, grid_for, laplace_int
 from fedveil.privacy.noise.secure_random import SecureRandom
@@ -43,6 +44,10 @@ class GaussianMechanism:
     norm = Norm.L2
     word = "Gaussian"
     variance = 1.0
+
+    @property
+    def identity(self) -> Stated:
+        return (("mechanism", "gaussian"), ("multiplier", self.multiplier))
 
     def __post_init__(self) -> None:
         _check_multiplier(self.multiplier)
@@ -81,6 +86,10 @@ class LaplaceMechanism:
     word = "Laplace"
     variance = 2.0
 
+    @property
+    def identity(self) -> Stated:
+        return (("mechanism", "laplace"), ("multiplier", self.multiplier))
+
     def __post_init__(self) -> None:
         _check_multiplier(self.multiplier)
 
@@ -117,6 +126,10 @@ class TwoPointMechanism:
     """
 
     epsilon: float
+
+    @property
+    def identity(self) -> Stated:
+        return (("mechanism", "two-point"), ("epsilon", self.epsilon))
 
     def __post_init__(self) -> None:
         if not (self.epsilon >= 1e-6 and math.isfinite(self.epsilon)):

@@ -7,6 +7,7 @@ import torch
 
 from fedveil.checks import check
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
@@ -50,6 +51,10 @@ class CentralNoise(Release):
 
     mechanism: GaussianMechanism
     relation: Relation
+
+    @property
+    def identity(self) -> Stated:
+        return (("release", "central"), ("mechanism", self.mechanism), ("relation", self.relation))
 
     @property
     def multiplier(self) -> float:

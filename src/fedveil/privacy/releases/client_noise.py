@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise
@@ -61,6 +62,15 @@ class ClientNoise(Release):
     counted = True
     randomises = True
     additive = True
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("release", "client"),
+            ("mechanism", self.mechanism),
+            ("relation", self.relation),
+            ("multipliers", self.multipliers),
+        )
 
     @property
     def multiplier(self) -> float:

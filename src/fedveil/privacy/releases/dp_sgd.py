@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
@@ -34,6 +35,10 @@ class DpSgdSteps(Release):
     relation: Relation
 
     counted = True
+
+    @property
+    def identity(self) -> Stated:
+        return (("release", "dp-sgd"), ("steps", self.noisy), ("relation", self.relation))
 
     @property
     def steps(self) -> NoisySteps:

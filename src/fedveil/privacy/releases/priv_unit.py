@@ -10,6 +10,7 @@ from scipy.special import erfcx, expit, log_expit, ndtri, ndtri_exp
 
 from fedveil.checks import LARGEST_REPORT, SMALLEST_REPORT, check
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
@@ -53,6 +54,14 @@ class PrivUnitG:
 
     epsilon: float
     dimension: int
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("mechanism", "priv-unit"),
+            ("epsilon", self.epsilon),
+            ("dimension", self.dimension),
+        )
 
     def __post_init__(self) -> None:
         check("noise.epsilon", self.epsilon)
@@ -163,6 +172,10 @@ class PrivUnitReports(Release):
 
     counted = True
     randomises = True
+
+    @property
+    def identity(self) -> Stated:
+        return (("release", "priv-unit"), ("mechanism", self.mechanism))
 
     def settings(self, schedule: ClipSchedule | None) -> dict[str, float]:
         return {"epsilon": self.mechanism.epsilon}

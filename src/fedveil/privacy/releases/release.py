@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.clip import Clip
@@ -90,6 +91,10 @@ class Release:
     randomises = False
     additive = False
     moves = False
+
+    @property
+    def identity(self) -> Stated:
+        return (("release", "none"),)
 
     @property
     def minimum(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedveil.errors import BadInput
+from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
@@ -26,8 +27,9 @@ class TwoPointReports(Release):
     """Every coordinate, clamped to its range, is reported as one of two values outside of it.
 
     Behind a shuffler that hands on nothing below `shuffled` reports (0: there is none) only the
-    multisets of the reports are looked at. Reports of weights are weights; `add_sum_` takes the
-    model off again.
+    multisets of the reports are looked at. A budget line may count on fewer honest ones: the
+    difference is how many dishonest clients it tolerates. Reports of weights are weights;
+    `add_sum_` takes the model off again.
     """
 
     mechanism: TwoPointMechanism
@@ -37,6 +39,15 @@ class TwoPointReports(Release):
     counted = True
     randomises = True
     moves = True
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("release", "two-point"),
+            ("mechanism", self.mechanism),
+            ("ranges", self.ranges),
+            ("shuffled", self.shuffled),
+        )
 
     @property
     def minimum(self) -> int:
@@ -146,6 +157,7 @@ def two_point(
     rounds: int,
     budget: Budget,
     shuffled: int = 0,
+    dishonest: int = 0,
 ) -> PrivacyPlan:
     """LDP-FL: every weight of every client as one of two values, shuffled or not (Sun et al.).
 
@@ -155,19 +167,26 @@ def two_point(
     per position (when it is > 0), composed exactly without one, composed by adding epsilons, and
     the published epsilon of one weight in one round, which is no guarantee for anybody.
 
+    A round is handed on with `shuffled` + `dishonest` reports or more, one per client. So
+    `shuffled` of them are honest as long as at most `dishonest` clients side with the server
+    (docs/proofs/mixer.md).
+
     | edge | behaviour |
     |---|---|
     | epsilon <= 0 | BadInput |
-    | fewer clients per round than `shuffled` | BadInput |
+    | dishonest < 0, or > 0 without a shuffler | BadInput |
+    | fewer clients per round than `shuffled` + `dishonest` | BadInput |
     | budget that one round of all weights exceeds | BadInput |
     """
     check_sampler(sampler, population, rounds)
     if shuffled < 0:
         raise BadInput(f"shuffle.minimum is {shuffled}: at least 1 report is needed")
-    if shuffled > sampler.expected(population):
+    if dishonest < 0 or (dishonest and not shuffled):
+        raise BadInput(f"shuffle.dishonest is {dishonest}: 0 or more, behind a shuffler")
+    if shuffled + dishonest > sampler.expected(population):
         raise BadInput(
-            f"shuffle.minimum is {shuffled} and a round has "
-            f"{sampler.expected(population):g} clients: lower it or ask more clients"
+            f"shuffle.minimum is {shuffled}, shuffle.dishonest is {dishonest}, and a round has "
+            f"{sampler.expected(population):g} clients: lower one or ask more clients"
         )
     mechanism = TwoPointMechanism(epsilon)
     alone = replace(
@@ -184,7 +203,7 @@ def two_point(
             assumptions=(
                 "an ideal shuffler: per position the server sees a multiset of reports and nothing "
                 "about their senders; random delays alone are no such thing",
-                f"at least {shuffled} honest reports per position in every round",
+                _honesty(shuffled, dishonest, population),
                 *alone.assumptions,
             ),
         )
@@ -204,7 +223,7 @@ def two_point(
         sampler=sampler,
         population=population,
         rounds=rounds,
-        release=TwoPointReports(mechanism, ranges, shuffled),
+        release=TwoPointReports(mechanism, ranges, shuffled + dishonest),
         lines=(*lines, weight),
         parameters=sum(ranges.sizes),
     )
@@ -214,3 +233,22 @@ def two_point(
             f"{lines[0].claims(1)[0].short}: raise it, or leave it out to be told"
         )
     return plan
+
+
+def honest_reports(plan: PrivacyPlan) -> int:
+    """How many honest reports of a round the plan's claims count on; 0 without a shuffler."""
+    events = [line.event for line in plan.lines]
+    return max((event.reports for event in events if isinstance(event, Shuffled)), default=0)
+
+
+def _honesty(honest: int, dishonest: int, population: int) -> str:
+    """The assumption about clients that a shuffled claim rests on."""
+    who = (
+        f"at most {dishonest} of the {population} clients side"
+        if dishonest
+        else (f"none of the {population} clients sides")
+    )
+    return (
+        f"at least {honest} honest reports per position in every round: each client reports once, "
+        f"a round is handed on with {honest + dishonest} reports or more, and {who} with the server"
+    )

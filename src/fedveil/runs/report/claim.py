@@ -54,12 +54,25 @@ def meaning_section(meaning: Meaning, outside: Sequence[str]) -> Markup:
         "What this means",
         facts(pairs),
         odds,
+        *_several(meaning),
         tag("h3", "It holds under these conditions"),
         listed(meaning.claim.assumptions),
         tag("h3", "It does not cover"),
         listed([*meaning.uncovered, *outside]),
         id="meaning",
     )
+
+
+def _several(meaning: Meaning) -> list[Content]:
+    """The epsilon for several units of one person, which is not that of one times their number."""
+    claim, rows = meaning.claim, meaning.several()
+    if claim is None or not rows:
+        return [tag("p", meaning.several_unknown)] if meaning.several_unknown else []
+    caption = (
+        f"Epsilon at delta {claim.delta:g} for several {claim.unit}s of one person "
+        f"({claim.neighbours}, {claim.trust} trust)"
+    )
+    return [tag("h3", f"Several {claim.unit}s of one person"), table(rows, caption, numbers=True)]
 
 
 def readings_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
@@ -100,4 +113,6 @@ def _standing(claim: PrivacyClaim, *, counts: bool) -> str:
         return "as published, not a guarantee"
     if not claim.vouched:
         return "not vouched for"
+    if claim.condition:
+        return "smaller, on a condition"
     return "a guarantee, and the one that counts" if counts else "a guarantee"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.privacy.accounting.meaning import Meaning
+from fedveil.privacy.accounting.meaning import Meaning, budgeted
 from fedveil.runs.compare import across_clients, differing_keys, rows_of
 from fedveil.runs.opened import OpenedRun
 from fedveil.runs.report.curves import axis_of
@@ -56,9 +56,8 @@ def _groups(runs: Sequence[OpenedRun]) -> list[list[int]]:
     """The runs that claim something, those together whose claims promise the same."""
     found: dict[tuple[object, ...], list[int]] = {}
     for k, run in enumerate(runs):
-        claim = Meaning.of(run.claims).claim
-        if claim is not None:
-            found.setdefault(_kind(claim), []).append(k)
+        if run.claim is not None:
+            found.setdefault(_kind(run.claim), []).append(k)
     return list(found.values())
 
 
@@ -70,11 +69,11 @@ def _group(
     number: int, group: Sequence[int], runs: Sequence[OpenedRun], names: Sequence[str]
 ) -> Markup:
     """Runs whose epsilons may be compared: sentences, and utility over privacy."""
-    claims = {k: claim for k in group if (claim := Meaning.of(runs[k].claims).claim) is not None}
+    claims = {k: claim for k in group if (claim := runs[k].claim) is not None}
     first = next(iter(claims.values()))
     terms = f"epsilon {first.terms}"
     rows: list[dict[str, Content]] = [
-        {"run": names[k], terms: claim.value, "that is": Meaning(claim).sentence}
+        {"run": names[k], terms: claim.value, "that is": _sentence(runs[k])}
         for k, claim in claims.items()
     ]
     charts = []
@@ -86,7 +85,8 @@ def _group(
             x="epsilon spent",
             y=axis_of(metric),
             lines=lines,
-            note="A line follows a run from its first round to its end, its last point.",
+            note="A line follows what a run spent from its first round on. Its last point is its "
+            "end, at the claim that counts.",
         )
         charts.append(figure(chart))
     told = table(rows, f"Promises of one kind: {terms}", wide=True)
@@ -94,11 +94,19 @@ def _group(
     return section(f"Privacy and utility {first.terms}", told, pair, id=f"group-{number}")
 
 
+def _sentence(run: OpenedRun) -> str:
+    """What the run promises, and the smaller claim of one that somebody ended."""
+    meaning = Meaning.of(run.claims)
+    beside = "" if meaning.smaller is None else f" Beside it: {meaning.smaller.short}."
+    return f"{meaning.sentence}{beside}"
+
+
 def _path(run: OpenedRun, claim: PrivacyClaim, metric: str) -> list[Point]:
     """(epsilon, metric) along a run where the claim that counts was followed, and its end."""
     end = run.result["metrics"].get(metric)
     last = finite([(claim.epsilon, end)])
-    if run.claims[0].as_published:
+    followed = budgeted(run.claims)
+    if followed is None or followed.as_published:
         return last
     steps = [
         (line["epsilon"], line.get(metric))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, measured_on
+from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.runs.report.seen import Seen
 from fedveil.web.chart import Chart, Line, Mark, figure
 from fedveil.web.html import Markup
@@ -17,6 +18,11 @@ _EVERY_ROUND = (
 _TURNS = (
     "A round is charged before it begins, to the clients that take part in it. Shown is the client "
     "that was charged most: where the line is level, others had their turn. No round is free."
+)
+
+_SPENT = (
+    "What was spent after a round holds only if what was released did not decide how many rounds "
+    "were done; the claim that counts is larger, and holds whoever ended the run and why."
 )
 
 _SHARES = ("accuracy", "top-", "f1", "auroc", "backdoor")
@@ -70,14 +76,16 @@ def axis_of(name: str, on: str = "the test split") -> str:
 def spending(seen: Seen) -> Chart | None:
     """Epsilon spent and the budget, with what belongs to an epsilon as the chart's title."""
     spent = finite(seen.series("epsilon"))
-    if not seen.claims or not spent:
+    claim = budgeted(seen.claims)
+    if claim is None or not spent:
         return None
-    claim = seen.claims[0]
     every_round = claim.trust is Trust.CENTRAL
     name = f"epsilon spent {claim.terms}"
     line = _along(name, spent) if every_round else Line(name, spent, "step")
     limit = seen.limit
     note = _EVERY_ROUND if every_round else _TURNS
+    if any(one.condition for one in seen.claims):
+        note = f"{note} {_SPENT}"
     return Chart(
         id="spent",
         title=f"Epsilon over rounds {claim.terms}",

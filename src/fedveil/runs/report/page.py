@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.report.claim import claim_box, meaning_section, readings_section
 from fedveil.runs.report.curves import clipping, drawn, learning, spending
@@ -85,9 +86,9 @@ def _tiles(seen: Seen) -> Markup:
         for name, value in seen.metrics.items()
     ]
     tiles.append((f"{seen.rounds:,}", f"rounds, {_stopped(seen)}"))
-    limit, claims = seen.limit, seen.claims
-    if claims and limit is not None:
-        tiles.append((claims[0].remainder(limit), _left(claims[0], limit)))
+    limit, claim = seen.limit, budgeted(seen.claims)
+    if claim is not None and limit is not None:
+        tiles.append((claim.remainder(limit), _left(claim, limit)))
     cells = [tag("div", tag("b", value), tag("span", said)) for value, said in tiles]
     return tag("div", *cells, class_="tiles")
 

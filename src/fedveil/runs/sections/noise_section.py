@@ -124,6 +124,11 @@ class ShuffleSection(Section):
     """`[shuffle]`."""
 
     minimum: int = Field(
-        description="Fewest reports per weight of which the shuffler hands anything on; the claim "
-        "counts on so many honest ones."
+        description="Honest reports per weight that the claim counts on; with fewer reports the "
+        "shuffler hands nothing on."
+    )
+    dishonest: int = Field(
+        default=0,
+        description="How many clients may side with the server: the shuffler waits for so many "
+        "reports more than the minimum.",
     )

@@ -129,16 +129,17 @@ class EngineSection(Section):
         description="The Ray cluster to join: 'auto', or the head's 'host:port'. For kind 'ray'. "
         "Left out: one of its own on this machine, which ends with the run.",
     )
-    mode: Literal["vectorised", "looped"] | None = Field(
+    mode: Literal["vectorised", "looped", "fastest"] | None = Field(
         default=None,
         description="Whether the clients of a chunk are one computation or one after the other; it "
-        "changes rounding only. Left out: the faster one, which is measured unless a step is "
-        "very little; with secure noise 'looped'.",
+        "changes rounding only. 'fastest' measures both before the first round and records which "
+        "it was: another machine may choose the other. Left out: by a rule from model and records, "
+        "the same everywhere; with secure noise 'looped'.",
     )
     timings: dict[Literal["vectorised", "looped"], float] | None = Field(
         default=None,
-        description="What a run has measured and records beside mode, in seconds per client and "
-        "local step. Left out: in every recipe that somebody writes.",
+        description="What mode 'fastest' has measured, which a run records beside its choice, in "
+        "seconds per client and local step. Left out: in every recipe that somebody writes.",
     )
     chunk: int = Field(
         default=0,

@@ -1,20 +1,22 @@
-"""Which execution mode is faster for a training: known, or measured once before it begins."""
+"""The execution mode of a training: by a rule, or, where that is asked for, by a race."""
 
 import time
 from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedveil.data.federated import Array, FederatedData
 from fedveil.inputs import mapped, taken
 from fedveil.models.task import Task
+from fedveil.models.trial import goes_together
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.batches import Batch, Draws, Whole
-from fedveil.training.cohort import CohortData
+from fedveil.training.cohort import CohortData, tensors
 from fedveil.training.dp_sgd import ClientDpSgd
-from fedveil.training.engines.chunks import fitting_chunk
+from fedveil.training.engines.chunks import fitting_chunk, multiplications
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.gradients.choice import Mode, gradients_of
 from fedveil.training.gradients.linear_chain import chain_of
@@ -31,21 +33,35 @@ _CLEARLY = 4
 _OVERHEAD = 0.05
 _A_CLIENTS = 0.002
 _WORTHWHILE = 4
-_LITTLE = 1 << 20
+_LITTLE, _WIDE = 1 << 20, 1 << 20
 
 
-def plainly_vectorised(task: Task, data: FederatedData, work: ClientWork, memory: int) -> bool:
-    """Whether nothing need be measured: a step is so little that one by one it is all overhead.
+def mode_of(task: Task, data: FederatedData, work: ClientWork, memory: int) -> Mode:
+    """The mode by a rule of model, numbers of records and recipe: no clock has a part in it.
 
-    Of a chain of linear layers, which side by side is batched algebra, when a client's step takes
-    at most a million multiplications. So a recipe of such a model is one computation everywhere.
+    | model | mode |
+    |---|---|
+    | a chain of linear layers of at most 2^20 parameters, on real numbers | vectorised |
+    | any other, not recurrent, whose step takes at most 2^20 multiplications | vectorised |
+    | one that vmap cannot compute, or of which `memory` holds fewer than 4 clients | looped |
+    | all others | looped |
+
+    A chain is batched algebra side by side. Of anything else a step of few multiplications is all
+    overhead, which vmap shares between clients; of longer steps it makes slower operations. A step
+    is that of a client with the median number of records.
     """
-    if isinstance(data.x, dict) or data.x.dtype.kind != "f" or not chain_of(task)[1]:
-        return False
+    layers = task.module.modules()
+    if any(isinstance(layer, nn.RNNBase | nn.RNNCellBase) for layer in layers):
+        return Mode.LOOPED
+    chain = not isinstance(data.x, dict) and data.x.dtype.kind == "f" and bool(chain_of(task)[1])
     usual = work.at_once(int(np.median(data.sizes)))
-    if task.size * usual > _LITTLE:
-        return False
-    return fitting_chunk(task, data, work, Mode.VECTORISED, memory) >= _WORTHWHILE
+    short = task.size <= _WIDE if chain else multiplications(task, data) * usual <= _LITTLE
+    if not short or fitting_chunk(task, data, work, Mode.VECTORISED, memory) < _WORTHWHILE:
+        return Mode.LOOPED
+    examples, targets = data.examples(2)
+    few = np.arange(2) % len(targets)
+    x, y = tensors(taken(examples, few)), torch.from_numpy(targets[few])
+    return Mode.VECTORISED if chain or goes_together(task, x, y) else Mode.LOOPED
 
 
 def timings(task: Task, data: FederatedData, work: ClientWork, memory: int) -> dict[Mode, float]:

@@ -1,0 +1,420 @@
+"""What makes two trainings the same: their parts as a text that can be compared and hashed.
+
+A part of this package states its identity: pairs of a word and a value, in a property `identity`.
+The words never change; classes, fields, members of enumerations and files may be renamed and moved.
+Functions of ours have a word from `known_as`. What a user brings states nothing: it is known
+by its code and by what it holds.
+"""
+
+import functools
+import hashlib
+import os
+import random
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from fractions import Fraction
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil.errors import BadInput
+
+Stated = tuple[tuple[str, Any], ...]
+"""What a part says of itself: (word, value) pairs."""
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_OURS = __name__.split(".")[0]
+_HEAP_TYPE = 1 << 9
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = f"{os.sep}site-packages{os.sep}"
+_BUILT_IN = (int, float, complex, str, bytes, Fraction)
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+"""Sources of randomness: their state is no part of anything."""
+
+_APART = ("_parameters", "_modules", "_flat_weights", "_flat_weight_refs")
+"""Attributes of a layer: its parameters and children, and references to these."""
+
+_OF_EVERY_LAYER = frozenset(vars(nn.Module()))
+_WITHOUT_NUMPY = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def known_as(word: str) -> Callable[[_F], _F]:
+    """Give a function of this package the word by which it enters identities."""
+
+    def give(function: _F) -> _F:
+        vars(function)["identity"] = word
+        return function
+
+    return give
+
+
+def identity(value: Any) -> str:
+    """The same text for equal parts in every process, and another for parts that differ.
+
+    Guarantee: a part of this package enters by the pairs it states and by nothing else. Functions
+    of a user enter by their code, closure, defaults and attributes, and by the global values,
+    functions and classes that they read; objects by their class, its code and all they hold;
+    modules by their layers, hooks, buffers and parameters' shapes, not by parameters' values.
+
+    | edge | behaviour |
+    |---|---|
+    | a part of this package that states nothing | AssertionError |
+    | the same, held by a user's part | its name and what it holds |
+    | a user's subclass of our part | what ours states, the subclass's code, what it adds |
+    | arrays | type, shape and all bytes |
+    | objects that contain each other | each is written once |
+    | nested more than some hundred levels deep | BadInput |
+
+    >>> from fedveil.privacy.sampling import Poisson
+    >>> identity((Poisson(0.5), 3))
+    "([sampler='poisson',rate=0.5],3)"
+    """
+    try:
+        return _Writer().text(value)
+    except RecursionError as e:
+        raise BadInput(
+            f"the {type(value).__name__} of this training is nested too deeply to be told from "
+            "others: hold less in it"
+        ) from e
+
+
+def digest_of(*parts: Any) -> str:
+    """SHA-256 of the parts' identity."""
+    return hashlib.sha256(identity(parts).encode()).hexdigest()
+
+
+def seed_of(*parts: Any) -> int:
+    """A number of 128 bits that other parts do not have."""
+    return int(digest_of(*parts)[:32], 16)
+
+
+class _Writer:
+    """Writes one identity. Whatever is written once is referred to by its number afterwards."""
+
+    def __init__(self, around: Iterable[Any] = ()) -> None:
+        self._written: dict[int, tuple[int, Any]] = {}
+        for value in around:
+            self._number(value)
+        self._brought = 0
+
+    def text(self, value: Any) -> str:
+        match value:
+            case Enum():
+                return self._member(value)
+            case None | bool():
+                return repr(value)
+            case _ if type(value) in _BUILT_IN:
+                return repr(value)
+            case np.float64() | np.int64() | np.bool_():  # equal to Python's
+                return repr(value.item())
+            case tuple() if _is_plain(value):
+                return f"({self._all(value)})"
+            case torch.Tensor():
+                return self._tensor(value)
+            case np.ndarray() | np.generic():
+                return self._array(np.asarray(value))
+            case type():
+                return self._class(value)
+            case types.MethodType():
+                return f"{self.text(value.__func__)} of {self.text(value.__self__)}"
+            case types.CodeType():
+                return f"{value.co_code.hex()}{value.co_names}{self.text(value.co_consts)}"
+            case types.ModuleType():
+                return value.__name__
+            case types.BuiltinFunctionType():
+                return self._builtin(value)
+            case _ if isinstance(value, _GENERATORS):
+                return self._class(type(value))
+        stated = _stated(value)
+        if stated is not None and not isinstance(value, nn.Module):
+            return self._pairs(stated)
+        if (known := self._written.get(id(value))) is not None:
+            return f"#{known[0]}"
+        self._number(value)
+        return self._first(value)
+
+    def _first(self, value: Any) -> str:
+        """The text of something mutable, or made of code, where it is met for the first time."""
+        match value:
+            case types.FunctionType():
+                return self._function(value)
+            case nn.Module():
+                return self._module(value)
+            case functools.partial():
+                parts = (value.func, value.args, value.keywords, vars(value))
+                return f"partial{self.text(parts)}"
+            case list() if _is_plain(value):
+                return f"[{self._all(value)}]"
+            case dict() if _is_plain(value):
+                return self._dict(value)
+            case set() | frozenset() if _is_plain(value):
+                return f"{{{','.join(sorted(map(self._apart, value)))}}}"
+        if _is_ours(type(value)) and not self._brought:
+            raise AssertionError(f"{type(value).__qualname__} states no identity")
+        return self._object(value)
+
+    def _number(self, value: Any) -> None:
+        self._written[id(value)] = len(self._written), value  # held, so that its id stays its own
+
+    def _all(self, values: Iterable[Any]) -> str:
+        return ",".join(map(self.text, values))
+
+    def _dict(self, value: dict[Any, Any]) -> str:
+        return f"{{{','.join(f'{self.text(k)}:{self.text(v)}' for k, v in value.items())}}}"
+
+    def _apart(self, value: Any) -> str:
+        """The text of a set's member: sets have no order, so it may not refer to other members."""
+        return _Writer(each for _, each in self._written.values()).text(value)
+
+    def _pairs(self, stated: Stated) -> str:
+        return f"[{','.join(f'{word}={self.text(value)}' for word, value in stated)}]"
+
+    def _member(self, value: Enum) -> str:
+        """Ours by its value, which recipes and files have; a user's by all there is."""
+        if _is_ours(type(value)):
+            return self.text(value.value)
+        return f"{self._class(type(value))}.{value.name}={self.text(value.value)}"
+
+    def _tensor(self, value: torch.Tensor) -> str:
+        if value.is_meta:
+            return f"meta{tuple(value.shape)}{value.dtype}"
+        plain = value.detach().cpu()
+        if plain.layout is not torch.strided:
+            plain = plain.to_dense()
+        if plain.dtype in _WITHOUT_NUMPY:
+            content = plain.contiguous().view(torch.uint8).numpy()
+            return f"{value.dtype}{self._array(content)}"
+        return self._array(plain.resolve_conj().resolve_neg().numpy())
+
+    def _array(self, value: np.ndarray[Any, Any]) -> str:
+        if value.dtype.hasobject:
+            return f"{value.dtype.descr}{value.shape}{self.text(value.tolist())}"
+        content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return f"{value.dtype.descr}{value.shape}{content}"
+
+    def _class(self, kind: type) -> str:
+        """A library's class by its name. The code of a user's: a notebook may redefine it."""
+        if _is_ours(kind):
+            return kind.__qualname__
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if _is_library(kind):
+            return name
+        if (known := self._written.get(id(kind))) is not None:
+            return f"#{known[0]}"
+        self._number(kind)
+        return f"{name}{self._inside(list(_own_code(kind)))}"
+
+    def _function(self, function: types.FunctionType) -> str:
+        if _is_ours(function) and (word := vars(function).get("identity")) is not None:
+            return f"[function={word!r}]"
+        if _is_ours(function) and not self._brought:
+            raise AssertionError(f"{function.__qualname__} is known by no word")
+        name = function.__qualname__
+        if not _is_ours(function):
+            name = f"{function.__module__}.{name}"
+        if function.__closure__ is None and (_is_ours(function) or _is_library(function)):
+            return name
+        cells = [_content(cell) for cell in function.__closure__ or ()]
+        made = (function.__code__, cells, function.__defaults__, function.__kwdefaults__)
+        return f"{name}{self._inside((*made, vars(function), _read_by(function)))}"
+
+    def _builtin(self, function: types.BuiltinFunctionType) -> str:
+        owner = function.__self__
+        bound = owner is not None and not isinstance(owner, types.ModuleType)
+        whose = f" of {self._inside(owner)}" if bound else ""
+        return f"{function.__module__}.{function.__qualname__}{whose}"
+
+    def _inside(self, value: Any) -> str:
+        """The text of what a user's part holds."""
+        self._brought += 1
+        try:
+            return self.text(value)
+        finally:
+            self._brought -= 1
+
+    def _object(self, value: Any) -> str:
+        """By class and content: a library's as it would be pickled, others by all they hold."""
+        kind, inherited, known = type(value), "", set[str]()
+        base = next((each for each in kind.__mro__ if _states(each)), None)
+        if base is not None:
+            inherited = self._pairs(vars(base)["identity"].fget(value))
+            known = {f.name for f in fields(base)} if is_dataclass(base) else set()
+        held = {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in known}
+        content: Any = held
+        if _is_library(kind):
+            content = _taken_apart(value) or held
+        elif any(map(_holds_more, kind.__mro__[:-1])):
+            content = (held, _taken_apart(value))
+        name = f"{self._class(kind)}{getattr(value, '__qualname__', '')}"
+        return f"{name}{inherited}{self._inside(content)}"
+
+    def _module(self, layer: nn.Module) -> str:
+        """A layer, its children and its hooks. The names inside a layer of ours are not written."""
+        ours = _is_ours(type(layer))
+        held = {k: v for k, v in _numbered(vars(layer)).items() if not _is_empty(k, v)}
+        parameters: dict[Any, nn.Parameter] = {
+            name: each for name, each in layer._parameters.items() if each is not None
+        }
+        children: list[Any] = list(layer._modules.items())
+        if ours:
+            stated = _stated(layer)
+            if stated is None:
+                raise AssertionError(f"{type(layer).__qualname__} states no identity")
+            name = self._pairs(stated)
+            held = {key: value for key, value in held.items() if key in _OF_EVERY_LAYER}
+            parameters = dict(enumerate(parameters.values()))
+            children = [child for _, child in children]
+        else:
+            name = self._class(type(layer)) + self._inside(getattr(type(layer), "forward", None))
+        shapes = [(key, tuple(p.shape), p.requires_grad) for key, p in parameters.items()]
+        return f"{name}{self._inside((held, shapes, children))}"
+
+
+def _numbered(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of a layer with its hooks numbered from 0: torch counts those of a process."""
+    own = {key: value for key, value in attributes.items() if key in _OF_EVERY_LAYER}
+    hooks = {key: value for key, value in own.items() if key.endswith("hooks") or "_hooks_" in key}
+    order = sorted({number for each in hooks.values() for number in each})
+    ranks = {number: rank for rank, number in enumerate(order)}
+    return attributes | {
+        key: {ranks[number]: hook for number, hook in each.items()} for key, each in hooks.items()
+    }
+
+
+def _is_empty(key: str, value: Any) -> bool:
+    """Whether an attribute of a layer is written elsewhere, or is torch's own and empty."""
+    return key in _APART or (key in _OF_EVERY_LAYER and not value and key != "training")
+
+
+def _stated(value: Any) -> Stated | None:
+    """What a part of ours states; a user's class that inherits from it states nothing."""
+    return value.identity if _states(type(value)) else None
+
+
+def _states(kind: type) -> bool:
+    return _is_ours(kind) and isinstance(vars(kind).get("identity"), property)
+
+
+def _is_ours(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).split(".")[0] == _OURS
+
+
+def _is_library(value: Any) -> bool:
+    """Whether torch, NumPy or Python brings this function or class.
+
+    It is known by its name then: a run records the versions. A user's file may have the name of
+    one of theirs.
+    """
+    name = str(getattr(value, "__module__", None))
+    root = name.split(".")[0]
+    if root not in ("torch", "numpy") and root not in sys.stdlib_module_names:
+        return False
+    if isinstance(value, types.FunctionType):
+        file = value.__code__.co_filename
+        home = os.path.dirname(getattr(sys.modules.get(root), "__file__", None) or _STANDARD)
+        return file.startswith(("<frozen ", os.path.join(home, "")))
+    found: Any = sys.modules.get(name)
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is value or (found is None and root == "builtins")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its type is a library's: a user's class may add to a list."""
+    return _is_library(type(value))
+
+
+def _is_installed(value: Any) -> bool:
+    """Whether some other package brings this function or class."""
+    if isinstance(value, types.FunctionType):
+        return _INSTALLED in value.__code__.co_filename
+    return _INSTALLED in (getattr(sys.modules.get(value.__module__), "__file__", None) or "")
+
+
+def _holds_more(kind: type) -> bool:
+    """Whether instances hold what is not in their `__dict__`: slots, or a built-in's content."""
+    written_in_c = not kind.__flags__ & _HEAP_TYPE
+    return written_in_c or bool(vars(kind).get("__slots__"))
+
+
+def _taken_apart(value: Any) -> Any:
+    """How an object without a `__dict__` would be pickled; None where it cannot be."""
+    try:
+        found = value.__reduce_ex__(2)
+    except (TypeError, AttributeError, NotImplementedError, RuntimeError, ValueError):
+        return None
+    if isinstance(found, str):
+        return found
+    return [list(part) if isinstance(part, Iterator) else part for part in found]
+
+
+def _own_code(kind: type) -> Iterator[tuple[str, Any]]:
+    """The methods and constants of a class and of those that it inherits from."""
+    for each in kind.__mro__:
+        if _is_ours(each) or _is_library(each):
+            continue
+        for name, value in sorted(vars(each).items()):
+            function = getattr(value, "fget", None) or getattr(value, "__func__", None) or value
+            function = getattr(function, "func", function)  # of a cached property
+            if isinstance(function, types.FunctionType):
+                yield name, function
+            elif name[:2] != "__" and _is_users(value, within=each):
+                yield name, value
+
+
+def _read_by(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The global values, functions and classes of a user that a function reads by name.
+
+    Those of the user's other files that it reads through a file's name are among them.
+    """
+    names, found = sorted(set(_names(function.__code__))), []
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, types.ModuleType):
+            if not _is_users_file(value):
+                continue
+            inside = [(f"{name}.{each}", vars(value).get(each)) for each in names]
+            found += [pair for pair in inside if _is_users(pair[1], within=function)]
+        elif _is_users(value, within=function):
+            found.append((name, value))
+    return found
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names that a function, and those inside it, look up; those of attributes among them."""
+    yield from (name for name in code.co_names if name[:2] != "__")
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _names(const)
+
+
+def _is_users(value: Any, within: Any) -> bool:
+    """Whether a user made what code reads; of an installed package's code, constants only."""
+    if value is None or isinstance(value, types.ModuleType | types.BuiltinFunctionType):
+        return False
+    if isinstance(value, bool | int | float | str | tuple):
+        return True
+    if isinstance(value, types.FunctionType | type):
+        return not (_is_ours(value) or _is_library(value) or _is_installed(value))
+    return not _is_installed(within) and (
+        _is_plain(value) or isinstance(value, nn.Module) or not _is_installed(type(value))
+    )
+
+
+def _is_users_file(module: types.ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    ours = module.__name__.split(".")[0] == _OURS
+    return bool(file) and not (ours or file.startswith(_STANDARD) or _INSTALLED in file)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None

@@ -1,0 +1,170 @@
+"""What an audit says about itself: its confidence, the claim beside it, and its power."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedveil as fv
+from fedveil.audit import canaries as canary_module
+from fedveil.audit.attack import Question, attacked
+from fedveil.audit.canaries import Canaries
+from fedveil.audit.finding import ALARM
+from fedveil.audit.randomisers import Randomiser, claim_of, strict_line
+from fedveil.audit.records import OneRunAudit, _nominal
+from fedveil.audit.self_test import plans, self_test
+from fedveil.privacy.accounting.claims import Relation
+from fedveil.privacy.noise.mechanisms import GaussianMechanism
+
+CLIENTS, RECORDS, WIDTH = 10, 6, 12
+FREE = fv.Budget(float("inf"), 1e-5)
+
+
+def some_data(clients=CLIENTS):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(clients + 1, RECORDS, WIDTH)).astype(np.float32)
+    y = generator.integers(3, size=(clients + 1, RECORDS))
+    named = [(str(k), x[k], y[k]) for k in range(clients)]
+    return fv.FederatedData.from_clients(named, test=(x[-1], y[-1]), classes=3)
+
+
+def training(plan, work=None, clients=CLIENTS):
+    torch.manual_seed(0)
+    task = fv.Task(nn.Linear(WIDTH, 3), fv.cross_entropy)
+    chosen = work or fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
+    return fv.Training(task, some_data(clients), plan, chosen, workers=1)
+
+
+def in_steps(multiplier=20.0, rounds=8):
+    """DP-SGD in which every record joins every step, so that canaries are seen often."""
+    plan = fv.dp_sgd(
+        *(fv.Everyone(), CLIENTS, 1.0),
+        rate=0.5,
+        steps=1,
+        rounds=rounds,
+        budget=fv.Budget(float("inf"), 1e-7),
+        multiplier=multiplier,
+    )
+    return training(plan, fv.ClientDpSgd(plan.steps, lr=0.1))
+
+
+def central(sampler, rounds=2, multiplier=1.0):
+    return fv.central(
+        sampler, CLIENTS, fv.Fixed(1.0), rounds=rounds, budget=FREE, multiplier=multiplier
+    )
+
+
+# --- confidence ---
+
+
+@pytest.mark.parametrize("attacks", [("randomiser",), ("randomiser", "canaries")])
+def test_all_findings_share_one_false_alarm_rate(attacks):
+    question = Question(attacks, draws=200, canaries=50)
+    found = attacked(training(central(fv.Everyone())), question).findings
+    assert len(found) == 2 * len(attacks)
+    assert [finding.alarm for finding in found] == [ALARM / len(found)] * len(found)
+
+
+def test_the_self_test_has_one_false_alarm_rate(monkeypatch):
+    few = {name: plan for name, plan in plans().items() if name in ("central", "two-point")}
+    monkeypatch.setattr("fedveil.audit.self_test.plans", lambda: few)
+    found = list(self_test(Randomiser(draws=100)))
+    assert len(found) == 4
+    assert {finding.alarm for finding in found} == {ALARM / len(found)}
+
+
+def test_a_verdict_is_at_the_false_alarm_rate_of_the_finding():
+    """A bound that holds at the whole rate and not at a share of it violates nothing."""
+    (finding, *_) = Randomiser(draws=2000).findings(central(fv.Everyone()))
+    bounds = [finding.evidence.epsilon(alarm) for alarm in (ALARM / 100, ALARM)]
+    assert bounds[0] < bounds[1]
+    between = replace(finding, claim=replace(finding.claim, epsilon=sum(bounds) / 2))
+    assert between.violated
+    assert not replace(between, alarm=ALARM / 100).violated
+
+
+# --- the claim beside it ---
+
+
+def test_one_run_stands_beside_the_claim_of_the_plan_that_was_audited():
+    """Canaries change how many records a client has; the plan that is run hides that number."""
+    made = in_steps()
+    (finding,) = OneRunAudit(50).findings(made)
+    own = strict_line(made.plan)
+    assert own.relation is Relation.ZERO_OUT
+    assert finding.claim.neighbours is Relation.ADD_REMOVE
+    audited = _nominal(made)
+    line = strict_line(audited)
+    assert finding.claim == claim_of(line, line.participations(made.plan.permitted))
+    assert audited.steps == replace(made.plan.steps, nominal=audited.steps.nominal)
+    assert audited.rounds == made.plan.permitted
+    assert audited.schedule == made.plan.schedule
+    assert audited.sampler == made.plan.sampler
+
+
+def test_canaries_stand_beside_the_claim_of_all_rounds():
+    made = training(central(fv.Everyone(), rounds=3))
+    for finding in Canaries(50).findings(made):
+        assert finding.claim == made.plan.claims(3)[0]
+
+
+# --- power ---
+
+
+@pytest.mark.parametrize(
+    ("sampler", "relation", "out"),
+    [(fv.Everyone(), Relation.ZERO_OUT, 0.0), (fv.FixedSize(5), Relation.REPLACE, -1.0)],
+)
+def test_canaries_are_as_far_apart_as_the_relation_allows(monkeypatch, sampler, relation, out):
+    seen, whole = [], canary_module.released
+
+    def watched(again, ids):
+        seen.append(again.adversary)
+        return whole(again, ids)
+
+    monkeypatch.setattr(canary_module, "released", watched)
+    made = training(central(sampler))
+    assert strict_line(made.plan).relation is relation
+    list(Canaries(50).findings(made))
+    signs = np.concatenate([adversary.signs for adversary in seen])
+    assert set(signs) == {1.0, out}
+    norms = torch.cat([adversary.directions for adversary in seen]).norm(dim=1)
+    assert torch.allclose(norms, torch.ones(len(norms)))
+
+
+def test_canaries_are_as_long_as_the_clip_lets_through():
+    """In the sum each counts for the clip; half of it would show half of the leak."""
+    made = training(central(fv.Everyone(), multiplier=1e-3))
+    ids = np.array([2, 5])
+    directions = torch.eye(made.task.size)[:2]
+    adversary = canary_module.CanaryClients(ids, directions, np.array([1.0, -1.0]))
+    again = replace(made, adversary=adversary)
+    (first, clip, _), *_ = canary_module.released(again, ids)
+    assert first[:2] / clip == pytest.approx([1.0, -1.0], abs=0.02)
+
+
+def test_one_run_has_power(monkeypatch):
+    """Without noise, 250 canary records of one small run are told apart beyond the claim."""
+    made = in_steps()
+    (finding,) = OneRunAudit(250).findings(made)
+    assert not finding.violated
+    monkeypatch.setattr(GaussianMechanism, "add_", lambda *_: None)
+    (finding,) = OneRunAudit(250).findings(made)
+    assert finding.violated, (finding.lower, finding.claim.epsilon)
+
+
+def test_a_shuffled_position_is_audited_among_the_honest_reports_only():
+    """Reports of dishonest clients are known to the server and hide nobody."""
+    ranges = fv.Ranges(0.0, 0.5, (40,), adaptive=False, perturb=fv.Perturb.UPDATE)
+    plan = fv.two_point(
+        *(fv.Everyone(), 30, ranges),
+        epsilon=1.0,
+        rounds=1,
+        budget=FREE,
+        shuffled=10,
+        dishonest=15,
+    )
+    *_, finding = Randomiser(draws=400).findings(plan)
+    assert finding.what == "one weight of 10 shuffled reports"
