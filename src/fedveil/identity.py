@@ -34,6 +34,7 @@ _HEAP_TYPE = 1 << 9
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _INSTALLED = f"{os.sep}site-packages{os.sep}"
 _BUILT_IN = (int, float, complex, str, bytes, Fraction)
+_EQUAL_TO_PYTHONS = (np.float64, np.int64, np.bool_)
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 """Sources of randomness: their state is no part of anything."""
 
@@ -111,7 +112,7 @@ class _Writer:
                 return repr(value)
             case _ if type(value) in _BUILT_IN:
                 return repr(value)
-            case np.float64() | np.int64() | np.bool_():  # equal to Python's
+            case _ if isinstance(value, _EQUAL_TO_PYTHONS):
                 return repr(value.item())
             case tuple() if _is_plain(value):
                 return f"({self._all(value)})"

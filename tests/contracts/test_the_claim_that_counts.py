@@ -16,7 +16,10 @@ from rich.console import Console
 
 import fedveil as fv
 from fedveil.attacks.attack import BackdoorAttack
+from fedveil.audit import command
 from fedveil.console import print_promise, print_result, print_totals
+from fedveil.errors import BadInput
+from fedveil.papers.lines import claim_of
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -233,3 +236,20 @@ def test_cells_of_a_sweep(claims):
     assert ("11.11" in texts[0]) == (PUBLISHED in claims)
     if PUBLISHED not in claims:
         assert (heading, texts) == (f"epsilon {COUNTS.terms}", ["22.22"])
+
+
+def test_figures_of_papers_are_over_the_epsilon_of_their_budgets():
+    cell = SimpleNamespace(claims=[PUBLISHED, COUNTS])
+    sweep = SimpleNamespace(prepared=[SimpleNamespace(claims=[]), cell])
+    assert claim_of(sweep) == PUBLISHED
+
+
+@KINDS
+def test_an_audit_that_finds_nothing_to_attack_names_it(folder, claims, monkeypatch):
+    found = SimpleNamespace(findings=[], leaks=[])
+    monkeypatch.setattr(command, "attacked", lambda *_: found)
+    monkeypatch.setattr(command, "charged_lines", lambda _: None)
+    monkeypatch.setattr(command, "check_charged", lambda *_: None)
+    monkeypatch.setattr(command.Audited, "to_dict", lambda self: {})
+    with pytest.raises(BadInput, match=r"none of them is for epsilon 22\.22 "):
+        command.audit(folder(claims), command.Question(attacks=("one-run",)))

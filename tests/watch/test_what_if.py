@@ -136,3 +136,16 @@ def test_a_run_of_the_recipe_claims_what_the_page_said(tmp_path):
     assert (claim.delta, claim.unit, claim.neighbours) == (told.delta, told.unit, told.neighbours)
     assert (claim.trust, claim.accountant) == (told.trust, told.accountant)
     assert training.plan.rounds == training.plan.permitted == 6
+
+
+def test_the_numbers_beside_the_claim_are_by_the_accountant_that_counts():
+    question = ask(epsilon=40)
+    found = refined(question)
+    pld, rdp = found.claims
+    shown = words("".join(json.loads(answer_parts(question, fine=True))["parts"].values()))
+    assert f"{pld.left_of(40)} would be left" in shown
+    assert rdp.left_of(40) not in shown
+    assert f"epsilon {pld.words}" in shown
+    for split in found.splits:
+        assert split.claim.accountant is Accountant.PLD
+        assert split.claim.value in shown

@@ -17,6 +17,9 @@ class Lstm(nn.Module):
     torch.Size([2, 7, 5])
     """
 
+    def _get_name(self) -> str:
+        return "Lstm"  # stored models have a digest of it
+
     @property
     def identity(self) -> Stated:
         return (("layer", "lstm"),)

@@ -27,6 +27,9 @@ class TextLstm(nn.Module):
     torch.Size([1, 2])
     """
 
+    def _get_name(self) -> str:
+        return "TextLstm"  # stored models have a digest of it
+
     @property
     def identity(self) -> Stated:
         return (("model", "lstm"), ("each", self.each))
@@ -68,6 +71,9 @@ class TextTransformer(nn.Module):
     torch.Size([1, 2])
     """
 
+    def _get_name(self) -> str:
+        return "TextTransformer"  # stored models have a digest of it
+
     @property
     def identity(self) -> Stated:
         return (("model", "transformer"), ("each", self.each))
@@ -107,6 +113,9 @@ class TextTransformer(nn.Module):
 
 class _Attention(nn.Module):
     """Several heads of attention and two linear layers, each added to what it is given."""
+
+    def _get_name(self) -> str:
+        return "_Attention"  # stored models have a digest of it
 
     @property
     def identity(self) -> Stated:

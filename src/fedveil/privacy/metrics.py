@@ -99,6 +99,18 @@ class PricedMetrics:
     mechanism: GaussianMechanism
     line: BudgetLine
 
+    @property
+    def identity(self) -> Stated:
+        """What a measurement computes: two that differ in it must not share their noise."""
+        return (
+            ("names", self.names),
+            ("owners", self.owners),
+            ("of clients", self.of_clients),
+            ("loss clip", self.loss_clip),
+            ("mechanism", self.mechanism),
+            ("rounds", self.rounds),
+        )
+
     def __post_init__(self) -> None:
         check("evaluate.loss_clip", self.loss_clip)
         if self.line.event != Gaussian(self.mechanism.multiplier) or not self.line.rounds:

@@ -68,7 +68,7 @@ class PrivacyPlan:
             ("clip", self.schedule),
             ("release", self.release),
             ("secure", self.secure),
-            *metrics,
+            ("metrics", self.metrics),
         )
 
     def __post_init__(self) -> None:

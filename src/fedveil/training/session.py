@@ -64,11 +64,12 @@ class Training:
     clients, on their own records in the clear, which secure noise refuses. Metrics with a price are
     in the plan (`PrivacyPlan.measuring`) and measured when that says. `diagnostics` None is True
     with seeded noise and False with secure noise (`Gate`). `seed` tells repetitions of the same
-    training apart. `cluster`, if given, is where the workers are instead of on this machine; that
-    changes nothing. `make_engine`, if given, makes another engine than these, which then decides
-    about chunk, memory and workers. What the data say of themselves is in the claims of this
-    training's `plan`, not in those of the plan it was given. `adversary` decides about clients that
-    cheat; `aggregate`, if given, takes the place of the mean, where the claim allows it.
+    training apart. `cluster`, if given, is where the workers are instead of on this
+    machine; that changes nothing. `make_engine`, if given, makes another engine than these, which
+    then decides about chunk, memory and workers. What the data say of themselves is in the claims
+    of this training's `plan`, not in those of the plan it was given. `adversary` decides about
+    clients that cheat; `aggregate`, if given, takes the place of the mean, where the claim allows
+    it.
     """
 
     task: Task

@@ -125,9 +125,9 @@ class BudgetLine:
         | all planned rounds were done, each once, or none was done | no |
         | as published | no: it is not a guarantee in either case |
         | epsilons that are added | no: they hold whoever decides |
-        | rounds are listed | no: all of them count already |
+        | rounds are listed | no: all of them count from the first on |
         """
-        if self.rounds or planned is None or rounds == 0 or not (rounds < planned or again):
+        if planned is None or rounds == 0 or not (rounds < planned or again) or self.rounds:
             return False
         return not self.as_published and self.accountants[0] is not Accountant.PURE
 
@@ -373,7 +373,7 @@ def claims_of(
             told = done.claims(most)
             claims.append(next((c for c in told if c.accountant is Accountant.PURE), told[0]))
             continue
-        whose = _whose(line, most, counts)
+        whose = _whose(line, most, None if line.rounds else counts)
         fixed = [done.claims(turns, who) for turns, who in whose]
         kept = fixed
         if planned is not None and line.chosen(rounds, planned, again):

@@ -49,7 +49,7 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
     | anything, pure | `units` times that of one |
     | clients that randomise their own reports (local trust) | that of `units` times the releases |
     | Gaussian | exact: the Gaussian with `units` times the shift |
-    | Gaussian with metrics | exact: both with `units` times the shift |
+    | Gaussian, with metrics of the same clients | exact: `units` times both shifts |
     | Gaussian with a curator | the reports as clients' own, the curator's with `units` shifts |
     | Poisson-sampled Gaussian, add-remove or zero-out, by PLD | exact: a mixture of Gaussians |
     | anything else | group privacy, or all of them always take part, whichever is less |
@@ -78,6 +78,10 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
             if units <= _MOST_UNITS:
                 found = _mixture_epsilon(rate, m, units, count, delta)
             return min(found, of(Gaussian(m / units), count))
+        case WithMetrics(Gaussian(m), Gaussian(c), most):
+            return of(WithMetrics(Gaussian(m / units), Gaussian(c / units), most), count)
+        case WithMetrics(PoissonSampled(_, Gaussian(m)), Gaussian(c), most):
+            plain = of(WithMetrics(Gaussian(m / units), Gaussian(c / units), most), count)
         case PoissonSampled(_, Gaussian(m)) | FixedSampled(_, _, Gaussian(m)):
             plain = of(Gaussian(m / units), count)
         case WithMetrics(Gaussian(m) | PoissonSampled(_, Gaussian(m)), Gaussian(z), most):
