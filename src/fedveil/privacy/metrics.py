@@ -126,18 +126,6 @@ class PricedMetrics:
             )
 
     @property
-    def identity(self) -> Stated:
-        """What is measured, and with which noise: the same draw times two noises tells the rest."""
-        return (
-            ("numbers", self.names),
-            ("owners", self.owners),
-            ("of clients", self.of_clients),
-            ("loss clip", self.loss_clip),
-            ("multiplier", self.mechanism.multiplier),
-            ("rounds", self.rounds),
-        )
-
-    @property
     def rounds(self) -> tuple[int, ...]:
         """After which rounds the model is measured."""
         return self.line.rounds

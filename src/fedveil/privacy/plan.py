@@ -60,7 +60,6 @@ class PrivacyPlan:
     @property
     def identity(self) -> Stated:
         """What rounds compute. Budget lines account for it and change no draw."""
-        metrics = () if self.metrics is None else (("metrics", self.metrics),)
         return (
             ("sampler", self.sampler),
             ("clients", self.population),

@@ -395,7 +395,7 @@ def _whose(
     line: BudgetLine, most: int, counts: npt.NDArray[np.int64] | None
 ) -> list[tuple[int, str]]:
     """(participations, holds for) of the claims to make: the unluckiest first, then the median."""
-    if counts is None or line.rounds:
+    if counts is None:
         return [(most, "everyone")]
     worst, middle = int(counts.max()), math.ceil(np.median(counts))
     if line.every > 1:  # turns without a release of this line

@@ -84,10 +84,6 @@ def units_epsilon(claim: PrivacyClaim, composed: Composed, units: int) -> float:
             plain = of(WithMetrics(Gaussian(m / units), Gaussian(c / units), most), count)
         case PoissonSampled(_, Gaussian(m)) | FixedSampled(_, _, Gaussian(m)):
             plain = of(Gaussian(m / units), count)
-        case WithMetrics(Gaussian(m) | PoissonSampled(_, Gaussian(m)), Gaussian(z), most):
-            plain = of(WithMetrics(Gaussian(m / units), Gaussian(z / units), most), count)
-            if isinstance(event.event, Gaussian):
-                return plain
         case Shuffled(report, _):
             plain = epsilon(report, units * count, delta, relation, Accountant.BINOMIAL)
         case _:
