@@ -1,6 +1,7 @@
 """Metrics with a price: clip, noise, calibration, intervals, and the joint account with updates."""
 
 import math
+from dataclasses import replace
 
 import dp_accounting
 import numpy as np
@@ -365,6 +366,15 @@ def test_metrics_of_clients_that_no_line_counts_are_refused():
     plain = central(Everyone(), 1000, Fixed(1.0), rounds=30, budget=Budget(2.0, 1e-5))
     with pytest.raises(BadInput, match="metrics are measured on the same clients"):
         plain.measuring(metrics).check_lines()
+
+
+def test_metrics_of_clients_beside_a_claim_that_trusts_nobody_are_refused():
+    """Whoever measures sees the records, whatever the event counts."""
+    plan = of_clients(Everyone())
+    for changed in ({"trust": Trust.LOCAL}, {"relation": Relation.REPLACE}):
+        other = replace(plan, lines=(replace(plan.lines[0], **changed),))
+        with pytest.raises(BadInput, match="by somebody who sees them"):
+            other.check_lines()
 
 
 def test_metrics_of_clients_with_more_noise_on_paper_are_refused():
