@@ -1,6 +1,7 @@
 """Metrics with a price: clip, noise, calibration, intervals, and the joint account with updates."""
 
 import math
+from dataclasses import replace
 
 import dp_accounting
 import numpy as np
@@ -305,7 +306,7 @@ def test_on_clients_one_claim_covers_both_and_the_training_gets_what_is_left(sam
 def test_no_claim_of_fewer_rounds_leaves_a_measurement_out():
     """Metrics concern everybody, so all planned ones count from the first round on."""
     plan = of_clients(Everyone())
-    first = plan.claims(1)[0].epsilon
+    first = plan.lines[0].claims(1)[0].epsilon
     mu = math.hypot(1 / plan.release.multiplier, 2 / plan.metrics.mechanism.multiplier)
     assert first == pytest.approx(gaussian_epsilon(mu, 1e-5), rel=1e-9)
 
@@ -365,6 +366,15 @@ def test_metrics_of_clients_that_no_line_counts_are_refused():
     plain = central(Everyone(), 1000, Fixed(1.0), rounds=30, budget=Budget(2.0, 1e-5))
     with pytest.raises(BadInput, match="metrics are measured on the same clients"):
         plain.measuring(metrics).check_lines()
+
+
+def test_metrics_of_clients_beside_a_claim_that_trusts_nobody_are_refused():
+    """Whoever measures sees the records, whatever the event counts."""
+    plan = of_clients(Everyone())
+    for changed in ({"trust": Trust.LOCAL}, {"relation": Relation.REPLACE}):
+        other = replace(plan, lines=(replace(plan.lines[0], **changed),))
+        with pytest.raises(BadInput, match="by somebody who sees them"):
+            other.check_lines()
 
 
 def test_metrics_of_clients_with_more_noise_on_paper_are_refused():

@@ -171,6 +171,20 @@ def test_a_module_whose_records_see_each_other_is_run_owner_by_owner(held_out):
     assert training.gate.alone
 
 
+def test_with_secure_noise_owners_are_computed_one_by_one(held_out):
+    assert training_of(held_out, secure=True).gate.alone
+    assert not training_of(held_out).gate.alone
+
+
+def test_clients_own_test_records_need_a_price_beside_secure_noise(clients):
+    data = with_test(clients, [0] * 10 + [1] * 10)
+    training = training_of(data, secure=True)
+    assert training.plan.metrics.of_clients
+    plan = replace(training.plan, metrics=None)
+    with pytest.raises(BadInput, match=r"give metrics a price \(evaluate\.epsilon\)"):
+        Training(task=task_of(), data=data, plan=plan, work=OneGradient())
+
+
 def test_a_diverged_model_is_measured_as_the_worst(held_out):
     task = task_of()
     broken = torch.full_like(task.parameters, math.nan)

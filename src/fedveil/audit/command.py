@@ -92,8 +92,9 @@ def audit(
     charged = charged_lines(folder)
     if out is not None and folder.resolve() in (out.resolve(), *out.resolve().parents):
         raise BadInput(f"--out {out} is in the run's own directory: an audit leaves it as it is")
-    training = replace(build(here(run.recipe), data_root, allow_code=allow_code), workers=1)
+    training = build(here(run.recipe), data_root, allow_code=allow_code)
     check_charged(folder, charged, training.plan.every_line)
+    training = replace(training, workers=1, plan=replace(training.plan, metrics=None))
     with Kept.at(out, _identity(run, training, question)) as kept:
         found = attacked(training, question, kept, on_step)
         whole = Audited(run, training.plan, found)
