@@ -53,7 +53,8 @@ def findings(training: Training) -> Iterator[Finding]:
     claim = claim_of(line, line.participations(plan.permitted))
     if data.fitted and set(data.assumptions) <= set(claim.assumptions):
         return
-    own, test = (np.asarray(x).reshape(len(x), -1) for x in (data.x, data.test_x))
+    own = np.asarray(data.x).reshape(len(data.x), -1)
+    test = np.asarray(data.test_x).reshape(len(data.test_x), own.shape[1])
     tried = [chance(own), *([chance(own, test)] if len(test) else [])]
     p, standard = min(tried)
     what = f"{standard} of {own.shape[1]:,} features are standardised by clients' records"
