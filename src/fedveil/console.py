@@ -152,7 +152,8 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
     timing = result["timing"]
     if timing["seconds_per_round"] is not None:
         speed = f"{timing['seconds_per_round']:.3g} s per round"
-        speed += f", {timing['client_updates_per_second']:,.0f} client updates/s"
+        if timing["client_updates_per_second"] is not None:
+            speed += f", {timing['client_updates_per_second']:,.0f} client updates/s"
         table.add_row("speed", speed)
     table.add_row("run directory", result["run_dir"])
     console.print(table)

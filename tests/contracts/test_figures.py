@@ -58,7 +58,8 @@ def made_up(sweep, on_trial=None):
 
 
 def outcome(recipe, random):
-    rounds, every = recipe.rounds or recipe.iterations // recipe.client.steps, recipe.evaluate.every
+    rounds = recipe.rounds or recipe.iterations // recipe.client.steps
+    every = recipe.evaluate.every or 1
 
     def metrics():
         loss = float(np.exp(random.normal(3, 2))) if random.uniform() < 0.9 else np.nan

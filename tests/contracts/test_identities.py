@@ -36,6 +36,7 @@ from fedveil.privacy.clip_schedules import (
     Poly,
     Quantile,
 )
+from fedveil.privacy.metrics import priced_metrics
 from fedveil.privacy.noise.mechanisms import (
     GaussianMechanism,
     LaplaceMechanism,
@@ -106,7 +107,11 @@ MOMENTS = {"beta1": 0.5, "beta2": 0.5, "floor": 0.5, "schedule": RATES}
 LOCAL = {"lr": 0.25, "momentum": 0.5, "weight_decay": 0.5, "proximal": 0.5, "adam": Adam()}
 ACCOUNTS = "accounts for what is released, and decides nothing that is drawn"
 ELSEWHERE = "decides where and how fast it is computed"
+ACCOUNTS_TOO = "mechanism and line go together: another noise, or other rounds, below"
 MEASURED = "decides what is measured, which draws nothing"
+PRICED = priced_metrics(
+    ["accuracy", "loss"], 8, budget=Budget(1.0, 0.01), rounds=(1, 2), loss_clip=1.0
+)
 
 PARTS = (
     (Poisson(0.5), {"rate": 0.25}),
@@ -197,6 +202,18 @@ PARTS = (
             "release": CentralNoise(GaussianMechanism(2.0), Relation.ZERO_OUT),
             "lines": ACCOUNTS,
             "parameters": ACCOUNTS,
+            "metrics": PRICED,
+        },
+    ),
+    (
+        PRICED,
+        {
+            "names": ("loss", "accuracy"),
+            "owners": 9,
+            "of_clients": True,
+            "loss_clip": 2.0,
+            "mechanism": ACCOUNTS_TOO,
+            "line": ACCOUNTS_TOO,
         },
     ),
     (Batches(2, steps=2), {"size": 3, "steps": 3, "epochs": Apart(Batches(2, epochs=1), 2)}),
@@ -280,6 +297,7 @@ CHANGES = {
     "workers": ELSEWHERE,
     "every": MEASURED,
     "clients_every": MEASURED,
+    "diagnostics": MEASURED,
     "adversary": Adversary(),
     "aggregate": None,
     "make_engine": ELSEWHERE,
@@ -338,6 +356,14 @@ def test_another_value_of_any_field_is_another_identity(part, changes):
         if isinstance(value, Apart):
             before, after = value.before, value.value
         assert identity(replace(before, **{name: after})) != identity(before), name
+
+
+@pytest.mark.parametrize(
+    "change", [{"budget": Budget(2.0, 0.01)}, {"rounds": (1, 2, 3)}, {"rounds": (2, 3)}]
+)
+def test_metrics_of_another_price_are_others(change):
+    said = {"budget": Budget(1.0, 0.01), "rounds": (1, 2), "loss_clip": 1.0, **change}
+    assert identity(priced_metrics(["accuracy", "loss"], 8, **said)) != identity(PRICED)
 
 
 def test_all_parts_have_identities_of_their_own():

@@ -101,7 +101,8 @@ def test_a_training_names_it_in_every_round(form):
 
 def test_trainings_in_step_name_it_each():
     plan = central()
-    trainings = [made(2, plan, mode=fv.Mode.VECTORISED, seed=seed) for seed in (1, 2)]
+    first = made(2, plan, mode=fv.Mode.VECTORISED, seed=1)
+    trainings = [first, made(2, first.plan, mode=fv.Mode.VECTORISED, seed=2)]
     found = [result for some in train_in_step(trainings) for result in some]
     assert sorted(n for n, _ in found) == [0, 0, 1, 1]
     assert {result.refused for _, result in found} == {(BROKEN,)}

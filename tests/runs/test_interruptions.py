@@ -10,6 +10,7 @@ from fedveil.runs import run as runs
 from fedveil.runs.done import Done
 from fedveil.runs.run import Run
 from fedveil.training.engines.serial import Serial
+from fedveil.training.gate import Gate
 from fedveil.training.round import RoundResult
 from fedveil.training.server import SgdServer
 
@@ -45,7 +46,7 @@ PLACES = {  # whose call is interrupted, which one, and the rounds that the run 
     "replacing a checkpoint": (checkpoint, "write_atomic", 3, False, 3),
     "replaced a checkpoint": (checkpoint, "write_atomic", 3, True, 3),
     "saving at the end": (checkpoint, "save", 5, True, 4),
-    "evaluating at the end": (runs, "evaluate", 2, False, 4),
+    "evaluating at the end": (Gate, "last", 1, False, 4),
     "digesting": (runs, "digests", 1, True, 4),
     "keeping the head": (runs, "keep_head", 1, False, 4),
     "kept the head": (runs, "keep_head", 1, True, 4),

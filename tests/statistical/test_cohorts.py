@@ -13,13 +13,15 @@ from fedveil.privacy.ledger.file import read_participations
 
 from .conftest import DROWNED, FALSE_ALARM, SOURCES
 
+SHOWN = ("evaluate.diagnostics=true",)
+
 # --- cohorts ---
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_poisson_cohorts_have_the_charged_rate(follow, source):
     settings = ("rounds=30", "data.clients=40", "client.epochs=1", "sample.rate=0.3")
-    seen = follow("central", *settings, *DROWNED, f"noise.source={source}")
+    seen = follow("central", *settings, *DROWNED, *SHOWN, f"noise.source={source}")
     rate, cohorts = seen.event.rate, seen.cohorts()
     assert rate == 0.3
     everyone = binom(40 * len(cohorts), rate)
@@ -32,7 +34,7 @@ def test_poisson_cohorts_have_the_charged_rate(follow, source):
 def test_secret_cohorts_do_not_follow_from_the_seed(follow):
     """Two cohorts are equally large once in six times, ten pairs of them once in 10^7."""
     settings = ("data.clients=12", "rounds=10", "client.epochs=1", "noise.source=secure")
-    first, second = (follow("central", *settings, *DROWNED) for _ in range(2))
+    first, second = (follow("central", *settings, *DROWNED, *SHOWN) for _ in range(2))
     assert not np.array_equal(first.cohorts(), second.cohorts())
 
 

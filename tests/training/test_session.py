@@ -105,7 +105,7 @@ def test_the_budget_ends_a_training(task, data):
             Everyone(), data.clients, Fixed(0.5), rounds=5, budget=budget, multiplier=1.0
         )
 
-    free = plan_for(Budget(float("inf"), 1e-3))
+    free = plan_for(Budget(float("inf"), 1e-3)).lines[0]
     limit = (free.claims(2)[0].epsilon + free.claims(3)[0].epsilon) / 2
     plan = plan_for(Budget(limit, 1e-3))
     done = list(train(training_of(task, data, plan=plan)))

@@ -91,15 +91,15 @@ def test_given_multiplier_is_kept():
 
 
 def test_budget_that_the_seventh_round_would_exceed_permits_six():
-    free = plan_of(multiplier=4.0, budget=Budget(math.inf, 1e-5))
+    free = plan_of(multiplier=4.0, budget=Budget(math.inf, 1e-5)).lines[0]
     six, seven = (free.claims(n)[0].epsilon for n in (6, 7))
     assert plan_of(multiplier=4.0, budget=Budget((six + seven) / 2, 1e-5)).permitted == 6
     assert plan_of(multiplier=4.0, budget=Budget(seven, 1e-5)).permitted == 7
 
 
 def test_budget_of_a_round_robin_ends_before_a_client_has_its_second_turn():
-    free = plan_of(RoundRobin(30), multiplier=4.0, budget=Budget(math.inf, 1e-5))
-    one, two = (free.claims(n)[0].epsilon for n in (1, 4))
+    free = plan_of(RoundRobin(30), multiplier=4.0, budget=Budget(math.inf, 1e-5)).lines[0]
+    one, two = (free.claims(n)[0].epsilon for n in (1, 2))
     assert one < two
     tight = plan_of(RoundRobin(30), multiplier=4.0, budget=Budget((one + two) / 2, 1e-5))
     assert tight.permitted == 3
@@ -174,7 +174,8 @@ def test_claims_name_unit_trust_source_and_assumptions():
         assert any("trusted" in a for a in claim.assumptions)
         assert any("100" in a for a in claim.assumptions)
         assert any("simulation" in a for a in claim.assumptions)
-    assert [c.accountant for c in plan.claims(3)] == [Accountant.PLD, Accountant.RDP]
+    whole = plan.claims(plan.rounds)
+    assert [c.accountant for c in whole] == [Accountant.PLD, Accountant.RDP]
 
 
 def test_decaying_bound_costs_nothing_and_its_noise_decays_with_it():

@@ -83,7 +83,7 @@ def test_curator_that_barely_leaves_something_is_refused_by_name():
 def test_budget_stops_by_what_the_server_learns_from_both():
     schedule, open_ended = Quantile(1.0, 0.5, noise=4.0), Budget(math.inf, 1e-5)
     told = plan_of(schedule=schedule, multiplier=4.0, rounds=20, budgets=(open_ended,))
-    limit = told.claims(9)[0].epsilon
+    limit = told.lines[0].claims(9)[0].epsilon
     plan = plan_of(schedule=schedule, multiplier=4.0, rounds=20, budgets=(Budget(limit, 1e-5),))
     assert plan.permitted == 9
     assert plan_of(multiplier=4.0, rounds=20, budgets=(Budget(limit, 1e-5),)).permitted > 9

@@ -34,7 +34,7 @@ def ragged(sizes, features=FEATURES, seed=0):
     x = drawn.normal(3.0, 2.0, (n, features)).astype(np.float32)
     y = drawn.normal(-1.0, 5.0, n).astype(np.float32)
     offsets = np.cumsum([0, *sizes])
-    return FederatedData(x, y, offsets, x[:3], y[:3], 0)
+    return FederatedData(x, y, offsets, x[:3], y[:3], 0, test_owners=np.zeros(3, dtype=int))
 
 
 @pytest.fixture

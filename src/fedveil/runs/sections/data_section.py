@@ -155,12 +155,11 @@ class DataSection(Section):
     )
     test: float | str | None = Field(
         default=None,
-        description="What the model is measured on. 'by-client' holds about a fifth of the natural "
-        "clients out, whom no claim covers, and claims say how many. 'records' takes a data set's "
-        "own split, in which clients have records: claims say so and secure noise refuses it. Of a "
-        "table, also a share of its rows, or the path of a table with test rows: public ones, or "
-        "those of other owners if it has the client column. 'none' measures on nothing. Left out: "
-        "'none' for a table, 'by-client' for natural clients of other data sets.",
+        description="What the model is measured on: 'by-client' holds a fifth of the natural "
+        "clients out, unprotected; 'records' takes a data set's own split, in which clients have "
+        "records; of a table, also a share of its rows, or the path of a table of others' or "
+        "public rows; 'none' is nothing. Claims say whose they are. Left out: 'none' for a table, "
+        "'by-client' for other natural clients.",
     )
     statistics: Literal["public", "held-out", "clients"] | None = Field(
         default=None,
