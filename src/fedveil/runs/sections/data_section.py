@@ -167,8 +167,7 @@ class DataSection(Section):
         "'held-out' on the test split; 'clients' on clients' records in the clear, which claims "
         "say and secure noise refuses; 'public' on the same, declaring them known from elsewhere. "
         "For tables, texts, lending-club, diabetes and saved data that name them. Left out: "
-        "'clients' for lending-club and diabetes, 'held-out' for the others; a table without a "
-        "test split then has to declare its columns.",
+        "'clients' for lending-club and diabetes, 'held-out' for the others.",
     )
     seed: int | None = Field(
         default=None,
