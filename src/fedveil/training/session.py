@@ -11,8 +11,10 @@ import torch
 from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, count, taken, values_of
-from fedveil.models.task import Task
+from fedveil.models.isolation import check_unit, isolate
+from fedveil.models.task import Features, Task
 from fedveil.models.trial import check_together, mixes_records
+from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.identity import seed_of
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
@@ -83,6 +85,7 @@ class Training:
     cluster: RayCluster | None = None
     _initial: torch.Tensor = field(init=False, repr=False)
     _mixes: bool = field(init=False, repr=False)
+    _remark: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_arguments(
@@ -108,6 +111,7 @@ class Training:
                     "clients' own records in the clear: leave it out, or simulate ('seeded')"
                 )
         self.data.check()
+        self._isolate()
         here = self.data.test_x if self.data.elsewhere else self.data.x
         targets = self.data.test_y if self.data.elsewhere else self.data.y
         x, y = tensors(taken(here, slice(2))), torch.tensor(targets[:2])
@@ -135,14 +139,31 @@ class Training:
             f"{type(self.work).__name__}, {self.plan.target})"
         )
 
+    def _isolate(self) -> None:
+        """Settle that the module and the loss cannot remember, or refuse them."""
+        with one_thread():
+            remark = isolate(self.task, *self._few(), self.data.classes)
+        object.__setattr__(self, "_remark", remark)
+        records = any(line.unit is Unit.RECORD for line in self.plan.lines)
+        check_unit(self.task, records=records or self.plan.steps is not None)
+
+    def _few(self) -> tuple[Features, torch.Tensor]:
+        """A few public records."""
+        few = _differing(self.data.test_x)
+        return tensors(taken(self.data.test_x, few)), torch.tensor(self.data.test_y[few])
+
+    @property
+    def remark(self) -> str:
+        """How the model is kept from remembering clients, if not by what it is; or ""."""
+        return self._remark
+
     def _settle_mode(self) -> None:
         """Compute clients one by one where their updates would depend on each other otherwise."""
-        few = _differing(self.data.test_x)
-        x, y = tensors(taken(self.data.test_x, few)), torch.tensor(self.data.test_y[few])
+        x, y = self._few()
         with one_thread():
             mixes = mixes_records(self.task, x, y) and self.plan.steps is None
         object.__setattr__(self, "_mixes", mixes)
-        alone = one_by_one(self.work, self.plan, mixes=mixes)
+        alone = one_by_one(self.work, self.plan, mixes=mixes, forks=self.task.forks)
         if alone and self.mode is Mode.VECTORISED:
             raise BadInput(f"engine.mode is 'vectorised' and {alone}: use 'looped'")
         if self.mode is Mode.VECTORISED:
@@ -215,7 +236,8 @@ class Training:
         same in everything draws the same, which is a replay and releases nothing new.
         """
         task = self.task
-        learnt = (task.module, task.loss, self._initial, *task.frozen.values(), self.adversary)
+        frozen = (*task.frozen.values(), *task.constants)
+        learnt = (task.module, task.loss, self._initial, *frozen, self.adversary)
         parts: tuple[object, ...] = (self.plan, self.work, self.server, self.weights, *learnt)
         if self.aggregate is not None:
             parts = (*parts, self.aggregate)

@@ -23,6 +23,11 @@ class Vectorised:
         if not self._layers:
             task.look(tensors(taken(data.test_x, slice(1))), torch.from_numpy(data.test_y[:1]))
 
+    @property
+    def forks(self) -> bool:
+        """Never: what cannot be captured is computed client by client."""
+        return False
+
     def walk(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
     ) -> VmappedWalk | StackedWalk:
