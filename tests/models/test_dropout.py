@@ -228,7 +228,7 @@ class Dependent(nn.Module):
 
 
 def test_a_module_that_vmap_does_not_see_through_is_run_record_by_record():
-    task = fv.Task(Dependent(), fv.cross_entropy)
+    task = fv.Task(Dependent(), fv.cross_entropy).by_own_code()
     x, y, keys = torch.randn(6, 5), torch.arange(6) % 3, torch.arange(6)
     task.look(x, y)
     named = task.named(task.parameters.clone())
@@ -263,6 +263,6 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("outside", [True, False])
 def test_layers_that_are_computed_again_in_the_backward_pass_are_refused(outside):
-    task = fv.Task(Checkpointed(outside), fv.cross_entropy)
+    task = fv.Task(Checkpointed(outside), fv.cross_entropy).by_own_code()
     with pytest.raises(BadInput, match="checkpointing"):
         mixes_records(task, torch.randn(4, 5), torch.arange(4) % 3)

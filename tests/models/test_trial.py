@@ -57,7 +57,7 @@ def read_by(layer, head=last, width=6, **options):
 
 def tried(module, x=X, y=Y, loss=cross_entropy):
     torch.manual_seed(0)
-    task = Task(module, loss)
+    task = Task(module, loss).by_own_code()
     task.check_fits(x, y, classes=3)
     return mixes_records(task, x, y)
 
@@ -229,7 +229,7 @@ def test_a_module_that_cannot_take_one_record_is_refused():
 
 def test_trying_leaves_everything_as_it_was():
     module = nn.Linear(5, 3)
-    task = Task(module, cross_entropy)
+    task = Task(module, cross_entropy).by_own_code()
     before = task.parameters.clone(), torch.get_rng_state(), random.getstate()
     mixes_records(task, X, Y)
     assert torch.equal(task.parameters, before[0])
@@ -268,11 +268,11 @@ THROUGH = {
 
 @pytest.mark.parametrize(("harm", "mixes"), THROUGH.values(), ids=THROUGH)
 def test_named_inputs_are_tried_each_and_real_numbers_are_stretched(harm, mixes):
-    assert mixes_records(Task(Two(harm), cross_entropy), NAMED, Y) is mixes
+    assert mixes_records(Task(Two(harm), cross_entropy).by_own_code(), NAMED, Y) is mixes
 
 
 def test_kinds_of_named_inputs_are_told_apart():
-    task = Task(Two(lambda read, size: 0.0), cross_entropy)
+    task = Task(Two(lambda read, size: 0.0), cross_entropy).by_own_code()
     mixes_records(task, NAMED, Y)
     mixes_records(task, dict(reversed(NAMED.items())), Y)
     assert len(task.tried) == 1

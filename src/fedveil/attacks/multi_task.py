@@ -91,7 +91,7 @@ class MultiTask(Adversary):
             hook.remove()
         told = seen[0].flatten(1) @ self._head
         second = nn.functional.binary_cross_entropy_with_logits(told, self.has.float())
-        return self.task.loss(outputs, self.y).mean() + self.weight * second
+        return self.task.each_loss(outputs, self.y).mean() + self.weight * second
 
     @cached_property
     def _head(self) -> torch.Tensor:

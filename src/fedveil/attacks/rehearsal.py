@@ -119,9 +119,9 @@ class Rehearsal:
 
     def _loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if not labels.is_floating_point():
-            return self.task.loss(outputs, labels).mean()
+            return self.task.each_loss(outputs, labels).mean()
         every = torch.arange(self.classes)[:, None].expand(-1, len(outputs))
-        each = torch.stack([self.task.loss(outputs, label) for label in every], dim=1)
+        each = torch.stack([self.task.each_loss(outputs, label) for label in every], dim=1)
         return (labels * each).sum(dim=1).mean()
 
 

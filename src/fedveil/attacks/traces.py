@@ -36,7 +36,7 @@ def losses_of(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> N
             targets = torch.tensor(y[part])
             if targets.is_floating_point():
                 targets = targets.double()
-            found.append(task.loss(outputs.double(), targets).double().numpy())
+            found.append(task.each_loss(outputs.double(), targets).double().numpy())
     return np.concatenate(found)
 
 

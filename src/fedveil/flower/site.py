@@ -26,7 +26,6 @@ from fedveil.flower.site_ledger import LOG, Declined, ledger_of, today
 from fedveil.flower.terms import terms_of
 from fedveil.inputs import taken
 from fedveil.mixing.protocol import Refused, number_of
-from fedveil.models.state import common_generators
 from fedveil.names import TABLE
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
@@ -176,10 +175,8 @@ class Site:
         return rows[0, :0], sent.watched[0]
 
     def _sent(self, turn: Turn) -> Sent:
-        generators = common_generators()
         try:
             sent = client_report(self.training.work, self.plan, turn)
-            self.training.task.check_unchanged(generators)
         except Exception as e:
             LOG.exception("round %d could not be computed", turn.round)
             if not self.plan.release.randomises:

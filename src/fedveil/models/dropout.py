@@ -53,6 +53,12 @@ class Dropout(TorchFunctionMode):
         out = NotImplemented if keyed is None else keyed(self, func, *args, **given)
         return func(*args, **given) if out is NotImplemented else out
 
+    def dropped(self, kind: str, x: torch.Tensor, p: float) -> torch.Tensor:
+        """The numbers x [B, ...] after dropout of a kind (`_KINDS`); x itself if there is no key."""
+        shape, fill = _KINDS[kind]
+        kept = self.kept(shape(x), p)
+        return x if kept is None else fill(x, kept, p)
+
     def kept(self, shape: tuple[int, ...], p: float) -> torch.Tensor | None:
         """Which numbers are kept, bool of this shape; None if all are, as there is no key.
 
@@ -122,7 +128,16 @@ def _saturated(x: torch.Tensor, kept: torch.Tensor, p: float) -> torch.Tensor:
     return (x * kept - _ALPHA * (1 - kept)) * scale + scale * _ALPHA * p
 
 
-def _like(shape: Shape, fill: Fill, *, training: bool = False, batched: int = 0) -> Any:
+_KINDS: dict[str, tuple[Shape, Fill]] = {
+    "numbers": (_every, _zeros),
+    "channels": (_channels, _zeros),
+    "saturated": (_every, _saturated),
+    "saturated_channels": (_channels, _saturated),
+}
+"""What a mask is drawn for, and what becomes of the numbers that are dropped."""
+
+
+def _like(kind: str, *, training: bool = False, batched: int = 0) -> Any:
     """A function of torch's with keyed masks; `training` is what it takes for granted.
 
     Numbers with fewer than `batched` dimensions have no axis for the batch.
@@ -138,11 +153,11 @@ def _like(shape: Shape, fill: Fill, *, training: bool = False, batched: int = 0)
     ) -> Any:
         if not training or not 0 < p <= 1:
             return NotImplemented
-        single = input.ndim < batched
-        kept = mode.kept(shape(input[None] if single else input), p)
-        if kept is None:
+        given = input[None] if input.ndim < batched else input
+        out = mode.dropped(kind, given, p)
+        if out is given:
             return input
-        out = fill(input, kept[0] if single else kept, p)
+        out = out[0] if input.ndim < batched else out
         return input.copy_(out) if inplace or func.__name__.endswith("_") else out
 
     return keyed
@@ -174,11 +189,7 @@ def _attention(
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    weights = scores.softmax(dim=-1)
-    kept = mode.kept(_every(weights), dropout_p)
-    if kept is not None:
-        weights = _zeros(weights, kept, dropout_p)
-    return weights @ value
+    return mode.dropped("numbers", scores.softmax(dim=-1), dropout_p) @ value
 
 
 def _multi_head(mode: Dropout, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -198,20 +209,20 @@ def _multi_head(mode: Dropout, func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 _KEYED: dict[Any, Callable[..., Any]] = {
-    functional.dropout: _like(_every, _zeros, training=True),
-    functional.dropout1d: _like(_channels, _zeros, batched=3, training=True),
-    functional.dropout2d: _like(_channels, _zeros, training=True),
-    functional.dropout3d: _like(_channels, _zeros, batched=5, training=True),
-    functional.alpha_dropout: _like(_every, _saturated),
-    functional.feature_alpha_dropout: _like(_channels, _saturated),
+    functional.dropout: _like("numbers", training=True),
+    functional.dropout1d: _like("channels", batched=3, training=True),
+    functional.dropout2d: _like("channels", training=True),
+    functional.dropout3d: _like("channels", batched=5, training=True),
+    functional.alpha_dropout: _like("saturated"),
+    functional.feature_alpha_dropout: _like("saturated_channels"),
     functional.scaled_dot_product_attention: _attention,
     functional.multi_head_attention_forward: _multi_head,
-    torch.dropout: _like(_every, _zeros),
-    torch.dropout_: _like(_every, _zeros),
-    torch.feature_dropout: _like(_channels, _zeros),
-    torch.feature_dropout_: _like(_channels, _zeros),
-    torch.alpha_dropout: _like(_every, _saturated),
-    torch.alpha_dropout_: _like(_every, _saturated),
-    torch.feature_alpha_dropout: _like(_channels, _saturated),
-    torch.feature_alpha_dropout_: _like(_channels, _saturated),
+    torch.dropout: _like("numbers"),
+    torch.dropout_: _like("numbers"),
+    torch.feature_dropout: _like("channels"),
+    torch.feature_dropout_: _like("channels"),
+    torch.alpha_dropout: _like("saturated"),
+    torch.alpha_dropout_: _like("saturated"),
+    torch.feature_alpha_dropout: _like("saturated_channels"),
+    torch.feature_alpha_dropout_: _like("saturated_channels"),
 }

@@ -10,10 +10,13 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedveil.errors import BadInput
+from fedveil.forks import can_fork, forked, in_fork
 from fedveil.identity import Stated, known_as
 from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
 from fedveil.models.attention import attend_, plain_attention
+from fedveil.models.capture import Uncapturable, captured, hollow_copy, prepare
 from fedveil.models.dropout import Dropout
+from fedveil.models.graph import Captured, Graph, Kind, kind_of
 from fedveil.models.lineage import trainings_of
 from fedveil.models.metrics import (
     Array,
@@ -29,7 +32,9 @@ from fedveil.models.metrics import (
 from fedveil.models.norms import norm_in_place_
 from fedveil.models.outputs import tensor_of
 from fedveil.models.parts import check_parts, measures_of
-from fedveil.models.state import Snapshot, common_generators, difference, snapshot, snapshot_of
+from fedveil.models.plain import is_plain, is_plain_function
+from fedveil.models.products import under_vmap
+from fedveil.models.state import Snapshot, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
 from fedveil.names import OF_LABELS, OF_NUMBERS
 from fedveil.targets import PADDING, Target
@@ -43,6 +48,7 @@ Features = Inputs[torch.Tensor]
 Metrics = Mapping[str, Measure | str] | Sequence[Measure | str]
 """Metrics as people give them: by name, or as functions and objects of their own."""
 
+_SENT = ("_drops", "_one_by_one", "_tried", "_forks")
 _KEEPS_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 _NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyError)
 """What a module raises that was made for other records."""
@@ -135,11 +141,13 @@ class Task:
     The parameters that learn become views into one contiguous vector, in the order of
     `named_parameters`; nothing is copied afterwards in either direction. Frozen ones
     (`requires_grad=False`) are constants, of which there is one copy for everybody; buffers are
-    constants as well. The module itself is never run: everything is computed in copies of it,
-    which have no learning parameters of their own and get those they are to run with. One keeps
-    the module's mode (train, unless it was set otherwise), the other is in eval mode, for
-    measuring. What a module does is tried by `models.trial`: one that changes its constants is
-    refused. What dropout drops of a record is said by the record's key (`models.dropout`).
+    constants as well. The module itself is never run. A plain one (`models.plain`) is computed in
+    copies, which have no learning parameters of their own and get those they are to run with. Of
+    any other one a captured graph is computed (`models.graph`), which has none of its code and
+    cannot remember. Where it cannot be captured either, its code runs in forks alone
+    (`models.isolation`). One copy or graph keeps the module's mode (train, unless it was set
+    otherwise), the other is in eval mode, for measuring. A loss that is not plain is captured as
+    well. What dropout drops of a record is said by the record's key (`models.dropout`).
 
     >>> task = Task(nn.Linear(10, 1), squared_error)
     >>> task.size
@@ -154,8 +162,9 @@ class Task:
     _slots: tuple[tuple[str, int, int, torch.Size], ...] = field(init=False, repr=False)
     _learning: nn.Module = field(init=False, repr=False)
     _measuring: nn.Module = field(init=False, repr=False)
-    _before: Snapshot = field(init=False, repr=False)
-    _ran: bool = field(init=False, repr=False, default=False)
+    _own: tuple[nn.Module, nn.Module] = field(init=False, repr=False)
+    _loss: Captured | None = field(init=False, repr=False, default=None)
+    _forks: str = field(init=False, repr=False, default="")
     _drops: bool | None = field(init=False, repr=False, default=None)
     _one_by_one: bool = field(init=False, repr=False, default=False)
     _tried: dict[object, bool] = field(init=False, repr=False, default_factory=dict)
@@ -183,10 +192,63 @@ class Task:
             start = stop
         object.__setattr__(self, "_flat", flat)
         object.__setattr__(self, "_slots", tuple(slots))
-        learning = norm_in_place_(attend_(unroll_(_without_parameters(self.module))))
+        own = _written_out(_without_parameters(self.module)), _without_parameters(self.module)
+        own[1].eval()
+        object.__setattr__(self, "_own", own)
+        if is_plain(self.module):
+            self._computed_by(*own)
+        else:
+            learning, measuring = (hollow_copy(self.module, _shape_only) for _ in own)
+            self._computed_by(_written_out(learning), measuring.eval())
+        if not is_plain_function(self.loss):
+            whole = isinstance(self.loss, nn.Module)
+            empty = hollow_copy(self.loss if whole else nn.Module(), _shape_only)
+            object.__setattr__(self, "_loss", empty)
+
+    def _computed_by(self, learning: nn.Module, measuring: nn.Module) -> None:
         object.__setattr__(self, "_learning", learning)
-        object.__setattr__(self, "_measuring", _without_parameters(self.module).eval())
-        object.__setattr__(self, "_before", self._snapshot())
+        object.__setattr__(self, "_measuring", measuring)
+
+    def by_own_code(self) -> "Task":
+        """The same task, computed by the module's and the loss's own code: for forks alone."""
+        other = copy.copy(self)
+        other._computed_by(*self._own)
+        object.__setattr__(other, "_loss", None)
+        object.__setattr__(other, "_tried", {})
+        return other
+
+    def compute_in_forks(self, reason: str) -> None:
+        """From here on run the module's own code, and only in forks: it cannot be captured."""
+        self._computed_by(*self._own)
+        object.__setattr__(self, "_loss", None)
+        object.__setattr__(self, "_forks", reason)
+
+    @property
+    def forks(self) -> str:
+        """Why the module's own code runs, in forks; empty if it does not run at all."""
+        return self._forks
+
+    @property
+    def module_captured(self) -> bool:
+        """Whether graphs are computed instead of the module's own code."""
+        return isinstance(self._learning, Captured)
+
+    @property
+    def loss_captured(self) -> bool:
+        """Whether graphs are computed instead of the loss's own code."""
+        return self._loss is not None
+
+    @property
+    def graphs(self) -> tuple[dict[Kind, Graph], ...]:
+        """The graphs of the module as it learns, of the module as it is measured, of the loss."""
+        parts = (self._learning, self._measuring, self._loss)
+        return tuple(part.graphs if isinstance(part, Captured) else {} for part in parts)
+
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """Tensors that captured code brought along: taken as public, part of what is trained."""
+        graphs = [graph for part in self.graphs for graph in part.values()]
+        return tuple(value for graph in graphs for value in graph.constants.values())
 
     def __repr__(self) -> str:
         name = getattr(self.loss, "__name__", type(self.loss).__name__)
@@ -198,7 +260,8 @@ class Task:
         Parameters that are views would each take the whole vector along.
         """
         hollow = _without_parameters(self.module, lambda p: nn.Parameter(torch.empty(0)))
-        found = {name: getattr(self, name) for name in ("_drops", "_one_by_one", "_tried")}
+        found = {name: getattr(self, name) for name in _SENT}
+        found["graphs"] = self.graphs
         vector = self._flat.numpy()
         return _sent, (hollow, self._slots, vector, self.loss, self.metrics, found)
 
@@ -291,11 +354,22 @@ class Task:
         """Whether dropout is at work as clients learn, as `look` has seen it."""
         return bool(self._drops)
 
-    def look(self, x: Features, y: torch.Tensor) -> None:
-        """See on a few records whether the module drops, and whether vmap can see through that.
+    def look(self, x: Features, y: torch.Tensor) -> tuple[bool, bool]:
+        """See on a few records whether the module drops, and whether vmap cannot see through that.
 
         A module that does is run on one record at a time, by vmap or one after the other.
         """
+        if not self._elsewhere:
+            return self._looked(x, y)
+        self.settle(*forked(lambda: self._looked(x, y)))
+        return self.drops, self._one_by_one
+
+    def settle(self, drops: bool, one_by_one: bool) -> None:
+        """Know what a look in a fork has seen."""
+        object.__setattr__(self, "_drops", drops)
+        object.__setattr__(self, "_one_by_one", one_by_one)
+
+    def _looked(self, x: Features, y: torch.Tensor) -> tuple[bool, bool]:
         named, given = self.named(self._flat.clone()), Dropout(None)
         with torch.no_grad(), given:
             self._run(named, x)
@@ -306,6 +380,12 @@ class Task:
                     self.losses(named, x, y, torch.arange(len(y)))
             except RuntimeError:
                 object.__setattr__(self, "_one_by_one", True)
+        return self.drops, self._one_by_one
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Whether the module's own code is to run, and this process is no fork."""
+        return bool(self._forks) and not in_fork()
 
     def outputs(self, named: Named, x: Features, key: torch.Tensor | None = None) -> torch.Tensor:
         """The module's outputs on x [B, ...] with these parameters, as clients learn.
@@ -320,20 +400,63 @@ class Task:
             return self._run(named, x)
 
     def _run(self, named: Named, x: Features) -> torch.Tensor:
-        object.__setattr__(self, "_ran", True)
+        if self._elsewhere:
+            if torch.is_grad_enabled() or under_vmap():
+                raise BadInput(
+                    f"the model {type(self.module).__name__} could not be captured "
+                    f"({self._forks}), so its gradients are computed in forks alone, one client "
+                    "in each: leave out what asks for them otherwise"
+                )
+            return forked(lambda: self._run(named, x).detach().clone(), sealed=True)
+        self._capture_for(x)
         with plain_attention():
             return _called(self._learning, named, x)
+
+    def each_loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The loss of each example [B], given the module's outputs on it."""
+        if self._loss is None:
+            return self.loss(outputs, y)
+        given = {"outputs": outputs, "y": y}
+        if kind_of(given) not in self._loss.graphs:
+            self._loss.graphs[kind_of(given)] = self._graph(self.loss, given, loss=True)
+        found: torch.Tensor = self._loss(**given)
+        return found
+
+    def _capture_for(self, x: Features, y: torch.Tensor | None = None) -> None:
+        """Capture the module, and with `y` the loss, for records of this kind, if need be."""
+        for part, keyed in ((self._learning, True), (self._measuring, False)):
+            if isinstance(part, Captured) and kind_of(x) not in part.graphs:
+                module = self.module if part is self._learning else _in_eval_mode(self.module)
+                part.graphs[kind_of(x)] = self._graph(module, x, keyed=keyed)
+        if y is not None and self._loss is not None and not self._loss.graphs:
+            with torch.no_grad():
+                self.each_loss(self.answers(self._flat, taken(x, slice(1))), y[:1])
+
+    def _graph(
+        self, part: Any, given: Features, *, keyed: bool = False, loss: bool = False
+    ) -> Graph:
+        if under_vmap():
+            raise BadInput("a module is captured before it is computed for several records at once")
+        prepare()
+        given = mapped(torch.detach, given)
+        try:
+            if can_fork() and not in_fork():
+                return forked(lambda: captured(part, given, keyed=keyed, loss=loss))
+            return captured(copy.deepcopy(part), given, keyed=keyed, loss=loss)
+        except Uncapturable as e:
+            raise BadInput(f"the {_word(part)} cannot be captured: {e.args[0]}") from None
 
     def losses(
         self, named: Named, x: Features, y: torch.Tensor, keys: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The loss of each example [B]; with `keys` [B] each is computed alone, with its own."""
         if keys is None:
-            return self.loss(self.outputs(named, x), y)
+            return self.each_loss(self.outputs(named, x), y)
 
         def one(x: Features, y: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-            return self.loss(self.outputs(named, taken(x, None), key), y[None])[0]
+            return self.each_loss(self.outputs(named, taken(x, None), key), y[None])[0]
 
+        self._capture_for(x, y)
         if self._one_by_one:
             return torch.stack([one(taken(x, k), y[k], keys[k]) for k in range(len(y))])
         found: torch.Tensor = vmap(one)(x, y, keys)
@@ -341,8 +464,10 @@ class Task:
 
     def measured(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measured":
         """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
+        if self._elsewhere:
+            return forked(lambda: self.measured(flat, x, y), sealed=True)
         outputs = self.answers(flat, x)
-        found = Measured({"loss": self.loss(outputs, y)}, {})
+        found = Measured({"loss": self.each_loss(outputs, y)}, {})
         for name, measure in self.measures.items():
             if isinstance(measure, Metric):
                 found.kept[name] = measure.kept(outputs, y)
@@ -359,39 +484,21 @@ class Task:
 
     def answers(self, flat: torch.Tensor, x: Features) -> torch.Tensor:
         """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
+        if self._elsewhere:
+            return forked(lambda: self.answers(flat, x), sealed=True)
+        self._capture_for(x)
         return _called(self._measuring, self.named(flat.clone()), x)
 
-    def check_unchanged(self, generators: Snapshot | None = None) -> None:
-        """Refuse a module that has kept something of what it computed: it would tell the next one.
-
-        What is released after this was computed by a module that had no memory of anybody; and, if
-        `generators` are the common ones before, that drew nothing from them. One that has not run
-        since is not looked at.
-        """
-        if not self._ran:
-            return
-        object.__setattr__(self, "_ran", False)
-        drew = None if generators is None else difference(generators, common_generators())
-        if drew is not None:
-            raise BadInput(
-                f"the model {type(self.module).__name__} draws random numbers from {drew} for some "
-                "records, so no round could be repeated: use dropout, which is keyed, or remove it"
-            )
-        name = difference(self._before, self._snapshot())
-        if name is not None:
-            raise BadInput(
-                f"{name!r} of the model changes when records pass through it: what one client's "
-                "records leave there would reach others outside the clip; compute it in every "
-                "pass, or leave it out"
-            )
-
-    def _snapshot(self) -> Snapshot:
-        """Of module and loss."""
+    def snapshot(self) -> Snapshot:
+        """What the module and the loss are beside their parameters' values."""
         loss = {f"loss {name}": token for name, token in snapshot_of(self.loss).items()}
         return {**snapshot(self._learning), **loss}
 
     def check_fits(self, x: Features, y: torch.Tensor, classes: int) -> None:
         """Refuse records this module, loss or these metrics cannot take. Two are tried."""
+        if self._elsewhere:
+            forked(lambda: self.check_fits(x, y, classes), sealed=True)
+            return
         x, y = taken(x, slice(2)), y[:2]
         try:
             with torch.no_grad():
@@ -451,6 +558,17 @@ class Task:
         return True
 
 
+def _in_eval_mode(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module).eval()
+
+
+def _word(part: object) -> str:
+    """What a message calls a module or a loss."""
+    if isinstance(part, nn.Module):
+        return f"model {type(part).__name__}"
+    return f"loss {getattr(part, '__name__', type(part).__name__)}"
+
+
 def _called(module: nn.Module, named: Named, x: Features) -> torch.Tensor:
     """The module's outputs with these parameters; it gets named inputs as keyword arguments."""
     args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
@@ -483,9 +601,18 @@ def _sent(
     for name, start, stop, shape in slots:
         parameters[name].data = flat[start:stop].view(shape)
     task = Task(module, loss, metrics)
-    for name, value in found.items():
-        object.__setattr__(task, name, value)
+    for name in _SENT:
+        object.__setattr__(task, name, found[name])
+    if task.forks:
+        task.compute_in_forks(task.forks)
+    for own, graphs in zip(task.graphs, found["graphs"], strict=True):
+        own.update(graphs)
     return task
+
+
+def _written_out(module: nn.Module) -> nn.Module:
+    """A copy whose layers have forms for vmap."""
+    return norm_in_place_(attend_(unroll_(module)))
 
 
 def _shape_only(parameter: nn.Parameter) -> nn.Parameter:

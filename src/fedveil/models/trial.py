@@ -18,7 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from fedveil.errors import BadInput
+from fedveil.forks import forked, in_fork
 from fedveil.inputs import labelled, mapped, taken, values_of
+from fedveil.models.state import Snapshot, difference
 from fedveil.models.task import Features, Named, Task, first_line
 from fedveil.targets import PADDING
 
@@ -52,7 +54,11 @@ def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:
     inputs = tuple((name, v.shape[1:], v.dtype) for name, v in sorted(labelled("x", x).items()))
     kind = (inputs, y.shape[1:], y.dtype)
     if kind not in task.tried:
-        task.tried[kind] = _mixes(task, *_enough(x, y))
+        if task.forks and not in_fork():
+            task.tried[kind], *seen = forked(lambda: _seen(task, x, y))
+            task.settle(*seen)
+        else:
+            task.tried[kind] = _mixes(task, *_enough(x, y))
     return task.tried[kind]
 
 
@@ -63,6 +69,11 @@ def goes_together(task: Task, x: Features, y: torch.Tensor) -> bool:
     except BadInput:
         return False
     return True
+
+
+def _seen(task: Task, x: Features, y: torch.Tensor) -> tuple[bool, bool, bool]:
+    """Whether records see each other, and what a look at the module sees."""
+    return _mixes(task, *_enough(x, y)), *task.look(x, y)
 
 
 def check_together(task: Task, x: Features, y: torch.Tensor) -> None:
@@ -98,6 +109,7 @@ def _mixes(task: Task, x: Features, y: torch.Tensor) -> bool:
 
 def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool:
     first, second = ((taken(x, slice(k, k + 1)), y[k : k + 1]) for k in range(2))
+    before = task.snapshot()
     try:
         task.look(x, y)
         alone = [_gradient(task, flat, *record, 0) for record in (first, second)]
@@ -117,7 +129,7 @@ def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool
                 f"forward pass: switch its checkpointing off, or its cache ({first_line(e)})"
             ) from e
         raise BadInput(f"the model does not take one record at a time: {first_line(e)}") from e
-    task.check_unchanged()
+    _check_unchanged(before, task)
     every = (*alone, again, *beside, *others, after, *keyed)
     finite = [g for g in every if bool(torch.isfinite(g).all())]
     if len(finite) < len(every):
@@ -138,6 +150,17 @@ def _tried(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> bool
             "records, and lets the records of a batch see each other: leave one of the two out"
         )
     return mixes
+
+
+def _check_unchanged(before: Snapshot, task: Task) -> None:
+    """Refuse a module or loss that has kept something, where snapshots see it."""
+    name = difference(before, task.snapshot())
+    if name is not None:
+        raise BadInput(
+            f"{name!r} of the model changes when records pass through it: what one client's "
+            "records leave there would reach others outside the clip; compute it in every "
+            "pass, or leave it out"
+        )
 
 
 def _keyed(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -> list[torch.Tensor]:
@@ -161,7 +184,7 @@ def _gradient(
     before = {name: leaf._version for name, leaf in leaves.items()}
     with torch.enable_grad():
         if keys is not None and len(y) == 1:  # as it is, without vmap
-            loss = task.loss(task.outputs(leaves, x, keys[0]), y)[record]
+            loss = task.each_loss(task.outputs(leaves, x, keys[0]), y)[record]
         else:
             loss = task.losses(leaves, x, y, keys)[record]
     with _NothingDrawn():  # type: ignore[no-untyped-call]
@@ -217,7 +240,7 @@ def _check_draws(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -
             f"layer {name!r} is a {kind} that draws random numbers outside the keyed streams, so "
             "no round could be repeated: use dropout, which is keyed, or put it into eval mode"
         )
-    task.loss(outputs, y)
+    task.each_loss(outputs, y)
     if _differ(before, _states()):
         raise BadInput("the loss draws random numbers, so no round could be repeated: remove them")
     task.measured(flat, x, y)

@@ -21,7 +21,7 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.rows import row_norms
-from fedveil.training.exchange import Sent, client_report
+from fedveil.training.exchange import Sent, client_report, updated
 from fedveil.training.reports import Rows, accept
 from fedveil.training.turn import Turn
 from fedveil.training.work import ClientWork
@@ -46,7 +46,7 @@ class Chance:
 
         `work` is theirs, left out the honest one; `clip` is what they keep their update within.
         """
-        done = (work or self.work).updates(replace(self.turn, clip=clip, summed=False))
+        done = updated(work or self.work, replace(self.turn, clip=clip, summed=False))
         return Rows.of(done.rows, self.turn.start.shape[-1]).rows  # type: ignore[union-attr]
 
     def complying(self, rows: torch.Tensor, ids: Ids | None = None) -> torch.Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedveil.errors import BadInput
+from fedveil.forks import forked
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
@@ -48,7 +49,7 @@ def client_report(
     Guarantee: what is randomised is finite and within the clip, whoever wrote `work`. A client
     that diverged sends a randomised zero: that it diverged is private as well.
     """
-    done = work.updates(turn)
+    done = updated(work, turn)
     diverged = torch.zeros(len(turn.cohort), dtype=torch.bool)
     if any(each.shape != diverged.shape for each in (done.clipped, _lengths(done))):
         raise BadInput(f"the work {type(work).__name__} must say norm and clipped of each client")
@@ -65,6 +66,18 @@ def client_report(
         plan.release.randomise_(rows.rows, turn)
     watched = plan.watch(Lengths(done.norms, clipped), turn)
     return Sent(rows, watched, clipped, diverged)
+
+
+def updated(work: ClientWork, turn: Turn) -> Clipped | Spanned:
+    """The clients' updates; where the model's own code has to run, in a fork for each client.
+
+    Guarantee: a client's update is a function of its own records, the round's model and its keys.
+    """
+    if not turn.gradients.forks:
+        return work.updates(turn)
+    if len(turn.cohort) != 1:
+        raise AssertionError("in a fork there is one client")
+    return forked(lambda: work.updates(turn), sealed=True)
 
 
 def server_sum(

@@ -13,9 +13,11 @@ from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
 from fedveil.identity import Stated, digest_of, seed_of
 from fedveil.inputs import Inputs, count, taken, values_of
+from fedveil.models.isolation import check_unit, isolate
 from fedveil.models.lineage import note_training
-from fedveil.models.task import Task
+from fedveil.models.task import Features, Task
 from fedveil.models.trial import check_together, mixes_records
+from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
@@ -93,6 +95,7 @@ class Training:
     fastest: bool = False
     _initial: torch.Tensor = field(init=False, repr=False)
     _mixes: bool = field(init=False, repr=False)
+    _remark: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_arguments(
@@ -122,6 +125,7 @@ class Training:
                     "clients' own records in the clear: leave it out, or simulate ('seeded')"
                 )
         self.data.check()
+        self._isolate()
         here, targets = self.data.x, self.data.y
         if self.data.elsewhere:
             here, targets = self.data.examples(2)
@@ -181,15 +185,32 @@ class Training:
             f"{type(self.work).__name__}, {self.plan.target})"
         )
 
-    def _settle_mode(self) -> None:
-        """Compute clients one by one where their updates would depend on each other otherwise."""
+    def _isolate(self) -> None:
+        """Settle that the module and the loss cannot remember, or refuse them."""
+        with one_thread():
+            remark = isolate(self.task, *self._few(), self.data.classes)
+        object.__setattr__(self, "_remark", remark)
+        records = any(line.unit is Unit.RECORD for line in self.plan.lines)
+        check_unit(self.task, records=records or self.plan.steps is not None)
+
+    def _few(self) -> tuple[Features, torch.Tensor]:
+        """A few records that are nobody's."""
         examples, targets = self.data.examples(_LOOKED_AT)
         few = _differing(examples)
-        x, y = tensors(taken(examples, few)), torch.tensor(targets[few])
+        return tensors(taken(examples, few)), torch.tensor(targets[few])
+
+    @property
+    def remark(self) -> str:
+        """How the model is kept from remembering clients, if not by what it is; or ""."""
+        return self._remark
+
+    def _settle_mode(self) -> None:
+        """Compute clients one by one where their updates would depend on each other otherwise."""
+        x, y = self._few()
         with one_thread():
             mixes = mixes_records(self.task, x, y) and self.plan.steps is None
         object.__setattr__(self, "_mixes", mixes)
-        alone = one_by_one(self.work, self.plan, mixes=mixes)
+        alone = one_by_one(self.work, self.plan, mixes=mixes, forks=self.task.forks)
         if self.fastest and self.mode is not None:
             raise BadInput(f"mode is {self.mode} and fastest is true: leave one out")
         if alone and self.mode is Mode.VECTORISED:
@@ -277,6 +298,7 @@ class Training:
             ("loss", self.task.loss),
             ("first", self._initial),
             ("frozen", tuple(self.task.frozen.values())),
+            ("constants", tuple(self.task.constants)),
             ("adversary", self.adversary),
             ("aggregate", self.aggregate),
             ("data", self.data.fingerprint),

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from fedveil.interrupts import held
-from fedveil.training.engines.housekeeping import begin_worker
+from fedveil.forks import begin_worker
 from fedveil.training.engines.workers import WorkerLost
 
 C = TypeVar("C")

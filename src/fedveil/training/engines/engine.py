@@ -71,7 +71,7 @@ class Job:
     @property
     def one_by_one(self) -> str:
         """Why clients cannot be computed side by side; empty if they can."""
-        return one_by_one(self.work, self.plan, mixes=self.mixes)
+        return one_by_one(self.work, self.plan, mixes=self.mixes, forks=self.task.forks)
 
     def zero(self) -> CohortSum:
         """The sum over nobody."""
@@ -98,8 +98,10 @@ class Job:
         return self.adversary.cheats(round, ids)
 
 
-def one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool) -> str:
+def one_by_one(work: ClientWork, plan: PrivacyPlan, *, mixes: bool, forks: str = "") -> str:
     """Why clients cannot be computed side by side: a client's update must be its own."""
+    if forks:
+        return f"each client is computed in a fork, as the model cannot be captured ({forks})"
     if mixes:
         return "the model lets the records of a batch see each other, padding included"
     if plan.secure:

@@ -1,11 +1,9 @@
-"""How a process computes: with one thread, on memory it keeps, and not longer than its parent.
+"""How a process computes: with one thread, on memory it keeps.
 
 Cores are used by workers, so that rounding does not depend on the number of threads.
 """
 
 import ctypes
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,8 +11,6 @@ import torch
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _KEPT, _LARGE = 1 << 28, 1 << 25
-
-_DIE_WITH_PARENT = 1
 
 LARGE_MODEL = 1 << 24
 """Parameters from which on memory counts for more than time."""
@@ -51,17 +47,3 @@ def keep_memory(size: int) -> None:
     else:
         mallopt(_TRIM_THRESHOLD, _KEPT)
         mallopt(_MMAP_THRESHOLD, _LARGE)
-
-
-def begin_worker(parent: int) -> None:
-    """Settle a process that was just forked: one thread, and signals of its own.
-
-    Ctrl-C is for its parent. SIGTERM ends it, and so does the parent's end, however that happens;
-    at once if it has ended already.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-    torch.set_num_threads(1)

@@ -12,7 +12,6 @@ import mmap
 import multiprocessing
 import os
 import pickle
-import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +26,10 @@ import torch
 
 from fedveil.checks import cores
 from fedveil.errors import FedveilError
+from fedveil.forks import begin_worker, can_fork
 from fedveil.interrupts import held
 from fedveil.privacy.clip import Clip
-from fedveil.training.engines.housekeeping import LARGE_MODEL, begin_worker, keep_memory
+from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
 from fedveil.training.engines.tree import Branch
 from fedveil.training.evaluate import Piece
 from fedveil.training.over_clients import ClientSums
@@ -94,7 +94,7 @@ class _Worker:
 
 def available() -> int:
     """How many workers this machine takes: its cores, or 1 where processes cannot be forked."""
-    return cores() if sys.platform == "linux" else 1
+    return cores() if can_fork() else 1
 
 
 class Workers:

@@ -71,7 +71,13 @@ class Walk(Protocol):
 
 
 class Gradients(Protocol):
-    """Starts the walks of one execution mode."""
+    """Starts the walks of one execution mode.
+
+    `forks`: the model's own code has to run, so that each client is computed in a fork.
+    """
+
+    @property
+    def forks(self) -> bool: ...
 
     def walk(self, start: torch.Tensor, cohort: CohortData, *, spanned: bool) -> Walk:
         """A walk from `start`, [P] or, vectorised, [K, P].

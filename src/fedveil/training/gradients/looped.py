@@ -46,6 +46,11 @@ class Looped:
         images = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.layers.values())
         self._piece = sys.maxsize if mixes else _IMAGES if images else _RECORDS
 
+    @property
+    def forks(self) -> bool:
+        """Whether the model's own code runs."""
+        return bool(self._task.forks)
+
     def walk(self, start: torch.Tensor, cohort: CohortData, *, spanned: bool) -> "LoopedWalk":
         """A walk in the parameters themselves."""
         return LoopedWalk(self._task, self._examples, self._piece, start, cohort)

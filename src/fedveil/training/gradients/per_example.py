@@ -148,7 +148,7 @@ class ClippedExamples:
         ) -> tuple[torch.Tensor, dict[str, list[torch.Tensor]]]:
             seen = {name: _Seen(iter(z)) for name, z in zeros.items()}
             outputs = self._watched(shared | copies, taken(x, None), seen, *key)
-            return self._task.loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
+            return self._task.each_loss(outputs, y[None])[0], {n: s.inputs for n, s in seen.items()}
 
         with torch.enable_grad():
             losses, inputs = vmap(one)(zeros, copies, mapped(self.layout, x), y, *keys)
@@ -340,7 +340,7 @@ def _one_by_one(
         named = {n: v.detach().clone().requires_grad_() for n, v in task.named(flat).items()}
         with torch.enable_grad():
             outputs = task.outputs(named, taken(x, slice(k, k + 1)), *(every[k] for every in keys))
-            loss = task.loss(outputs, y[k : k + 1]).sum()
+            loss = task.each_loss(outputs, y[k : k + 1]).sum()
         found = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
         rows.append(task.flattened(dict(zip(named, found, strict=True))))
     return torch.stack(rows)

@@ -255,7 +255,7 @@ def _loss_gradient(
         return error.mul_(weights[..., None])
 
     def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return task.loss(outputs[None], target[None])[0]
+        return task.each_loss(outputs[None], target[None])[0]
 
     every: torch.Tensor = vmap(grad(loss))(outputs.flatten(0, 1), targets.flatten(0, 1))
     return every.view_as(outputs) * weights[..., None]

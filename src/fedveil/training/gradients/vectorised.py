@@ -23,6 +23,11 @@ class Vectorised:
             x, y = data.examples(1)
             task.look(tensors(x), torch.from_numpy(y))
 
+    @property
+    def forks(self) -> bool:
+        """Never: what cannot be captured is computed client by client."""
+        return False
+
     def walk(
         self, start: torch.Tensor, cohort: CohortData, *, spanned: bool
     ) -> VmappedWalk | StackedWalk:

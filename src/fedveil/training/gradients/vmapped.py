@@ -88,7 +88,7 @@ def _by_name(task: Task) -> Callable[..., Named]:
     """(parameters, x, y, keys of B examples) -> the gradient of each, [B, *shape] by name."""
 
     def loss(named: Named, x: Features, y: torch.Tensor, *key: torch.Tensor) -> torch.Tensor:
-        return task.loss(task.outputs(named, taken(x, None), *key), y[None])[0]
+        return task.each_loss(task.outputs(named, taken(x, None), *key), y[None])[0]
 
     def examples(named: Named, *given: Features) -> Named:
         every: Callable[..., Named] = vmap(grad(loss), in_dims=(None, *(0 for _ in given)))

@@ -1,0 +1,292 @@
+"""`Captured`: a module as a list of steps, each an operator of torch without side effects.
+
+A captured module has the parameters, buffers and plain layers of a user's module, under their
+names, and none of its code. What it computes is written down in graphs, one for each kind of
+inputs. A graph is data: operators are stored by name and looked up in the list below.
+
+Guarantee: a pass over a graph is a function of its inputs, of the parameters and of the keys of
+dropout. Nothing of a pass is left for the next one.
+
+| step | why it cannot remember |
+|---|---|
+| an operator of `PURE` | it writes to no argument, draws nothing, and reads its arguments alone |
+| a plain layer (`models.plain`) | torch's own code or ours |
+| dropout | its mask is a function of the record's key (`models.dropout`) |
+| arithmetic of sizes | Python's own |
+| memory that is not initialised (`empty`) | zeros are given instead |
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import vmap
+from torch.utils._pytree import tree_leaves
+
+from fedveil.inputs import Inputs, labelled, taken, values_of
+
+Kind = tuple[tuple[str, torch.Size, torch.dtype], ...]
+"""What inputs look like but for the number of records: (name, shape of a record, dtype) of each."""
+
+
+def kind_of(x: Inputs[torch.Tensor]) -> Kind:
+    """The kind of some inputs.
+
+    >>> kind_of(torch.zeros(4, 2))
+    (('x', torch.Size([2]), torch.float32),)
+    """
+    return tuple((name, v.shape[1:], v.dtype) for name, v in sorted(labelled("x", x).items()))
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The value of an earlier step."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation. Arguments are values, or `Ref`s to the values of earlier steps."""
+
+    op: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """The steps of one pass; the last one is the output.
+
+    `alone`: captured for a single record, since it could not be for any number of them. A batch
+    is then computed record by record.
+    """
+
+    steps: tuple[Step, ...]
+    constants: Mapping[str, torch.Tensor]
+    alone: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To other processes: the data alone."""
+        return Graph, (self.steps, dict(self.constants), self.alone)
+
+    def run(self, root: nn.Module, x: Inputs[torch.Tensor]) -> torch.Tensor:
+        """The output for inputs x [B, ...], with the parameters that `root` has at the moment."""
+        if not self.alone or len(values_of(x)[0]) == 1:
+            return self._run(root, x)
+        found: torch.Tensor = vmap(lambda one: self._run(root, taken(one, None))[0])(x)
+        return found
+
+    def _run(self, root: nn.Module, x: Inputs[torch.Tensor]) -> torch.Tensor:
+        values: list[Any] = [None] * len(self.steps)
+        for at, (function, step, unused) in enumerate(self._program):
+            match step.op:
+                case "input":
+                    values[at] = x[step.args[0]] if isinstance(x, dict) else x
+                case "held":
+                    values[at] = reduce(getattr, step.args[0].split("."), root)
+                case "constant":
+                    values[at] = self.constants[step.args[0]]
+                case "layer":
+                    layer = root.get_submodule(step.args[0])
+                    args, kwargs = _filled(step.args[1], values), _filled(step.args[2], values)
+                    out = layer(*args, **kwargs)
+                    values[at] = [v for v in tree_leaves(out) if isinstance(v, torch.Tensor)]
+                case _:
+                    args = [_filled(a, values) for a in step.args]
+                    values[at] = function(
+                        *args, **{k: _filled(a, values) for k, a in step.kwargs.items()}
+                    )
+            for number in unused:
+                values[number] = None
+        output: torch.Tensor = values[-1]
+        return output
+
+    @cached_property
+    def _program(self) -> list[tuple[Callable[..., Any], Step, tuple[int, ...]]]:
+        """(what computes it, the step, the values that no later step uses) of each step."""
+        last = dict[int, int]()
+        for at, step in enumerate(self.steps):
+            last |= {number: at for number in _refs((step.args, step.kwargs))}
+        unused = dict[int, list[int]]()
+        for number, at in last.items():
+            unused.setdefault(at, []).append(number)
+        return [
+            (function_of(step.op), step, tuple(unused.get(at, ())))
+            for at, step in enumerate(self.steps)
+        ]
+
+
+class Captured(nn.Module):
+    """The parameters, buffers and plain layers of a module, computed by graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graphs: dict[Kind, Graph] = {}
+
+    def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
+        """The module's output; inputs are given as the module gets them."""
+        x: Inputs[torch.Tensor] = args[0] if args else kwargs
+        return self.graphs[kind_of(x)].run(self, x)
+
+
+def _filled(value: Any, values: list[Any]) -> Any:
+    """An argument with the values that it refers to."""
+    kind = type(value)
+    if kind is Ref:
+        return values[value.at]
+    if kind is list or kind is tuple:
+        return kind(_filled(v, values) for v in value)
+    if kind is dict:
+        return {key: _filled(v, values) for key, v in value.items()}
+    return value
+
+
+def _refs(value: Any) -> Iterator[int]:
+    if type(value) is Ref:
+        yield value.at
+    elif isinstance(value, list | tuple):
+        for v in value:
+            yield from _refs(v)
+    elif isinstance(value, Mapping):
+        for v in value.values():
+            yield from _refs(v)
+
+
+_OWN = ("input", "held", "constant", "layer")
+
+DROPS: dict[str, Callable[..., Any]] = {
+    "drop.numbers": torch.dropout,
+    "drop.channels": torch.feature_dropout,
+    "drop.saturated": torch.alpha_dropout,
+    "drop.saturated_channels": torch.feature_alpha_dropout,
+}
+"""Functions of torch that `models.dropout` gives keyed masks."""
+
+SIZES: dict[str, Callable[..., Any]] = {
+    f"{home.__name__}.{name}": getattr(home, name)
+    for home, names in (
+        (operator, "getitem add sub mul floordiv truediv mod neg pos pow lt le gt ge eq ne and_"),
+        (operator, "or_ not_"),
+        (math, "ceil floor trunc sqrt"),
+        (torch, "sym_max sym_min sym_float sym_int sym_not sym_ite sym_sum"),
+    )
+    for name in names.split()
+    if hasattr(home, name)
+}
+"""Arithmetic of sizes, and items of what an operator returns."""
+
+PURE = frozenset(
+    """
+    abs acos acosh add addbmm addcdiv addcmul addmm addmv addr alias all amax amin aminmax any
+    angle arange argmax argmin argsort asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool3d
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
+    adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+    baddbmm bilinear binary_cross_entropy binary_cross_entropy_with_logits bincount bitwise_and
+    bitwise_not bitwise_or bitwise_xor block_diag bmm bucketize
+    cat cdist ceil celu channel_shuffle chunk clamp clamp_max clamp_min clone concat
+    constant_pad_nd conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    convolution copy cos cosh cosine_embedding_loss cosine_similarity cross cross_entropy_loss
+    cummax cummin cumprod cumsum
+    deg2rad detach diag diag_embed diagonal diff digamma dist div dot
+    einsum elu embedding embedding_bag _embedding_bag eq erf erfc erfinv exp exp2 expand expm1 eye
+    fill flatten flip fliplr flipud floor floor_divide fmax fmin fmod frac full full_like
+    gather ge gelu glu group_norm gt
+    hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss histc huber_loss hypot
+    im2col col2im index index_add index_copy index_fill index_put index_select inner instance_norm
+    isclose isfinite isin isinf isnan isneginf isposinf item _local_scalar_dense
+    kl_div kron kthvalue l1_loss layer_norm le leaky_relu lerp lgamma lift_fresh_copy linear
+    linalg_vector_norm linalg_matrix_norm linalg_norm linalg_inv linalg_solve linalg_det
+    linalg_slogdet linalg_cholesky linalg_qr linalg_eigh linalg_svd linalg_pinv linalg_cross
+    linalg_householder_product linalg_matrix_exp matrix_exp linalg_multi_dot linalg_solve_triangular
+    linspace log log10 log1p log2 log_sigmoid log_softmax _log_softmax logaddexp logaddexp2
+    logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp lt
+    margin_ranking_loss masked_fill masked_scatter masked_select matmul max max_pool1d max_pool2d
+    max_pool2d_with_indices max_pool3d maximum mean median meshgrid min minimum mish mm movedim
+    mse_loss mul multilabel_margin_loss multi_margin_loss mv
+    nan_to_num nansum native_group_norm native_layer_norm narrow ne neg new_full new_ones new_zeros
+    nll_loss nll_loss2d nll_loss_forward nll_loss_nd nonzero norm
+    one_hot ones ones_like outer
+    pad pairwise_distance permute pixel_shuffle pixel_unshuffle poisson_nll_loss polar pow prelu
+    _prelu_kernel prod rad2deg reciprocal reflection_pad1d reflection_pad2d reflection_pad3d relu
+    relu6 remainder repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d
+    reshape rms_norm _fused_rms_norm roll rot90 round rsqrt rsub
+    scalar_tensor scatter scatter_add scatter_reduce searchsorted select select_scatter selu sgn
+    sigmoid sign signbit silu sin sinc sinh slice slice_scatter smooth_l1_loss soft_margin_loss
+    softmax _softmax softplus softshrink sort split split_with_sizes sqrt square squeeze stack std
+    std_mean sub sum sym_numel sym_size t take take_along_dim tan
+    tanh tensor_split threshold tile _to_copy to topk trace transpose tril tril_indices
+    triplet_margin_loss triu triu_indices true_divide trunc
+    unbind unflatten unfold _unsafe_view _unsafe_index _unsafe_index_put unsafe_chunk unsafe_split
+    unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
+    var var_mean vector_norm view view_as vstack hstack where xlogy zeros zeros_like
+    scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell
+    rnn_relu_cell empty empty_like new_empty
+    """.split()
+)
+"""Operators of torch's `aten` that a graph may consist of.
+
+Left out on purpose: `as_strided`, `set` and `resize`, which read beside their argument; `from_file`
+and everything else that reads what is no argument; everything that draws.
+"""
+
+_FILLED: dict[str, Callable[..., Any]] = {
+    "empty": torch.zeros,
+    "empty_like": torch.zeros_like,
+    "new_empty": torch.Tensor.new_zeros,
+}
+"""Memory that is not initialised may hold what another client left there."""
+
+_IN_ANY_LAYOUT: dict[str, Callable[..., Any]] = {
+    "view": torch.reshape,
+    "_unsafe_view": torch.reshape,
+}
+"""A view of numbers in one layout is a copy of them in another, such as channels last."""
+
+
+_SIZES: dict[str, Callable[..., Any]] = {
+    "sym_size": lambda x, at: x.shape[at],
+    "sym_numel": torch.Tensor.numel,
+}
+"""Sizes of tensors: vmap has no rule for the operators."""
+
+
+def function_of(op: str) -> Callable[..., Any]:
+    """What computes a step; refuses every operator that is not listed."""
+    if op in _OWN:
+        return operator.is_  # these are computed by the graph itself
+    if op in DROPS:
+        return _keyed(DROPS[op])
+    if op in SIZES:
+        return SIZES[op]
+    home, _, rest = op.partition(".")
+    name, _, overload = rest.partition(".")
+    if home != "aten" or name not in PURE:
+        raise KeyError(op)
+    if name in _IN_ANY_LAYOUT and overload == "default":
+        return _IN_ANY_LAYOUT[name]
+    if name in _SIZES:
+        return _SIZES[name]
+    if name in _FILLED:
+        return _zeros(_FILLED[name])
+    found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, name), overload)
+    if found._schema.is_mutable:
+        raise KeyError(op)
+    return found
+
+
+def _keyed(drop: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, p: drop(x, p, True)
+
+
+def _zeros(function: Callable[..., Any]) -> Callable[..., Any]:
+    def filled(*args: Any, memory_format: object = None, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return filled

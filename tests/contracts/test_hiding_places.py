@@ -1,0 +1,103 @@
+"""A module that remembers clients, wherever it hides that, is harmless or refused."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import fedveil as fv
+from fedveil.errors import BadInput
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.secure import planned_for, secured
+from tests.contracts.hiding_places import HIDING_PLACES, LATE, OTHERS
+from tests.contracts.test_leave_one_out import one_record_less
+from tests.contracts.zoo import CLASSES, FEATURES, task
+
+CLIENTS, RECORDS, CLIP = 6, 6, 0.1
+FREE = fv.Budget(math.inf, 1e-3)
+PLACES = {**HIDING_PLACES, **OTHERS}
+WORK = fv.ClientSgd(fv.Batches(0, steps=LATE // 2), lr=0.05)
+"""So many local steps that a module counts more passes than it waits for, in the first round."""
+
+
+def data():
+    """Clients that differ much from each other."""
+    generator = np.random.default_rng(0)
+    shift = np.repeat(3.0 * generator.normal(size=(CLIENTS, FEATURES)), RECORDS, axis=0)
+    x = (generator.normal(size=shift.shape) + shift).astype(np.float32)
+    y = generator.integers(CLASSES, size=len(x))
+    offsets = np.arange(0, len(x) + 1, RECORDS)
+    return fv.FederatedData(x, y, offsets, x[:6].copy(), y[:6].copy(), CLASSES)
+
+
+def centrally(make, secure=False):
+    plan = fv.central(
+        *(fv.Everyone(), CLIENTS, fv.Fixed(CLIP)), rounds=3, budget=FREE, multiplier=2.0
+    )
+    made = task(make)
+    if secure:
+        lines = tuple(replace(line, budget=planned_for(line.budget)) for line in plan.lines)
+        plan = secured(replace(plan, lines=lines), made.size, diagnostics=True)
+    return fv.Training(made, data(), plan, WORK, workers=1)
+
+
+def moved_by_a_client(training):
+    """How many clips the sum of a round moves by if the first client is left out."""
+    everyone, run = np.arange(CLIENTS), training.engine.run
+    run(1, everyone, training.start())
+    later = replace(training.start(), round=1)
+    total = run(2, everyone, later).total.clone()
+    return float((total - run(2, everyone[1:], later).total).norm()) / CLIP
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("name", PLACES)
+def test_a_client_moves_the_sum_by_its_clip(name, secure):
+    try:
+        training = centrally(PLACES[name], secure)
+    except BadInput as refusal:
+        assert "\n" not in str(refusal)
+        return
+    assert moved_by_a_client(training) <= 1 + 1e-5
+
+
+def moved_by_a_record(make):
+    """How many clips a round of DP-SGD moves by if a record of another client is left out."""
+    steps, nominal, lr = LATE // 4, 6, 0.05
+    plan = fv.dp_sgd(
+        *(fv.Everyone(), CLIENTS, CLIP),
+        rate=1.0,
+        steps=steps,
+        nominal=nominal,
+        rounds=1,
+        budget=FREE,
+        multiplier=1e-9,
+    )
+    work, totals = fv.ClientDpSgd(plan.steps, lr=lr), []
+    for given in (data(), one_record_less(data(), 0, RECORDS - 1)):
+        training = fv.Training(task(make), given, plan, work, workers=1, mode=fv.Mode.LOOPED)
+        vars(training)["streams"] = Streams(7)
+        state = training.start()
+        for client in range(CLIENTS - 1):
+            training.engine.run(1, np.array([client]), state)
+        totals.append(training.engine.run(1, np.array([CLIENTS - 1]), state).total.clone())
+    return float((totals[0] - totals[1]).norm()) / (lr * CLIP / nominal)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_record_of_another_client_moves_nothing_of_dp_sgd(name):
+    try:
+        moved = moved_by_a_record(PLACES[name])
+    except BadInput as refusal:
+        assert "\n" not in str(refusal)
+        return
+    assert moved <= 1e-6
+
+
+def test_without_isolation_the_first_hiding_place_moves_the_sum_by_many_clips():
+    """The attack works on a module's own code, so the tests above have something to find."""
+    training = centrally(HIDING_PLACES["default_argument"])
+    training.task._computed_by(*training.task._own)
+    assert moved_by_a_client(training) > 1.5
