@@ -11,7 +11,7 @@ remembers, so it is done in a fork.
 | calls an operator of its own, or one that is not listed | Uncapturable that names it |
 | draws random numbers, but for dropout | Uncapturable that names the operator |
 | decides by the values of its inputs or weights | Uncapturable |
-| has gradients of its own (`autograd.Function`) that are not those of its operators | Uncapturable |
+| has gradients (`autograd.Function`) that are not those of its operators | Uncapturable |
 | depends on the number of records | captured for one record, if that is the same; or Uncapturable |
 | keeps something, and uses it in a later pass | harmless: the graph has no later pass |
 """
@@ -30,7 +30,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fedveil.errors import BadInput, FedveilError, one_line
+from fedveil.errors import FedveilError, one_line
 from fedveil.inputs import Inputs, mapped, values_of
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import PURE, SIZES, Captured, Graph, Ref, Step, function_of, kind_of
@@ -51,10 +51,10 @@ class Uncapturable(FedveilError):
 
 def prepare() -> None:
     """Import what capturing needs, so that every fork has it: about two seconds, once."""
-    import torch._dynamo  # noqa: PLC0415
-    import torch._export.non_strict_utils  # noqa: PLC0415
-    import torch._functorch.aot_autograd  # noqa: PLC0415
-    import torch.export._trace  # noqa: F401, PLC0415
+    import torch._dynamo
+    import torch._export.non_strict_utils
+    import torch._functorch.aot_autograd
+    import torch.export._trace  # noqa: F401
 
     _declare()
 
@@ -196,7 +196,7 @@ def _result(
         leaves.append(x["outputs"])  # type: ignore[arg-type]
     with torch.enable_grad(), Dropout(key) if keyed else nullcontext():
         if loss and not by_graph:
-            out = computed(x["outputs"], x["y"])  # type: ignore[call-overload]
+            out = computed(*values_of(x))
         else:
             out = tensor_of(computed(**x) if isinstance(x, dict) else computed(x))
         if not out.requires_grad or not leaves:
@@ -286,7 +286,7 @@ def _declare() -> None:
     """Two operators that stand for a plain layer and for dropout while a module is captured."""
     if _DECLARED:
         return
-    library = torch.library.Library("fedveil", "DEF")
+    library: Any = torch.library.Library("fedveil", "DEF")  # type: ignore[no-untyped-call]
     library.define("layer(int number, Tensor[] inputs) -> Tensor[]")
     library.define("drop(str kind, Tensor x, float p) -> Tensor")
     torch.library.register_fake("fedveil::layer", _layer_shapes, lib=library)
@@ -378,8 +378,7 @@ def _graph(program: Any, x: Inputs[torch.Tensor], *, alone: bool) -> Graph:
             raise Uncapturable(f"it holds a {node.target}, which is no operator")
         elif _name(node.target).split(".")[1:2] not in ([n] for n in _NO_VALUE):
             add(node, _step(node, referred))
-    graph = Graph(tuple(steps), constants, alone)
-    return graph
+    return Graph(tuple(steps), constants, alone)
 
 
 _WRITTEN = (
