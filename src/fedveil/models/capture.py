@@ -41,6 +41,7 @@ from fedveil.models.unrolled import unroll_
 _RECORDS = 4
 _ROOM = 1e-3
 _PREFIX = "part."
+_ONE_NUMBER = "it is written for one number of records"
 _NO_VALUE = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
 """Checks of what is known when a module is captured; they compute nothing."""
 
@@ -124,7 +125,7 @@ def captured(
             reasons.append(reason)
         except Uncapturable as e:
             reasons.append(str(e))
-    raise Uncapturable(reasons[0])
+    raise Uncapturable(reasons[-1] if reasons[0] == _ONE_NUMBER else reasons[0])
 
 
 def _some(records: int, values: torch.Tensor) -> torch.Tensor:
@@ -211,6 +212,8 @@ def _reason(error: Exception) -> str:
     text = str(error)
     if "data-dependent" in text:
         return "it decides by the values of its inputs or weights"
+    if "Constraints violated" in text:
+        return _ONE_NUMBER
     if any(word in text for word in ("unbacked", "not tracked with proxy", "zuf", "zf")):
         return "it keeps numbers of its inputs from one operator to another outside of torch"
     return one_line(Exception(text.split("\n")[0] or type(error).__name__))

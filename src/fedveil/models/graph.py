@@ -224,8 +224,8 @@ PURE = frozenset(
     transpose tril tril_indices triplet_margin_loss triu triu_indices true_divide trunc unbind
     unflatten unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze
     upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
-    upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean vector_norm view
-    view_as vstack where xlogy zeros zeros_like
+    upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean view view_as vstack
+    where xlogy zeros zeros_like
     """.split()  # noqa: SIM905
 )
 """Operators of torch's `aten` that a graph may consist of.

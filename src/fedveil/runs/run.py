@@ -143,7 +143,8 @@ class Run:
             f"{'' if where == OWN else f' of {where}'}, {plan.rounds} rounds"
         )
         text = f"{text}, {plan.describe()}" + ("" if plan.private else ", no privacy claim")
-        return "; ".join([text, *self.beforehand])
+        remark = [training.remark] if training.remark else []
+        return "; ".join([text, *remark, *self.beforehand])
 
     def execute(
         self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
