@@ -55,7 +55,7 @@ class Layer(nn.Module):
 
 def default_argument():
     class Hidden(Layer):
-        def changed(self, h, kept=[Running()]):  # noqa: B006
+        def changed(self, h, kept=[Running()]):  # noqa: B006, B008
             return kept[0].of(h)
 
     return Hidden()

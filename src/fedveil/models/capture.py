@@ -11,7 +11,7 @@ remembers, so it is done in a fork.
 | calls an operator of its own, or one that is not listed | Uncapturable that names it |
 | draws random numbers, but for dropout | Uncapturable that names the operator |
 | decides by the values of its inputs or weights | Uncapturable |
-| has gradients of its own (`autograd.Function`) that are not those of its operators | Uncapturable |
+| has gradients (`autograd.Function`) that are not those of its operators | Uncapturable |
 | depends on the number of records | captured for one record, if that is the same; or Uncapturable |
 | keeps something, and uses it in a later pass | harmless: the graph has no later pass |
 """
@@ -30,7 +30,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fedveil.errors import BadInput, FedveilError, one_line
+from fedveil.errors import FedveilError, one_line
 from fedveil.inputs import Inputs, mapped, values_of
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import PURE, SIZES, Captured, Graph, Ref, Step, function_of, kind_of
@@ -41,6 +41,7 @@ from fedveil.models.unrolled import unroll_
 _RECORDS = 4
 _ROOM = 1e-3
 _PREFIX = "part."
+_ONE_NUMBER = "it is written for one number of records"
 _NO_VALUE = ("_assert_scalar", "_assert_tensor_metadata", "sym_constrain_range")
 """Checks of what is known when a module is captured; they compute nothing."""
 
@@ -51,10 +52,10 @@ class Uncapturable(FedveilError):
 
 def prepare() -> None:
     """Import what capturing needs, so that every fork has it: about two seconds, once."""
-    import torch._dynamo  # noqa: PLC0415
-    import torch._export.non_strict_utils  # noqa: PLC0415
-    import torch._functorch.aot_autograd  # noqa: PLC0415
-    import torch.export._trace  # noqa: F401, PLC0415
+    import torch._dynamo
+    import torch._export.non_strict_utils
+    import torch._functorch.aot_autograd
+    import torch.export._trace  # noqa: F401
 
     _declare()
 
@@ -124,7 +125,7 @@ def captured(
             reasons.append(reason)
         except Uncapturable as e:
             reasons.append(str(e))
-    raise Uncapturable(reasons[0])
+    raise Uncapturable(reasons[-1] if reasons[0] == _ONE_NUMBER else reasons[0])
 
 
 def _some(records: int, values: torch.Tensor) -> torch.Tensor:
@@ -196,7 +197,7 @@ def _result(
         leaves.append(x["outputs"])  # type: ignore[arg-type]
     with torch.enable_grad(), Dropout(key) if keyed else nullcontext():
         if loss and not by_graph:
-            out = computed(x["outputs"], x["y"])  # type: ignore[call-overload]
+            out = computed(*values_of(x))
         else:
             out = tensor_of(computed(**x) if isinstance(x, dict) else computed(x))
         if not out.requires_grad or not leaves:
@@ -211,6 +212,8 @@ def _reason(error: Exception) -> str:
     text = str(error)
     if "data-dependent" in text:
         return "it decides by the values of its inputs or weights"
+    if "Constraints violated" in text:
+        return _ONE_NUMBER
     if any(word in text for word in ("unbacked", "not tracked with proxy", "zuf", "zf")):
         return "it keeps numbers of its inputs from one operator to another outside of torch"
     return one_line(Exception(text.split("\n")[0] or type(error).__name__))
@@ -286,7 +289,7 @@ def _declare() -> None:
     """Two operators that stand for a plain layer and for dropout while a module is captured."""
     if _DECLARED:
         return
-    library = torch.library.Library("fedveil", "DEF")
+    library: Any = torch.library.Library("fedveil", "DEF")  # type: ignore[no-untyped-call]
     library.define("layer(int number, Tensor[] inputs) -> Tensor[]")
     library.define("drop(str kind, Tensor x, float p) -> Tensor")
     torch.library.register_fake("fedveil::layer", _layer_shapes, lib=library)
@@ -378,8 +381,7 @@ def _graph(program: Any, x: Inputs[torch.Tensor], *, alone: bool) -> Graph:
             raise Uncapturable(f"it holds a {node.target}, which is no operator")
         elif _name(node.target).split(".")[1:2] not in ([n] for n in _NO_VALUE):
             add(node, _step(node, referred))
-    graph = Graph(tuple(steps), constants, alone)
-    return graph
+    return Graph(tuple(steps), constants, alone)
 
 
 _WRITTEN = (

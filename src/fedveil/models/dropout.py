@@ -54,7 +54,7 @@ class Dropout(TorchFunctionMode):
         return func(*args, **given) if out is NotImplemented else out
 
     def dropped(self, kind: str, x: torch.Tensor, p: float) -> torch.Tensor:
-        """The numbers x [B, ...] after dropout of a kind (`_KINDS`); x itself if there is no key."""
+        """The numbers x [B, ...] after dropout of a kind; x itself if there is no key."""
         shape, fill = _KINDS[kind]
         kept = self.kept(shape(x), p)
         return x if kept is None else fill(x, kept, p)

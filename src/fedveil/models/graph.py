@@ -112,7 +112,7 @@ class Graph:
         """(what computes it, the step, the values that no later step uses) of each step."""
         last = dict[int, int]()
         for at, step in enumerate(self.steps):
-            last |= {number: at for number in _refs((step.args, step.kwargs))}
+            last |= dict.fromkeys(_refs((step.args, step.kwargs)), at)
         unused = dict[int, list[int]]()
         for number, at in last.items():
             unused.setdefault(at, []).append(number)
@@ -183,52 +183,50 @@ SIZES: dict[str, Callable[..., Any]] = {
 
 PURE = frozenset(
     """
-    abs acos acosh add addbmm addcdiv addcmul addmm addmv addr alias all amax amin aminmax any
-    angle arange argmax argmin argsort asin asinh atan atan2 atanh avg_pool1d avg_pool2d avg_pool3d
-    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
-    adaptive_max_pool2d adaptive_max_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
-    baddbmm bilinear binary_cross_entropy binary_cross_entropy_with_logits bincount bitwise_and
-    bitwise_not bitwise_or bitwise_xor block_diag bmm bucketize
-    cat cdist ceil celu channel_shuffle chunk clamp clamp_max clamp_min clone concat
-    constant_pad_nd conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
-    convolution copy cos cosh cosine_embedding_loss cosine_similarity cross cross_entropy_loss
-    cummax cummin cumprod cumsum
-    deg2rad detach diag diag_embed diagonal diff digamma dist div dot
-    einsum elu embedding embedding_bag _embedding_bag eq erf erfc erfinv exp exp2 expand expm1 eye
-    fill flatten flip fliplr flipud floor floor_divide fmax fmin fmod frac full full_like
-    gather ge gelu glu group_norm gt
-    hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss histc huber_loss hypot
-    im2col col2im index index_add index_copy index_fill index_put index_select inner instance_norm
-    isclose isfinite isin isinf isnan isneginf isposinf item _local_scalar_dense
-    kl_div kron kthvalue l1_loss layer_norm le leaky_relu lerp lgamma lift_fresh_copy linear
-    linalg_vector_norm linalg_matrix_norm linalg_norm linalg_inv linalg_solve linalg_det
-    linalg_slogdet linalg_cholesky linalg_qr linalg_eigh linalg_svd linalg_pinv linalg_cross
-    linalg_householder_product linalg_matrix_exp matrix_exp linalg_multi_dot linalg_solve_triangular
-    linspace log log10 log1p log2 log_sigmoid log_softmax _log_softmax logaddexp logaddexp2
-    logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp lt
-    margin_ranking_loss masked_fill masked_scatter masked_select matmul max max_pool1d max_pool2d
-    max_pool2d_with_indices max_pool3d maximum mean median meshgrid min minimum mish mm movedim
-    mse_loss mul multilabel_margin_loss multi_margin_loss mv
-    nan_to_num nansum native_group_norm native_layer_norm narrow ne neg new_full new_ones new_zeros
-    nll_loss nll_loss2d nll_loss_forward nll_loss_nd nonzero norm
-    one_hot ones ones_like outer
-    pad pairwise_distance permute pixel_shuffle pixel_unshuffle poisson_nll_loss polar pow prelu
-    _prelu_kernel prod rad2deg reciprocal reflection_pad1d reflection_pad2d reflection_pad3d relu
-    relu6 remainder repeat repeat_interleave replication_pad1d replication_pad2d replication_pad3d
-    reshape rms_norm _fused_rms_norm roll rot90 round rsqrt rsub
-    scalar_tensor scatter scatter_add scatter_reduce searchsorted select select_scatter selu sgn
-    sigmoid sign signbit silu sin sinc sinh slice slice_scatter smooth_l1_loss soft_margin_loss
-    softmax _softmax softplus softshrink sort split split_with_sizes sqrt square squeeze stack std
-    std_mean sub sum sym_numel sym_size t take take_along_dim tan
-    tanh tensor_split threshold tile _to_copy to topk trace transpose tril tril_indices
-    triplet_margin_loss triu triu_indices true_divide trunc
-    unbind unflatten unfold _unsafe_view _unsafe_index _unsafe_index_put unsafe_chunk unsafe_split
-    unsafe_split_with_sizes unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d
-    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
-    var var_mean vector_norm view view_as vstack hstack where xlogy zeros zeros_like
-    scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell
-    rnn_relu_cell empty empty_like new_empty
-    """.split()
+    __and__ __or__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag
+    _fused_rms_norm _local_scalar_dense _log_softmax _prelu_kernel _softmax _to_copy
+    _unsafe_index _unsafe_index_put _unsafe_view abs acos acosh adaptive_avg_pool1d
+    adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+    adaptive_max_pool3d add addbmm addcdiv addcmul addmm addmv addr alias all amax amin aminmax
+    angle any arange argmax argmin argsort asin asinh atan atan2 atanh avg_pool1d avg_pool2d
+    avg_pool3d baddbmm bilinear binary_cross_entropy binary_cross_entropy_with_logits bincount
+    bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor
+    block_diag bmm bucketize cat cdist ceil celu channel_shuffle chunk clamp clamp_max clamp_min
+    clone col2im concat constant_pad_nd conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d convolution copy cos cosh cosine_embedding_loss cosine_similarity cross
+    cross_entropy_loss cummax cummin cumprod cumsum deg2rad detach diag diag_embed diagonal
+    diagonal_scatter diff digamma dist div dot einsum elu embedding embedding_bag empty
+    empty_like eq erf erfc erfinv exp exp2 expand expm1 eye fill flatten flip fliplr flipud
+    floor floor_divide fmax fmin fmod frac full full_like gather ge gelu glu group_norm gru
+    gru_cell gt hardshrink hardsigmoid hardswish hardtanh hinge_embedding_loss histc hstack
+    huber_loss hypot im2col index index_add index_copy index_fill index_put index_reduce
+    index_select inner instance_norm isclose isfinite isin isinf isnan isneginf isposinf item
+    kl_div kron kthvalue l1_loss layer_norm le leaky_relu lerp lgamma lift_fresh_copy
+    linalg_cholesky linalg_cross linalg_det linalg_eigh linalg_householder_product linalg_inv
+    linalg_matrix_exp linalg_matrix_norm linalg_multi_dot linalg_norm linalg_pinv linalg_qr
+    linalg_slogdet linalg_solve linalg_solve_triangular linalg_svd linalg_vector_norm linear
+    linspace log log10 log1p log2 log_sigmoid log_softmax logaddexp logaddexp2 logcumsumexp
+    logical_and logical_not logical_or logical_xor logit logsumexp lstm lstm_cell lt
+    margin_ranking_loss masked_fill masked_scatter masked_select matmul matrix_exp max
+    max_pool1d max_pool2d max_pool2d_with_indices max_pool3d maximum mean median meshgrid min
+    minimum mish mm movedim mse_loss mul multi_margin_loss multilabel_margin_loss mv nan_to_num
+    nansum narrow native_group_norm native_layer_norm ne neg new_empty new_full new_ones
+    new_zeros nll_loss nll_loss2d nll_loss_forward nll_loss_nd nonzero norm numel one_hot ones
+    ones_like outer pad pairwise_distance permute pixel_shuffle pixel_unshuffle poisson_nll_loss
+    polar pow prelu prod rad2deg reciprocal reflection_pad1d reflection_pad2d reflection_pad3d
+    relu relu6 remainder repeat repeat_interleave replication_pad1d replication_pad2d
+    replication_pad3d reshape rms_norm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell roll rot90
+    round rsqrt rsub scalar_tensor scaled_dot_product_attention scatter scatter_add
+    scatter_reduce searchsorted select select_scatter selu sgn sigmoid sign signbit silu sin
+    sinc sinh size slice slice_scatter smooth_l1_loss soft_margin_loss softmax softplus
+    softshrink sort split split_with_sizes sqrt square squeeze stack std std_mean sub sum
+    sym_numel sym_size t take take_along_dim tan tanh tensor_split threshold tile to topk trace
+    transpose tril tril_indices triplet_margin_loss triu triu_indices true_divide trunc unbind
+    unflatten unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze
+    upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d
+    upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean view view_as vstack
+    where xlogy zeros zeros_like
+    """.split()  # noqa: SIM905
 )
 """Operators of torch's `aten` that a graph may consist of.
 

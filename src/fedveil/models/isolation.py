@@ -22,7 +22,7 @@ from fedveil.errors import BadInput
 from fedveil.forks import can_fork, forked
 from fedveil.inputs import mapped
 from fedveil.models.capture import Uncapturable, captured, prepare
-from fedveil.models.graph import Graph, kind_of
+from fedveil.models.graph import Graph, Kind, kind_of
 from fedveil.models.plain import check_process
 from fedveil.models.task import Features, Task
 from fedveil.models.trial import mixes_records
@@ -73,7 +73,7 @@ def check_unit(task: Task, *, records: bool) -> None:
 
 def _look(
     task: Task, x: Features, y: torch.Tensor, classes: int
-) -> str | tuple[dict[object, Graph], ...]:
+) -> str | tuple[dict[Kind, Graph], ...]:
     """The graphs of module and loss for records of this kind, or why there are none."""
     own = task.by_own_code()
     own.check_fits(x, y, classes)
@@ -81,7 +81,7 @@ def _look(
     with torch.no_grad():
         outputs = own.outputs(own.named(own.parameters.clone()), x)
     module = task.module
-    learning, measuring, loss = (dict[object, Graph]() for _ in range(3))
+    learning, measuring, loss = (dict[Kind, Graph]() for _ in range(3))
     try:
         if task.module_captured:
             learning[kind_of(x)] = captured(copy.deepcopy(module), x, keyed=True)

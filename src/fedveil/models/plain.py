@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from fedveil.errors import BadInput
 
@@ -76,7 +76,8 @@ def check_process() -> None:
 
     A mode that is entered sees every operator of every client, whatever module is trained.
     """
-    function_modes = [m for m in _get_current_function_mode_stack() if not _is_ours(m)]
+    entered: list[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    function_modes = [mode for mode in entered if not _is_ours(mode)]
     modes = [*function_modes, *_get_current_dispatch_mode_stack()]
     if modes:
         raise BadInput(

@@ -201,8 +201,8 @@ class Task:
             learning, measuring = (hollow_copy(self.module, _shape_only) for _ in own)
             self._computed_by(_written_out(learning), measuring.eval())
         if not is_plain_function(self.loss):
-            whole = isinstance(self.loss, nn.Module)
-            empty = hollow_copy(self.loss if whole else nn.Module(), _shape_only)
+            held = self.loss if isinstance(self.loss, nn.Module) else nn.Module()
+            empty = hollow_copy(held, _shape_only)
             object.__setattr__(self, "_loss", empty)
 
     def _computed_by(self, learning: nn.Module, measuring: nn.Module) -> None:
@@ -490,9 +490,10 @@ class Task:
         return _called(self._measuring, self.named(flat.clone()), x)
 
     def snapshot(self) -> Snapshot:
-        """What the module and the loss are beside their parameters' values."""
-        loss = {f"loss {name}": token for name, token in snapshot_of(self.loss).items()}
-        return {**snapshot(self._learning), **loss}
+        """What the module and the loss are beside their parameters' values; graphs are nothing."""
+        module = {} if self.module_captured else snapshot(self._learning)
+        loss = {} if self.loss_captured else snapshot_of(self.loss)
+        return {**module, **{f"loss {name}": token for name, token in loss.items()}}
 
     def check_fits(self, x: Features, y: torch.Tensor, classes: int) -> None:
         """Refuse records this module, loss or these metrics cannot take. Two are tried."""

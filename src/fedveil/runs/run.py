@@ -140,8 +140,9 @@ class Run:
             f"{'' if where == OWN else f' of {where}'}, {plan.rounds} rounds"
         )
         text = f"{text}, {plan.describe()}" + ("" if plan.private else ", no privacy claim")
+        remarks = [training.remark] if training.remark else []
         priced = [] if plan.metrics is None else [plan.metrics.described()]
-        return "; ".join([text, *priced, *self.beforehand])
+        return "; ".join([text, *remarks, *priced, *self.beforehand])
 
     def execute(
         self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None

@@ -11,6 +11,7 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.forks import forked
+from fedveil.models.state import common_generators, difference
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.plan import PrivacyPlan
@@ -77,7 +78,20 @@ def updated(work: ClientWork, turn: Turn) -> Clipped | Spanned:
         return work.updates(turn)
     if len(turn.cohort) != 1:
         raise AssertionError("in a fork there is one client")
-    return forked(lambda: work.updates(turn), sealed=True)
+    return forked(lambda: _without_draws(work, turn), sealed=True)
+
+
+def _without_draws(work: ClientWork, turn: Turn) -> Clipped | Spanned:
+    """Refuse a model that draws from the generators that code uses without saying so."""
+    before = common_generators()
+    done = work.updates(turn)
+    drew = difference(before, common_generators())
+    if drew is not None:
+        raise BadInput(
+            f"the model draws random numbers from {drew} for some records, so no round could be "
+            "repeated: use dropout, which is keyed, or remove it"
+        )
+    return done
 
 
 def server_sum(

@@ -12,7 +12,7 @@ from fedveil.data.provenance import PUBLIC
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, taken
 from fedveil.models.metrics import Metric, is_of_numbers
-from fedveil.models.state import common_generators
+from fedveil.models.plain import is_plain_function
 from fedveil.models.task import Task
 from fedveil.privacy.metrics import LOSS
 from fedveil.training.cohort import tensors
@@ -91,9 +91,23 @@ def measured_owners(data: FederatedData) -> Owners:
 def priced_names(task: Task) -> tuple[str, ...]:
     """What is measured with a price: the task's metrics, and the loss; others are refused.
 
-    A metric of the user's own counts as a number from 0 to 1 and is cut to that.
+    | edge | behaviour |
+    |---|---|
+    | a metric that is no mean over records of numbers from 0 to 1 | BadInput |
+    | a metric that is a function of the user's | BadInput: it could remember an owner's records |
+    | a model or loss that cannot be captured | BadInput: so could it |
     """
+    if task.forks:
+        raise BadInput(
+            f"evaluate.epsilon is given and the model or its loss cannot be captured "
+            f"({task.forks}), so it might remember an owner's records: leave it out"
+        )
     for name, measure in task.measures.items():
+        if not isinstance(measure, Metric) and not is_plain_function(measure):
+            raise BadInput(
+                f"evaluate.epsilon is given and metric {name!r} is a function of your own, which "
+                "might remember an owner's records: leave one of them out"
+            )
         if isinstance(measure, Metric) or is_of_numbers(measure):
             raise BadInput(
                 f"evaluate.epsilon pays for means over records of numbers from 0 to 1, and metric "
@@ -124,7 +138,6 @@ def owner_means(
     | another number that is none | 0 |
     """
     found = torch.zeros(len(owners), len(names), dtype=torch.float64)
-    generators = common_generators()
     with one_thread(), torch.inference_mode():
         for first, end in owners.pieces(alone=alone):
             begins = owners.offsets[first : end + 1]
@@ -135,7 +148,6 @@ def owner_means(
             )
             sums = np.add.reduceat(values.numpy(), begins[:-1] - begins[0], axis=0)
             found[first:end] = torch.from_numpy(sums / np.diff(begins)[:, None])
-    task.check_unchanged(generators)
     return found
 
 

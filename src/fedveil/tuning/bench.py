@@ -8,8 +8,8 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from fedveil.interrupts import held
 from fedveil.forks import begin_worker
+from fedveil.interrupts import held
 from fedveil.training.engines.workers import WorkerLost
 
 C = TypeVar("C")
