@@ -119,7 +119,7 @@ def captured(
         try:
             with _quiet(), torch.enable_grad():
                 graph = _exported(made, zeros, alone=records == 1)
-            reason = _disagreement(own, graph, given, keyed=keyed, loss=loss)
+                reason = _disagreement(own, graph, given, keyed=keyed, loss=loss)
             if not reason:
                 return graph
             reasons.append(reason)

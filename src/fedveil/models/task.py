@@ -408,7 +408,7 @@ class Task:
                     "in each: leave out what asks for them otherwise"
                 )
             return forked(lambda: self._run(named, x).detach().clone(), sealed=True)
-        self._capture_for(x)
+        self.ready(x)
         with plain_attention():
             return _called(self._learning, named, x)
 
@@ -422,8 +422,11 @@ class Task:
         found: torch.Tensor = self._loss(**given)
         return found
 
-    def _capture_for(self, x: Features, y: torch.Tensor | None = None) -> None:
-        """Capture the module, and with `y` the loss, for records of this kind, if need be."""
+    def ready(self, x: Features, y: torch.Tensor | None = None) -> None:
+        """Capture the module, and with `y` the loss, for records of this kind, if need be.
+
+        To be called before a task is computed inside of vmap or another transform.
+        """
         for part, keyed in ((self._learning, True), (self._measuring, False)):
             if isinstance(part, Captured) and kind_of(x) not in part.graphs:
                 module = self.module if part is self._learning else _in_eval_mode(self.module)
@@ -456,7 +459,7 @@ class Task:
         def one(x: Features, y: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
             return self.each_loss(self.outputs(named, taken(x, None), key), y[None])[0]
 
-        self._capture_for(x, y)
+        self.ready(x, y)
         if self._one_by_one:
             return torch.stack([one(taken(x, k), y[k], keys[k]) for k in range(len(y))])
         found: torch.Tensor = vmap(one)(x, y, keys)
@@ -486,7 +489,7 @@ class Task:
         """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
         if self._elsewhere:
             return forked(lambda: self.answers(flat, x), sealed=True)
-        self._capture_for(x)
+        self.ready(x)
         return _called(self._measuring, self.named(flat.clone()), x)
 
     def snapshot(self) -> Snapshot:

@@ -93,6 +93,7 @@ def _sampled(task: Task, data: FederatedData, seed: int) -> Constants:
 
 def _loss_of(task: Task, cohort: CohortData) -> Loss:
     x, y = taken(cohort.x, 0), cohort.y[0]
+    task.ready(x, y)
     return lambda params: task.losses(task.named(params), x, y).mean()
 
 

@@ -34,7 +34,9 @@ class VmappedWalk:
             return (self._task.losses(named, x, y, *keys) * weights).sum()
 
         here = self._start if moved is None else self._start + moved
-        given = *batch.of(self._cohort), batch.weights, *self._keys(batch)
+        x, y = batch.of(self._cohort)
+        self._task.ready(taken(x, 0), y[0])
+        given = x, y, batch.weights, *self._keys(batch)
         each: Callable[..., Named] = vmap(
             grad(loss), in_dims=(None if here.ndim == 1 else 0, *(0 for _ in given))
         )
@@ -48,6 +50,7 @@ class VmappedWalk:
     def clipped_sum(self, moved: torch.Tensor | None, batch: Batch, clip: Clip) -> torch.Tensor:
         """Every example's gradient is materialised, a few clients at a time."""
         x, y = batch.of(self._cohort)
+        self._task.ready(taken(x, 0), y[0])
         given = x, y, *self._keys(batch)
         params = (self._start if moved is None else self._start + moved).expand(len(y), -1)
         out = torch.zeros(len(y), self.width)
