@@ -81,7 +81,7 @@ def test_a_loss_in_the_clear_tells_every_label(data, tmp_path):
     published = json.loads((run.folder / "result.json").read_text())["metrics"]["loss"]
     found = labels_from(OWNERS * published, losses_of(run.task, run.task.parameters, data.test_x))
     assert (found == data.test_y).all()
-    assert any("20 owners are held out" in text for text in run.claims[0].assumptions)
+    assert any("20 records are held out" in text for text in run.claims[0].assumptions)
 
 
 def test_a_loss_with_a_price_tells_no_better_than_chance(data, tmp_path):

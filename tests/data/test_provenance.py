@@ -1,5 +1,7 @@
 """Whose records the test split holds: by memory, by line, by name, and by contents."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -46,7 +48,12 @@ def test_every_other_row_and_columns_of_a_wider_array_are_traced_too():
     parts = [left[:10], left[10:20]]
     assert owners_in_memory(parts, left[::5]).tolist() == [0, 0, 1, 1, *[PUBLIC] * 4]
     named = [{"a": x[:10], "b": y[:10]}, {"a": x[10:20], "b": y[10:20]}]
-    assert owners_in_memory(named, {"a": x[30:].copy(), "b": y[5:15]}).tolist() == [0] * 5 + [1] * 5
+    tested = {"b": y[5:15], "a": x[30:].copy()}
+    assert owners_in_memory(named, tested).tolist() == [0] * 5 + [1] * 5
+    mask = np.ones((10, 2))
+    masked = [{"a": x[:10], "m": mask}, {"a": x[10:20], "m": mask}]
+    assert owners_in_memory(masked, {"a": x[20:30], "m": mask}).tolist() == [PUBLIC] * 10
+    assert owners_in_memory([x[:10], x[:10]], x[:3]).tolist() == [1, 1, 1]
 
 
 def test_names_say_who_is_held_out_and_cannot_hide_a_client():
@@ -73,20 +80,33 @@ def test_sentences_count_owners_and_not_records():
         "claim",
         "the test records are taken as public",
     )
-    assert sentences(held_out([0]), 5)[0].startswith("1 owner is held out of 6 for testing")
+    assert sentences(held_out([0, 0]), 5)[0].startswith("1 owner is held out of 6 for testing")
+    assert sentences(held_out([0, 1]), 5) == (
+        "2 records are held out for testing, measured in the clear, and nobody whose they are is "
+        "protected by this claim",
+    )
     assert sentences(np.array([], dtype=np.int64), 5) == ()
 
 
-def copied(x, y, clients, test):
-    sizes = np.full(clients, len(y) // clients)
-    check_copies(x, y, sizes, x[test].copy(), y[test].copy())
+def copied(x, y, test):
+    check_copies(x, y, x[test].copy(), y[test].copy())
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_copies_of_another_type_are_refused(kind):
+    x, y = arrays(50)
+    with pytest.raises(BadInput, match="50 of 50 test records"):
+        check_copies(x.astype(np.float64), y, x.astype(kind), y)
+    numbers = y.astype(np.float32) + np.float32(0.1)
+    with pytest.raises(BadInput, match="50 of 50 test records"):
+        check_copies(x, numbers, x, numbers.astype(np.float64))
 
 
 @pytest.mark.parametrize("count", [6, 20, 50])
 def test_copies_are_refused(count):
     x, y = arrays(50)
     with pytest.raises(BadInput, match=rf"{count} of {count} test records equal clients' records"):
-        copied(x, y, 5, np.random.default_rng(1).permutation(50)[:count])
+        copied(x, y, np.random.default_rng(1).permutation(50)[:count])
 
 
 def test_copies_among_many_others_are_refused():
@@ -95,7 +115,7 @@ def test_copies_among_many_others_are_refused():
     more_x, more_y = arrays(990, seed=9)
     tested = np.concatenate([more_x, x[:10]]), np.concatenate([more_y, y[:10]])
     with pytest.raises(BadInput, match="10 of 1,000 test records"):
-        check_copies(x, y, np.full(30, 100), *tested)
+        check_copies(x, y, *tested)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -107,15 +127,15 @@ def test_records_that_coincide_by_chance_are_not_refused(seed):
     random = np.random.default_rng(seed)
     x = random.integers(2, size=(900, 6)).astype(np.float32)
     y = np.zeros(900, dtype=np.int64)
-    check_copies(x[:800], y[:800], np.full(8, 100), x[800:], y[800:])
+    check_copies(x[:800], y[:800], x[800:], y[800:])
     few = random.integers(40, size=(900, 1)) * random.integers(1, 200, size=(900, 1))
-    check_copies(few[:800], y[:800], np.full(8, 100), few[800:], y[800:])
+    check_copies(few[:800], y[:800], few[800:], y[800:])
 
 
 def test_one_record_that_is_repeated_is_no_copy():
     x, y = arrays(50)
     tested = np.concatenate([np.repeat(x[:1], 40, axis=0), arrays(10, seed=9)[0]])
-    check_copies(x, y, np.full(5, 10), tested, np.full(50, y[0]))
+    check_copies(x, y, tested, np.full(50, y[0]))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -128,14 +148,14 @@ def test_records_that_everybody_has_are_no_copies(seed):
         random.normal(size=(1000, 4)),
     )  # fmt: skip
     y = np.zeros(1000, dtype=np.int64)
-    check_copies(x[:800], y[:800], np.full(8, 100), x[800:], y[800:])
+    check_copies(x[:800], y[:800], x[800:], y[800:])
 
 
 def test_one_record_of_three_may_coincide():
     x, y = np.array([[0.0], [1.0], [2.0]]), np.array([0, 1, 1])
-    check_copies(x, y, np.array([2, 1]), x[1:2], y[1:2])
-    check_copies(x, y, np.array([2, 1]), x[:0], y[:0])
-    check_copies(x[:0], y[:0], np.array([0]), x, y)
+    check_copies(x, y, x[1:2], y[1:2])
+    check_copies(x, y, x[:0], y[:0])
+    check_copies(x[:0], y[:0], x, y)
     assert FALSE_ALARM == 1e-6
 
 
@@ -143,7 +163,9 @@ def test_digests_are_those_of_contents():
     x, y = arrays(100)
     first = digests(x, y)
     assert len(np.unique(first)) == 100
-    np.testing.assert_array_equal(digests(x.astype(np.float64), y, like=x), first)
+    wide = x.astype(np.float64)
+    np.testing.assert_array_equal(digests(wide, y.astype(np.int32), like=(x, y)), first)
+    np.testing.assert_array_equal(digests(x, y, like=(wide, y)), first)
     np.testing.assert_array_equal(digests(x[::-1], y[::-1]), first[::-1])
     zero, minus = np.zeros((1, 4), np.float32), np.full((1, 4), -0.0, np.float32)
     assert digests(zero, y[:1]) == digests(minus, y[:1])
@@ -151,9 +173,9 @@ def test_digests_are_those_of_contents():
     other[0, 3] = np.nextafter(other[0, 3], np.float32(9))
     assert (digests(other, y) != first).tolist() == [True] + [False] * 99
     assert (digests(x, 1 - y) != first)[y != 1 - y].all()
-    wide = np.arange(30, dtype=np.float32).reshape(10, 3)  # no whole number of words
-    assert len(np.unique(digests(wide, y[:10]))) == 10
-    assert len(np.unique(digests(wide > 14, y[:10]))) > 1
+    odd = np.arange(30, dtype=np.float32).reshape(10, 3)  # no whole number of words
+    assert len(np.unique(digests(odd, y[:10]))) == 10
+    assert len(np.unique(digests(odd > 14, y[:10]))) > 1
     swapped = digests({"a": x, "b": 2 * x}, y)
     assert (swapped != digests({"a": 2 * x, "b": x}, y)).all()
 
@@ -202,3 +224,19 @@ def test_joined_data_forget_nothing():
     assert parts[0].joined(parts[2]).assumptions == ("declared public: means",)
     with pytest.raises(BadInput, match="cannot be joined"):
         parts[0].joined(parts[1].at_sites(["a"]))
+
+
+def test_what_others_fitted_on_their_test_records_is_fitted_on_clients_after_joining():
+    x, y = arrays(60)
+    first, other = (
+        replace(
+            FederatedData.from_clients(clients_of(x[a : a + 20], y[a : a + 20]), classes=3),
+            fitted_on_test=f"means {a}",
+        )
+        for a in (0, 20)
+    )
+    joined = first.joined(other)
+    assert (joined.fitted, joined.fitted_on_test) == ("means 20", "means 0")
+    first.check_secure()
+    with pytest.raises(BadInput, match="'secure' and means 20 were fitted"):
+        joined.check_secure()

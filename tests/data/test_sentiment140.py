@@ -54,9 +54,7 @@ def test_other_words_may_be_declared_or_counted_in_held_out_tweets(tmp_path):
     write(tmp_path)
     counted = load_records("sentiment140", tmp_path, columns={"text": {"most_words": 3}})
     assert (counted.x.shape[1], counted.schema.words) == (30, 5)
-    assert counted.remarks == (
-        "words of 'text' were fitted on the test records, which no claim covers",
-    )
+    assert (counted.remarks, counted.fitted_on_test) == ((), "words of 'text'")
     short = load_records("sentiment140", tmp_path, columns={"text": {"length": 7}})
     assert (short.x.shape[1], short.schema.words) == (7, 4098)
     theirs = load_records(

@@ -1,10 +1,13 @@
 """First weights: claims take them as public, or name the training that they come from."""
 
+import copy
+
 import numpy as np
+import pytest
 from torch import nn
 
 import fedveil as fv
-from fedveil.models.lineage import note_copy, note_training, trainings_of
+from fedveil.models.lineage import adding, earlier, note_copy, note_training, trainings_of
 
 PUBLIC = "the model's first weights are public: they were not learnt from these clients"
 
@@ -59,3 +62,51 @@ def test_copies_inherit_and_modules_are_let_go():
     assert trainings_of(copy) == ("claim two", "which claims nothing")
     note_training(copy, "c", lambda: "claim three")
     assert len(trainings_of(module)) == 2
+
+
+def moved():
+    """A task that a training has moved, and its claim."""
+    task = fv.Task(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), fv.cross_entropy)
+    *_, last = fv.train(training(task))
+    return task.module, str(last.claim)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        copy.deepcopy,
+        lambda module: nn.Sequential(module, nn.Tanh()),
+        lambda module: nn.Sequential(module[0], nn.Linear(4, 2)),
+        lambda module: loaded(module.state_dict()),
+        lambda module: frozen(copy.deepcopy(module)),
+    ],
+    ids=["a copy", "around it", "a layer of it", "its state", "frozen"],
+)
+def test_whatever_has_the_same_values_has_the_same_trainings_behind_it(made):
+    module, claim = moved()
+    said = fv.Task(made(module), fv.cross_entropy).assumptions
+    assert any(f"an earlier training, {claim}" in text for text in said)
+    assert PUBLIC not in said
+
+
+def loaded(state):
+    new = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    new.load_state_dict(state)
+    return new
+
+
+def frozen(module):
+    module[0].requires_grad_(False)
+    return module
+
+
+def test_a_training_that_is_left_early_names_the_claim_that_counts():
+    task = fv.Task(nn.Linear(3, 2), fv.cross_entropy)
+    first = next(iter(fv.train(training(task))))
+    assert first.claim.epsilon > first.spent().epsilon
+    assert str(first.claim) in fv.Task(copy.deepcopy(task.module), fv.cross_entropy).assumptions[0]
+
+
+def test_claims_that_are_named_are_found_again():
+    texts = ["something else", adding("epsilon 1"), adding("epsilon 2")]
+    assert earlier(texts) == ["epsilon 1", "epsilon 2"]

@@ -9,6 +9,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.errors import BadInput
+from fedveil.models.lineage import earlier
 from fedveil.runs.first_weights import read_
 from fedveil.runs.models import task_of
 from fedveil.runs.sections.data_section import ModelSection
@@ -154,3 +155,23 @@ def test_a_run_is_resumed_with_the_same_weights_only(base, tmp_path):
         _ = fv.open_run(tmp_path / "run").module
     save_file(tensors, path)
     assert fv.resume(tmp_path / "run", quiet=True).result["rounds"] == 2
+
+
+def test_weights_of_a_run_of_ours_name_its_claim_and_those_before_it(tmp_path):
+    settings = {"rounds": 2, "sample.rate": 0.5, "data.clients": 20, "engine.workers": 1}
+    settings |= {"noise.multiplier": 2.0, "budget.epsilon": math.inf, "model.name": "softmax"}
+
+    def ran(name, seed, **more):
+        return fv.run(
+            "central", out=tmp_path / name, quiet=True, set={**settings, "seed": seed, **more}
+        )
+
+    first = ran("first", 1)
+    second = ran("second", 2, **{"model.weights": str(first.folder / "model.safetensors")})
+    third = ran("third", 3, **{"model.weights": str(second.folder / "model.safetensors")})
+    assert named(second) == {str(first.claims[0])}
+    assert named(third) == {str(first.claims[0]), str(second.claims[0])}
+
+
+def named(run):
+    return set(earlier(run.claims[0].assumptions))

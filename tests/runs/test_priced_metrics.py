@@ -13,6 +13,7 @@ from fedveil.console import print_result
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import HELD_OUT
 from fedveil.privacy.ledger.statement import statements
+from fedveil.runs.predictions import measured
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.gate import Gate
@@ -95,6 +96,30 @@ def test_on_clients_the_claim_that_counts_covers_both(start, source):
     alone = start("evaluate.epsilon=none", out="alone")
     multipliers = [each.training.plan.release.multiplier for each in (run, alone)]
     assert multipliers[0] > multipliers[1]
+
+
+def test_measuring_the_run_again_does_not_undo_the_price(start):
+    run = start(*HOLDING_OUT)
+    run.execute()
+    with pytest.raises(BadInput, match=r"have a price \(evaluate\.epsilon\)"):
+        measured(fv.open_run(run.folder), None)
+    none = start("evaluate.epsilon=none", out="none")
+    none.execute()
+    with pytest.raises(BadInput, match="needs test records and the data have none"):
+        measured(fv.open_run(none.folder), None)
+    share = start("evaluate.epsilon=none", "data.test=0.25", out="share")
+    share.execute()
+    assert measured(fv.open_run(share.folder), None)["loss"] > 0  # a simulation, which says so
+
+
+def test_rows_of_nobody_known_are_paid_for_one_by_one(settings, tmp_path):
+    """Without a client column nobody knows which held-out rows are one person's."""
+    chosen = load_recipe("central", settings("data.client=none", "data.clients=20", "data.test=0.2",
+                                             'data.features=["age", "dose"]'))  # fmt: skip
+    run = Run.start(chosen, tmp_path / "run", None)
+    assert run.training.plan.metrics.owners == CLIENTS * RECORDS // 5
+    (own,) = [c for c in run.training.plan.claims(6) if c.covers == HELD_OUT][:1]
+    assert own.unit is fv.Unit.RECORD
 
 
 def test_round_zero_is_not_measured_and_nothing_else_is_written_of_metrics(start):

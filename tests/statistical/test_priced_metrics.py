@@ -58,8 +58,7 @@ def measured():
         if result.metrics:
             published[result.round] = result.metrics
             means[result.round] = owner_means(
-                *(training.task, result.state.params, owners, metrics.names, metrics.loss_clip),
-                alone=False,
+                training.task, result.state.params, owners, metrics.names, metrics.loss_clip
             )
     return training, means, published
 

@@ -118,9 +118,9 @@ def test_records_elsewhere_are_not_measured(clients, held_out):
 def test_an_owner_of_many_records_is_computed_in_pieces(make_data, monkeypatch):
     data, task = without_test(make_data((7, 1, 11))), task_of()
     asked = (task, task.parameters, measured_owners(data), ("accuracy", "loss"), 2.0)
-    whole = owner_means(*asked, alone=True)
+    whole = owner_means(*asked)
     monkeypatch.setattr("fedveil.training.owner_means.BATCH", 3)
-    assert torch.allclose(owner_means(*asked, alone=True), whole, atol=1e-6)
+    assert torch.allclose(owner_means(*asked), whole, atol=1e-6)
 
 
 # What they come to.
@@ -136,44 +136,40 @@ def by_hand(task, data, owners, name, clip):
     return found
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_every_owner_counts_by_the_mean_of_its_records(clients, alone):
+def test_every_owner_counts_by_the_mean_of_its_records(clients):
     data, task = without_test(clients), task_of()
     owners = measured_owners(data)
-    found = owner_means(*(task, task.parameters, owners, ("accuracy", "loss"), 0.9), alone=alone)
+    found = owner_means(task, task.parameters, owners, ("accuracy", "loss"), 0.9)
     for column, (name, clip) in enumerate((("accuracy", 1.0), ("loss", 0.9))):
         hand = by_hand(task, data, owners, name, clip)
         assert found[:, column].tolist() == pytest.approx(hand, abs=1e-6)
     assert float(found[:, 1].max()) == 1.0  # some losses are above the clip
 
 
-def test_alone_an_owner_s_row_depends_on_nobody_else_to_the_last_bit(held_out):
+def test_an_owner_s_row_depends_on_nobody_else_to_the_last_bit(held_out):
     task, names = task_of(), ("accuracy", "loss")
-    before = owner_means(task, task.parameters, measured_owners(held_out), names, 3.0, alone=True)
+    before = owner_means(task, task.parameters, measured_owners(held_out), names, 3.0)
     x = held_out.test_x.copy()
     x[held_out.test_owners == -2] *= 1e6
     changed = replace(held_out, test_x=x)
-    after = owner_means(task, task.parameters, measured_owners(changed), names, 3.0, alone=True)
+    after = owner_means(task, task.parameters, measured_owners(changed), names, 3.0)
     moved = (before != after).any(dim=1)
     assert int(moved.sum()) == 1
 
 
-def test_a_module_whose_records_see_each_other_is_run_owner_by_owner(held_out):
-    class Mixing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(6, 3)
+def test_a_metric_that_sees_the_whole_batch_sees_one_owner(held_out):
+    """`torch.take` reads the first records of what it is given."""
 
-        def forward(self, x):
-            return self.inner(x - x.mean(dim=0))
+    def first(outputs, targets):
+        return torch.take(torch.sigmoid(outputs), torch.zeros(len(targets), dtype=torch.long))
 
-    training = training_of(held_out, task=Task(Mixing(), cross_entropy, ["accuracy"]))
-    assert training.gate.alone
-
-
-def test_with_secure_noise_owners_are_computed_one_by_one(held_out):
-    assert training_of(held_out, secure=True).gate.alone
-    assert not training_of(held_out).gate.alone
+    task, names = task_of([first]), ("first", "loss")
+    before = owner_means(task, task.parameters, measured_owners(held_out), names, 3.0)
+    x = held_out.test_x.copy()
+    x[held_out.test_owners == -2] *= 1e6
+    changed = replace(held_out, test_x=x)
+    after = owner_means(task, task.parameters, measured_owners(changed), names, 3.0)
+    assert int((before != after).any(dim=1).sum()) == 1
 
 
 def test_clients_own_test_records_need_a_price_beside_secure_noise(clients):
@@ -189,7 +185,7 @@ def test_a_diverged_model_is_measured_as_the_worst(held_out):
     task = task_of()
     broken = torch.full_like(task.parameters, math.nan)
     owners = measured_owners(held_out)
-    found = owner_means(task, broken, owners, ("accuracy", "loss"), 2.0, alone=True)
+    found = owner_means(task, broken, owners, ("accuracy", "loss"), 2.0)
     assert found.tolist() == [[0.0, 1.0]] * 10
 
 
@@ -206,8 +202,36 @@ def test_a_metric_of_one_s_own_is_cut_to_0_and_1(held_out):
 
     task = task_of([wild])
     owners = measured_owners(held_out)
-    found = owner_means(task, task.parameters, owners, ("wild", "loss"), 2.0, alone=True)
+    found = owner_means(task, task.parameters, owners, ("wild", "loss"), 2.0)
     assert found[:, 0].tolist() == [1.0] * 10
+
+
+def test_different_metrics_of_one_name_share_no_noise(held_out):
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 3)
+    tasks = [Task(layer, cross_entropy, {"hits": m}) for m in (fv.correct, metric_of("top-2"))]
+    found = [training_of(held_out, names=("hits", "loss"), task=task).digest for task in tasks]
+    assert found[0] != found[1]
+
+
+def test_metrics_of_clients_claim_nothing_by_themselves(clients):
+    """Models depend on the same clients, and metrics with them."""
+    training = training_of(without_test(clients))
+    assert training.plan.metrics.of_clients
+    claims = training.plan.claims(training.plan.rounds)
+    assert {claim.covers for claim in claims} == {"updates and metrics"}
+
+
+def test_the_whole_plan_has_one_source_of_noise(held_out):
+    seeded, secure = (training_of(held_out, secure=s).plan for s in (False, True))
+    for plan, metrics in ((seeded, secure.metrics), (secure, seeded.metrics)):
+        with pytest.raises(BadInput, match="some of the plan's lines have secure noise"):
+            replace(plan, metrics=metrics).check_lines()
+
+
+def test_statistics_of_the_owners_that_are_paid_for_are_refused(held_out):
+    with pytest.raises(BadInput, match="means were fitted on their records in the clear"):
+        training_of(replace(held_out, fitted_on_test="means"))
 
 
 # A training with them.
@@ -222,7 +246,6 @@ def test_what_is_measured_is_noisy_and_close_to_the_truth(held_out, secure):
         means = owner_means(
             *(training.task, result.state.params, measured_owners(held_out)),
             *(("accuracy", "loss"), 2.0),
-            alone=True,
         ).mean(dim=0)
         for name, true, unit in zip(("accuracy", "loss"), means, (1, 2.0), strict=True):
             width = result.metrics[f"{name}/interval"]

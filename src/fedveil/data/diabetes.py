@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedveil.data.records import Records, fitted_on_test
+from fedveil.data.records import Records
 from fedveil.data.split import holdout
 
 FITTED = "means and standard deviations of the features"
@@ -29,5 +29,5 @@ def load(*, held_out: bool = False) -> Records:
         y[test],
         classes=0,
         fitted="" if held_out else FITTED,
-        remarks=(fitted_on_test(FITTED),) if held_out else (),
+        fitted_on_test=FITTED if held_out else "",
     )

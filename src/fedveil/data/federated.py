@@ -34,7 +34,12 @@ from fedveil.identity import Stated
 from fedveil.inputs import Inputs, count, join_inputs, labelled, mapped, shape_of, taken
 from fedveil.targets import Target
 
-_SAID: dict[str, Any] = {"fitted": "", "declared_public": False, "known_as": ""}
+_SAID: dict[str, Any] = {
+    "fitted": "",
+    "fitted_on_test": "",
+    "declared_public": False,
+    "known_as": "",
+}
 _LISTS = ("remarks", "elsewhere")
 """What is said of the records beside the arrays, and what holds where nothing is said."""
 
@@ -57,7 +62,8 @@ class FederatedData:
     There may be no test records. `test_owners` has the owner of each: client k as k, somebody held
     out of the clients as a number below -1, nobody as -1; None if all are public. `fitted` names
     what of the features was fitted on clients' records in the clear (means, say), "" if nothing
-    was; `declared_public` says that it is known from elsewhere. `remarks` are what else claims have
+    was; `declared_public` says that it is known from elsewhere. `fitted_on_test` names what was
+    fitted on the test records. `remarks` are what else claims have
     to say of the records. Claims say it all (`assumptions`, `test_assumptions`), and secure noise
     refuses what they do not cover (`check_secure`). `schema` is how the rows of a table became
     records.
@@ -82,6 +88,7 @@ class FederatedData:
     classes: int
     names: Array | None = None
     fitted: str = ""
+    fitted_on_test: str = ""
     declared_public: bool = False
     test_owners: npt.NDArray[np.int64] | None = None
     remarks: tuple[str, ...] = ()
@@ -279,7 +286,9 @@ this claim
     def joined(self, *others: "FederatedData") -> "FederatedData":
         """These clients, and behind them those of each of the `others`, as one; a copy of all.
 
-        The test split is that of the first. Whatever claims have to say of one is said of all.
+        The test split is that of the first. Whatever claims have to say of one is said of all, and
+        what the others fitted on their test records counts as fitted on clients': these may be
+        anybody's here.
         """
         every = [self, *others]
         if any(each.elsewhere for each in every):
@@ -288,14 +297,17 @@ this claim
         if any(schema != schemas[0] for schema in schemas):
             raise BadInput("tables of different columns or encodings cannot be joined: use one")
         fitted = [each for each in every if each.fitted]
+        seen = [each.fitted for each in fitted]
+        seen += [each.fitted_on_test for each in others if each.fitted_on_test]
+        public = bool(fitted) and all(each.declared_public for each in fitted)
         return replace(
             self,
             x=join_inputs([each.x for each in every], _behind),
             y=np.concatenate([each.y for each in every]),
             offsets=np.cumsum([0, *np.concatenate([each.sizes for each in every])], dtype=np.int64),
             names=None,
-            fitted=", ".join(dict.fromkeys(each.fitted for each in fitted)),
-            declared_public=bool(fitted) and all(each.declared_public for each in fitted),
+            fitted=", ".join(dict.fromkeys(seen)),
+            declared_public=public and len(seen) == len(fitted),
             remarks=tuple(dict.fromkeys(text for each in every for text in each.remarks)),
         )
 
@@ -392,6 +404,10 @@ this claim
             said.append(
                 f"{self.fitted} were fitted on clients' records in the clear: outside this claim"
             )
+        if self.fitted_on_test:
+            said.append(
+                f"{self.fitted_on_test} were fitted on the test records, which no claim covers"
+            )
         return (*said, *self.remarks)
 
     @property
@@ -432,7 +448,7 @@ this claim
         check_values({name: getattr(self, name) for name in _ARRAYS}, self.classes, self._owner)
         if "copies" not in self.derived:
             rows = self.owners_of_test < 0
-            check_copies(self.x, self.y, self.sizes, taken(self.test_x, rows), self.test_y[rows])
+            check_copies(self.x, self.y, taken(self.test_x, rows), self.test_y[rows])
             self.derived["copies"] = None
 
     def check_tested(self, what: str) -> None:

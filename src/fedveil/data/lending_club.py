@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.data.files import find_file, malformed, optional_module, reading
-from fedveil.data.records import Records, fitted_on_test
+from fedveil.data.records import Records
 from fedveil.data.split import Rows, holdout
 
 Floats = npt.NDArray[np.float64]
@@ -84,7 +84,7 @@ def load(root: Path, *, grades: bool = True, held_out: bool = False) -> Records:
         y[test],
         classes=0,
         fitted="" if held_out else FITTED,
-        remarks=(fitted_on_test(FITTED),) if held_out else (),
+        fitted_on_test=FITTED if held_out else "",
     )
 
 

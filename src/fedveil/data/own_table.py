@@ -12,7 +12,7 @@ from fedveil.data.columns import Column, declaration
 from fedveil.data.federated import FederatedData
 from fedveil.data.fitting import fit_schema, undeclared
 from fedveil.data.partition import OWNED, partition
-from fedveil.data.records import Records, fitted_on_test, left_out, public_words
+from fedveil.data.records import Records, left_out, public_words
 from fedveil.data.table_split import split_table
 from fedveil.data.tables import Table, listed, read_table
 from fedveil.errors import BadInput
@@ -138,8 +138,7 @@ def table_records(table: object, asked: TableQuestion) -> Records:
             f"statistics is {asked.statistics!r} and every column is declared: leave it out"
         )
     apart = on_test and not split.of_clients
-    remarks = [fitted_on_test(what)] if what and apart else []
-    remarks += [public_words(c.name) for c in schema.features if c.text and c.text.public]
+    remarks = [public_words(c.name) for c in schema.features if c.text and c.text.public]
     if asked.min_records is not None:
         remarks.append(left_out(asked.min_records))
     return Records(
@@ -155,6 +154,7 @@ def table_records(table: object, asked: TableQuestion) -> Records:
         lines=split.train.numbers,
         test_lines=split.test_lines,
         fitted="" if apart else what,
+        fitted_on_test=what if apart else "",
         remarks=tuple(remarks),
         schema=schema,
     )

@@ -323,6 +323,7 @@ def _federate(
         names=names,
         test_owners=_test_owners(records, order, sizes, client_of),
         fitted=records.fitted,
+        fitted_on_test=records.fitted_on_test,
         remarks=records.remarks,
         schema=records.schema,
     )

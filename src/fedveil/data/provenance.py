@@ -3,12 +3,13 @@
 A test record has an owner, as a number: k >= 0 is client k, PUBLIC is nobody, and any other
 negative number is one owner who was held out of the clients (`held_out`). Rows of a file are known
 by file and line, rows of arrays by where they lie in memory. Copies have neither, so contents are a
-second look: test records that equal clients' records more often than two clients' records equal
-each other are refused.
+second look: test records that equal clients' records more often than these equal each other are
+refused.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from scipy.special import bdtrc
 
 from fedveil.data.arrays import Array
 from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, count, labelled, values_of
+from fedveil.inputs import Inputs, count, labelled
 from fedveil.splitmix import words_at
 
 Owners = npt.NDArray[np.int64]
@@ -48,7 +49,13 @@ def sentences(owners: Owners, clients: int) -> tuple[str, ...]:
             "test records of the clients themselves are measured in the clear: outside this claim"
         )
     held = len(np.unique(owners[owners < PUBLIC]))
-    if held:
+    if held and by_record(owners):
+        who = "1 record is" if held == 1 else f"{held:,} records are"
+        found.append(
+            f"{who} held out for testing, measured in the clear, and nobody whose they are is "
+            "protected by this claim"
+        )
+    elif held:
         who = "1 owner is" if held == 1 else f"{held:,} owners are"
         found.append(
             f"{who} held out of {held + clients:,} for testing, measured in the clear, and not "
@@ -59,16 +66,30 @@ def sentences(owners: Owners, clients: int) -> tuple[str, ...]:
     return tuple(found)
 
 
+def by_record(owners: Owners) -> bool:
+    """Whether every test record that was held out is an owner by itself.
+
+    Nobody can tell then which of them are one person's: what is said of an owner is said of a
+    record.
+    """
+    held = owners[owners < PUBLIC]
+    return len(held) > 0 and len(np.unique(held)) == len(held)
+
+
 def owners_in_memory(parts: Sequence[Inputs[Array]], test: Inputs[Array]) -> Owners:
     """The client whose row each test row is, as both lie in memory; PUBLIC where it is nobody's.
 
-    `parts` are the clients' features as they were given, before any copy.
+    `parts` are the clients' features as they were given, before any copy. Of several inputs
+    by name, a row that several clients have, such as one mask for all, traces nobody.
     """
     found = np.full(count(test), PUBLIC, dtype=np.int64)
-    tested = [_addresses(array) for array in values_of(test)]
-    for client, part in enumerate(parts):
-        for there, here in zip(tested, map(_addresses, values_of(part)), strict=False):
-            found[np.isin(there, here)] = client
+    for name, array in labelled("x", test).items():
+        places = [_addresses(labelled("x", part)[name]) for part in parts]
+        every, times = np.unique(np.concatenate([np.unique(p) for p in places]), return_counts=True)
+        common = every[times > 1] if isinstance(test, dict) else every[:0]
+        there = _addresses(array)
+        for client, here in enumerate(places):
+            found[np.isin(there, np.setdiff1d(here, common))] = client
     return found
 
 
@@ -78,21 +99,31 @@ def _addresses(array: Array) -> npt.NDArray[np.int64]:
     return start + array.strides[0] * np.arange(len(array), dtype=np.int64)
 
 
-def digests(x: Inputs[Array], y: Array, like: Inputs[Array] | None = None) -> Array:
+def digests(x: Inputs[Array], y: Array, like: tuple[Inputs[Array], Array] | None = None) -> Array:
     """64 bits of every record's features and target: the same for equal records.
 
-    `like` gives the types that features are compared in.
+    Compared with records `like` these, numbers are taken in the coarser type of both.
     """
     found = np.zeros(len(y), dtype=np.uint64)
-    typed = labelled("x", x if like is None else like)
-    for place, (name, array) in enumerate([*sorted(labelled("x", x).items()), ("y", y)]):
-        kind = typed[name].dtype if name in typed else array.dtype
+    others = _named(*(like or (x, y)))
+    for place, (name, array) in enumerate(sorted(_named(x, y).items())):
+        kind = _coarser(array.dtype, others[name].dtype)
         key = words_at(_KEY, np.array([place]))
         rows = max(1, _AT_ONCE // max(1, math.prod(array.shape[1:])))
         for start in range(0, len(array), rows):
             piece = np.asarray(array[start : start + rows], dtype=kind)
             found[start : start + rows] += _hashed(piece, key)
     return found
+
+
+def _named(x: Inputs[Array], y: Array) -> dict[str, Array]:
+    return {**labelled("x", x), "y": y}
+
+
+def _coarser(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which equal numbers of both are equal."""
+    real = [kind for kind in (one, other) if kind.kind == "f"]
+    return min(real, key=lambda kind: kind.itemsize) if real else np.dtype(np.int64)
 
 
 def _hashed(rows: Array, key: Array) -> Array:
@@ -108,13 +139,11 @@ def _hashed(rows: Array, key: Array) -> Array:
     return hashed
 
 
-def check_copies(
-    x: Inputs[Array], y: Array, sizes: npt.NDArray[np.int64], test_x: Inputs[Array], test_y: Array
-) -> None:
+def check_copies(x: Inputs[Array], y: Array, test_x: Inputs[Array], test_y: Array) -> None:
     """Refuse test records that are copies of clients' records.
 
-    Two clients may have equal records by chance, and so may a client and the test split. Of the
-    clients' records a share p is also another client's. More test records than Binomial(n, 2 p)
+    Records may be equal by chance: two of the clients', or a client's and a test record. Of the
+    clients' records a share p occurs more than once. More test records than Binomial(n, 2 p)
     allows, at a false-alarm rate of 1e-6, are copies, if the same holds where equal records count
     once: then neither records that everybody has nor one that is repeated is taken for a copy.
     Nothing is dropped: which record was would tell who is a client.
@@ -122,25 +151,21 @@ def check_copies(
     | edge | behaviour |
     |---|---|
     | no test records, or no records of clients here | fine |
-    | one client | nothing is expected to coincide: (0 + 1) / (records + 2) is the share |
     | a table of few columns, where every record occurs many times | fine |
     | all test records are clients' | BadInput, from a few records on |
     """
     if not len(test_y) or not len(y):
         return
-    mine, theirs = digests(x, y), digests(test_x, test_y, like=x)
-    clients = np.repeat(np.arange(len(sizes)), sizes)
-    kinds, which = np.unique(mine, return_inverse=True)
-    first, last = np.full(len(kinds), len(sizes)), np.full(len(kinds), -1)
-    np.minimum.at(first, which, clients)
-    np.maximum.at(last, which, clients)
-    several = first != last
+    mine = digests(x, y, like=(test_x, test_y))
+    theirs = digests(test_x, test_y, like=(x, y))
+    kinds, which, times = np.unique(mine, return_inverse=True, return_counts=True)
+    several = times > 1
     equal = np.isin(theirs, kinds)
     once = np.isin(np.unique(theirs), kinds)
     if _too_many(equal, several[which]) and _too_many(once, several):
         raise BadInput(
             f"{equal.sum():,} of {len(theirs):,} test records equal clients' records, far more "
-            "than two clients have in common: they would be measured in the clear as nobody's; "
+            "than chance explains: they would be measured in the clear as nobody's; "
             "hold owners out (test = 'by-client'), name the test records' owners, or leave the "
             "test split out"
         )

@@ -17,8 +17,9 @@ class Records:
     natural clients; `test_owners[i]` that of test record i. `lines[i]` is the place of training
     record i in its table, `test_lines[i]` that of test record i in the same table, or -1 if it is
     not from there. `public_test` says that the source has published the test split. `fitted` names
-    what was fitted on clients' records in the clear, "" if nothing was; `remarks` are what claims
-    have to say besides, and `schema` is that of a table.
+    what was fitted on clients' records in the clear, "" if nothing was, `fitted_on_test` what was
+    fitted on the test records; `remarks` are what claims have to say besides, and `schema` is that
+    of a table.
     """
 
     name: str
@@ -34,17 +35,13 @@ class Records:
     test_lines: Array | None = None
     public_test: bool = False
     fitted: str = ""
+    fitted_on_test: str = ""
     remarks: tuple[str, ...] = ()
     schema: TableSchema | None = None
 
     def __repr__(self) -> str:
         target = target_of(self.y, self.classes)
         return f"Records({self.name}, {described(self.x, self.test_x, target)})"
-
-
-def fitted_on_test(what: str) -> str:
-    """What claims say of features that were fitted on a test split of nobody's records."""
-    return f"{what} were fitted on the test records, which no claim covers"
 
 
 def public_words(column: str) -> str:

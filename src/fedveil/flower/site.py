@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from fedveil.data.federated import FederatedData
-from fedveil.data.records import fitted_on_test
 from fedveil.errors import BadInput
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.mixer_link import MixerLink
@@ -240,7 +239,7 @@ def _records(file: SiteFile, recipe: Recipe) -> FederatedData:
             "the records of one"
         )
     held_back = section.name == TABLE and not str(section.test).endswith(TABLES)
-    if held_back and any(text.endswith(fitted_on_test("")) for text in data.remarks):
+    if held_back and data.fitted_on_test:
         raise BadInput(
             "some columns are not declared, and were fitted on this site's own records, unlike at "
             "other sites: declare them (data.columns), or name a public table (data.test)"

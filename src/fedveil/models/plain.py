@@ -58,13 +58,15 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def is_plain_function(part: object) -> bool:
-    """Whether a loss or metric is a function of torch or ours, or a plain module.
+    """Whether a loss or metric is a function or metric of torch or ours, or a plain module.
 
     >>> is_plain_function(nn.functional.mse_loss), is_plain_function(lambda outputs, y: y)
     (True, False)
     """
     if isinstance(part, nn.Module):
         return is_plain(part) and not list(part.parameters())
+    if type(part).__module__ == "fedveil.models.metrics" and _is_known(type(part)):
+        return all(map(_is_value, vars(part).values()))
     if type(part) is partial:
         given = (*part.args, *part.keywords.values())
         return is_plain_function(part.func) and not part.__dict__ and all(map(_is_value, given))

@@ -17,7 +17,7 @@ from fedveil.models.attention import attend_, plain_attention
 from fedveil.models.capture import Uncapturable, captured, hollow_copy, prepare
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import Captured, Graph, Kind, kind_of
-from fedveil.models.lineage import trainings_of
+from fedveil.models.lineage import adding, trainings_of
 from fedveil.models.metrics import (
     Array,
     Measure,
@@ -283,11 +283,7 @@ class Task:
         buffers = " and buffers" if any(True for _ in self.module.buffers()) else ""
         said = [f"the model's first weights{buffers} {PUBLIC_WEIGHTS}"]
         if earlier:
-            said = [
-                f"the model's first weights come from an earlier training, {claim}: it adds to "
-                "this claim for whoever took part in both"
-                for claim in earlier
-            ]
+            said = [adding(claim) for claim in earlier]
         frozen = sum(value.numel() for value in self.frozen.values())
         if frozen:
             said.append(

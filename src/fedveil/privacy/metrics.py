@@ -42,7 +42,6 @@ CONFIDENCE = 0.95
 _Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 _MEASURER = "whoever measures the model is trusted: they see the records that it is measured on"
-_COUNTED = "what is claimed here of metrics alone is part of the claim about updates and metrics"
 
 
 @dataclass(frozen=True)
@@ -183,11 +182,13 @@ class PricedMetrics:
             for name, width in self.intervals.items()
         ]
         whom = "clients" if self.of_clients else "held-out owners"
+        price = f"{self.line.claim(self.line.budget.epsilon).short} for all of it"
+        if self.of_clients:
+            price = "noise that the claim about updates and metrics counts"
         count = len(self.rounds)
         return (
             f"{', '.join(self.names)} measured on {self.owners:,} {whom} after round"
-            f"{'' if count == 1 else 's'} {', '.join(map(str, self.rounds))} with "
-            f"{self.line.claim(self.line.budget.epsilon).short} for all of it; "
+            f"{'' if count == 1 else 's'} {', '.join(map(str, self.rounds))} with {price}; "
             f"95 % of the numbers within {', '.join(widths)}"
         )
 
@@ -239,11 +240,13 @@ def priced_metrics(
     loss_clip: float,
     of_clients: bool = False,
     relation: Relation = Relation.ZERO_OUT,
+    unit: Unit = Unit.CLIENT,
 ) -> PricedMetrics:
     """Measurements after these rounds that together cost each of `owners` the budget.
 
     Guarantee: docs/proofs/metrics.md. Noise is the least with which that many Gaussian releases
-    stay within the budget. `relation` is that of the claim beside which metrics are measured.
+    stay within the budget. `relation` is that of the claim beside which metrics are measured,
+    `unit` what an owner is: a record, where nobody knows whose records belong together.
 
     | edge | behaviour |
     |---|---|
@@ -266,14 +269,13 @@ def priced_metrics(
     line = BudgetLine(
         event=Gaussian(multiplier),
         budget=budget,
-        unit=Unit.CLIENT,
+        unit=unit,
         relation=relation,
         trust=Trust.CENTRAL,
         noise=NoiseSource.SEEDED,
         assumptions=(
             _MEASURER,
             f"the number of owners that metrics are measured on, {owners}, is public",
-            *([_COUNTED] if of_clients else []),
             SEEDED,
         ),
         covers=OF_CLIENTS if of_clients else HELD_OUT,

@@ -101,6 +101,12 @@ class PrivacyPlan:
         Builders make lines and parts from the same numbers; a plan that was put together or
         changed by hand may say one thing and do another.
         """
+        sources = {line.noise for line in self.every_line}
+        if len(sources) > 1:
+            raise BadInput(
+                "some of the plan's lines have secure noise and others seeded noise: make the "
+                "whole plan secure with secured, metrics included"
+            )
         for line in self.lines:
             found = None if line.as_published else self._difference(line)
             if found is not None:

@@ -3,6 +3,7 @@
 Every claim takes what was learnt elsewhere as public (`Task.assumptions`).
 """
 
+import json
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -13,6 +14,12 @@ from torch import nn
 
 from fedveil.checks import shown
 from fedveil.errors import BadInput
+from fedveil.models.lineage import earlier, note_training, note_weights
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.accounting.meaning import counting
+
+ABOUT = "fedveil"
+"""The one entry of a model file's metadata: several would be written in an order of their own."""
 
 
 def read_(module: nn.Module, path: str, new: Sequence[str]) -> None:
@@ -49,6 +56,28 @@ def read_(module: nn.Module, path: str, new: Sequence[str]) -> None:
     with torch.no_grad():
         for name, value in stored.items():
             places[name].copy_(value)
+    note_claims(module, path, _claims(path))
+
+
+def note_claims(module: nn.Module, source: str, claims: Sequence[PrivacyClaim]) -> None:
+    """Record that a module has weights of a run of ours: its claim and those it names adds up."""
+    claim = counting(claims)
+    if claim is None:
+        return
+    note_training(module, source, lambda: claim)
+    for number, text in enumerate(earlier(claim.assumptions)):
+        note_training(module, f"{source} {number}", lambda text=text: text)  # type: ignore[misc]
+    note_weights(module)
+
+
+def _claims(path: str) -> tuple[PrivacyClaim, ...]:
+    """What a run of ours has claimed of the weights in a file; nothing of other files."""
+    with safetensors.safe_open(path, framework="pt") as file:
+        about = (file.metadata() or {}).get(ABOUT)
+    try:
+        return tuple(map(PrivacyClaim.from_dict, json.loads(about)["claims"])) if about else ()
+    except (KeyError, TypeError, ValueError):
+        return ()
 
 
 def freeze_(module: nn.Module, patterns: Sequence[str]) -> None:

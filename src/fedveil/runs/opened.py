@@ -16,13 +16,13 @@ from torch import nn
 from fedveil.data.federated import Array, FederatedData
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, count, taken
-from fedveil.models.lineage import note_training
 from fedveil.models.task import Task
 from fedveil.names import OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs import metrics_file
 from fedveil.runs.evidence import left
+from fedveil.runs.first_weights import note_claims
 from fedveil.runs.models import task_of
 from fedveil.runs.own import Model, asked_of, own_task
 from fedveil.runs.recipe import Recipe, recipe_in
@@ -111,7 +111,7 @@ class OpenedRun:
         stored.check_layers(task, self.folder)
         for name, value in task.named(task.parameters).items():
             value.copy_(stored.tensors[name])
-        note_training(task.module, str(self.folder), lambda: counting(stored.claims))
+        note_claims(task.module, str(self.folder), stored.claims)
         return task
 
     @property

@@ -104,6 +104,7 @@ def priced_of(
         loss_clip=loss_clip,
         of_clients=owners.of_clients,
         relation=sampler.relation if owners.of_clients else Relation.ZERO_OUT,
+        unit=Unit.RECORD if owners.records else Unit.CLIENT,
     )
 
 

@@ -27,7 +27,16 @@ def measured(run: OpenedRun, source: Path | None) -> dict[str, float]:
             f"{run.folder} was trained on data from Python, which no file holds: give a table with "
             "--data, or use fedveil.open_run(folder).evaluate"
         )
-    return evaluate(run.task, run.task.parameters, data_of(run.recipe, source))
+    data = data_of(run.recipe, source)
+    data.check_tested("measuring a run on its own data")
+    if run.recipe.evaluate.epsilon is not None:
+        raise BadInput(
+            f"the metrics of {run.folder} have a price (evaluate.epsilon), and measuring again "
+            "would show them without noise: result.json has them, --data measures on other rows"
+        )
+    if data.test_of_clients and getattr(run.recipe.noise, "source", "seeded") == "secure":
+        data.check_secure()
+    return evaluate(run.task, run.task.parameters, data)
 
 
 def predictions_csv(run: OpenedRun, source: Path) -> str:

@@ -18,12 +18,10 @@ from fedveil.identity import identity
 from fedveil.inputs import Inputs, join_inputs, mapped
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.runs.first_weights import ABOUT
 from fedveil.runs.sections.data_section import ModelSection
 from fedveil.targets import Target
 from fedveil.training.session import Training
-
-_ABOUT = "fedveil"
-"""The one entry of the file's metadata: several would be written in an order of their own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +99,7 @@ class StoredModel:
             "layers": self.layers,
             "schema": self.schema.to_dict(),
         }
-        return safetensors.torch.save(self.tensors, {_ABOUT: json.dumps(about)})
+        return safetensors.torch.save(self.tensors, {ABOUT: json.dumps(about)})
 
     @classmethod
     def read(cls, path: Path) -> "StoredModel":
@@ -110,7 +108,7 @@ class StoredModel:
             raise BadInput(f"{path} is missing: the run has not ended (fedveil run --resume)")
         try:
             with safetensors.safe_open(path, framework="pt") as f:
-                about: dict[str, Any] = json.loads(f.metadata()[_ABOUT])
+                about: dict[str, Any] = json.loads(f.metadata()[ABOUT])
                 tensors = {name: f.get_tensor(name) for name in list(f.keys())}
             return cls(
                 tensors,

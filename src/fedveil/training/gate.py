@@ -33,8 +33,7 @@ class Gate:
     """What leaves a training beside its model, and in which form.
 
     `in_clear` measures a model on the test records, `across` on each client's own records, both
-    without noise. `alone`: what one owner's records come to must not depend on who else is
-    computed. `diagnostics`: what comes from private data of a round may be seen.
+    without noise. `diagnostics`: what comes from private data of a round may be seen.
 
     Guarantee: what passes, and how.
 
@@ -57,7 +56,6 @@ class Gate:
     in_clear: Callable[[torch.Tensor], Numbers]
     across: Callable[[torch.Tensor], Numbers]
     diagnostics: bool
-    alone: bool
 
     def check(self) -> None:
         """Refuse metrics with a price that are not those of this task and these data."""
@@ -102,10 +100,7 @@ class Gate:
             return self.in_clear(state.params) if self._due(state, self.every) else {}
         if state.round not in priced.rounds or not ledger.charge_measurement(state.round):
             return {}
-        means = owner_means(
-            *(self.task, state.params, self._owners, priced.names, priced.loss_clip),
-            alone=self.alone,
-        )
+        means = owner_means(self.task, state.params, self._owners, priced.names, priced.loss_clip)
         found = priced.released(means, state.round, streams)
         return found | {f"{name}{INTERVAL}": width for name, width in priced.intervals.items()}
 

@@ -1,14 +1,15 @@
 """How a model does on each owner's records: the rows that priced metrics are made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from fedveil.data.federated import Array, FederatedData
-from fedveil.data.provenance import PUBLIC
+from fedveil.data.provenance import PUBLIC, by_record
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, taken
 from fedveil.models.metrics import Metric, is_of_numbers
@@ -27,7 +28,8 @@ class Owners:
     """Records in the order of their owners: owner k has rows `offsets[k]:offsets[k + 1]` of them.
 
     `rows` are the places of these records in `x` and `y`. `of_clients`: the owners are clients of
-    the training; otherwise nobody trains on their records.
+    the training; otherwise nobody trains on their records. `records`: every record is an owner by
+    itself, since nobody knows which belong together.
     """
 
     x: Inputs[Array]
@@ -35,21 +37,10 @@ class Owners:
     rows: Rows
     offsets: Rows
     of_clients: bool
+    records: bool = False
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-    def pieces(self, *, alone: bool) -> Iterator[tuple[int, int]]:
-        """From which owner to which records are computed together: one by one if `alone`."""
-        first = 0
-        while first < len(self):
-            end = first + 1
-            while not alone and end < len(self):
-                if self.offsets[end + 1] - self.offsets[first] > BATCH:
-                    break
-                end += 1
-            yield first, end
-            first = end
 
 
 def measured_owners(data: FederatedData) -> Owners:
@@ -82,7 +73,8 @@ def measured_owners(data: FederatedData) -> Owners:
         rows = rows[np.argsort(owner[rows], kind="stable")]
         begins = np.flatnonzero(np.diff(owner[rows], prepend=PUBLIC))
         offsets = np.append(begins, len(rows))
-        return Owners(data.test_x, data.test_y, rows, offsets, of_clients=not held_out)
+        alone = held_out and by_record(owner)
+        return Owners(data.test_x, data.test_y, rows, offsets, not held_out, records=alone)
     sizes = data.sizes[data.sizes > 0]
     offsets = np.cumsum([0, *sizes], dtype=np.int64)
     return Owners(data.x, data.y, np.arange(len(data.y)), offsets, of_clients=True)
@@ -122,14 +114,11 @@ def owner_means(
     owners: Owners,
     names: Sequence[str],
     loss_clip: float,
-    *,
-    alone: bool,
 ) -> torch.Tensor:
     """The mean over each owner's records of each number, float64 [owners, numbers], in [0, 1].
 
-    Guarantee: with `alone` a row depends on its owner's records and on nothing else, to the last
-    bit: each owner is computed by itself. Without it, owners that are computed together may share
-    last digits.
+    Guarantee: a row depends on its owner's records and on nothing else, to the last bit: each owner
+    is computed by itself, whatever a metric does with the records of a batch.
 
     | edge | behaviour |
     |---|---|
@@ -139,15 +128,11 @@ def owner_means(
     """
     found = torch.zeros(len(owners), len(names), dtype=torch.float64)
     with one_thread(), torch.inference_mode():
-        for first, end in owners.pieces(alone=alone):
-            begins = owners.offsets[first : end + 1]
-            rows = owners.rows[begins[0] : begins[-1]]
+        for k, (start, stop) in enumerate(pairwise(owners.offsets.tolist())):
+            rows = owners.rows[start:stop]
             parts = [rows[a : a + BATCH] for a in range(0, len(rows), BATCH)]
-            values = torch.cat(
-                [_values(task, params, owners, part, names, loss_clip) for part in parts]
-            )
-            sums = np.add.reduceat(values.numpy(), begins[:-1] - begins[0], axis=0)
-            found[first:end] = torch.from_numpy(sums / np.diff(begins)[:, None])
+            values = [_values(task, params, owners, part, names, loss_clip) for part in parts]
+            found[k] = torch.cat(values).double().mean(dim=0)
     return found
 
 

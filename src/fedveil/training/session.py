@@ -14,7 +14,7 @@ from fedveil.errors import BadInput
 from fedveil.identity import Stated, digest_of, seed_of
 from fedveil.inputs import Inputs, count, taken, values_of
 from fedveil.models.isolation import check_unit, isolate
-from fedveil.models.lineage import note_training
+from fedveil.models.lineage import note_training, note_weights
 from fedveil.models.task import Features, Task
 from fedveil.models.trial import check_together, mixes_records
 from fedveil.privacy.accounting.claims import Unit
@@ -156,6 +156,15 @@ class Training:
                 "evaluate.epsilon is given and an attack is simulated, whose success is measured "
                 "in the clear: leave one out"
             )
+        if (
+            self.plan.metrics is not None
+            and not self.plan.metrics.of_clients
+            and self.data.fitted_on_test
+        ):
+            raise BadInput(
+                f"evaluate.epsilon pays for held-out owners, and {self.data.fitted_on_test} were "
+                "fitted on their records in the clear: declare them (data.columns)"
+            )
         if self.diagnostics and self.plan.secure and not self.plan.names(DIAGNOSTICS):
             raise BadInput(
                 "diagnostics are asked for and noise is secure: make the plan with "
@@ -175,7 +184,6 @@ class Training:
             in_clear=self._in_clear,
             across=self.across_clients,
             diagnostics=shown,
-            alone=self.plan.secure or self._mixes,
         )
 
     def __repr__(self) -> str:
@@ -302,6 +310,7 @@ class Training:
             ("adversary", self.adversary),
             ("aggregate", self.aggregate),
             ("data", self.data.fingerprint),
+            ("measures", None if self.plan.metrics is None else self.task.measures),
         )
 
     @cached_property
@@ -382,11 +391,14 @@ def train(training: Training) -> Iterator[RoundResult]:
 
     The budget is enforced as in a run; nothing is written to disk, so nothing survives a crash.
     """
-    key = uuid4().hex
-    for result in training.rounds(training.start(), new_ledger(training.plan)):
-        training.task.parameters.copy_(result.state.params)
-        note_training(training.task.module, key, result.spent)
-        yield result
+    key, module = uuid4().hex, training.task.module
+    try:
+        for result in training.rounds(training.start(), new_ledger(training.plan)):
+            training.task.parameters.copy_(result.state.params)
+            note_training(module, key, result.quoted)
+            yield result
+    finally:
+        note_weights(module)
 
 
 def _differing(x: Inputs[Array]) -> npt.NDArray[np.intp]:

@@ -18,6 +18,7 @@ from fedveil.privacy.accounting import events
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import rounds_within
 from fedveil.privacy.accounting.claims import (
+    OF_CLIENTS,
     Accountant,
     Composed,
     NoiseSource,
@@ -363,10 +364,12 @@ def claims_of(
     Guarantee: docs/proofs/ending.md. Where fewer rounds were done than were `planned` and fit the
     budget, or some were done again, a claim without a condition holds whoever decided that and why.
     The smaller claim of the same line, which holds if nothing released decided it, follows with
-    that condition.
+    that condition. Metrics of clients make no claim of their own (`OF_CLIENTS`).
     """
     claims: list[PrivacyClaim] = []
     for line in lines:
+        if line.covers == OF_CLIENTS:
+            continue
         done = line.after(again)
         most = done.with_repeats(rounds, again)
         if line.as_published:

@@ -313,7 +313,10 @@ class PrivacyClaim:
 
 HELD_OUT = "metrics of held-out owners"
 OF_CLIENTS = "metrics"
-"""What a claim about metrics covers: owners whose records nobody trains on, or the clients."""
+BOTH = "updates and metrics"
+"""What lines about metrics cover: owners whose records nobody trains on, or the clients. A line of
+the clients' metrics is charged and claims nothing: models depend on the same clients, so that only
+updates and metrics together have an epsilon."""
 
 
 def measured_on(claims: Iterable[PrivacyClaim]) -> str:
@@ -322,7 +325,7 @@ def measured_on(claims: Iterable[PrivacyClaim]) -> str:
     >>> measured_on([])
     'the test split'
     """
-    whom = {HELD_OUT: "held-out owners", OF_CLIENTS: "the clients"}
+    whom = {HELD_OUT: "held-out owners", BOTH: "the clients"}
     return next((whom[c.covers] for c in claims if c.covers in whom), "the test split")
 
 

@@ -226,7 +226,8 @@ class Ledger:
         |---|---|
         | no line lists this round | False |
         | the round itself was not charged | AssertionError |
-        | charged before for this attempt | True, no second charge: a replay of the same noise |
+        | charged before for this attempt, seeded | True, no second charge: the same noise |
+        | the same with secure noise | False: another measurement would have other noise |
         | as many measurements as were planned are charged, of rounds done again | False |
         """
         due = [line for line in self._lines if line.rounds and line.due(round)]
@@ -240,6 +241,8 @@ class Ledger:
             for line in due:
                 made = self._db.execute(query, (self._run, line.covers)).fetchall()
                 if (round, attempt) in made:
+                    if not self._replays:
+                        return False
                     continue
                 if len(made) >= len(line.rounds):
                     return False

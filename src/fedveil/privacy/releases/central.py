@@ -12,6 +12,7 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import (
+    BOTH,
     SEEDED,
     TRUSTED_SERVER,
     NoiseSource,
@@ -195,7 +196,7 @@ def central(
             _PUBLISHED if metrics is None else _PUBLISHED_WITH_METRICS,
             SEEDED,
         ),
-        covers="updates" if metrics is None else "updates and metrics",
+        covers="updates" if metrics is None else BOTH,
     )
     check_deltas((line,), population)
     if multiplier is None:
