@@ -16,6 +16,7 @@ remembers, so it is done in a fork.
 | keeps something, and uses it in a later pass | harmless: the graph has no later pass |
 """
 
+import builtins
 import copy
 import os
 import sys
@@ -114,11 +115,12 @@ def captured(
     part = unroll_(part) if isinstance(part, nn.Module) else part
     own = _same_tensors(part)
     made, reasons = _Called(part, keyed=keyed, loss=loss), []
-    for records in (_RECORDS, 1):
+    for records, length in ((_RECORDS, len), (_RECORDS, _length), (1, len)):
         zeros = mapped(partial(_some, records), mapped(torch.zeros_like, given))
         try:
-            with _quiet(), torch.enable_grad():
+            with _quiet(), torch.enable_grad(), _lengths_by(length):
                 graph = _exported(made, zeros, alone=records == 1)
+            with _quiet():
                 reason = _disagreement(own, graph, given, keyed=keyed, loss=loss)
             if not reason:
                 return graph
@@ -126,6 +128,26 @@ def captured(
         except Uncapturable as e:
             reasons.append(str(e))
     raise Uncapturable(reasons[-1] if reasons[0] == _ONE_NUMBER else reasons[0])
+
+
+def _length(values: Any) -> Any:
+    """The length of a tensor as one of its sizes, which is any number and not the one at hand."""
+    if isinstance(values, torch.Tensor) and values.ndim:
+        return values.shape[0]
+    return _LEN(values)
+
+
+_LEN = len
+
+
+@contextmanager
+def _lengths_by(length: Callable[..., Any]) -> Iterator[None]:
+    """What `len` is for the module's code."""
+    vars(builtins)["len"] = length
+    try:
+        yield
+    finally:
+        vars(builtins)["len"] = _LEN
 
 
 def _some(records: int, values: torch.Tensor) -> torch.Tensor:
@@ -233,6 +255,9 @@ class _Called(nn.Module):
 
     def forward(self, x: Inputs[torch.Tensor]) -> torch.Tensor:
         """The output, one tensor."""
+        first, *others = values_of(x)
+        for values in others:  # they have as many records
+            torch._check(values.shape[0] == first.shape[0])
         with _Recorded(keyed=self.keyed):
             if self.loss and isinstance(x, dict):
                 loss: torch.Tensor = self.part(x["outputs"], x["y"])

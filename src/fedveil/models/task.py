@@ -412,11 +412,15 @@ class Task:
         """The loss of each example [B], given the module's outputs on it."""
         if self._loss is None:
             return self.loss(outputs, y)
-        given = {"outputs": outputs, "y": y}
-        if kind_of(given) not in self._loss.graphs:
-            self._loss.graphs[kind_of(given)] = self._graph(self.loss, given, loss=True)
-        found: torch.Tensor = self._loss(**given)
+        self.ready_loss(outputs, y)
+        found: torch.Tensor = self._loss(outputs=outputs, y=y)
         return found
+
+    def ready_loss(self, outputs: torch.Tensor, y: torch.Tensor) -> None:
+        """Capture the loss for outputs and targets of this kind, if need be."""
+        given = {"outputs": outputs, "y": y}
+        if self._loss is not None and kind_of(given) not in self._loss.graphs:
+            self._loss.graphs[kind_of(given)] = self._graph(self.loss, given, loss=True)
 
     def ready(self, x: Features, y: torch.Tensor | None = None) -> None:
         """Capture the module, and with `y` the loss, for records of this kind, if need be.

@@ -182,26 +182,44 @@ def test_workers_that_die_between_rounds_are_replaced(ragged, open_ledger, victi
     assert torch.equal(torch.stack(found), torch.stack(wanted))
 
 
-class DiesOnce(nn.Module):
-    """A linear layer that kills its process the first time it is used by a worker."""
+class Watched:
+    """A work that does something first, and then what it is told."""
 
-    def __init__(self, marker, always=False):
-        super().__init__()
-        self.inner = nn.Linear(6, 3)
-        self.marker, self.always, self.parent = marker, always, os.getpid()
+    def __init__(self, work, first):
+        self.work, self.first, self.parent = work, first, os.getpid()
 
-    def forward(self, x):
-        if os.getpid() != self.parent and (self.always or not self.marker.exists()):
-            self.marker.touch()
+    def __getattr__(self, name):
+        return getattr(self.work, name)
+
+    def updates(self, turn):
+        if os.getpid() != self.parent:
+            self.first()
+        return self.work.updates(turn)
+
+
+def dying(marker, always):
+    def first():
+        if always or not marker.exists():
+            marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.inner(x)
+
+    return first
 
 
 def deadly(data, tmp_path, workers, always=False):
-    task = Task(DiesOnce(tmp_path / "died", always), cross_entropy)
+    task = Task(nn.Linear(6, 3), cross_entropy)
     task.parameters.copy_(torch.linspace(-1, 1, task.size))
     plan, work = RECIPES["dp-fedavg-gaussian"](task)
-    return Training(task, data, plan, work, chunk=3, workers=workers, mode=Mode.LOOPED)
+    training = Training(task, data, plan, work, chunk=3, workers=workers, mode=Mode.LOOPED)
+    return watched(training, dying(tmp_path / "died", always))
+
+
+def watched(training, first):
+    """The training with an engine whose work does something first, in workers."""
+    engine = training.engine
+    job = replace(engine.job, work=Watched(engine.job.work, first))
+    vars(training)["engine"] = replace(engine, job=job)
+    return training
 
 
 def test_a_chunk_whose_worker_died_is_done_again_with_the_same_randomness(ragged, tmp_path):
@@ -219,23 +237,15 @@ def test_a_chunk_that_always_kills_its_worker_ends_the_run(ragged, tmp_path):
     assert not training.engine._started
 
 
-class Raises(nn.Module):
-    def __init__(self, error):
-        super().__init__()
-        self.inner = nn.Linear(6, 3)
-        self.error, self.parent = error, os.getpid()
-
-    def forward(self, x):
-        if os.getpid() != self.parent:
-            raise self.error
-        return self.inner(x)
-
-
 @pytest.mark.parametrize("error", [BadInput("no such thing"), RuntimeError("broken")])
 def test_an_error_in_a_worker_is_raised_here(ragged, error):
-    task = Task(Raises(error), cross_entropy)
+    def first():
+        raise error
+
+    task = Task(nn.Linear(6, 3), cross_entropy)
     plan, work = RECIPES["fedavg"](task)
     training = Training(task, ragged, plan, work, chunk=3, workers=2, mode=Mode.LOOPED)
+    training = watched(training, first)
     with pytest.raises(type(error), match=str(error)) as raised:
         list(train(training))
     assert "in a worker process" in "".join(raised.value.__notes__)

@@ -14,9 +14,10 @@ SLOW_UNDER_VMAP = pytest.mark.filterwarnings("ignore:There is a performance drop
 
 
 class Case:
-    """A task off its starting point, and records for it."""
+    """A task off its starting point, and records for it; the module's own code runs."""
 
     def __init__(self, task, x, y):
+        task = task.by_own_code()
         self.task, self.x, self.y = task, x, y
         self.clips = ClippedExamples(task, x[:3], y[:3])
         self.flat = task.parameters + 0.05 * torch.randn(task.size)

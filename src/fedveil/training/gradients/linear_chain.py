@@ -35,6 +35,8 @@ class Layer:
 
 def chain_of(task: Task) -> tuple[bool, tuple[Layer, ...]]:
     """Whether records are flattened first, and the linear layers; none if it is no such chain."""
+    if task.module_captured:
+        return False, ()
     modules = list(_in_order(task.module))
     names = {module: name for name, module in task.module.named_modules()}
     if not all(map(_plain, modules)):

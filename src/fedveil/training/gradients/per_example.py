@@ -44,6 +44,7 @@ class ClippedExamples:
 
     def __init__(self, task: Task, x: Features, y: torch.Tensor) -> None:
         self._task = task
+        task.ready(x, y)
         self._sample = (x, y, torch.arange(len(y))) if task.drops else (x, y)
 
     def look(self) -> None:

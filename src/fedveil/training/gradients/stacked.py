@@ -253,6 +253,7 @@ def _loss_gradient(
             2, targets[..., None], error.new_full((), -1.0).expand(targets.shape)[..., None]
         )
         return error.mul_(weights[..., None])
+    task.ready_loss(outputs[0], targets[0])
 
     def loss(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return task.each_loss(outputs[None], target[None])[0]
