@@ -257,7 +257,7 @@ class _Called(nn.Module):
         """The output, one tensor."""
         first, *others = values_of(x)
         for values in others:  # they have as many records
-            torch._check(values.shape[0] == first.shape[0])
+            torch._check(values.shape[0] == first.shape[0])  # type: ignore[no-untyped-call]
         with _Recorded(keyed=self.keyed):
             if self.loss and isinstance(x, dict):
                 loss: torch.Tensor = self.part(x["outputs"], x["y"])
@@ -339,6 +339,35 @@ def _layer_shapes(number: int, inputs: list[torch.Tensor]) -> list[torch.Tensor]
     return [v.clone() for v in tensors]
 
 
+def _cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: None = None,
+    ignore_index: int = -100,
+    reduce: None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """The same written out: torch gets the shape of its own operator wrong as it writes it down."""
+    soft = target.is_floating_point()
+    if soft or (weight is not None and (label_smoothing or reduction == "mean")):
+        raise Uncapturable("it calls cross_entropy with soft or weighted labels: write it out")
+    along = 1 if input.ndim > 1 else 0
+    scores, without = nn.functional.log_softmax(input, along), target == ignore_index
+    labels = target.masked_fill(without, 0)
+    losses = -scores.gather(along, labels.unsqueeze(along)).squeeze(along)
+    if weight is not None:
+        losses = losses * weight[labels]
+    if label_smoothing:
+        smooth = label_smoothing / input.shape[along] * -scores.sum(along)
+        losses = (1 - label_smoothing) * losses + smooth
+    losses = losses.masked_fill(without, 0.0)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / (~without).sum()
+
+
 class _Recorded(Dropout):
     """While it is entered, dropout is written down, and so is what is computed without gradients.
 
@@ -352,6 +381,8 @@ class _Recorded(Dropout):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is nn.functional.cross_entropy:
+            func = _cross_entropy
         if self._keyed:
             out = super().__torch_function__(func, types, args, kwargs)
         else:
