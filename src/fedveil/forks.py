@@ -15,12 +15,16 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import safetensors.torch
 import torch
 
 from fedveil.errors import BadInput, FedveilError
 from fedveil.interrupts import held
 
 T = TypeVar("T")
+Tensors = dict[str, torch.Tensor]
+
+_TENSORS, _ERROR, _LONGEST = b"t", b"e", 1000
 
 _DIE_WITH_PARENT = 1
 _READ = 1
@@ -43,18 +47,43 @@ def in_fork() -> bool:
     return _depth > 0
 
 
-def forked(function: Callable[[], T], *, sealed: bool = False) -> T:
+def forked(function: Callable[[], T]) -> T:
     """The function's result, computed in a fork; an exception is raised here as it was there.
 
-    The answer is copied by pickle. Tensors are copied by value, not shared.
+    The answer is copied by pickle, which can run code here: so no client's records are in the fork.
+    """
+    fine, content = pickle.loads(_ask(lambda: _pickled(function), sealed=False))
+    if not fine:
+        raise content
+    result: T = content
+    return result
 
-    | what the code in a sealed fork does | what happens |
+
+def sealed(function: Callable[[], Tensors]) -> Tensors:
+    """The tensors that a function computes in a fork from which nothing else comes back.
+
+    The fork's answer is read as tensors by name, or as the text of an error, and runs no code here.
+
+    | what the code in it does | what happens |
     |---|---|
-    | writes to a file | OSError |
+    | writes to a file | BadInput |
     | writes to memory that processes share | the fork ends: ForkLost |
-    | writes to a connection that this process has open, or prints | OSError, or it is dropped |
+    | writes to a connection that this process has open, or prints | an error, or it is dropped |
+    | answers with something else than tensors | BadInput |
     | signals by names of files, or opens a connection of its own | not prevented |
     """
+    answer = _ask(lambda: _as_tensors(function), sealed=True)
+    if answer[:1] == _ERROR:
+        raise BadInput(answer[1 : 1 + _LONGEST].decode(errors="replace"))
+    try:
+        found: Tensors = safetensors.torch.load(answer[1:])
+    except (safetensors.SafetensorError, ValueError) as e:
+        raise BadInput(f"a fork's answer is not tensors: {e}") from e
+    return found
+
+
+def _ask(function: Callable[[], bytes], *, sealed: bool) -> bytes:
+    """What a fork answers, in bytes."""
     if not can_fork():
         raise AssertionError("this platform has no fork")
     reading, writing = os.pipe()
@@ -72,15 +101,11 @@ def forked(function: Callable[[], T], *, sealed: bool = False) -> T:
             "a fork died: memory ran out (lower engine.workers), or the model's own code wrote to "
             "memory that processes share, where it could remember (leave that out)"
         )
-    fine, content = pickle.loads(answer)
-    if not fine:
-        raise content
-    result: T = content
-    return result
+    return answer
 
 
 def _answer(
-    function: Callable[[], Any], parent: int, reading: int, writing: int, *, sealed: bool
+    function: Callable[[], bytes], parent: int, reading: int, writing: int, *, sealed: bool
 ) -> None:
     """The life of a fork."""
     global _depth
@@ -91,18 +116,22 @@ def _answer(
         begin_worker(parent)
         if sealed:
             _seal(writing)
-        try:
-            answer = _pickled((True, function()))
-        except Exception as e:
-            if sealed and isinstance(e, OSError):
-                e = BadInput(_WROTE.format(e))
-            e.add_note("in a fork:\n" + traceback.format_exc())
-            answer = _pickled((False, e))
+        answer = function()
         with os.fdopen(writing, "wb") as stream:
             stream.write(answer)
         status = 0
     finally:
         os._exit(status)
+
+
+def _as_tensors(function: Callable[[], Tensors]) -> bytes:
+    try:
+        values = {name: value.detach().contiguous() for name, value in function().items()}
+        return _TENSORS + safetensors.torch.save(values)
+    except OSError as e:
+        return _ERROR + _WROTE.format(e).encode()
+    except Exception as e:
+        return _ERROR + (str(e) or type(e).__name__).encode()
 
 
 def _seal(writing: int) -> None:
@@ -125,11 +154,15 @@ def _seal(writing: int) -> None:
                 raise OSError("shared memory could not be protected")
 
 
-def _pickled(answer: tuple[bool, Any]) -> bytes:
+def _pickled(function: Callable[[], Any]) -> bytes:
     try:
-        return pickle.dumps(answer)
-    except Exception as e:  # an answer or exception of a user's class
-        return pickle.dumps((False, FedveilError(f"a fork's answer cannot be sent: {e}")))
+        return pickle.dumps((True, function()))
+    except Exception as e:
+        e.add_note("in a fork:\n" + traceback.format_exc())
+        try:
+            return pickle.dumps((False, e))
+        except Exception:  # an exception of a user's class
+            return pickle.dumps((False, FedveilError(f"a fork's answer cannot be sent: {e}")))
 
 
 def begin_worker(parent: int) -> None:

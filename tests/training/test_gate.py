@@ -11,7 +11,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.data.provenance import PUBLIC
 from fedveil.errors import BadInput
-from fedveil.models.task import Task, cross_entropy
+from fedveil.models.task import Task, cross_entropy, metric_of
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.metrics import priced_metrics
 from fedveil.privacy.releases.central import central

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from fedveil.errors import BadInput
-from fedveil.forks import can_fork, forked, in_fork
+from fedveil.forks import can_fork, forked, in_fork, sealed
 from fedveil.identity import Stated, known_as
 from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
 from fedveil.models.attention import attend_, plain_attention
@@ -403,7 +403,7 @@ class Task:
                     f"({self._forks}), so its gradients are computed in forks alone, one client "
                     "in each: leave out what asks for them otherwise"
                 )
-            return forked(lambda: self._run(named, x).detach().clone(), sealed=True)
+            return sealed(lambda: {"outputs": self._run(named, x)})["outputs"]
         self.ready(x)
         with plain_attention():
             return _called(self._learning, named, x)
@@ -468,7 +468,7 @@ class Task:
     def measured(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measured":
         """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
         if self._elsewhere:
-            return forked(lambda: self.measured(flat, x, y), sealed=True)
+            return Measured.of(sealed(lambda: self.measured(flat, x, y).tensors))
         outputs = self.answers(flat, x)
         found = Measured({"loss": self.each_loss(outputs, y)}, {})
         for name, measure in self.measures.items():
@@ -488,7 +488,7 @@ class Task:
     def answers(self, flat: torch.Tensor, x: Features) -> torch.Tensor:
         """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
         if self._elsewhere:
-            return forked(lambda: self.answers(flat, x), sealed=True)
+            return sealed(lambda: {"outputs": self.answers(flat, x)})["outputs"]
         self.ready(x)
         return _called(self._measuring, self.named(flat.clone()), x)
 
@@ -501,7 +501,12 @@ class Task:
     def check_fits(self, x: Features, y: torch.Tensor, classes: int) -> None:
         """Refuse records this module, loss or these metrics cannot take. Two are tried."""
         if self._elsewhere:
-            forked(lambda: self.check_fits(x, y, classes), sealed=True)
+
+            def tried() -> Named:
+                self.check_fits(x, y, classes)
+                return {}
+
+            sealed(tried)
             return
         x, y = taken(x, slice(2)), y[:2]
         try:
@@ -585,6 +590,26 @@ class Measured:
 
     each: dict[str, torch.Tensor]
     kept: dict[str, tuple[Array, ...]]
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All of it as tensors by name, as a fork answers."""
+        each = {f"each {name}": value for name, value in self.each.items()}
+        parts = [(name, k, part) for name, of in self.kept.items() for k, part in enumerate(of)]
+        return each | {f"kept {k} {name}": torch.from_numpy(part) for name, k, part in parts}
+
+    @classmethod
+    def of(cls, tensors: dict[str, torch.Tensor]) -> "Measured":
+        """Inverse of `tensors`."""
+        found = cls({}, {})
+        for text in sorted(tensors):
+            kind, _, name = text.partition(" ")
+            if kind == "each":
+                found.each[name] = tensors[text]
+            else:
+                name = name.partition(" ")[2]
+                found.kept[name] = (*found.kept.get(name, ()), tensors[text].numpy())
+        return found
 
 
 def first_line(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedveil.errors import BadInput
-from fedveil.forks import forked
+from fedveil.forks import Tensors, sealed
 from fedveil.models.state import common_generators, difference
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.clip_schedules import Lengths
@@ -78,11 +78,13 @@ def updated(work: ClientWork, turn: Turn) -> Clipped | Spanned:
         return work.updates(turn)
     if len(turn.cohort) != 1:
         raise AssertionError("in a fork there is one client")
-    return forked(lambda: _without_draws(work, turn), sealed=True)
+    return Clipped(**sealed(lambda: _without_draws(work, turn)))
 
 
-def _without_draws(work: ClientWork, turn: Turn) -> Clipped | Spanned:
-    """Refuse a model that draws from the generators that code uses without saying so."""
+def _without_draws(work: ClientWork, turn: Turn) -> Tensors:
+    """What a client's own process answers with.
+
+    Refuse a model that draws from the generators that code uses without saying so."""
     before = common_generators()
     done = work.updates(turn)
     drew = difference(before, common_generators())
@@ -91,7 +93,9 @@ def _without_draws(work: ClientWork, turn: Turn) -> Clipped | Spanned:
             f"the model draws random numbers from {drew} for some records, so no round could be "
             "repeated: use dropout, which is keyed, or remove it"
         )
-    return done
+    if not isinstance(done, Clipped):
+        raise AssertionError("one client after the other has rows")
+    return vars(done)
 
 
 def server_sum(
