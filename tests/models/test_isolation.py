@@ -271,3 +271,13 @@ def test_a_layer_whose_use_depends_on_weights_is_refused_under_dp_sgd_in_one_lin
     made = centrally(task(Dependent))
     assert made.remark.startswith("each client is computed in a fork")
     made.engine.run(1, np.arange(2), replace(made.start()))
+
+
+def test_an_operator_of_one_s_own_is_refused_even_if_it_is_called_like_one_of_torch_s():
+    library = torch.library.Library("relu_of_mine", "DEF")
+    library.define("relu(Tensor x) -> Tensor")
+    library.impl("relu", lambda x: x * 2, "CompositeExplicitAutograd")
+    torch.library.register_fake("relu_of_mine::relu", torch.empty_like, lib=library)
+    prepare()
+    with pytest.raises(Uncapturable, match=r"calls relu_of_mine\.relu\.default"):
+        captured(Changed(lambda m, h: torch.ops.relu_of_mine.relu(h)), X)

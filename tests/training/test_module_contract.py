@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
+from fedveil.errors import BadInput
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.choice import Mode, gradients_of
@@ -122,3 +123,30 @@ def test_records_are_handed_over_on_a_line_of_the_cache(make_data, shift):
     cohort = CohortData(data, np.array([shift % 4]))
     for values in (cohort.x, cohort.y):
         assert values.data_ptr() % 64 == 0
+
+
+class Writes(nn.Module):
+    """Writes to a file, but only for a record so large that no trial shows it."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.layer, self.path = nn.Linear(6, 3), str(path)
+
+    def forward(self, x):
+        if bool((x.detach() == 1234.0).any()):
+            with open(self.path, "w") as stream:
+                stream.write("seen")
+        return self.layer(x)
+
+
+def test_a_client_s_fork_cannot_write_to_a_file(make_data, tmp_path):
+    data = make_data()
+    data.x[int(data.offsets[2]), 0] = 1234.0
+    plan = fv.central(
+        fv.Everyone(), data.clients, fv.Fixed(0.1), rounds=2, budget=FREE, multiplier=1.0
+    )
+    task = fv.Task(Writes(tmp_path / "kept"), fv.cross_entropy)
+    training = fv.Training(task, data, plan, SGD, workers=1)
+    with pytest.raises(BadInput, match="writes to a file"):
+        training.engine.run(1, np.array([2]), training.start())
+    assert not (tmp_path / "kept").exists() or not (tmp_path / "kept").read_text()
