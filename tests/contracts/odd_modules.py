@@ -244,6 +244,7 @@ def own_draw(m, h):
 
 
 TRAINED = {
+    "checkpointed": (Checkpointed, False),
     "module dict, parameter list, unused layer": (Named, False),
     "any arguments": (Loose, False),
     "weight as a buffer": (Constant, False),
@@ -271,7 +272,6 @@ ALONE = {
     "largest of the batch": changed(lambda m, h: h / h.detach().abs().max()),
     "control flow by the batch": Adaptive,
     "through numpy": changed(lambda m, h: h + torch.from_numpy(h.detach().numpy())),
-    "checkpointed": Checkpointed,
 }
 """Clients are computed one by one; together they are refused."""
 

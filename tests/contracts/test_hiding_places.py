@@ -28,7 +28,9 @@ def data():
     x = (generator.normal(size=shift.shape) + shift).astype(np.float32)
     y = generator.integers(CLASSES, size=len(x))
     offsets = np.arange(0, len(x) + 1, RECORDS)
-    return fv.FederatedData(x, y, offsets, x[:6].copy(), y[:6].copy(), CLASSES)
+    return fv.FederatedData(
+        x, y, offsets, x[:6].copy(), y[:6].copy(), CLASSES, test_owners=np.zeros(6, dtype=int)
+    )
 
 
 def clips(moved):

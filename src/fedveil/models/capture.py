@@ -113,6 +113,9 @@ def captured(
     _declare()
     _CALLS.clear()
     part = unroll_(part) if isinstance(part, nn.Module) else part
+    for layer in part.modules() if isinstance(part, nn.Module) else ():
+        if getattr(layer, "inplace", False) is True:
+            vars(layer)["inplace"] = False  # a step that writes would not show in the graph
     own = _same_tensors(part)
     made, reasons = _Called(part, keyed=keyed, loss=loss), []
     for records, length in ((_RECORDS, len), (_RECORDS, _length), (1, len)):
@@ -512,9 +515,16 @@ def _check_operator(name: str, target: Any, args: tuple[Any, ...], kwargs: dict[
         learns = word == "scaled_dot_product_attention" or at is None or bool(args[at + 1])
         if share and learns:
             raise Uncapturable(f"it draws random numbers ({word}), which only dropout may")
-    if word not in PURE or target._schema.is_mutable:
+    if word not in PURE or target._schema.is_mutable or not _is_listed(name):
         raise Uncapturable(f"it calls {word}, which is not on the list of operators without memory")
-    function_of(name)
+
+
+def _is_listed(name: str) -> bool:
+    try:
+        function_of(name)
+    except KeyError:
+        return False
+    return True
 
 
 @contextmanager

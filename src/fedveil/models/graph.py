@@ -185,7 +185,7 @@ PURE = frozenset(
     """
     __and__ __or__ __xor__ _adaptive_avg_pool2d _adaptive_avg_pool3d _embedding_bag
     _fused_rms_norm _local_scalar_dense _log_softmax _prelu_kernel _softmax _to_copy
-    _unsafe_index _unsafe_index_put _unsafe_view abs acos acosh adaptive_avg_pool1d
+    _unsafe_index _unsafe_index_put _unsafe_view _weight_norm abs acos acosh adaptive_avg_pool1d
     adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
     adaptive_max_pool3d add addbmm addcdiv addcmul addmm addmv addr alias all amax amin aminmax
     angle any arange argmax argmin argsort asin asinh atan atan2 atanh avg_pool1d avg_pool2d
@@ -200,7 +200,7 @@ PURE = frozenset(
     expand_as expm1 eye fill flatten flip fliplr flipud floor floor_divide fmax fmin fmod frac
     full full_like gather ge gelu glu group_norm gru gru_cell gt hardshrink hardsigmoid
     hardswish hardtanh hinge_embedding_loss histc hstack huber_loss hypot im2col index index_add
-    index_copy index_fill index_put index_reduce index_select inner instance_norm isclose
+    index_copy index_fill index_put index_reduce index_select inner isclose
     isfinite isin isinf isnan isneginf isposinf item kl_div kron kthvalue l1_loss layer_norm le
     leaky_relu lerp lgamma lift_fresh_copy linalg_cholesky linalg_cross linalg_det linalg_eigh
     linalg_householder_product linalg_inv linalg_matrix_exp linalg_matrix_norm linalg_multi_dot
@@ -230,9 +230,20 @@ PURE = frozenset(
 )
 """Operators of torch's `aten` that a graph may consist of.
 
-Left out on purpose: `as_strided`, `set` and `resize`, which read beside their argument; `from_file`
-and everything else that reads what is no argument; everything that draws.
+Left out on purpose: `instance_norm` and `batch_norm`, which write to running statistics though their
+schema does not say so; `as_strided`, `set` and `resize`, which read beside their argument;
+`from_file` and everything else that reads what is no argument; everything that draws.
 """
+
+_OPERATORS: dict[str, torch._ops.OpOverload] = {
+    f"aten.{name}.{overload}": found
+    for name in PURE
+    if hasattr(torch.ops.aten, name)
+    for overload in getattr(torch.ops.aten, name).overloads()
+    for found in (getattr(getattr(torch.ops.aten, name), overload),)
+    if not found._schema.is_mutable
+}
+"""Their overloads, as torch had them when this was imported: others may be added to it later."""
 
 _FILLED: dict[str, Callable[..., Any]] = {
     "empty": torch.zeros,
@@ -273,10 +284,7 @@ def function_of(op: str) -> Callable[..., Any]:
         return _SIZES[name]
     if name in _FILLED:
         return _zeros(_FILLED[name])
-    found: torch._ops.OpOverload = getattr(getattr(torch.ops.aten, name), overload)
-    if found._schema.is_mutable:
-        raise KeyError(op)
-    return found
+    return _OPERATORS[op]
 
 
 def _keyed(drop: Callable[..., Any]) -> Callable[..., Any]:

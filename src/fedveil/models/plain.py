@@ -8,6 +8,7 @@ that outlives a pass, so it is run as it is. Every other module is run as a capt
 
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -35,6 +36,14 @@ _VALUES = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 _TENSORS = (torch.Tensor, nn.Parameter)
+_ACTIVATIONS = (
+    *(torch.relu, torch.tanh, torch.sigmoid, torch.selu, torch.celu, torch.softmax),
+    *(nn.functional.relu, nn.functional.gelu, nn.functional.silu, nn.functional.elu),
+    *(nn.functional.selu, nn.functional.celu, nn.functional.leaky_relu, nn.functional.mish),
+    *(nn.functional.softplus, nn.functional.hardswish, nn.functional.relu6),
+)
+"""Functions that layers may hold. Others of torch's may read memory that is not initialised."""
+
 _KEPT = ("_flat_weights", "_flat_weight_refs")
 """torch's recurrent layers keep references to their own weights in these."""
 
@@ -81,6 +90,11 @@ def check_process() -> None:
     entered: list[object] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
     function_modes = [mode for mode in entered if not _is_ours(mode)]
     modes = [*function_modes, *_get_current_dispatch_mode_stack()]
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise BadInput(
+            "hooks on saved tensors are entered and would see every client's numbers: leave them "
+            "before you train"
+        )
     if modes:
         raise BadInput(
             f"the mode {type(modes[0]).__name__} is entered and would see every client's numbers: "
@@ -90,7 +104,8 @@ def check_process() -> None:
 
 def _is_ours(mode: object) -> bool:
     """A mode of this package, or torch's default device."""
-    return isinstance(mode, DeviceContext) or type(mode).__module__.startswith("fedveil.")
+    ours = type(mode).__module__.startswith("fedveil.") and _is_known(type(mode))
+    return type(mode) is DeviceContext or ours
 
 
 def _is_plain_layer(layer: nn.Module) -> bool:
@@ -104,16 +119,24 @@ def _is_plain_layer(layer: nn.Module) -> bool:
     if not str(getattr(kind.forward, "__module__", None)).startswith(("torch.", "fedveil.")):
         return False  # somebody has replaced the method of the class
     held = dict(vars(layer))
+    tables = [held.get(name) for name in ("_modules", "_parameters", "_buffers", *_HOOKS)]
+    if any(type(table) not in (dict, OrderedDict, set, type(None), bool) for table in tables):
+        return False  # a table of somebody's class runs its code
     if any(held.pop(name, None) for name in _HOOKS):
         return False
     held.pop("_modules")
     tensors = [*held.pop("_parameters").values(), *held.pop("_buffers").values()]
-    if not all(tensor is None or type(tensor) in _TENSORS for tensor in tensors):
+    if not all(tensor is None or _is_plain_tensor(tensor) for tensor in tensors):
         return False
     for name in _KEPT if isinstance(layer, nn.RNNBase) else ():
         held.pop(name, None)
     hides = any(callable(getattr(kind, name, None)) for name in held)
     return not hides and all(map(_is_value, held.values()))
+
+
+def _is_plain_tensor(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is torch's own, without attributes such as a `__deepcopy__` of its own."""
+    return type(tensor) in _TENSORS and not vars(tensor) and not tensor._backward_hooks
 
 
 def _without_statistics(layer: nn.Module) -> bool:
@@ -128,7 +151,9 @@ def _is_value(value: Any) -> bool:
         return all(map(_is_value, value))
     if type(value) is dict:
         return all(map(_is_value, _flat(value)))
-    return _is_known(value)
+    if isinstance(value, type):
+        return _is_known(value)
+    return any(value is activation for activation in _ACTIVATIONS)
 
 
 def _flat(table: dict[Any, Any]) -> Iterable[Any]:

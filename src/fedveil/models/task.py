@@ -498,12 +498,18 @@ class Task:
         loss = {} if self.loss_captured else snapshot_of(self.loss)
         return {**module, **{f"loss {name}": token for name, token in loss.items()}}
 
-    def check_fits(self, x: Features, y: torch.Tensor, classes: int) -> None:
-        """Refuse records this module, loss or these metrics cannot take. Two are tried."""
+    def check_fits(
+        self, x: Features, y: torch.Tensor, classes: int, *, measured: bool = True
+    ) -> None:
+        """Refuse records this module, loss or these metrics cannot take. Two are tried.
+
+        Without `measured` no metric is: a user's runs its own code, which clients' records are not
+        for.
+        """
         if self._elsewhere:
 
             def tried() -> Named:
-                self.check_fits(x, y, classes)
+                self.check_fits(x, y, classes, measured=measured)
                 return {}
 
             sealed(tried)
@@ -520,7 +526,8 @@ class Task:
                     )
                 values = [self.losses(self.named(self._flat.clone()), x, y)]
                 self._check_metrics(classes)
-                values += self.measured(self._flat, x, y).each.values()
+                if measured:
+                    values += self.measured(self._flat, x, y).each.values()
         except BadInput:
             raise
         except _NO_FIT as e:

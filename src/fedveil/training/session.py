@@ -15,6 +15,8 @@ from fedveil.identity import Stated, digest_of, seed_of
 from fedveil.inputs import Inputs, count, taken, values_of
 from fedveil.models.isolation import check_unit, isolate
 from fedveil.models.lineage import note_training, note_weights
+from fedveil.models.metrics import Metric
+from fedveil.models.plain import check_process, is_plain_function
 from fedveil.models.task import Features, Task
 from fedveil.models.trial import check_together, mixes_records
 from fedveil.privacy.accounting.claims import Unit
@@ -130,7 +132,8 @@ class Training:
         if self.data.elsewhere:
             here, targets = self.data.examples(2)
         x, y = tensors(taken(here, slice(2))), torch.tensor(targets[:2])
-        self.task.check_fits(x, y, self.data.classes)
+        self.task.check_fits(x, y, self.data.classes, measured=False)
+        self.task.check_fits(*self._few(), self.data.classes)
         if self.plan.metrics is None:
             check_measurable(self.task, self.data)
         self._settle_mode()
@@ -150,7 +153,20 @@ class Training:
                 )
 
     def _check_priced(self) -> None:
-        """Refuse what would measure in the clear beside metrics with a price."""
+        """Refuse what would measure in the clear beside metrics with a price.
+
+        A user's metric runs its own code, which could remember: never on clients' records.
+        """
+        own = [
+            name
+            for name, measure in self.task.measures.items()
+            if not isinstance(measure, Metric) and not is_plain_function(measure)
+        ]
+        if self.clients_every is not None and own:
+            raise BadInput(
+                f"evaluate.clients would run metric {own[0]!r}, a function of your own, on "
+                "clients' records, which it might remember: leave one of them out"
+            )
         if self.plan.metrics is not None and self.adversary is not None:
             raise BadInput(
                 "evaluate.epsilon is given and an attack is simulated, whose success is measured "
@@ -276,6 +292,7 @@ class Training:
         every = driven(self.course(state, ledger), self.engine)
         try:
             while True:
+                check_process()
                 with one_thread():
                     result = next(every, None)
                 if result is None:

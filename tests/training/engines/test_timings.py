@@ -120,7 +120,7 @@ def test_nothing_but_the_shape_of_records_goes_into_it(clients, monkeypatch):
         x, y = random.normal(size=(clients * 5, 3)), random.integers(2, size=clients * 5)
         offsets = np.arange(0, clients * 5 + 1, 5)
         data = FederatedData(x.astype(np.float32), y, offsets, x[:2].astype("f"), y[:2], 2)
-        task = Task(Sees(lambda x: seen.append(x.detach().clone())), cross_entropy)
+        task = Task(Sees(lambda x: seen.append(x.detach().clone())), cross_entropy).by_own_code()
         work = ClientSgd(Batches(0, steps=1), lr=0.1)
         monkeypatch.setattr(module, "fitting_chunk", lambda *_: 1)  # its test record is public
         assert set(timings(task, data, work, MEMORY)) == {LOOPED}
@@ -151,7 +151,8 @@ def test_what_the_first_step_loads_does_not_decide(make_data):
     module = Sees(load)
     module.layer = nn.Linear(6, 3)
     work = ClientSgd(Batches(0, steps=1), lr=0.1)
-    found = timings(Task(module, cross_entropy), make_data(), work, MEMORY)
+    task = Task(module, cross_entropy).by_own_code()
+    found = timings(task, make_data(), work, MEMORY)
     assert loaded
     assert found[VECTORISED] < 0.2
 
@@ -212,7 +213,8 @@ RULES = {
 def test_the_mode_follows_by_a_rule(make_data, monkeypatch, module, memory, mode):
     monkeypatch.setattr(time, "perf_counter", None)
     work = ClientSgd(Batches(1, steps=1), lr=0.1)
-    assert mode_of(Task(module, cross_entropy), make_data(), work, memory) is mode
+    task = Task(module, cross_entropy).by_own_code()
+    assert mode_of(task, make_data(), work, memory) is mode
 
 
 def test_the_rule_counts_the_records_of_a_step(make_data):
