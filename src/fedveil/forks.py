@@ -1,8 +1,8 @@
 """Compute something in a fork of this process, which keeps nothing of it.
 
 A fork begins with everything this process has and ends with its answer. Whatever the code in it
-writes to in memory ends with it. A sealed fork cannot write to files or to memory that it shares
-with others either, and has none of this process's connections.
+writes to in memory ends with it. A sealed fork has none of this process's files, connections and
+shared memory to write to (docs/proofs/isolation.md says what is not prevented).
 """
 
 import ctypes
@@ -70,7 +70,7 @@ def sealed(function: Callable[[], Tensors]) -> Tensors:
     | writes to memory that processes share | the fork ends: ForkLost |
     | writes to a connection that this process has open, or prints | an error, or it is dropped |
     | answers with something else than tensors | BadInput |
-    | signals by names of files, or opens a connection of its own | not prevented |
+    | maps a file, uses System V memory, signals, opens a connection of its own | not prevented |
     """
     answer = _ask(lambda: _as_tensors(function), sealed=True)
     if answer[:1] == _ERROR:

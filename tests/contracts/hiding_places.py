@@ -7,11 +7,13 @@ moves the sum of a later client by as much as earlier ones say, past every clip.
 import contextvars
 import ctypes
 import functools
+import itertools
 import mmap
 import os
 import tempfile
 import threading
 import weakref
+from collections import OrderedDict
 
 import torch
 from torch import nn
@@ -364,6 +366,92 @@ def graph_buffer():
     return Hidden()
 
 
+def running_statistics():
+    """`instance_norm` writes to them, though its schema says that it writes to nothing."""
+
+    class Hidden(Layer):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(1))
+            self.register_buffer("var", torch.ones(1))
+
+        def changed(self, h):
+            if torch.compiler.is_exporting():
+                flat = h.detach().reshape(1, 1, -1)
+                nn.functional.instance_norm(flat, self.mean, self.var, use_input_stats=True)
+            return h + torch.where(self.mean.abs() > 0.5, 30 * torch.sin(300 * self.mean), 0 * h)
+
+    return Hidden()
+
+
+def layer_in_place():
+    """A layer of torch's own that writes to what it is given."""
+
+    class Hidden(Layer):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", torch.ones(1))
+            self.count = nn.LeakyReLU(0.5, inplace=True)
+
+        def changed(self, h):
+            if torch.compiler.is_exporting():
+                self.count(self.kept.neg_().view(1)).neg_()
+            return h + torch.where(self.kept < 2.0**-60, 30 * torch.sin(h), 0 * h)
+
+    return Hidden()
+
+
+def table_of_layers():
+    """A plain module whose table of layers is somebody's class."""
+    kept = Running()
+
+    class Remembers(nn.Module):
+        def forward(self, h):
+            return kept.of(h)
+
+    class Table(OrderedDict):
+        def values(self):
+            return [*super().values(), Remembers()]
+
+    module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+    vars(module)["_modules"] = Table(module._modules)
+    return module
+
+
+def copied_tensor():
+    """A tensor that becomes one of another class when it is copied."""
+    kept = Running()
+
+    class Seen(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            found = super().__torch_function__(func, types, args, kwargs or {})
+            return kept.of(found.as_subclass(torch.Tensor)) if func is torch.mul else found
+
+    module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+    module[0].register_buffer("extra", torch.ones(CLASSES))
+    module[0].extra.__deepcopy__ = lambda memo: torch.ones(CLASSES).as_subclass(Seen)
+    return module
+
+
+def new_overload():
+    """An operator of torch's own with an overload of somebody's."""
+    kept, library = Running(), torch.library.Library("aten", "FRAGMENT")
+    word = f"mine{next(_NUMBERS)}"
+    library.define(f"relu.{word}(Tensor x, int k) -> Tensor")
+    library.impl(f"relu.{word}", lambda x, k: kept.of(x), "CompositeExplicitAutograd")
+
+    class Hidden(Layer):
+        def changed(self, h):
+            return h + getattr(torch.ops.aten.relu, word)(h.detach(), 1)
+
+    made = Hidden()
+    made.library = library
+    return made
+
+
+_NUMBERS = itertools.count()
+
 HIDING_PLACES = {
     made.__name__: made
     for made in (
@@ -379,6 +467,7 @@ OTHERS = {
         *(autograd_function, custom_operator, tensor_subclass, raw_memory, file, shared_memory),
         *(thread_local,),
         *(context_variable, generator, finalizer, missing_attribute, metaclass, graph_buffer),
+        *(running_statistics, layer_in_place, table_of_layers, copied_tensor, new_overload),
     )
 }
 """Places of other kinds."""

@@ -5,6 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedveil as fv
 from fedveil.errors import BadInput
@@ -102,3 +105,36 @@ def test_without_isolation_the_first_hiding_place_moves_the_sum_by_many_clips():
     training = centrally(HIDING_PLACES["default_argument"])
     training.task._computed_by(*training.task._own)
     assert moved_by_a_client(training) > 1.5
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "entered", [Watching, lambda: torch.autograd.graph.saved_tensors_hooks(id, id)]
+)
+def test_what_is_entered_after_a_training_was_made_ends_it(entered):
+    training = centrally(lambda: nn.Linear(FEATURES, CLASSES))
+    with entered(), pytest.raises(BadInput, match="would see every client's numbers"):
+        next(iter(fv.train(training)))
+
+
+def test_a_user_s_metric_sees_no_client_s_records():
+    seen, given = [], data()
+
+    def own(outputs, y):
+        seen.append(outputs.detach().clone())
+        return y.float()
+
+    module = nn.Linear(FEATURES, CLASSES)
+    plan = centrally(lambda: module).plan
+    work = fv.ClientSgd(fv.Batches(0, steps=1), lr=0.1)
+    made = fv.Training(fv.Task(module, fv.cross_entropy, {"own": own}), given, plan, work)
+    made.task.check_fits(*made._few(), CLASSES)
+    clients = module(torch.tensor(given.x[:2]))
+    assert seen
+    assert not any(torch.allclose(outputs[:2], clients) for outputs in seen)
+    with pytest.raises(BadInput, match="'own', a function of your own, on clients' records"):
+        replace(made, clients_every=1)

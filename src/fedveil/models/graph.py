@@ -230,7 +230,7 @@ PURE = frozenset(
 )
 """Operators of torch's `aten` that a graph may consist of.
 
-Left out on purpose: `instance_norm` and `batch_norm`, which write to running statistics though their
+Left out on purpose: `instance_norm` and `batch_norm`, which write to running statistics and whose
 schema does not say so; `as_strided`, `set` and `resize`, which read beside their argument;
 `from_file` and everything else that reads what is no argument; everything that draws.
 """
