@@ -119,3 +119,13 @@ def test_resuming_to_the_end_has_the_claim_of_the_plan(ended, plan, tmp_path):
     folder = shutil.copytree(ended, tmp_path / "run")
     (line,) = [Run.resume(folder, None).execute()]
     assert claims_in(line["claims"]) == list(plan.lines[0].claims(ROUNDS))
+
+
+def test_several_clients_of_a_run_that_somebody_ended_count_all_planned_rounds():
+    """How many rounds were done may have been chosen by looking."""
+    plan = fv.central(fv.Everyone(), 20, fv.Fixed(1.0), rounds=40, budget=fv.Budget(8, 1e-3))
+    whole = plan.claims(40)[0]
+    for ended in (plan.claims(3)[0], plan.quoted(3)):
+        assert ended.epsilon < whole.epsilon
+        assert ended.composed == whole.composed
+        assert ended.for_units(2).epsilon == whole.for_units(2).epsilon

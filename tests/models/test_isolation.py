@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedveil as fv
 from fedveil.errors import BadInput
-from fedveil.models.capture import Uncapturable, captured, prepare
+from fedveil.models.capture import Uncapturable, captured, hollow_copy, prepare
 from fedveil.models.graph import PURE, function_of
 from fedveil.models.plain import check_process, is_plain, is_plain_function
 from fedveil.models.trial import mixes_records
@@ -281,3 +281,33 @@ def test_an_operator_of_one_s_own_is_refused_even_if_it_is_called_like_one_of_to
     prepare()
     with pytest.raises(Uncapturable, match=r"calls relu_of_mine\.relu\.default"):
         captured(Changed(lambda m, h: torch.ops.relu_of_mine.relu(h)), X)
+
+
+def test_a_tensor_that_is_another_when_it_is_copied_is_not_plain():
+    module = nn.Sequential(nn.Linear(3, 2))
+    module[0].register_buffer("extra", torch.ones(2))
+    assert is_plain(module)
+    module[0].extra.__deepcopy__ = lambda memo: torch.zeros(2)
+    assert not is_plain(module)
+
+
+def test_a_layer_that_works_in_place_writes_to_nothing_of_a_graph():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.count = nn.Linear(3, 2), nn.LeakyReLU(0.5, inplace=True)
+            self.register_buffer("kept", -torch.ones(1))
+
+        def forward(self, x):
+            if torch.compiler.is_exporting():
+                return self.layer(x) + self.count(self.kept)
+            return self.layer(x) - 0.5
+
+    prepare()
+    module = Counting()
+    root = hollow_copy(module, lambda parameter: parameter)
+    graph = captured(module, torch.zeros(4, 3))
+    with torch.no_grad():
+        found = [graph.run(root, torch.ones(4, 3)) for _ in range(3)]
+    assert torch.equal(found[0], found[2])
+    assert root.kept.tolist() == [-1.0]

@@ -421,3 +421,10 @@ def test_secure_metrics_pay_for_their_sampler():
 def test_every_claim_says_what_the_plan_assumes():
     plan = of_clients(Everyone()).assuming("the moon is full")
     assert all("the moon is full" in claim.assumptions for claim in plan.claims(3))
+
+
+def test_a_person_with_two_clients_moves_updates_and_metrics_by_both():
+    plan = of_clients(Everyone())
+    mu = math.hypot(math.sqrt(30) / plan.release.multiplier, 2 / plan.metrics.mechanism.multiplier)
+    found = plan.claims(30)[0].for_units(2).epsilon
+    assert found == pytest.approx(gaussian_epsilon(2 * mu, 1e-5), rel=1e-6)

@@ -1,6 +1,7 @@
 """`model.weights`, `model.new`, `model.freeze` and `model.batch_norm`."""
 
 import math
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.errors import BadInput
+from fedveil.models import lineage
 from fedveil.models.lineage import earlier
 from fedveil.runs.first_weights import read_
 from fedveil.runs.models import task_of
@@ -157,7 +159,7 @@ def test_a_run_is_resumed_with_the_same_weights_only(base, tmp_path):
     assert fv.resume(tmp_path / "run", quiet=True).result["rounds"] == 2
 
 
-def test_weights_of_a_run_of_ours_name_its_claim_and_those_before_it(tmp_path):
+def test_weights_of_a_run_of_ours_name_its_claim_and_those_before_it(tmp_path, monkeypatch):
     settings = {"rounds": 2, "sample.rate": 0.5, "data.clients": 20, "engine.workers": 1}
     settings |= {"noise.multiplier": 2.0, "budget.epsilon": math.inf, "model.name": "softmax"}
 
@@ -168,6 +170,8 @@ def test_weights_of_a_run_of_ours_name_its_claim_and_those_before_it(tmp_path):
 
     first = ran("first", 1)
     second = ran("second", 2, **{"model.weights": str(first.folder / "model.safetensors")})
+    monkeypatch.setattr(lineage, "_TENSORS", {})  # as in another process
+    monkeypatch.setattr(lineage, "_TRAININGS", WeakKeyDictionary())
     third = ran("third", 3, **{"model.weights": str(second.folder / "model.safetensors")})
     assert named(second) == {str(first.claims[0])}
     assert named(third) == {str(first.claims[0]), str(second.claims[0])}

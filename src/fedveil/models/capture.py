@@ -64,7 +64,8 @@ def prepare() -> None:
 def hollow_copy(module: nn.Module, hollow: Callable[[nn.Parameter], nn.Parameter]) -> Captured:
     """The module without its code: parameters, buffers and plain layers, under their names.
 
-    Learning parameters are what `hollow` makes of them. Frozen ones are the module's own.
+    Learning parameters are what `hollow` makes of them. Frozen ones are the module's own. No layer
+    works in place: it would write to what it is given, which may be a buffer.
     """
     memo: dict[int, Any] = {
         id(p): hollow(p) if p.requires_grad else _frozen(p) for p in module.parameters()
@@ -72,7 +73,14 @@ def hollow_copy(module: nn.Module, hollow: Callable[[nn.Parameter], nn.Parameter
     made: dict[int, nn.Module] = {}
     root = Captured()
     _fill(root, module, memo, made)
+    _not_in_place(root)
     return root.train(module.training)
+
+
+def _not_in_place(module: nn.Module) -> None:
+    for layer in module.modules():
+        if getattr(layer, "inplace", False) is True:
+            vars(layer)["inplace"] = False
 
 
 def _fill(new: nn.Module, old: nn.Module, memo: dict[int, Any], made: dict[int, nn.Module]) -> None:
@@ -113,9 +121,8 @@ def captured(
     _declare()
     _CALLS.clear()
     part = unroll_(part) if isinstance(part, nn.Module) else part
-    for layer in part.modules() if isinstance(part, nn.Module) else ():
-        if getattr(layer, "inplace", False) is True:
-            vars(layer)["inplace"] = False  # a step that writes would not show in the graph
+    if isinstance(part, nn.Module):
+        _not_in_place(part)
     own = _same_tensors(part)
     made, reasons = _Called(part, keyed=keyed, loss=loss), []
     for records, length in ((_RECORDS, len), (_RECORDS, _length), (1, len)):

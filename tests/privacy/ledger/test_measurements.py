@@ -175,3 +175,13 @@ def test_rounds_that_cannot_be(rounds):
 def test_a_shared_ledger_refuses_metrics_which_its_filter_does_not_count():
     with pytest.raises(BadInput, match=r"evaluate\.epsilon"):
         Common.of(plan_of().every_line, "d", 3.0)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_one_charge_pays_for_one_draw(secure):
+    """Seeded noise is the same when it is drawn again. Secure noise is another."""
+    ledger = opened(plan_of(secure=secure))
+    for round in (1, 2):
+        ledger.charge(round)
+    assert ledger.charge_measurement(2)
+    assert ledger.charge_measurement(2) is not secure
