@@ -169,7 +169,8 @@ def test_weights_of_a_run_of_ours_name_its_claim_and_those_before_it(tmp_path, m
         )
 
     first = ran("first", 1)
-    second = ran("second", 2, **{"model.weights": str(first.folder / "model.safetensors")})
+    weights = str(first.folder / "model.safetensors")
+    second = ran("second", 2, **{"rounds": 3, "model.weights": weights})
     monkeypatch.setattr(lineage, "_TENSORS", {})  # as in another process
     monkeypatch.setattr(lineage, "_TRAININGS", WeakKeyDictionary())
     third = ran("third", 3, **{"model.weights": str(second.folder / "model.safetensors")})
