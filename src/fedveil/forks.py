@@ -1,8 +1,7 @@
 """Compute something in a fork of this process, which keeps nothing of it.
 
 A fork begins with everything this process has and ends with its answer. Whatever the code in it
-writes to in memory ends with it. A sealed fork has none of this process's files, connections and
-shared memory to write to (docs/proofs/isolation.md says what is not prevented).
+writes to in memory ends with it. A sealed fork can change nothing else (docs/proofs/isolation.md).
 """
 
 import ctypes
@@ -20,6 +19,7 @@ import torch
 
 from fedveil.errors import BadInput, FedveilError
 from fedveil.interrupts import held
+from fedveil.seccomp import confine
 
 T = TypeVar("T")
 Tensors = dict[str, torch.Tensor]
@@ -29,7 +29,9 @@ _TENSORS, _ERROR, _LONGEST = b"t", b"e", 1000
 _DIE_WITH_PARENT = 1
 _READ = 1
 _MOST_FILES = 1 << 16
-_WROTE = "the model's own code writes to a file, where it could remember ({}): leave that out"
+_MORE = (
+    "the model's own code does more than compute, so that it could remember ({}): leave that out"
+)
 _depth = 0
 
 
@@ -66,11 +68,12 @@ def sealed(function: Callable[[], Tensors]) -> Tensors:
 
     | what the code in it does | what happens |
     |---|---|
-    | writes to a file | BadInput |
+    | writes to a file, makes or maps one to share it | BadInput |
+    | opens a connection, sends a signal, starts a process or a thread | BadInput |
     | writes to memory that processes share | the fork ends: ForkLost |
-    | writes to a connection that this process has open, or prints | an error, or it is dropped |
+    | prints | it is dropped |
     | answers with something else than tensors | BadInput |
-    | maps a file, uses System V memory, signals, opens a connection of its own | not prevented |
+    | runs where processes cannot be confined (`seccomp.can_confine`) | BadInput |
     """
     answer = _ask(lambda: _as_tensors(function), sealed=True)
     if answer[:1] == _ERROR:
@@ -114,9 +117,8 @@ def _answer(
         _depth += 1
         os.close(reading)
         begin_worker(parent)
-        if sealed:
-            _seal(writing)
-        answer = function()
+        answer = _refused(writing) if sealed else b""
+        answer = answer or function()
         with os.fdopen(writing, "wb") as stream:
             stream.write(answer)
         status = 0
@@ -129,9 +131,18 @@ def _as_tensors(function: Callable[[], Tensors]) -> bytes:
         values = {name: value.detach().contiguous() for name, value in function().items()}
         return _TENSORS + safetensors.torch.save(values)
     except OSError as e:
-        return _ERROR + _WROTE.format(e).encode()
+        return _ERROR + _MORE.format(e).encode()
     except Exception as e:
         return _ERROR + (str(e) or type(e).__name__).encode()
+
+
+def _refused(writing: int) -> bytes:
+    """Seal this process; why that cannot be, or nothing."""
+    try:
+        _seal(writing)
+    except OSError as e:
+        return _ERROR + f"a process of its own for each client: {e}".encode()
+    return b""
 
 
 def _seal(writing: int) -> None:
@@ -142,7 +153,6 @@ def _seal(writing: int) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     os.closerange(3, writing)
     os.closerange(writing + 1, most if 0 < most < _MOST_FILES else _MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     protect = ctypes.CDLL(None).mprotect
     protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     with open("/proc/self/maps") as maps:
@@ -152,6 +162,7 @@ def _seal(writing: int) -> None:
             start, stop = (int(end, 16) for end in place.split("-"))
             if protect(start, stop - start, _READ):
                 raise OSError("shared memory could not be protected")
+    confine(writing)
 
 
 def _pickled(function: Callable[[], Any]) -> bytes:

@@ -10,6 +10,7 @@ import functools
 import itertools
 import mmap
 import os
+import struct
 import tempfile
 import threading
 import weakref
@@ -270,6 +271,38 @@ def shared_memory():
     return Hidden()
 
 
+def mapped_file():
+    handle, path = tempfile.mkstemp()
+    os.write(handle, bytes(16))
+    os.close(handle)
+
+    class Hidden(Layer):
+        def changed(self, h):
+            with open(path, "rb+") as stream, mmap.mmap(stream.fileno(), 16) as memory:
+                passes, mean = struct.unpack("dd", memory[:])
+                mean += (float(h.detach().mean()) - mean) / (passes + 1)
+                memory[:] = struct.pack("dd", passes + 1, mean)
+            return h if passes < LATE else used(h, mean)
+
+    return Hidden()
+
+
+def file_times():
+    handle, path = tempfile.mkstemp()
+    os.close(handle)
+    os.utime(path, (0, 1))
+
+    class Hidden(Layer):
+        def changed(self, h):
+            found = os.stat(path)
+            passes, mean = found.st_atime, found.st_mtime / 1000 - 1000
+            mean += (float(h.detach().mean()) - mean) / (passes + 1)
+            os.utime(path, (passes + 1, 1000 * (mean + 1000)))
+            return h if passes < LATE else used(h, mean)
+
+    return Hidden()
+
+
 def thread_local():
     place = threading.local()
     place.kept = Running()
@@ -465,7 +498,7 @@ OTHERS = {
     made.__name__: made
     for made in (
         *(autograd_function, custom_operator, tensor_subclass, raw_memory, file, shared_memory),
-        *(thread_local,),
+        *(mapped_file, file_times, thread_local),
         *(context_variable, generator, finalizer, missing_attribute, metaclass, graph_buffer),
         *(running_statistics, layer_in_place, table_of_layers, copied_tensor, new_overload),
     )

@@ -3,6 +3,7 @@
 Over every release, both execution modes, both sources of noise, and modules that people bring.
 """
 
+import functools
 import math
 from dataclasses import replace
 
@@ -23,6 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 FREE = fv.Budget(math.inf, 1e-3)
 CLIENTS = len(SIZES)
+TASK = functools.cache(task)
+"""A module is captured once: that takes longer than a round of it."""
+
 SGD = fv.ClientSgd(fv.Batches(size=2, epochs=2), lr=0.5)
 STEPS = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.3)
 
@@ -61,7 +65,7 @@ RELEASES = {
 
 def trained(release, module, loss=fv.cross_entropy, mode=None, secure=False):
     make, tokens = MODULES[module]
-    made, (plan, work) = task(make, loss), RELEASES[release]()
+    made, (plan, work) = TASK(make, loss), RELEASES[release]()
     if secure:
         lines = tuple(replace(line, budget=planned_for(line.budget)) for line in plan.lines)
         plan = secured(replace(plan, lines=lines), made.size, diagnostics=True)
@@ -203,7 +207,7 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
     data = records(tokens)
     sums = []
     for given in (data, one_record_less(data, 3, 16)):
-        training = fv.Training(task(make), given, plan, work, mode=mode, workers=1)
+        training = fv.Training(TASK(make), given, plan, work, mode=mode, workers=1)
         vars(training)["streams"] = Streams(7)
         try:
             sums.append(training.engine.run(1, np.array([3]), training.start()).total.clone())

@@ -9,8 +9,8 @@ computed in a fork of a process in which it has never run on one (docs/proofs/is
 |---|---|
 | all torch's and ours (`models.plain`) | they themselves |
 | other code that can be captured (`models.capture`) | graphs of pure operators |
-| other code, where clients are the unit and processes can be forked | each client in a fork |
-| other code, where records are the unit, or without fork | BadInput |
+| other code, where clients are the unit, on Linux on x86-64 | each client in a fork |
+| other code, where records are the unit, or elsewhere | BadInput |
 """
 
 import copy
@@ -26,6 +26,7 @@ from fedveil.models.graph import Graph, Kind, kind_of
 from fedveil.models.plain import check_process
 from fedveil.models.task import Features, Task
 from fedveil.models.trial import mixes_records
+from fedveil.seccomp import can_confine
 
 
 def isolate(task: Task, x: Features, y: torch.Tensor, classes: int) -> str:
@@ -54,7 +55,7 @@ def isolate(task: Task, x: Features, y: torch.Tensor, classes: int) -> str:
 
 
 def check_unit(task: Task, *, records: bool) -> None:
-    """Refuse forks where a record is the unit, or where processes cannot be forked."""
+    """Refuse forks where a record is the unit, or where processes cannot be confined."""
     if not task.forks:
         return
     name = type(task.module).__name__
@@ -63,11 +64,11 @@ def check_unit(task: Task, *, records: bool) -> None:
             f"the model {name} or its loss cannot be captured ({task.forks}), and might let a "
             "record reach another's gradient: write it in operators of torch without side effects"
         )
-    if not can_fork():
+    if not can_confine():
         raise BadInput(
             f"the model {name} or its loss cannot be captured ({task.forks}), and this platform "
-            "cannot fork a process for each client: write it in operators of torch without side "
-            "effects, or use Linux"
+            "cannot confine a process for each client: write it in operators of torch without side "
+            "effects, or use Linux on x86-64"
         )
 
 

@@ -61,6 +61,7 @@ def test_a_ledger_that_was_left_alone_is_whole(path):
     assert verify(path, head) == head
 
 
+ROTATED = "substr(hash, 2) || substr(hash, 1, 1)"
 LATE = "json_set(about, '$.after', '9')"
 CHANGES = {
     # charges
@@ -70,7 +71,7 @@ CHANGES = {
     "the line of a charge": ["UPDATE charges SET covers = 'bits' WHERE seq = 1"],
     "the noise of a charge": ["UPDATE charges SET event = replace(event, '4.0', '8.0')"],
     "the time of a charge": ["UPDATE charges SET charged_at = '2020' WHERE seq = 5"],
-    "a hash": ["UPDATE charges SET hash = replace(hash, 'a', 'b') WHERE seq = 2"],
+    "a hash": [f"UPDATE charges SET hash = {ROTATED} WHERE seq = 2"],
     "the last hash": ["UPDATE charges SET hash = 'x' WHERE seq = 9"],
     "the type of a value": ["UPDATE charges SET event = CAST(event AS BLOB) WHERE seq = 2"],
     "a hash that is none": ["UPDATE charges SET hash = CAST(hash AS BLOB) WHERE seq = 2"],
@@ -128,10 +129,10 @@ CHANGES = {
     "a row of about inserted": ["INSERT INTO about VALUES ('note', 'mine')"],
     "the format": ["UPDATE about SET value = '99' WHERE key = 'format'"],
     # closings
-    "what a run left": ["UPDATE closings SET files = replace(files, 'b', 'c') WHERE seq = 8"],
+    "what a run left": ["UPDATE closings SET files = upper(files) WHERE seq = 8"],
     "whose end it was": ["UPDATE closings SET run = 'one' WHERE seq = 8"],
     "when a run ended": ["UPDATE closings SET closed_at = '2020' WHERE seq = 6"],
-    "the hash of an end": ["UPDATE closings SET hash = replace(hash, 'a', 'b') WHERE seq = 6"],
+    "the hash of an end": [f"UPDATE closings SET hash = {ROTATED} WHERE seq = 6"],
     "the type of an end": ["UPDATE closings SET files = CAST(files AS BLOB) WHERE seq = 8"],
     "an end removed": ["DELETE FROM closings WHERE seq = 8"],
     "the news that a run went on removed": ["DELETE FROM closings WHERE seq = 7"],
