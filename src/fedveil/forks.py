@@ -5,6 +5,7 @@ writes to in memory ends with it. A sealed fork can change nothing else (docs/pr
 """
 
 import ctypes
+import gc
 import os
 import pickle
 import resource
@@ -115,6 +116,7 @@ def _answer(
     status = 1
     try:
         _depth += 1
+        gc.freeze()  # what the parent has stays shared, since nothing looks through it
         os.close(reading)
         begin_worker(parent)
         answer = _refused(writing) if sealed else b""

@@ -72,8 +72,8 @@ _OPEN_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _OUTPUTS = (1, 2)
 _DESCRIPTOR_FLAGS = (1, 2, 3)
 
-_X86_64, _X32 = 0xC000003E, 0x40000000
-_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
+_X86_64 = 0xC000003E
+_LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
@@ -121,8 +121,6 @@ def _filter(writing: int) -> list[Step]:
         (_EQUAL, 1, 0, _X86_64),
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
-        (_AT_LEAST, 0, 1, _X32),
-        (_RETURN, 0, 0, _FAIL),
     ]
     for number in _CALLS.values():
         steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]

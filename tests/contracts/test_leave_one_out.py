@@ -3,7 +3,6 @@
 Over every release, both execution modes, both sources of noise, and modules that people bring.
 """
 
-import functools
 import math
 from dataclasses import replace
 
@@ -18,15 +17,21 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import planned_for, secured
 from fedveil.training.gradients.choice import Mode
-from tests.contracts.zoo import MODULES, REFUSED, SIZES, contrasted, focal, records, task
+from tests.contracts.zoo import (
+    MODULES,
+    REFUSED,
+    SIZES,
+    contrasted,
+    focal,
+    records,
+    shared_task,
+    task,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 FREE = fv.Budget(math.inf, 1e-3)
 CLIENTS = len(SIZES)
-TASK = functools.cache(task)
-"""A module is captured once: that takes longer than a round of it."""
-
 SGD = fv.ClientSgd(fv.Batches(size=2, epochs=2), lr=0.5)
 STEPS = fv.ClientSgd(fv.Batches(0, steps=3), lr=0.3)
 
@@ -65,7 +70,7 @@ RELEASES = {
 
 def trained(release, module, loss=fv.cross_entropy, mode=None, secure=False):
     make, tokens = MODULES[module]
-    made, (plan, work) = TASK(make, loss), RELEASES[release]()
+    made, (plan, work) = shared_task(make, loss), RELEASES[release]()
     if secure:
         lines = tuple(replace(line, budget=planned_for(line.budget)) for line in plan.lines)
         plan = secured(replace(plan, lines=lines), made.size, diagnostics=True)
@@ -207,7 +212,7 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
     data = records(tokens)
     sums = []
     for given in (data, one_record_less(data, 3, 16)):
-        training = fv.Training(TASK(make), given, plan, work, mode=mode, workers=1)
+        training = fv.Training(shared_task(make), given, plan, work, mode=mode, workers=1)
         vars(training)["streams"] = Streams(7)
         try:
             sums.append(training.engine.run(1, np.array([3]), training.start()).total.clone())

@@ -14,7 +14,7 @@ from torch.nn import functional
 import fedveil as fv
 from fedveil.errors import BadInput
 from tests.contracts.odd_modules import ALONE, REFUSED, TRAINED
-from tests.contracts.zoo import SIZES, records, task
+from tests.contracts.zoo import SIZES, records, shared_task
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns of some of them, rightly
 
@@ -29,7 +29,7 @@ def training(make, mode, tokens=False):
         budget=fv.Budget(math.inf, 1e-3),
         multiplier=1.0,
     )
-    return fv.Training(task(make), records(tokens), plan, WORK, mode=mode, workers=1)
+    return fv.Training(shared_task(make), records(tokens), plan, WORK, mode=mode, workers=1)
 
 
 def summed(made, ids):

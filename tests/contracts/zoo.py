@@ -1,5 +1,6 @@
 """Modules that people bring, some of which no claim could cover: each is trained or refused."""
 
+import functools
 import random
 
 import numpy as np
@@ -292,3 +293,7 @@ def records(tokens, sizes=SIZES, seed=0):
 def task(make, loss=fv.cross_entropy):
     torch.manual_seed(1)
     return fv.Task(make(), loss)
+
+
+shared_task = functools.cache(task)
+"""The same task for every caller: a module is captured once, which takes longer than a round."""

@@ -427,10 +427,9 @@ class Task:
 
         To be called before a task is computed inside of vmap or another transform.
         """
-        for part, keyed in ((self._learning, True), (self._measuring, False)):
-            if isinstance(part, Captured) and kind_of(x) not in part.graphs:
-                module = self.module if part is self._learning else _in_eval_mode(self.module)
-                part.graphs[kind_of(x)] = self._graph(module, x, keyed=keyed)
+        part = self._learning
+        if isinstance(part, Captured) and kind_of(x) not in part.graphs:
+            part.graphs[kind_of(x)] = self._graph(self.module, x, keyed=True)
         if y is not None and self._loss is not None and not self._loss.graphs:
             with torch.no_grad():
                 self.each_loss(self.answers(self._flat, taken(x, slice(1))), y[:1])
@@ -489,8 +488,10 @@ class Task:
         """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
         if self._elsewhere:
             return sealed(lambda: {"outputs": self.answers(flat, x)})["outputs"]
-        self.ready(x)
-        return _called(self._measuring, self.named(flat.clone()), x)
+        part = self._measuring
+        if isinstance(part, Captured) and kind_of(x) not in part.graphs:
+            part.graphs[kind_of(x)] = self._graph(_in_eval_mode(self.module), x)
+        return _called(part, self.named(flat.clone()), x)
 
     def snapshot(self) -> Snapshot:
         """What the module and the loss are beside their parameters' values; graphs are nothing."""
