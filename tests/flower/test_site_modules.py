@@ -53,7 +53,7 @@ def _one_seed(monkeypatch):
     monkeypatch.setattr(sites.secrets, "randbits", lambda bits: 7)
 
 
-QUICK = (FIRST, "file", "graph_buffer")
+QUICK = (FIRST, "mapped_file")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

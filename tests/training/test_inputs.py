@@ -76,7 +76,10 @@ def data():
     return fv.FederatedData.from_clients(clients, test=some(random, 12), classes=CLASSES)
 
 
-@pytest.fixture(params=MODULES)
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(params=[pytest.param(m, marks=SLOW) if m == "transformer" else m for m in MODULES])
 def task(request):
     torch.manual_seed(1)
     return fv.Task(MODULES[request.param](), fv.cross_entropy, {"accuracy": fv.correct})
