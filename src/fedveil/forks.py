@@ -6,6 +6,7 @@ writes to in memory ends with it. A sealed fork can change nothing else (docs/pr
 
 import ctypes
 import gc
+import mmap
 import os
 import pickle
 import resource
@@ -28,7 +29,8 @@ Tensors = dict[str, torch.Tensor]
 _TENSORS, _ERROR, _LONGEST = b"t", b"e", 1000
 
 _DIE_WITH_PARENT = 1
-_READ = 1
+_READ, _WRITE = 1, 2
+_OWN_AT_THIS_PLACE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10
 _MOST_FILES = 1 << 16
 _MORE = (
     "the model's own code does more than compute, so that it could remember ({}): leave that out"
@@ -71,7 +73,7 @@ def sealed(function: Callable[[], Tensors]) -> Tensors:
     |---|---|
     | writes to a file, makes or maps one to share it | BadInput |
     | opens a connection, sends a signal, starts a process or a thread | BadInput |
-    | writes to memory that processes share | the fork ends: ForkLost |
+    | writes to memory that processes share | it writes to a copy, which ends with the fork |
     | prints | it is dropped |
     | answers with something else than tensors | BadInput |
     | runs where processes cannot be confined (`seccomp.can_confine`) | BadInput |
@@ -102,8 +104,7 @@ def _ask(function: Callable[[], bytes], *, sealed: bool) -> bytes:
     os.waitpid(child, 0)
     if not answer:
         raise ForkLost(
-            "a fork died: memory ran out (lower engine.workers), or the model's own code wrote to "
-            "memory that processes share, where it could remember (leave that out)"
+            "a fork died: memory ran out (lower engine.workers), or the model's own code ended it"
         )
     return answer
 
@@ -155,16 +156,38 @@ def _seal(writing: int) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     os.closerange(3, writing)
     os.closerange(writing + 1, most if 0 < most < _MOST_FILES else _MOST_FILES)
-    protect = ctypes.CDLL(None).mprotect
-    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    with open("/proc/self/maps") as maps:
-        places = [line.split()[:2] for line in maps]
-    for place, rights in places:
-        if rights[1] == "w" and rights[3] == "s":
-            start, stop = (int(end, 16) for end in place.split("-"))
-            if protect(start, stop - start, _READ):
-                raise OSError("shared memory could not be protected")
+    _copy_shared_memory()
     confine(writing)
+
+
+def _copy_shared_memory() -> None:
+    """Put private memory with the same contents in the place of memory that processes share.
+
+    What is mapped from a file that was opened to be read stays: nothing can make it writable.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    for start, size, readable in _shared_places():
+        content = ctypes.string_at(start, size) if readable else b""
+        if libc.mmap(start, size, _READ | _WRITE, _OWN_AT_THIS_PLACE, -1, 0) != start:
+            raise OSError(ctypes.get_errno(), "shared memory could not be copied")
+        ctypes.memmove(start, content, len(content))
+
+
+def _shared_places() -> list[tuple[int, int, bool]]:
+    """(address, size, whether it can be read) of memory that is shared and may be written to."""
+    places, last = [], None
+    with open("/proc/self/smaps") as maps:
+        for line in maps:
+            words = line.split()
+            if words[0] != "VmFlags:":
+                ends = words[0].split("-")
+                if len(ends) == 2 and not words[0].endswith(":"):
+                    last = int(ends[0], 16), int(ends[1], 16), "r" in words[1]
+            elif last is not None and {"sh", "mw"} <= set(words):
+                places.append((last[0], last[1] - last[0], last[2]))
+    return places
 
 
 def _pickled(function: Callable[[], Any]) -> bytes:

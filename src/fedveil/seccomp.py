@@ -21,6 +21,7 @@ _CALLS = {
     "lstat": 6,
     "poll": 7,
     "lseek": 8,
+    "mprotect": 10,
     "munmap": 11,
     "brk": 12,
     "rt_sigaction": 13,
@@ -66,8 +67,8 @@ _CALLS = {
 }
 """Calls that change nothing outside this process."""
 
-_WRITE, _MMAP, _MPROTECT, _FCNTL, _OPENAT = 1, 9, 10, 72, 257
-_MAP_SHARED, _PROT_WRITE = 1, 2
+_WRITE, _MMAP, _FCNTL, _OPENAT = 1, 9, 72, 257
+_MAP_SHARED = 1
 _OPEN_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _OUTPUTS = (1, 2)
 _DESCRIPTOR_FLAGS = (1, 2, 3)
@@ -90,13 +91,13 @@ def can_confine() -> bool:
 def confine(writing: int) -> None:
     """Leave this process its own memory, files to read, and one descriptor to write to.
 
-    Memory that was shared before and is read-only stays so, since no memory can be made writable.
+    Memory that is shared already stays so: the caller sees to it that none is.
 
     | edge | behaviour |
     |---|---|
     | standard output and error | can be written to: the caller says where they lead |
-    | memory is mapped to share it, or made writable | PermissionError or MemoryError |
-    | a thread is started | RuntimeError, since its stack is memory made writable |
+    | memory is mapped to share it | PermissionError |
+    | a thread or a process is started | RuntimeError or PermissionError |
     | another platform, or a kernel without filters | OSError |
     """
     if not can_confine():
@@ -126,7 +127,6 @@ def _filter(writing: int) -> list[Step]:
         steps += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     for number, argument, refused in (
         (_MMAP, 3, _MAP_SHARED),
-        (_MPROTECT, 2, _PROT_WRITE),
         (_OPENAT, 2, _OPEN_CHANGES),
     ):
         steps += [
