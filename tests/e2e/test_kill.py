@@ -33,8 +33,8 @@ from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.engines import serial
 from fedveil.training.engines.serial import Serial
+from fedveil.training.gate import Gate
 from fedveil.training.server import SgdServer
-from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd
 
 ROUNDS, KILLED = 4, 3  # rounds of a run, and those in which it is killed
@@ -185,8 +185,8 @@ IN_ROUNDS = {  # what kills a run in each of its rounds, and whether the round's
         True,
     ),
     "in the step": (after(SgdServer, "step"), True),
-    "in measuring": (before(Serial, "evaluate"), True),
-    "after measuring": (after(Training, "_measure"), True),
+    "in measuring": (before(Gate, "metrics"), True),
+    "after measuring": (after(Gate, "metrics"), True),
     "writing metrics": (half_a_line, True),
     "after metrics": (before(checkpoint, "save"), True),
     "writing the checkpoint": (half("round-"), True),

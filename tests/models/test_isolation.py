@@ -311,3 +311,29 @@ def test_a_layer_that_works_in_place_writes_to_nothing_of_a_graph():
         found = [graph.run(root, torch.ones(4, 3)) for _ in range(3)]
     assert torch.equal(found[0], found[2])
     assert root.kept.tolist() == [-1.0]
+
+
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(FEATURES, CLASSES), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.layer(x))
+
+
+@pytest.mark.parametrize("learning", [True, False])
+def test_a_part_that_was_put_into_eval_mode_stays_in_it(learning):
+    module = Dropping()
+    module.drop.train(learning)
+    made = fv.Task(module, fv.cross_entropy)
+    flat = made.parameters.clone()
+    dropped = made.outputs(made.named(flat), X[:1], torch.tensor(3))
+    assert torch.equal(dropped, made.answers(flat, X[:1])) != learning
+
+
+def test_a_layer_whose_parameters_have_attributes_runs_in_a_graph():
+    module = Dropping()
+    module.layer.weight.initialised = True
+    made = fv.Task(module, fv.cross_entropy)
+    assert torch.allclose(made.answers(made.parameters.clone(), X[:2]), module.eval()(X[:2]))

@@ -74,7 +74,7 @@ def hollow_copy(module: nn.Module, hollow: Callable[[nn.Parameter], nn.Parameter
     root = Captured()
     _fill(root, module, memo, made)
     _not_in_place(root)
-    return root.train(module.training)
+    return root
 
 
 def _not_in_place(module: nn.Module) -> None:
@@ -85,21 +85,33 @@ def _not_in_place(module: nn.Module) -> None:
 
 def _fill(new: nn.Module, old: nn.Module, memo: dict[int, Any], made: dict[int, nn.Module]) -> None:
     made[id(old)] = new
+    new.training = old.training
     for name, parameter in old._parameters.items():
         new.register_parameter(name, None if parameter is None else memo[id(parameter)])
     for name, buffer in old._buffers.items():
         new.register_buffer(name, None if buffer is None else _plain_tensor(buffer).clone())
     for name, child in old._modules.items():
         if child is not None and id(child) not in made:
-            if is_plain(child):
-                made[id(child)] = copy.deepcopy(child, memo)
+            if (plain := _plain_copy(child, memo)) is not None:
+                made[id(child)] = plain
             else:
                 _fill(nn.Module(), child, memo, made)
         new.register_module(name, None if child is None else made[id(child)])
 
 
+def _plain_copy(child: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
+    """A copy of a layer that is plain; None if it is not.
+
+    A copy's parameters have no attributes of their own, which other libraries put on them.
+    """
+    if not all(type(layer).__module__.startswith("torch.nn.") for layer in child.modules()):
+        return copy.deepcopy(child, memo) if is_plain(child) else None
+    made = copy.deepcopy(child, memo)
+    return made if is_plain(made) else None
+
+
 def _frozen(parameter: nn.Parameter) -> nn.Parameter:
-    if type(parameter) is nn.Parameter:
+    if type(parameter) is nn.Parameter and not vars(parameter):
         return parameter
     return nn.Parameter(_plain_tensor(parameter), requires_grad=False)
 

@@ -331,7 +331,7 @@ class BudgetLine:
                 assumptions=tuple(str(a) for a in raw["assumptions"]),
                 rounds=tuple(int(round) for round in raw.get("rounds", ())),
             )
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
+        except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as e:
             raise BadInput(f"a budget line cannot be read: {e}") from e
 
 

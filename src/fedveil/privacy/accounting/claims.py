@@ -106,7 +106,7 @@ class Composed:
         try:
             count, slip, vouched = int(raw["count"]), float(raw["slip"]), float(raw["vouched"])
             return cls(events.from_dict(raw["event"]), count, slip, vouched)
-        except (KeyError, TypeError, ValueError) as e:
+        except (KeyError, TypeError, ValueError, OverflowError) as e:
             if isinstance(e, BadInput):
                 raise
             raise BadInput(f"what a claim was composed of cannot be read: {e}") from e
