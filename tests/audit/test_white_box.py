@@ -45,12 +45,15 @@ def test_the_server_sees_more_than_a_client(found):
 
 
 @pytest.mark.slow
-def test_record_level_privacy_leaves_nothing_to_tell(monkeypatch):
-    """Epsilon 1, 4,000 members and as many others: 0.03 is four standard errors."""
+def test_record_level_privacy_leaves_little_to_tell(monkeypatch):
+    """Gaussian noise of epsilon 1 allows 0.576, and 0.024 is four standard errors of 8,000 records.
+
+    Without noise the server has more than 0.75 (above).
+    """
     monkeypatch.setattr(watching, "WATCHED", 2)
     halves = Halves(private(noise_labels(4000, 8), 1.0, rounds=2), 1)
     for roc in WhiteBox(workers=1).curves(halves).values():
-        assert roc.auc.value == pytest.approx(0.5, abs=0.03)
+        assert 0.47 < roc.auc.value < 0.6
 
 
 def test_nothing_about_a_record_is_used_to_score_it():
