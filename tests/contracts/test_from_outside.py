@@ -70,7 +70,7 @@ class OwnNoise(fv.Release):
         return None
 
     def randomise_(self, rows, asked):
-        keys = asked.streams.keys("client-noise", asked.round, asked.ids)
+        keys = asked.streams.keys("client-noise", asked.number, asked.ids)
         scale = self.multiplier * asked.clip.sensitivity(fv.Relation.REPLACE)
         self.mechanism.add_(rows, np.full(len(rows), scale), keys)
 

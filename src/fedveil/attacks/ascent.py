@@ -55,7 +55,7 @@ class Ascending(Adversary):
 
     def report(self, chance: Chance) -> Sent:
         turn = chance.turn
-        step = ascended(self.task, turn.start, *self.aimed_at(turn.round)) - turn.start
+        step = ascended(self.task, turn.start, *self.aimed_at(turn.number)) - turn.start
         return chance.sent(chance.skipping(self.boost * step[None]))
 
     def aimed_at(self, round: int) -> tuple[Inputs[Array], Array]:

@@ -29,7 +29,6 @@ from fedveil.privacy.accounting.events import PoissonSampled
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.adversary import Adversary, Chance, Ids
 from fedveil.training.exchange import Sent
-from fedveil.training.round import Ask, RoundResult
 from fedveil.training.session import Training, new_ledger
 
 ATTACK = "canaries"
@@ -171,20 +170,17 @@ class Canaries:
 def released(training: Training, apart: Ids) -> Iterator[tuple[Scores, float, torch.Tensor]]:
     """Each round's noisy sum less the part of clients not in `apart`, its clip, and the model."""
     plan, engine = training.plan, training.engine
-    course = training.course(training.start(), new_ledger(plan))
-    for ask in course:
-        if not isinstance(ask, Ask):
-            raise AssertionError("a round begins with what it asks for")
-        cohort = engine.run(ask.round, ask.ids, ask.state)
-        others = ask.ids[~np.isin(ask.ids, apart)]
-        rest = engine.run(ask.round, others, ask.state).total.numpy().copy()
+    state, ledger = training.start(), new_ledger(plan)
+    while (round := training.begin(state, ledger)) is not None:
+        cohort = engine.run(round)
+        others = replace(round, ids=round.ids[~np.isin(round.ids, apart)])
+        rest = engine.run(others).total.numpy().copy()
         weight = cohort.weight
-        result = course.send(cohort)
-        clip = plan.clip(ask.state.moving, ask.round)
-        if not isinstance(result, RoundResult) or clip is None:
-            raise AssertionError("a round that was sent its sum has a result, and a clip")
+        state = training.end(round, state, cohort, ledger).state
+        if round.clip is None:
+            raise AssertionError("canaries are for plans with a clip")
         noisy = cohort.total.numpy() * plan.release.divisor(weight, plan.expected)
-        yield noisy - rest, clip.value, result.state.params
+        yield noisy - rest, round.clip.value, state.params
 
 
 def _estimate(in_: Scores, out: Scores, claim: PrivacyClaim) -> float | None:

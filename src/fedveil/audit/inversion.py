@@ -27,7 +27,7 @@ from fedveil.errors import BadInput
 from fedveil.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.two_point import TwoPointReports
-from fedveil.training.round import Ask
+from fedveil.privacy.round import Round
 from fedveil.training.session import Training
 
 ATTACK = "inversion"
@@ -121,15 +121,14 @@ class InversionAudit:
                 "earlier one"
             )
         attacked = again(training, self.seed, adversary=None)
-        for ask in replayed(attacked, self.round):
-            last = ask
+        *_, last = replayed(attacked, self.round)
         ids, victims = self._victims(data)
         witness = Witness(attacked, victims, self._streams(attacked))
         whose = np.arange(len(ids))
         kinds = views(training.plan)
         done, of = 0, len(kinds) * len(ids)
         for view in kinds:
-            seen = witness.seen(view, self.round, last.state, ids, whose)
+            seen = witness.seen(view, last, ids, whose)
             found, labels = [], []
             for k in range(len(ids)):
                 x, y = self._inverted(attacked, last, seen[k], k)
@@ -159,19 +158,19 @@ class InversionAudit:
         return ids, data.with_clients(x[rows], data.y[rows], offsets)
 
     def _inverted(
-        self, training: Training, ask: Ask, seen: torch.Tensor, k: int
+        self, training: Training, round: Round, seen: torch.Tensor, k: int
     ) -> tuple[Images, npt.NDArray[np.int64]]:
         data, task = training.data, training.task
         x: Any = data.test_x
         labels = np.zeros(self.records, dtype=np.int64)
         if self.method != Method.DLG:
-            outputs = task.answers(ask.state.params, torch.tensor(x[:_PUBLIC]))
+            outputs = task.answers(round.start, torch.tensor(x[:_PUBLIC]))
             chances = outputs[:, : data.classes].softmax(dim=1).mean(dim=0).double().numpy()
             labels = labels_of(label_shares(task, seen, data.classes), chances, self.records)
         inversion = Inversion(Method(self.method), self.steps, self.restarts)
         seed = int(np.random.default_rng([self.seed, k]).integers(2**31))
         found = inversion.invert(
-            *(rehearsal_of(training, ask), seen, x.shape[1:], pixels_of(data), labels, seed)
+            *(rehearsal_of(training, round), seen, x.shape[1:], pixels_of(data), labels, seed)
         )
         return found.x, found.labels
 
@@ -232,18 +231,17 @@ def pixels_of(data: FederatedData) -> Pixels:
     return Pixels(float(x.min()), float(x.max()))
 
 
-def rehearsal_of(training: Training, ask: Ask) -> Rehearsal:
+def rehearsal_of(training: Training, round: Round) -> Rehearsal:
     """What the attacker knows of the round: model, work, clip, and ranges of two-valued reports."""
-    plan, state = training.plan, ask.state
-    clip = plan.clip(state.moving, ask.round)
+    plan, start = training.plan, round.start
     low: torch.Tensor | None = None
     high: torch.Tensor | None = None
     if isinstance(plan.release, TwoPointReports):
         ranges = plan.release.ranges
-        centre, radius = ranges.per_coordinate(state.moving)
-        shift = state.params if ranges.perturb == "weights" else torch.zeros_like(state.params)
+        centre, radius = ranges.per_coordinate(round.moving)
+        shift = start if ranges.perturb == "weights" else torch.zeros_like(start)
         low, high = centre - radius - shift, centre + radius - shift
-    known = (training.task, training.work, state.params, clip, ask.round, training.data.classes)
+    known = (training.task, training.work, start, round.clip, round.number, training.data.classes)
     return Rehearsal(*known, low, high)
 
 

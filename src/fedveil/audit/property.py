@@ -23,7 +23,7 @@ from fedveil.audit.seen import View, Witness, again, beside, check_own, replayed
 from fedveil.errors import BadInput
 from fedveil.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
-from fedveil.training.round import Ask
+from fedveil.privacy.round import Round
 from fedveil.training.session import Training
 
 ATTACK = "property"
@@ -112,9 +112,9 @@ class PropertyAudit:
             clients = Witness(attacked, asked.data, attacked.streams)
             mine = [Witness(attacked, asked.own, own) for own in self._streams(training)]
             told = {view: Told(np.zeros(len(asked.has))) for view in views(training.plan)}
-            for ask in replayed(attacked, rounds):
-                self._watch(clients, mine, asked, ask, ids, told)
-                on_step(number * rounds + ask.round, len(kinds) * rounds)
+            for round in replayed(attacked, rounds):
+                self._watch(clients, mine, asked, round, ids, told)
+                on_step(number * rounds + round.number, len(kinds) * rounds)
             for view, scores in told.items():
                 seen, measure = scores.leak(asked.has)
                 what = f"{self.property}, {kind}, of {seen} clients in {rounds} rounds, "
@@ -126,21 +126,21 @@ class PropertyAudit:
         clients: Witness,
         mine: list[Witness],
         asked: Question,
-        ask: Ask,
+        round: Round,
         apart: Ids,
         told: dict[View, Told],
     ) -> None:
         """Score one round's reports, by what the attacker's own records make of its model."""
-        ids = ask.ids[~np.isin(ask.ids, apart)]
+        ids = round.ids[~np.isin(round.ids, apart)]
         if not len(ids):
             return
         every = np.arange(len(asked.own_has))
         names = every % len(asked.has)
-        made = mine[0].unnoised(ask.round, ask.state, names, every).numpy()
+        made = mine[0].unnoised(round, names, every).numpy()
         for view, scores in told.items():
-            shown = [each.seen(view, ask.round, ask.state, names, every).numpy() for each in mine]
+            shown = [each.seen(view, round, names, every).numpy() for each in mine]
             telling = Telling.fitted(made, np.concatenate(shown), asked.own_has)
-            rows = clients.seen(view, ask.round, ask.state, ids, ids).numpy()
+            rows = clients.seen(view, round, ids, ids).numpy()
             scores.add_(ids, telling.scores(rows))
 
     def _streams(self, training: Training) -> list[Streams]:

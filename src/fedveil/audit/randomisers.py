@@ -175,7 +175,7 @@ class Randomiser:
             bench = Bench.of(plan, self._streams(plan, "shuffled", sign), size)
             found = []
             for round in range(-(-self.draws // size)):
-                turn = replace(bench.turn(1, np.arange(reports)), round=round + 1)
+                turn = replace(bench.turn(1, np.arange(reports)), number=round + 1)
                 rows = torch.full((reports, size), -1e3)
                 rows[0] *= -sign
                 total = bench.summed(turn, bench.sent(turn, rows, short=False)).total

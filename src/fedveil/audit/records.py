@@ -28,7 +28,6 @@ from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import gradients_of
-from fedveil.training.round import Ask
 from fedveil.training.server import Weights
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.turn import Turn
@@ -104,19 +103,16 @@ class OneRunAudit:
             raise AssertionError("an audit runs in this process")
         gradients = gradients_of(again.task, engine.mode, canaries, whole=True)
         found = np.zeros(self.canaries)
-        course = again.course(again.start(), new_ledger(again.plan))
-        for ask in course:
-            if not isinstance(ask, Ask):
-                raise AssertionError("a round begins with what it asks for")
+        state, ledger = again.start(), new_ledger(again.plan)
+        while (round := again.begin(state, ledger)) is not None:
             seen.clear()
-            course.send(engine.run(ask.round, ask.ids, ask.state))
-            which = np.flatnonzero(np.isin(owners, ask.ids))
-            clip = plan.clip(ask.state.moving, ask.round)
+            state = again.end(round, state, engine.run(round), ledger).state
+            which = np.flatnonzero(np.isin(owners, round.ids))
             step = len(which) if str(engine.mode) == "vectorised" else 1
             for a in range(0, len(which), max(1, step)):
                 some = which[a : a + step]
                 cohort = CohortData(canaries, some)
-                turn = Turn(ask.round, ask.state.params, cohort, clip, gradients, again.streams)
+                turn = Turn.of(round, cohort, gradients)
                 rows = OneGradient().updates(turn).rows.double()
                 updates = torch.stack([seen[int(k)] for k in owners[some]]).double()
                 found[some] += (rows * updates).sum(dim=1).numpy()

@@ -23,14 +23,13 @@ from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import honest_reports
+from fedveil.privacy.round import Round
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
 from fedveil.training.exchange import client_report
 from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
 from fedveil.training.reports import Rows, accept
-from fedveil.training.round import Ask
-from fedveil.training.server import ServerState
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.turn import Turn
 from fedveil.training.work import ClientWork
@@ -82,21 +81,14 @@ def check_own(training: Training, attack: str) -> None:
         raise BadInput(f"the run has an attack of its own: leave out --attacks {attack}")
 
 
-def replayed(training: Training, rounds: int) -> Iterator[Ask]:
-    """The first `rounds` rounds again, as what each of them asks for; nothing is charged on disk.
-
-    Who drives it sees every round's model before the cohort works on it.
-    """
-    engine = training.engine
-    course = training.course(training.start(), new_ledger(training.plan))
-    for ask in course:
-        if not isinstance(ask, Ask):
-            raise AssertionError("a round begins with what it asks for")
-        yield ask
-        if ask.round >= rounds:
-            course.close()
+def replayed(training: Training, rounds: int) -> Iterator[Round]:
+    """The first `rounds` rounds again, each before its clients work; nothing is charged on disk."""
+    state, ledger = training.start(), new_ledger(training.plan)
+    while (round := training.begin(state, ledger)) is not None:
+        yield round
+        if round.number >= rounds:
             return
-        course.send(engine.run(ask.round, ask.ids, ask.state))
+        state = training.end(round, state, training.engine.run(round), ledger).state
 
 
 def again(training: Training, seed: int, **changes: object) -> Training:
@@ -118,13 +110,11 @@ class Witness:
     data: FederatedData
     streams: Streams
 
-    def seen(
-        self, view: View, round: int, state: ServerState, ids: Ids, whose: Ids
-    ) -> torch.Tensor:
+    def seen(self, view: View, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
         """The updates of clients `ids` with the records of clients `whose`, [K, P], as seen."""
         plan, work = self.training.plan, self.training.work
         found = []
-        for turn in self._turns(round, state, ids, whose):
+        for turn in self._turns(round, ids, whose):
             rows = _accepted(work, plan, turn)
             if view is View.SUM:
                 sums = [self._summed(turn, k, row) for k, row in enumerate(rows)]
@@ -133,24 +123,23 @@ class Witness:
                 found.append(plan.release.updates_of(rows, turn))
         return torch.cat(found)
 
-    def unnoised(self, round: int, state: ServerState, ids: Ids, whose: Ids) -> torch.Tensor:
+    def unnoised(self, round: Round, ids: Ids, whose: Ids) -> torch.Tensor:
         """The same updates clipped and not noised, as an attacker makes them from its records."""
         work = self.training.work
         if isinstance(work, ClientDpSgd):
             work = replace(work, noisy=replace(work.noisy, multiplier=0.0))
-        turns = self._turns(round, state, ids, whose)
+        turns = self._turns(round, ids, whose)
         return torch.cat([_updates(work, turn) for turn in turns])
 
-    def _turns(self, round: int, state: ServerState, ids: Ids, whose: Ids) -> Iterator[Turn]:
+    def _turns(self, round: Round, ids: Ids, whose: Ids) -> Iterator[Turn]:
         """In blocks of clients that are computed together; one by one where they have to be."""
         training = self.training
         looped = self._engine.mode is Mode.LOOPED
         step = 1 if looped else max(1, _BLOCK // training.task.size)
-        clip = training.plan.clip(state.moving, round)
+        round = replace(round, streams=self.streams)
         for a in range(0, len(ids), step):
             cohort = CohortData(self.data, ids[a : a + step], whose[a : a + step])
-            known = (round, state.params, cohort, clip, self._gradients, self.streams)
-            yield Turn(*known, moving=state.moving)
+            yield Turn.of(round, cohort, self._gradients)
 
     @property
     def _engine(self) -> Serial:
@@ -173,7 +162,7 @@ class Witness:
         counts on, and have nothing to say: their reports are noise around the model.
         """
         release = self.training.plan.release
-        seed = seed_of("sum", self.streams.seed, turn.round, int(turn.ids[k]))
+        seed = seed_of("sum", self.streams.seed, turn.number, int(turn.ids[k]))
         own = Streams(seed, self.streams.secure)
         total = torch.zeros(len(row), dtype=torch.float64)
         rows, alone = row[None], replace(turn, streams=own)
@@ -184,7 +173,7 @@ class Witness:
             release.randomise_(others, alone)
             rows = torch.cat([rows, others])
         release.add_sum_(total, rows, torch.ones(len(rows), dtype=torch.float64), alone)
-        release.noise_(total, turn.clip, turn.round, own)
+        release.noise_(total, turn.clip, turn.number, own)
         return total.float()
 
 

@@ -110,9 +110,9 @@ class Bench:
     def watched(self, turn: Turn, total: CohortSum) -> Values:
         """What is published of what the clip watches; empty if it watches nothing."""
         told = self.plan.watched
-        if told is None or not told.due(turn.round):
+        if told is None or not told.due(turn.number):
             return np.zeros(0)
-        keys = self.streams.keys(told.purpose, turn.round, NOBODY)
+        keys = self.streams.keys(told.purpose, turn.number, NOBODY)
         return told.noisy(total.watched, keys).numpy()
 
 
@@ -188,7 +188,7 @@ def client_views(
             along = worst(turn.clip, size)
             length = (1 - 2e-6 if plan.watched is not None and short else _TOO_LONG) * clip
             rows = ((-1) ** t * _TOO_LONG * clip * along).float().repeat(2 * count, 1)
-            later = replace(turn, round=turn.round + turns)
+            later = replace(turn, number=turn.number + turns)
             again, _ = _along(bench, later, rows, along, short=False)
             rows[::2] = (sign * (-1) ** t * length * along).float()
             seen, watched = _along(bench, turn, rows, along, short=short)
@@ -225,7 +225,7 @@ def server_views(
         rounds = []
         for t in range(turns):
             round = 1 + t + turns * (first // wide)
-            turn = replace(bench.turn(1 + t, np.zeros(1, dtype=np.int64)), round=round)
+            turn = replace(bench.turn(1 + t, np.zeros(1, dtype=np.int64)), number=round)
             if turn.clip is None:
                 raise AssertionError("noise on a sum needs a clip")
             row = torch.full((1, 1), sign * (-1) ** t * _TOO_LONG * turn.clip.value)
@@ -250,14 +250,14 @@ def watched_views(
     seen, told = np.empty(draws), np.empty(draws)
     ids = np.zeros(1 if sign else 0, dtype=np.int64)
     for k in range(draws):
-        turn = replace(bench.turn(1, ids), round=1 + k * every)
+        turn = replace(bench.turn(1, ids), number=1 + k * every)
         if turn.clip is None:
             raise AssertionError("what watches is a clip")
         along = worst(turn.clip, 2)
         length = (1 - 2e-6 if sign > 0 else _TOO_LONG) * turn.clip.value
         rows = (sign * length * along).float().expand(len(ids), -1)
         total = bench.summed(turn, bench.sent(turn, rows, short=sign > 0))
-        plan.release.noise_(total.total, turn.clip, turn.round, streams)
+        plan.release.noise_(total.total, turn.clip, turn.number, streams)
         seen[k] = float(total.total @ along) / turn.clip.value
         published = bench.watched(turn, total)
         told[k] = published[0] if len(published) == 1 else published[0] - published[-1]

@@ -17,8 +17,9 @@ from fedveil.attacks.ascent import Ascending
 from fedveil.attacks.traces import ascended, traces
 from fedveil.data.federated import Array, FederatedData
 from fedveil.inputs import Inputs, taken
+from fedveil.privacy.round import Round
 from fedveil.training.engines.serial import Serial
-from fedveil.training.round import Ask, RoundResult
+from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.sums import CohortSum
 
@@ -84,8 +85,8 @@ def by_server(training: Training, asked: Asked) -> Numbers:
     """The passive server: it looks at every report of a watched round."""
     seen, rounds, task = Seen(asked.data.records), watched_rounds(training), training.task
     for ask, total, _ in _played(training, _plainly):
-        for client, report in _reports(total) if ask.round in rounds else ():
-            rows, before = asked.of(client), ask.state.params
+        for client, report in _reports(total) if ask.number in rounds else ():
+            rows, before = asked.of(client), ask.start
             seen.add(rows, traces(task, before, before + report, *asked.at(rows)))
     return seen.features
 
@@ -98,21 +99,21 @@ def by_active_server(training: Training, asked: Asked) -> Numbers:
     seen, rounds, task = Seen(asked.data.records), watched_rounds(training), training.task
     starts: dict[int, torch.Tensor] = {}
 
-    def send(engine: Serial, ask: Ask) -> CohortSum:
+    def send(engine: Serial, ask: Round) -> CohortSum:
         starts.clear()
-        if ask.round not in rounds:
+        if ask.number not in rounds:
             return _plainly(engine, ask)
         total = engine.job.zero()
         for client in ask.ids.tolist():
-            rows = asked.some_of(client, ask.round)
-            starts[client] = ascended(task, ask.state.params, *asked.at(rows))
-            state = replace(ask.state, params=starts[client])
-            total.add_(engine.run(ask.round, np.array([client]), state))
+            rows = asked.some_of(client, ask.number)
+            starts[client] = ascended(task, ask.start, *asked.at(rows))
+            alone = replace(ask, ids=np.array([client]), start=starts[client])
+            total.add_(engine.run(alone))
         return total
 
     for ask, total, _ in _played(training, send):
         for client, report in _reports(total) if starts else ():
-            rows, before = asked.some_of(client, ask.round), starts[client]
+            rows, before = asked.some_of(client, ask.number), starts[client]
             seen.add(rows, traces(task, before, before + report, *asked.at(rows)))
     return seen.features
 
@@ -122,8 +123,8 @@ def by_client(training: Training, asked: Asked) -> Numbers:
     seen, rounds, task = Seen(asked.data.records), watched_rounds(training), training.task
     every = np.arange(asked.data.records)
     for ask, _, result in _played(training, _plainly):
-        if ask.round in rounds:
-            step = ask.state.params, result.state.params
+        if ask.number in rounds:
+            step = ask.start, result.state.params
             seen.add(every, traces(task, *step, *asked.at(every)))
     return seen.features
 
@@ -142,11 +143,11 @@ def by_active_client(training: Training, asked: Asked) -> Numbers:
     seen, back = Seen(asked.data.records), Seen(asked.data.records)
     every = np.arange(asked.data.records)
     for ask, _, result in _played(replace(training, adversary=attacker), _plainly):
-        step = ask.state.params, result.state.params
-        if ask.round in rounds:
+        step = ask.start, result.state.params
+        if ask.number in rounds:
             seen.add(every, traces(task, *step, *asked.at(every)))
-        if ask.round - 1 in aims:
-            rows = aims[ask.round - 1]
+        if ask.number - 1 in aims:
+            rows = aims[ask.number - 1]
             back.add(rows, traces(task, *step, *asked.at(rows)))
     return np.concatenate([seen.features, back.features], axis=1)
 
@@ -156,29 +157,26 @@ def watched_rounds(training: Training) -> list[int]:
     return sorted({int(r) for r in np.linspace(1, training.plan.permitted, WATCHED).round()})
 
 
-Sending = Callable[[Serial, Ask], CohortSum]
+Sending = Callable[[Serial, Round], CohortSum]
 """How a round's cohort is asked, and what it comes to."""
 
 
-def _plainly(engine: Serial, ask: Ask) -> CohortSum:
-    return engine.run(ask.round, ask.ids, ask.state)
+def _plainly(engine: Serial, round: Round) -> CohortSum:
+    return engine.run(round)
 
 
-def _played(training: Training, send: Sending) -> Iterator[tuple[Ask, CohortSum, RoundResult]]:
+def _played(training: Training, send: Sending) -> Iterator[tuple[Round, CohortSum, RoundResult]]:
     """The rounds of a training, with all reports kept: (what was asked, what came, the result)."""
     engine = training.engine
     if not isinstance(engine, Serial):
         raise AssertionError("an audit runs in this process")
     engine = replace(engine, job=replace(engine.job, rows=True))
-    course = training.course(training.start(), new_ledger(training.plan))
-    for ask in course:
-        if not isinstance(ask, Ask):
-            raise AssertionError("a round begins with what it asks for")
-        total = send(engine, ask)
-        result = course.send(total)
-        if not isinstance(result, RoundResult):
-            raise AssertionError("a round that was sent its sum has a result")
-        yield ask, total, result
+    state, ledger = training.start(), new_ledger(training.plan)
+    while (round := training.begin(state, ledger)) is not None:
+        total = send(engine, round)
+        result = training.end(round, state, total, ledger)
+        state = result.state
+        yield round, total, result
 
 
 def _reports(total: CohortSum) -> Iterator[tuple[int, torch.Tensor]]:

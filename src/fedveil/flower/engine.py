@@ -17,27 +17,14 @@ from fedveil.flower.mixer_link import MixerLink
 from fedveil.flower.round_log import About, Outcome, RoundLog
 from fedveil.flower.transport import Arrival, Transport
 from fedveil.mixing.protocol import number_of
-from fedveil.privacy.clip import Clip
-from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.two_point import TwoPointReports
-from fedveil.training.engines.engine import Ids, Job
+from fedveil.privacy.round import Round
+from fedveil.training.engines.engine import Job
 from fedveil.training.evaluate import evaluate
 from fedveil.training.exchange import Sent, server_sum
 from fedveil.training.reports import Rows
-from fedveil.training.server import ServerState, Weights
+from fedveil.training.server import Weights
 from fedveil.training.sums import CohortSum
-
-
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """What a site was asked, as its report is read and summed."""
-
-    round: int
-    ids: Ids
-    start: torch.Tensor
-    clip: Clip | None
-    moving: torch.Tensor
-    streams: Streams
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +77,13 @@ class RemoteEngine:
                 "sites: lower it, or ask more"
             )
 
-    def run(self, round: int, ids: Ids, state: ServerState, attempt: int = 0) -> CohortSum:
-        """The sum over the answers of the cohort `ids`, in the order of clients."""
-        began, names = self.clock(), [self.federation.names[k] for k in ids]
-        attempt = max(attempt, self.log.asked_before(round))
-        ask = RoundAsk(self.about.run, round, attempt, self.about.plan, state.params, state.moving)
-        outcome = Outcome(round, attempt, names)
+    def run(self, round: Round) -> CohortSum:
+        """The sum over the answers of a round's clients, in their order."""
+        began, names = self.clock(), [self.federation.names[k] for k in round.ids]
+        attempt = max(round.attempt, self.log.asked_before(round.number))
+        about = self.about
+        ask = RoundAsk(about.run, round.number, attempt, about.plan, round.start, round.moving)
+        outcome = Outcome(round.number, attempt, names)
         self.log.asking(outcome)
         answers = self._answers(ask, outcome, began)
         if self.steady:
@@ -104,9 +92,9 @@ class RemoteEngine:
         secret = self.job.plan.secret_cohort
         outcome.enough = secret or len(answers) >= self.federation.minimum
         if self.mixer is None:
-            total = self._sum(ask, ids, answers, outcome)
+            total = self._sum(round, answers, outcome)
         else:
-            total = self._mixed(self.mixer, ask, ids, outcome, began)
+            total = self._mixed(self.mixer, round, ask, outcome, began)
         self.log.ended(outcome)
         self.told(outcome)
         return total
@@ -164,28 +152,26 @@ class RemoteEngine:
             return "it answered twice"
         return ""
 
-    def _sum(
-        self, ask: RoundAsk, ids: Ids, answers: dict[str, Answer], outcome: Outcome
-    ) -> CohortSum:
+    def _sum(self, round: Round, answers: dict[str, Answer], outcome: Outcome) -> CohortSum:
         """Accept each answer and add it, whoever came first."""
         job, plan = self.job, self.job.plan
-        clip = plan.clip(ask.moving, ask.round)
         total = CohortSum.zero(job.task.size, plan.width, noisy=False, keep=job.rows)
-        for client in ids:
+        for client in round.ids:
             answer = answers.get(self.federation.names[client])
             if answer is None:
                 continue
             alone = np.array([client], dtype=np.int64)
-            asked = Asked(ask.round, alone, ask.params, clip, ask.moving, job.streams)
             before = len(total.refused)
             part = [(total, slice(None))]
-            server_sum(part, plan, asked, self._sent(answer), self._weight(client))
+            server_sum(
+                part, plan, replace(round, ids=alone), self._sent(answer), self._weight(client)
+            )
             if len(total.refused) > before:
                 outcome.refused[answer.site] = "its report is not finite, or not of this model"
         return replace(total, told=False, enough=outcome.enough)
 
     def _mixed(
-        self, mixer: MixerLink, ask: RoundAsk, ids: Ids, outcome: Outcome, began: float
+        self, mixer: MixerLink, round: Round, ask: RoundAsk, outcome: Outcome, began: float
     ) -> CohortSum:
         """What the mixer hands on of the reports that sites have sent it, in place of their sum.
 
@@ -202,9 +188,8 @@ class RemoteEngine:
         if found is None or not isinstance(plan.release, TwoPointReports):
             outcome.enough = False
             return replace(total, told=False, enough=False)
-        asked = Asked(ask.round, ids, ask.params, None, ask.moving, job.streams)
-        plan.release.add_multisets_(total.total, found, asked)
-        total.weight, total.clients = float(found.reports[0]), len(ids)
+        plan.release.add_multisets_(total.total, found, round)
+        total.weight, total.clients = float(found.reports[0]), len(round.ids)
         return replace(total, told=False, enough=outcome.enough)
 
     def _sent(self, answer: Answer) -> Sent:

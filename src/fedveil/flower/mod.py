@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from fedveil.errors import BadInput, one_line
 from fedveil.flower.arrays import flat, moved, shaped
-from fedveil.flower.engine import Asked
 from fedveil.flower.messages import RoundAsk
 from fedveil.flower.policy import Policy
 from fedveil.flower.site_file import PolicySection
@@ -28,6 +27,7 @@ from fedveil.flower.strategy import check_plan
 from fedveil.flower.terms import Terms, terms_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.round import Round
 from fedveil.training.reports import Rows, accept
 
 LOG = logging.getLogger("flwr")
@@ -75,7 +75,7 @@ class PrivateMod:
         try:
             asked = self._asked(msg)
             about = {"noise": "secure" if self.plan.secure else "seeded"}
-            self.ledger.charge(_ask(msg, asked.round), about, self.terms, self.policy, today())
+            self.ledger.charge(_ask(msg, asked.number), about, self.terms, self.policy, today())
         except Declined as e:
             return Message(Error(_CANNOT, f"declined: {e}"), reply_to=msg)
         except Exception as e:  # Flower would tell the server what it says
@@ -100,7 +100,7 @@ class PrivateMod:
         )
         return Message(content, reply_to=msg)
 
-    def _asked(self, msg: Message) -> Asked:
+    def _asked(self, msg: Message) -> Round:
         """What the server asks for, as far as it may be trusted: which round, and which model."""
         if msg.metadata.message_type.split(".")[0] != _TRAINING:
             raise Declined("only training is private: what else leaves a client, nothing accounts")
@@ -116,7 +116,7 @@ class PrivateMod:
         moving = self.plan.start(start)
         streams = Streams(secrets.randbits(128), self.plan.secure)
         alone = np.zeros(1, dtype=np.int64)
-        return Asked(round, alone, start, self.plan.clip(moving, round), moving, streams)
+        return Round(round, alone, start, self.plan.clip(moving, round), moving, streams)
 
 
 def _policy(said: Mapping[str, Any], plan: PrivacyPlan, terms: Terms) -> Policy:

@@ -30,6 +30,7 @@ from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.two_point import TwoPointReports
+from fedveil.privacy.round import Round
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.records import divided, records_of
@@ -155,11 +156,8 @@ class Site:
         ids = np.array([self.file.number or 0])
         cohort = CohortData(self.records, ids, np.zeros(1, dtype=np.int64))
         clip = self.plan.clip(ask.moving, ask.round)
-        turn = Turn(
-            *(ask.round, ask.params, cohort, clip, self._gradients, streams),
-            moving=ask.moving,
-            everyone=ids,
-        )
+        round = Round(ask.round, ids, ask.params, clip, ask.moving, streams, ask.attempt)
+        turn = Turn.of(round, cohort, self._gradients)
         with one_thread():
             sent = self._sent(turn)
         if not isinstance(sent.reports, Rows):
@@ -177,7 +175,7 @@ class Site:
         try:
             sent = client_report(self.training.work, self.plan, turn)
         except Exception as e:
-            LOG.exception("round %d could not be computed", turn.round)
+            LOG.exception("round %d could not be computed", turn.number)
             if not self.plan.release.randomises:
                 raise _Failed from e
             sent = client_report(_Nothing(), self.plan, turn)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +18,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedveil.errors import BadInput, BudgetExhausted
+from fedveil.errors import BadInput
 from fedveil.flower.arrays import flat, moved, shaped
-from fedveil.flower.engine import Asked
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.clip_schedules import Lengths
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.round import Round
 from fedveil.privacy.rows import row_norms
-from fedveil.privacy.sampling import check_cohort
 from fedveil.training.exchange import Sent, server_sum
 from fedveil.training.reports import Rows
+from fedveil.training.round import begin, end
+from fedveil.training.server import ServerState, SgdServer
 from fedveil.training.sums import CohortSum
 
 LOG = logging.getLogger("flwr")
@@ -85,7 +87,8 @@ class PrivateStrategy(Strategy):
         self._nodes: list[int] = []
         self._asked: dict[int, int] = {}
         self._start: ArrayRecord = ArrayRecord()
-        self._moving: torch.Tensor | None = None
+        self._round: Round | None = None
+        self._state = ServerState(0, torch.zeros(0), {}, torch.zeros(0))
 
     @property
     def claim(self) -> PrivacyClaim:
@@ -118,46 +121,39 @@ class PrivateStrategy(Strategy):
                     "the strategy asks some of the nodes only, and who takes part is drawn by the "
                     "plan: use fraction_train = 1.0"
                 )
-        plan, counted = self.plan, self.plan.release.counted
-        turns = self.ledger.turns(server_round - 1) if counted else None
-        ids = plan.sampler.cohort(plan.population, server_round, self._streams, turns)
-        check_cohort(ids, plan.population)
-        self._asked = {}
-        try:
-            self.ledger.charge(server_round, ids if counted else None)
-        except BudgetExhausted as e:
-            LOG.warning("%s", e)
+        self._state = replace(self._state, round=server_round - 1)
+        self._round = begin(self.plan, self._streams, self.ledger, self._state)
+        if self._round is None:
+            LOG.warning("%s", self.ledger.refusal)
             return []
-        self._asked = {self._nodes[client]: int(client) for client in ids}
+        self._asked = {self._nodes[client]: int(client) for client in self._round.ids}
         return [offered[node] for node in self._asked if node in offered]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The private mean, as the one reply that the strategy inside gets."""
-        if self.ledger.charged() != server_round:
+        round, plan = self._round, self.plan
+        if round is None or round.number != server_round:
             return None, None
-        plan, start, moving = self.plan, flat(self._start), self._moving
-        if moving is None:
-            raise AssertionError("a round is configured before it is aggregated")
-        clip = plan.clip(moving, server_round)
-        total = CohortSum.zero(len(start), plan.width, noisy=False)
+        total = CohortSum.zero(len(round.start), plan.width, noisy=False)
         rows = self._rows(replies)
         for client in sorted(rows):
-            ids = np.array([client], dtype=np.int64)
-            asked = Asked(server_round, ids, start, clip, moving, self._streams)
+            asked = replace(round, ids=np.array([client], dtype=np.int64))
             sent = self._sent(rows[client], asked)
             server_sum([(total, slice(None))], plan, asked, sent, torch.ones(1).double())
-        plan.release.noise_(total.total, clip, server_round, self._streams)
-        mean = total.total / plan.release.divisor(total.weight, plan.expected)
-        after = start + mean.to(torch.float32)
-        self._moving = plan.move(moving, total.watched, start, after, server_round, self._streams)
+        result = end(plan, SgdServer(), self.ledger, self._state, round, total)
+        self._state = result.state
         weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
         content = RecordDict(
-            {"arrays": shaped(after, self._start), "metrics": MetricRecord({weight: 1.0})}
+            {
+                "arrays": shaped(result.state.params, self._start),
+                "metrics": MetricRecord({weight: 1.0}),
+            }
         )
         found, _ = self.strategy.aggregate_train(server_round, [Message(content, 0, "train")])
-        LOG.info("round %d: %s", server_round, self._spent(server_round))
+        spent = result.spent()
+        LOG.info("round %d: %s", server_round, "" if spent is None else spent.short)
         return found, None
 
     def configure_evaluate(
@@ -186,8 +182,9 @@ class PrivateStrategy(Strategy):
                 f"{len(start):,}: make the plan for this model"
             )
         self._start = arrays
-        if self._moving is None:
-            self._moving = plan.start(start)
+        first = self._state.params.numel() == 0
+        moving = plan.start(start) if first else self._state.moving
+        self._state = replace(self._state, params=start, moving=moving)
         until = time.monotonic() + self._wait
         while not self._nodes:
             found = sorted(grid.get_node_ids())
@@ -203,12 +200,6 @@ class PrivateStrategy(Strategy):
             else:
                 time.sleep(_LOOK)
 
-    def _spent(self, rounds: int) -> str:
-        """What so many rounds have cost, from above."""
-        counts = self.ledger.counts()
-        spent = self.plan.spent(rounds, None if counts is None else int(counts.max()))
-        return "" if spent is None else spent.short
-
     def _rows(self, replies: Iterable[Message]) -> dict[int, torch.Tensor]:
         """What each client that was asked has sent first, as a vector."""
         rows: dict[int, torch.Tensor] = {}
@@ -220,7 +211,7 @@ class PrivateStrategy(Strategy):
             rows[client] = moved(records[0], self._start) if len(records) == 1 else torch.zeros(0)
         return rows
 
-    def _sent(self, row: torch.Tensor, asked: Asked) -> Sent:
+    def _sent(self, row: torch.Tensor, asked: Round) -> Sent:
         """A row as a block of one client; the server itself sees what an adaptive clip watches."""
         rows, no = Rows.of([row], len(asked.start)), torch.zeros(1, dtype=torch.bool)
         clipped = no

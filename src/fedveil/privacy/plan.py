@@ -333,14 +333,14 @@ class PrivacyPlan:
         for one client at a time.
         """
         clients, schedule, watched = len(asked.ids), self.schedule, self.watched
-        if schedule is None or watched is None or not watched.due(asked.round):
+        if schedule is None or watched is None or not watched.due(asked.number):
             return torch.zeros(clients, self.width, dtype=torch.float64)
         each = [lengths] if is_own_schedule(schedule) else [lengths.of(k) for k in range(clients)]
         rows = torch.cat(
-            [watched.cut(schedule.watch(some, asked.round), len(some.norms)) for some in each]
+            [watched.cut(schedule.watch(some, asked.number), len(some.norms)) for some in each]
         )
         if watched.flip:
-            keys = asked.streams.keys("client-bits", asked.round, asked.ids)
+            keys = asked.streams.keys("client-bits", asked.number, asked.ids)
             return watched.flipped(rows, keys)
         return watched.aligned(rows) if asked.streams.secure else rows
 

@@ -163,5 +163,5 @@ class ReportAttack(Adversary):
         sent, turn = chance.honest(), chance.turn
         if not isinstance(sent.reports, Rows):
             raise AssertionError("an adversary sees reports one by one")
-        changed = self.change(turn.round, turn.ids, sent.reports.rows.clone())
+        changed = self.change(turn.number, turn.ids, sent.reports.rows.clone())
         return sent.changed(changed, turn.start.shape[-1])

@@ -88,7 +88,7 @@ class ClientDpSgd:
         """Run every client's steps side by side; the rows are private already."""
         if turn.clip is None:
             raise AssertionError("DP-SGD needs a clip on each example's gradient")
-        cohort, round, streams, noisy = turn.cohort, turn.round, turn.streams, self.noisy
+        cohort, round, streams, noisy = turn.cohort, turn.number, turn.streams, self.noisy
         mechanism = GaussianMechanism(noisy.multiplier)
         sensitivity = turn.clip.sensitivity(Relation.ADD_REMOVE)
         scales = np.full(len(cohort), noisy.multiplier * sensitivity)

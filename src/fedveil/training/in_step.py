@@ -13,7 +13,7 @@ from dataclasses import replace
 from fedveil.training.engines.housekeeping import keep_memory, one_thread
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
-from fedveil.training.round import Ask, RoundResult
+from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, new_ledger
 
 
@@ -54,16 +54,16 @@ def train_in_step(trainings: Sequence[Training]) -> Iterator[list[tuple[int, Rou
         engine = replace(engine, job=replace(engine.job, data=records))
         begins = [n * first.data.clients for n in range(len(trainings))]
     keep_memory(first.task.size)
-    going = [(n, t.course(t.start(), new_ledger(t.plan))) for n, t in enumerate(trainings)]
-    while going:
+    states = {n: t.start() for n, t in enumerate(trainings)}
+    ledgers = [new_ledger(t.plan) for t in trainings]
+    while states:
+        results: dict[int, RoundResult] = {}
         with one_thread():
-            begun = [(n, course, next(course, None)) for n, course in going]
-            asked = [(n, course, ask) for n, course, ask in begun if isinstance(ask, Ask)]
-            places = [begins[n] for n, _, _ in asked]
-            sums = engine.run_in_step([ask for _, _, ask in asked], places) if asked else []
-            done = [
-                (n, course.send(total)) for (n, course, _), total in zip(asked, sums, strict=True)
-            ]
-        going = [(n, course) for n, course, _ in asked]
-        if done:
-            yield [(n, result) for n, result in done if isinstance(result, RoundResult)]
+            begun = {n: trainings[n].begin(state, ledgers[n]) for n, state in states.items()}
+            rounds = {n: round for n, round in begun.items() if round is not None}
+            sums = engine.run_in_step([*rounds.values()], [begins[n] for n in rounds])
+            for (n, round), total in zip(rounds.items(), sums, strict=True):
+                results[n] = trainings[n].end(round, states[n], total, ledgers[n])
+        states = {n: result.state for n, result in results.items()}
+        if results:
+            yield list(results.items())

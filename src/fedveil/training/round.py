@@ -1,40 +1,22 @@
-"""The round, on one screen: sample, charge, exchange with the clients, noise, step, measure."""
+"""A round on one screen: `begin` samples and charges, clients work, `end` adds noise and steps."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from fedveil.errors import BudgetExhausted
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.round import Round
 from fedveil.privacy.sampling import check_cohort
 from fedveil.training.adversary import Adversary, attacked_cohort
 from fedveil.training.aggregates import Aggregate
 from fedveil.training.server import ServerOptimizer, ServerState
 from fedveil.training.sums import CohortSum
-
-Ids = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Ask:
-    """What a round asks an engine for: the sum over the cohort `ids`, starting from `state`.
-
-    `attempt` counts the times that the round was charged before.
-    """
-
-    round: int
-    ids: Ids
-    state: ServerState
-    streams: Streams
-    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,119 +86,86 @@ class RoundResult:
         }
 
 
-class Leaving(Protocol):
-    """What a round needs of a `Gate`."""
-
-    def metrics(self, state: ServerState, ledger: Ledger, streams: Streams) -> dict[str, float]:
-        """Numbers by name of the model after a round; none in rounds that are not measured."""
-        ...
-
-    def over_clients(self, state: ServerState) -> dict[str, float]:
-        """The same across clients."""
-        ...
-
-    def result(self, result: RoundResult) -> RoundResult:
-        """What of a round's result may be seen."""
-        ...
-
-
-Rounds = Generator[Ask | RoundResult, CohortSum | None, None]
-"""Hands out an `Ask`, is sent the sum, hands out the result; and so on to the end."""
-
-
-def rounds(
+def begin(
     plan: PrivacyPlan,
-    server: ServerOptimizer,
     streams: Streams,
-    gate: Leaving,
     ledger: Ledger,
     state: ServerState,
-    aggregate: Aggregate | None = None,
     adversary: Adversary | None = None,
-) -> Rounds:
-    """Train to the end of the plan or of the budget, from `state`.
+) -> Round | None:
+    """Sample and charge the round after `state`; None at the end of the plan or of the budget.
 
-    `aggregate`, where there is one, takes the place of the mean. Clients that cheat, as `adversary`
-    says, may join a round uninvited; who was drawn is charged, and nobody else.
+    Clients that cheat, as `adversary` says, may join uninvited. Who was drawn is charged, and
+    nobody else.
 
-    Guarantee: a round is charged, durably, before any client works on it. An empty cohort is
-    charged and noised like any other; refused reports change neither charge, noise nor divisor.
-    A round that is charged again draws a new cohort and new noise. All that is yielded beside the
-    model has passed `gate`. Where too few reports came to
-    hand anything on, the charge stays, and so does the model.
+    Guarantee: the round is charged, durably, before any client works on it. An empty cohort is
+    charged like any other. A round that is charged again draws a new cohort and new noise.
     """
-    counted, release, expected = plan.release.counted, plan.release, plan.expected
-    most = int(ledger.turns(state.round).max()) if counted else 0
-    while state.round < plan.rounds:
-        number, before, began = state.round + 1, state, time.perf_counter()
-        # sample
-        turns = ledger.turns(before.round) if counted else None
-        attempt = ledger.attempt(number)
-        drawing = streams.again(attempt)
-        ids = drawn = plan.sampler.cohort(plan.population, number, drawing, turns)
-        if adversary is not None:
-            ids = attacked_cohort(adversary, number, drawn)
-        check_cohort(ids, plan.population)
-        clip = plan.clip(before.moving, number)
-        # charge
-        try:
-            ledger.charge(number, drawn if counted else None)
-        except BudgetExhausted:
-            return
-        # train, clip, randomise (client_report); shuffle, accept, sum (server_sum): exchange.py
-        cohort = yield Ask(number, ids, before, drawing, attempt)
-        if cohort is None:
-            raise AssertionError("a round continues when it is sent the sum it asked for")
-        signal = cohort.strength
-        # noise
-        release.noise_(cohort.total, clip, number, drawing)
-        # step
-        if aggregate is None or not cohort.weight:
-            mean = cohort.total.div_(release.divisor(cohort.weight, expected))
-        else:
-            mean = aggregate.of(cohort.updates)
-        state = replace(before, round=number)
-        if cohort.enough and cohort.weight >= release.minimum:
-            state = server.step(before, mean)
-            moving = plan.move(
-                before.moving, cohort.watched, before.params, state.params, number, drawing
-            )
-            state = replace(state, moving=moving)
-        # measure
-        if turns is not None:
-            most = max(most, int(turns[drawn].max(initial=-1)) + 1)
-        noise = release.noise_length(ids, clip, before.moving, len(mean))
-        known = cohort.told or not release.randomises
-        result = RoundResult(
-            round=number,
-            state=state,
-            clients=cohort.clients,
-            clipped=cohort.clipped / max(cohort.clients, 1) if cohort.told else None,
-            clip=release.clip_of_updates(clip),
-            snr=signal / noise if noise and known else None,
-            refused=cohort.refused,
-            metrics=gate.metrics(state, ledger, drawing),
-            over_clients=gate.over_clients(state),
-            seconds=time.perf_counter() - began,
-            spent=partial(plan.spent, number, most if counted else None, ledger.again),
-            quoted=partial(plan.quoted, number, most if counted else None, ledger.again),
-            attack={} if adversary is None else cohort.cheated,
+    number = state.round + 1
+    if number > plan.rounds:
+        return None
+    # sample
+    local, attempt = plan.release.counted, ledger.attempt(number)
+    turns = ledger.turns(state.round) if local else None
+    drawn = plan.sampler.cohort(plan.population, number, streams.again(attempt), turns)
+    ids = drawn if adversary is None else attacked_cohort(adversary, number, drawn)
+    check_cohort(ids, plan.population)
+    clip = plan.clip(state.moving, number)
+    # charge
+    try:
+        ledger.charge(number, drawn if local else None)
+    except BudgetExhausted:
+        return None
+    return Round(number, ids, state.params, clip, state.moving, streams, attempt)
+
+
+def end(
+    plan: PrivacyPlan,
+    server: ServerOptimizer,
+    ledger: Ledger,
+    state: ServerState,
+    round: Round,
+    cohort: CohortSum,
+    aggregate: Aggregate | None = None,
+) -> RoundResult:
+    """Add noise to the sum of a round's reports, divide it, and move the model and the clip.
+
+    `aggregate`, where there is one, takes the place of the mean. The result has no metrics, and is
+    for a `Gate` to let out.
+
+    Guarantee: an empty cohort gets noise like any other. Refused reports change neither noise nor
+    divisor. Where too few reports came to hand anything on, the model and the charge stay.
+    """
+    release, drawing = plan.release, round.streams.again(round.attempt)
+    strength = cohort.strength
+    # noise
+    release.noise_(cohort.total, round.clip, round.number, drawing)
+    # divide
+    if aggregate is None or not cohort.weight:
+        mean = cohort.total.div_(release.divisor(cohort.weight, plan.expected))
+    else:
+        mean = aggregate.of(cohort.updates)
+    # step, and move what adapts
+    after = replace(state, round=round.number)
+    if cohort.enough and cohort.weight >= release.minimum:
+        after = server.step(state, mean)
+        moving = plan.move(
+            state.moving, cohort.watched, state.params, after.params, round.number, drawing
         )
-        yield gate.result(result)
-
-
-class Summing(Protocol):
-    """As much of an engine as a round needs."""
-
-    def run(self, round: int, ids: Ids, state: ServerState, attempt: int = 0) -> CohortSum: ...
-
-
-def driven(course: Rounds, engine: Summing) -> Generator[RoundResult, None, None]:
-    """One training on one engine: what each round asks for is computed, and its result told."""
-    for ask in course:
-        if not isinstance(ask, Ask):
-            raise AssertionError("a round begins with what it asks for")
-        result = course.send(engine.run(ask.round, ask.ids, ask.state, ask.attempt))
-        if not isinstance(result, RoundResult):
-            raise AssertionError("a round that was sent its sum has a result")
-        yield result
+        after = replace(after, moving=moving)
+    noise = release.noise_length(round.ids, round.clip, round.moving, len(mean))
+    known = cohort.told or not release.randomises
+    most = int(ledger.turns(round.number).max()) if release.counted else None
+    return RoundResult(
+        round=round.number,
+        state=after,
+        clients=cohort.clients,
+        clipped=cohort.clipped / max(cohort.clients, 1) if cohort.told else None,
+        clip=release.clip_of_updates(round.clip),
+        snr=strength / noise if noise and known else None,
+        refused=cohort.refused,
+        metrics={},
+        seconds=time.perf_counter() - round.began,
+        spent=partial(plan.spent, round.number, most, ledger.again),
+        quoted=partial(plan.quoted, round.number, most, ledger.again),
+    )

@@ -1,7 +1,8 @@
 """`Training`: the parts of one training, checked together, and the loop over its rounds."""
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.round import Ids, Round
 from fedveil.privacy.secure import DIAGNOSTICS
 from fedveil.training.adversary import Adversary
 from fedveil.training.aggregates import Aggregate
@@ -43,8 +45,9 @@ from fedveil.training.gate import Gate
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.over_clients import over_clients
 from fedveil.training.rates import check_rounds
-from fedveil.training.round import RoundResult, Rounds, driven, rounds
+from fedveil.training.round import RoundResult, begin, end
 from fedveil.training.server import ServerOptimizer, ServerState, SgdServer, Weights
+from fedveil.training.sums import CohortSum
 from fedveil.training.work import ClientWork
 
 _TRIED, _LOOKED_AT = 4, 256
@@ -272,34 +275,50 @@ class Training:
         params = self._initial.clone()
         return ServerState(0, params, {}, self.plan.start(params))
 
-    def course(self, state: ServerState, ledger: Ledger) -> Rounds:
-        """The rounds from `state` on, charging `ledger`; whoever drives them sends the sums."""
+    def begin(self, state: ServerState, ledger: Ledger) -> Round | None:
+        """The round after `state`, charged to `ledger`; None at the end of the plan or budget."""
         if state.round == 0 and not torch.equal(state.params, self._initial):
             raise BadInput(
                 "a training starts from its own model, which its noise is drawn for: give the "
                 "module these parameters and make a training of it"
             )
-        return rounds(
-            *(self.plan, self.server, self.streams, self.gate, ledger, state),
-            aggregate=self.aggregate,
-            adversary=self.adversary,
+        return begin(self.plan, self.streams, ledger, state, self.adversary)
+
+    def round(self, number: int, ids: Ids, state: ServerState) -> Round:
+        """A round of clients `ids` from `state`, which nobody sampled or charged."""
+        clip = self.plan.clip(state.moving, number)
+        return Round(number, ids, state.params, clip, state.moving, self.streams)
+
+    def end(
+        self, round: Round, state: ServerState, cohort: CohortSum, ledger: Ledger
+    ) -> RoundResult:
+        """What the sum of a round's reports comes to, as far as the gate lets it out."""
+        result = end(self.plan, self.server, ledger, state, round, cohort, self.aggregate)
+        gate, streams = self.gate, round.streams.again(round.attempt)
+        result = replace(
+            result,
+            metrics=gate.metrics(result.state, ledger, streams),
+            over_clients=gate.over_clients(result.state),
+            attack={} if self.adversary is None else cohort.cheated,
+            seconds=time.perf_counter() - round.began,
         )
+        return gate.result(result)
 
     def rounds(self, state: ServerState, ledger: Ledger) -> Iterator[RoundResult]:
         """Train on from `state`, charging `ledger` before each round."""
         keep_memory(self.task.size)
         self.open()
-        every = driven(self.course(state, ledger), self.engine)
         try:
             while True:
                 check_process()
                 with one_thread():
-                    result = next(every, None)
-                if result is None:
-                    return
+                    round = self.begin(state, ledger)
+                    if round is None:
+                        return
+                    result = self.end(round, state, self.engine.run(round), ledger)
+                state = result.state
                 yield result
         finally:
-            every.close()
             self.engine.close()
 
     @cached_property

@@ -8,6 +8,7 @@ import torch
 
 from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import KeySource
+from fedveil.privacy.round import Round
 from fedveil.privacy.rows import Norm, all_finite, row_norms
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.choice import Gradients
@@ -24,7 +25,7 @@ class Turn:
     `everyone` is the whole cohort of the round, which clients that cheat together know.
     """
 
-    round: int
+    number: int
     start: torch.Tensor
     cohort: CohortData
     clip: Clip | None
@@ -33,6 +34,23 @@ class Turn:
     summed: bool = False
     moving: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     everyone: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @classmethod
+    def of(
+        cls, round: Round, cohort: CohortData, gradients: Gradients, *, summed: bool = False
+    ) -> "Turn":
+        """The turn of some clients of a round."""
+        return cls(
+            number=round.number,
+            start=round.start,
+            cohort=cohort,
+            clip=round.clip,
+            gradients=gradients,
+            streams=round.streams,
+            summed=summed,
+            moving=round.moving,
+            everyone=round.ids,
+        )
 
     @property
     def ids(self) -> npt.NDArray[np.int64]:

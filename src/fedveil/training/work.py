@@ -40,7 +40,7 @@ class OneGradient:
     def updates(self, turn: Turn) -> Clipped:
         """One gradient per client, clipped when there is a clip."""
         cohort = turn.cohort
-        batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, turn.round, turn.streams)
+        batch = Batches(size=0, steps=1).of(cohort.ids, cohort.sizes, turn.number, turn.streams)
         walk = turn.gradients.walk(turn.start, cohort, spanned=False)
         return clip_rows_(walk.mean(None, batch.at(0)).neg_(), turn.clip)
 
@@ -160,7 +160,7 @@ class ClientSgd:
     def updates(self, turn: Turn) -> Clipped | Spanned:
         """Run every client's local steps side by side."""
         clip, cohort = turn.clip, turn.cohort
-        batches = self.batches.of(cohort.ids, cohort.sizes, turn.round, turn.streams)
+        batches = self.batches.of(cohort.ids, cohort.sizes, turn.number, turn.streams)
         linear = not self.weight_decay and self.adam is None
         spanned = linear and (clip is None or clip.norm is Norm.L2)
         walk = turn.gradients.walk(turn.start, cohort, spanned=spanned)
@@ -171,7 +171,7 @@ class ClientSgd:
         moved: torch.Tensor | None = None
         clipped = torch.zeros(len(cohort), dtype=torch.bool)
         for step in range(batches.steps):
-            batch, rate = batches.at(step), self.rate(step, turn.round)
+            batch, rate = batches.at(step), self.rate(step, turn.number)
             if plain:
                 moved = walk.descend_(moved, batch, rate)
             else:

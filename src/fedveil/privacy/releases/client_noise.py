@@ -162,7 +162,7 @@ class ClientNoise(Release):
     def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
         if asked.clip is None:
             raise AssertionError("additive noise needs a clip")
-        keys = asked.streams.keys("client-noise", asked.round, asked.ids)
+        keys = asked.streams.keys("client-noise", asked.number, asked.ids)
         self.mechanism.add_(rows, self.scales(asked.clip, asked.ids), keys)
 
     def scales(self, clip: Clip, ids: Ids) -> npt.NDArray[np.float64]:

@@ -217,8 +217,8 @@ class PrivUnitReports(Release):
     def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
         if asked.clip is None:
             raise AssertionError("a plan without a clip was refused")
-        normals = asked.streams.keys("client-noise", asked.round, asked.ids)
-        choices = asked.streams.keys("client-choices", asked.round, asked.ids)
+        normals = asked.streams.keys("client-noise", asked.number, asked.ids)
+        choices = asked.streams.keys("client-choices", asked.number, asked.ids)
         self.mechanism.report_(rows, asked.clip.value, normals, choices)
 
     def noise_length(self, ids: Ids, clip: Clip | None, moving: torch.Tensor, size: int) -> float:

@@ -91,7 +91,7 @@ class TwoPointReports(Release):
     def randomise_(self, rows: torch.Tensor, asked: Asked) -> None:
         if rows.shape[1] != sum(self.ranges.sizes):
             raise AssertionError("ranges are for another number of weights")
-        keys = asked.streams.keys("client-noise", asked.round, asked.ids)
+        keys = asked.streams.keys("client-noise", asked.number, asked.ids)
         if self.ranges.perturb is Perturb.WEIGHTS:
             rows += asked.start
         centre, radius = self.ranges.per_coordinate(asked.moving)

@@ -16,9 +16,10 @@ from fedveil.data.federated import FederatedData
 from fedveil.models.task import Task
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.round import Round
 from fedveil.training.adversary import Adversary
 from fedveil.training.cohort import CohortData
-from fedveil.training.server import ServerState, Weights
+from fedveil.training.server import Weights
 from fedveil.training.sums import CohortSum
 from fedveil.training.work import ClientWork, is_own_work
 
@@ -32,12 +33,8 @@ class Engine(Protocol):
     whatever machine; what it returns must not depend on how it divides the work.
     """
 
-    def run(self, round: int, ids: Ids, state: ServerState, attempt: int = 0) -> CohortSum:
-        """The sum over the cohort `ids` of `round`, starting from `state`.
-
-        `attempt` counts the times that the round was charged before; an engine that computes
-        clients itself need not look at it.
-        """
+    def run(self, round: Round) -> CohortSum:
+        """The sum over the clients of a round."""
         ...
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:

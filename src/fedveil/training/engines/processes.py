@@ -7,27 +7,19 @@ from typing import Protocol
 
 import torch
 
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.round import Round
 from fedveil.training.engines.engine import Ids
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.tree import Branch
 from fedveil.training.engines.workers import Workers
 from fedveil.training.evaluate import Piece, batches_of, joined_metrics, measure
 from fedveil.training.over_clients import ClientSums, measure_clients, pieces_of, spread
-from fedveil.training.server import ServerState
 
 
 class Pool(Protocol):
     """Workers that have an engine each, and compute what it would; answers come in order."""
 
-    def branches(
-        self,
-        round: int,
-        chunks: Sequence[Ids],
-        params: torch.Tensor,
-        moving: torch.Tensor,
-        clip: Clip | None,
-    ) -> Iterator[Branch]:
+    def branches(self, round: Round, chunks: Sequence[Ids]) -> Iterator[Branch]:
         """The chunks' sums, in chunk order; each is valid until the next is asked for."""
         ...
 
@@ -82,11 +74,10 @@ class Processes(Serial):
         """Start the workers now and not when they are first needed."""
         _ = self._pool
 
-    def _branches(self, round: int, chunks: list[Ids], state: ServerState) -> Iterator[Branch]:
+    def _branches(self, round: Round, chunks: list[Ids]) -> Iterator[Branch]:
         if len(chunks) > 1:
-            clip = self.job.plan.clip(state.moving, round)
-            return self._pool.branches(round, chunks, state.params, state.moving, clip)
-        return super()._branches(round, chunks, state)
+            return self._pool.branches(round, chunks)
+        return super()._branches(round, chunks)
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
         """Loss and metrics over the test split, on the workers once there are any."""

@@ -1,7 +1,7 @@
 """The engine of one process: a cohort in fixed chunks, one after the other."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -9,8 +9,8 @@ import torch
 
 from fedveil.errors import BadInput
 from fedveil.models.state import Snapshot, difference, keeps_nothing, snapshot_of
-from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import JointStreams
+from fedveil.privacy.round import Round
 from fedveil.privacy.rows import add_weighted_
 from fedveil.training.adversary import Chance
 from fedveil.training.cohort import CohortData
@@ -23,8 +23,7 @@ from fedveil.training.exchange import client_report, server_sum
 from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
 from fedveil.training.over_clients import over_clients
 from fedveil.training.reports import Rows
-from fedveil.training.round import Ask
-from fedveil.training.server import ServerState, Weights
+from fedveil.training.server import Weights
 from fedveil.training.sums import CohortSum
 from fedveil.training.turn import Turn
 from fedveil.training.work import is_own_work
@@ -46,54 +45,61 @@ class Serial:
         if self.mode is Mode.VECTORISED and self.job.one_by_one:
             raise BadInput(f"engine.mode is 'vectorised' and {self.job.one_by_one}: use 'looped'")
 
-    def run(self, round: int, ids: Ids, state: ServerState, attempt: int = 0) -> CohortSum:
-        """The sum over the cohort `ids` of `round`, starting from `state`."""
-        tree, offsets = SumTree(self.job.zero), self.job.data.offsets
+    def run(self, round: Round) -> CohortSum:
+        """The sum over the clients of a round."""
+        tree, offsets, ids = SumTree(self.job.zero), self.job.data.offsets, round.ids
         chunks = cut(ids, offsets[ids + 1] - offsets[ids], self.chunk)
-        for branch in self._branches(round, chunks, state):
+        if chunks:
+            round = replace(round, ids=np.concatenate(chunks))
+        for branch in self._branches(round, chunks):
             tree.add_(branch)
         total = tree.total()
         total.refused = tuple(sorted(total.refused))
         return total
 
-    def _branches(self, round: int, chunks: list[Ids], state: ServerState) -> Iterator[Branch]:
+    def _branches(self, round: Round, chunks: list[Ids]) -> Iterator[Branch]:
         """The sums of all chunks, in chunk order; here each is a branch of its own."""
-        clip = self.job.plan.clip(state.moving, round)
         with one_thread():
-            everyone = np.concatenate(chunks) if chunks else np.zeros(0, dtype=np.int64)
             for chunk in chunks:
                 total = self.job.zero()
-                self.add_chunk_(total, round, chunk, everyone, state.params, state.moving, clip)
+                self.add_chunk_(total, round, chunk)
                 yield Branch(total)
 
-    def run_in_step(self, asked: Sequence[Ask], begins: Sequence[int]) -> list[CohortSum]:
+    def run_in_step(self, rounds: Sequence[Round], begins: Sequence[int]) -> list[CohortSum]:
         """The sums over the cohorts of several trainings, as one block.
 
         Client 0 of the n-th training is client `begins[n]` of this engine's records. Only for plans
         in which nothing moves: all of them have the same clip.
         """
-        cohorts = [self._largest_first(*each) for each in zip(asked, begins, strict=True)]
+        cohorts = [self._largest_first(*each) for each in zip(rounds, begins, strict=True)]
         lengths = [len(ids) for ids in cohorts]
-        totals = [self.job.zero() for _ in asked]
+        totals = [self.job.zero() for _ in rounds]
         if not any(lengths):
             return totals
-        starts = torch.stack([ask.state.params for ask in asked])
+        starts = torch.stack([round.start for round in rounds])
         starts = starts.repeat_interleave(torch.tensor(lengths), dim=0)
-        streams = JointStreams(tuple(ask.streams for ask in asked), tuple(lengths))
+        streams = JointStreams(tuple(round.streams for round in rounds), tuple(lengths))
         ends = np.cumsum(lengths).tolist()
         parts = [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
-        moving, round = asked[0].state.moving, asked[0].round
-        clip = self.job.plan.clip(moving, round)
+        first = rounds[0]
         whose = np.concatenate([ids + begin for ids, begin in zip(cohorts, begins, strict=True)])
         cohort = CohortData(self.job.data, np.concatenate(cohorts), whose)
-        turn = Turn(round, starts, cohort, clip, self._gradients, streams, moving=moving)
+        turn = Turn(
+            first.number,
+            starts,
+            cohort,
+            first.clip,
+            self._gradients,
+            streams,
+            moving=first.moving,
+        )
         self._add_block_(list(zip(totals, parts, strict=True)), turn, cheating=False)
         _check_same("work", self._before, self.job.work)
         return totals
 
-    def _largest_first(self, ask: Ask, begin: int) -> Ids:
+    def _largest_first(self, round: Round, begin: int) -> Ids:
         """A cohort as one chunk."""
-        ids, offsets = ask.ids, self.job.data.offsets[begin:]
+        ids, offsets = round.ids, self.job.data.offsets[begin:]
         return cut(ids, offsets[ids + 1] - offsets[ids], len(ids))[0] if len(ids) else ids
 
     def evaluate(self, params: torch.Tensor) -> dict[str, float]:
@@ -129,35 +135,21 @@ class Serial:
         seen = self.job.plan.release.counted or self.job.rows
         return not seen and is_own_work(self.job.work)
 
-    def add_chunk_(
-        self,
-        total: CohortSum,
-        round: int,
-        ids: Ids,
-        everyone: Ids,
-        params: torch.Tensor,
-        moving: torch.Tensor,
-        clip: Clip | None,
-    ) -> None:
-        """Add the chunk `ids`: at once when vectorised, client by client when looped.
+    def add_chunk_(self, total: CohortSum, round: Round, ids: Ids) -> None:
+        """Add the chunk `ids` of a round: at once when vectorised, client by client when looped.
 
         Those that cheat are computed after the others, so that honest ones are as fast as ever.
         """
         job = self.job
         before = _seen_of(job.plan.schedule)
         _ = self._before
-        bad = job.cheating(round, ids)
+        bad = job.cheating(round.number, ids)
         for cheating, some in ((False, ids[~bad]), (True, ids[bad])):
             step = 1 if self.mode is Mode.LOOPED else max(len(some), 1)
             for a in range(0, len(some), step):
-                cohort = job.cohort(round, some[a : a + step], cheating=cheating)
+                cohort = job.cohort(round.number, some[a : a + step], cheating=cheating)
                 summed = self._summed and not cheating
-                turn = Turn(
-                    *(round, params, cohort, clip, self._gradients, job.streams),
-                    summed=summed,
-                    moving=moving,
-                    everyone=everyone,
-                )
+                turn = Turn.of(round, cohort, self._gradients, summed=summed)
                 self._add_block_([(total, slice(None))], turn, cheating=cheating)
         _check_same("work", self._before, self.job.work)
         _check_same("clip schedule", before, self.job.plan.schedule)

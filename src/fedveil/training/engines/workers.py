@@ -15,7 +15,7 @@ import pickle
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -28,7 +28,7 @@ from fedveil.checks import cores
 from fedveil.errors import FedveilError
 from fedveil.forks import begin_worker, can_fork
 from fedveil.interrupts import held
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.round import Round
 from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
 from fedveil.training.engines.tree import Branch
 from fedveil.training.evaluate import Piece
@@ -41,7 +41,7 @@ TRIES = 3
 _SPARE_BYTES = 1 << 25
 
 Ids = npt.NDArray[np.int64]
-AddChunk = Callable[[CohortSum, int, Ids, Ids, torch.Tensor, torch.Tensor, Clip | None], None]
+AddChunk = Callable[[CohortSum, Round, Ids], None]
 Measure = Callable[[torch.Tensor, slice], Piece]
 MeasureClients = Callable[[torch.Tensor, slice], ClientSums]
 
@@ -54,10 +54,8 @@ class WorkerLost(FedveilError):
 class _Chunk:
     """Clients whose sum is wanted."""
 
-    round: int
+    round: Round
     ids: Ids
-    everyone: Ids
-    clip: Clip | None
 
     def __str__(self) -> str:
         return f"a chunk of {len(self.ids)} clients"
@@ -125,19 +123,12 @@ class Workers:
         for _ in range(count):
             self._workers.append(self._fork())
 
-    def branches(
-        self,
-        round: int,
-        chunks: Sequence[Ids],
-        params: torch.Tensor,
-        moving: torch.Tensor,
-        clip: Clip | None,
-    ) -> Iterator[Branch]:
+    def branches(self, round: Round, chunks: Sequence[Ids]) -> Iterator[Branch]:
         """The sum of each chunk, in chunk order; each is valid until the next is asked for."""
-        self._params.copy_(params)
-        self._moving.copy_(moving)
-        everyone = np.concatenate(chunks)
-        jobs = [_Chunk(round, ids, everyone, clip) for ids in chunks]
+        self._params.copy_(round.start)
+        self._moving.copy_(round.moving)
+        nothing = torch.zeros(0)  # what lies in shared memory is not sent
+        jobs = [_Chunk(replace(round, start=nothing, moving=nothing), ids) for ids in chunks]
         for slot, rest in self._ordered(jobs):
             total = CohortSum.over(self._slots[slot], self._size, self._noisy)
             yield Branch(total.with_rest(rest), lent=True)
@@ -259,8 +250,8 @@ class Workers:
                 return pickle.dumps((True, self._measure_clients(self._params, job.piece)))
             numbers = self._slots[slot].zero_()
             total = CohortSum.over(numbers, self._size, self._noisy, self._keep)
-            where = (self._params, self._moving)
-            self._add_chunk_(total, job.round, job.ids, job.everyone, *where, job.clip)
+            round = replace(job.round, start=self._params, moving=self._moving)
+            self._add_chunk_(total, round, job.ids)
             return pickle.dumps((True, total.rest))
         except Exception as e:
             e.add_note("in a worker process:\n" + traceback.format_exc())

@@ -3,13 +3,14 @@
 import gc
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.round import Round
 from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
 from fedveil.training.engines.on_ray.parcel import Parcel
 from fedveil.training.engines.serial import Serial
@@ -72,20 +73,14 @@ def _opened(where: list[Any], arrays: Mapping[int, Any]) -> Any:
 
 
 def chunks_sum(
-    engine: Serial,
-    params: Numbers,
-    moving: Numbers,
-    everyone: Ids,
-    round: int,
-    clip: Clip | None,
-    chunks: Sequence[Ids],
+    engine: Serial, start: Numbers, everyone: Ids, round: Round, chunks: Sequence[Ids]
 ) -> Sent:
     """The sum of a few chunks in a row, a branch of the tree."""
     job, tree = engine.job, SumTree(engine.job.zero)
-    where = torch.tensor(params), torch.tensor(moving)
+    round = replace(round, start=torch.tensor(start), ids=everyone)
     for ids in chunks:
         total = job.zero()
-        engine.add_chunk_(total, round, ids, everyone, *where, clip)
+        engine.add_chunk_(total, round, ids)
         if len(chunks) > 1:
             tree.add_(Branch(total))
         if job.task.size > LARGE_MODEL:

@@ -10,13 +10,14 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.privacy.clip import Clip
+from fedveil.privacy.round import Round
 from fedveil.training.engines.on_ray import node
 from fedveil.training.engines.on_ray.cluster import RayCluster, cluster_cores
 from fedveil.training.engines.on_ray.parcel import packed
@@ -234,17 +235,11 @@ class RayPool:
         self._tasks = Tasks(cluster, workers, sent, f"the training of {job.task!r}")
         self._size, self._noisy, self._keep = job.task.size, job.plan.release.randomises, job.rows
 
-    def branches(
-        self,
-        round: int,
-        chunks: Sequence[Ids],
-        params: torch.Tensor,
-        moving: torch.Tensor,
-        clip: Clip | None,
-    ) -> Iterator[Branch]:
+    def branches(self, round: Round, chunks: Sequence[Ids]) -> Iterator[Branch]:
         """The chunks' sums in order, of many large ones whole branches."""
         put = self._tasks.put
-        common = put(params.numpy()), moving.numpy(), put(np.concatenate(chunks)), round, clip
+        rest = replace(round, ids=np.zeros(0, dtype=np.int64), start=torch.zeros(0))
+        common = put(round.start.numpy()), put(round.ids), rest
         inside = level_in_tasks(len(chunks), self._tasks.workers)
         step = FAN_IN**inside
         calls = [(*common, list(chunks[a : a + step])) for a in range(0, len(chunks), step)]
