@@ -43,19 +43,18 @@ def test_a_report_is_what_clients_send(name):
         return reports
 
     attacked = replace(training(name), adversary=ReportAttack(look), mode=Mode.LOOPED)
-    for ask in replayed(attacked, 2):
-        state, round, ids = ask.state, ask.round, ask.ids
-    attacked.engine.run(round, ids, state)
+    *_, round = replayed(attacked, 2)
+    attacked.engine.run(round)
     witness = Witness(attacked, attacked.data, attacked.streams)
-    clip = attacked.plan.clip(state.moving, round)
+    clip = round.clip
     for (when, who), reports in seen.items():
-        if when != round:
+        if when != round.number:
             continue
         if clip is not None and not attacked.plan.release.counted:
             assert float(reports.norm()) <= clip.value
-        found = witness.seen(View.REPORT, round, state, np.array(who), np.array(who))
+        found = witness.seen(View.REPORT, round, np.array(who), np.array(who))
         torch.testing.assert_close(found, reports)
-    assert len(seen) > len(ids)
+    assert len(seen) > len(round.ids)
 
 
 def test_everybody_else_sees_noise_of_its_own_for_each_client():
@@ -63,7 +62,8 @@ def test_everybody_else_sees_noise_of_its_own_for_each_client():
     central = training("central")
     state, ids = central.start(), np.arange(3)
     witness = Witness(central, central.data, Streams(5))
-    rows = [witness.seen(view, 1, state, ids, ids) for view in (View.REPORT, View.SUM)]
+    round = central.round(1, ids, state)
+    rows = [witness.seen(view, round, ids, ids) for view in (View.REPORT, View.SUM)]
     clip = central.plan.clip(state.moving, 1)
     deviation = central.plan.release.noise_length(ids, clip, state.moving, 1)
     noise = (rows[1] - rows[0]).double() / deviation
@@ -82,7 +82,8 @@ def test_behind_the_shuffler_a_report_is_one_of_many(honest, dishonest):
     shuffled = training("ldp-fl", *counts)
     state, ids = shuffled.start(), np.arange(2)
     witness = Witness(shuffled, shuffled.data, Streams(5))
-    report, total = (witness.seen(view, 1, state, ids, ids) for view in (View.REPORT, View.SUM))
+    round = shuffled.round(1, ids, state)
+    report, total = (witness.seen(view, round, ids, ids) for view in (View.REPORT, View.SUM))
     ratio = float(total[0].square().mean() / report[0].square().mean())
     assert ratio == pytest.approx(honest, rel=5 * (2 / total.shape[1]) ** 0.5)
     assert not torch.equal(total[0] - report[0], total[1] - report[1])
@@ -93,12 +94,13 @@ def test_what_an_attacker_makes_has_no_noise():
         local = training(name)
         state, ids = local.start(), np.arange(3)
         found = [
-            Witness(local, local.data, Streams(seed)).unnoised(1, state, ids, ids)
+            Witness(local, local.data, Streams(seed)).unnoised(local.round(1, ids, state), ids, ids)
             for seed in (1, 2)
         ]
         if name == "ldp-sgd":  # of DP-SGD the batches differ
             torch.testing.assert_close(*found)
-        shown = Witness(local, local.data, Streams(1)).seen(View.REPORT, 1, state, ids, ids)
+        round = local.round(1, ids, state)
+        shown = Witness(local, local.data, Streams(1)).seen(View.REPORT, round, ids, ids)
         assert float(shown.norm()) > 1.5 * float(found[0].norm())
 
 
@@ -128,6 +130,6 @@ def test_replayed_rounds_are_those_of_the_training():
     attacked = training("fedsgd")
     assert isinstance(attacked.work, OneGradient)
     asked = list(replayed(attacked, 2))
-    assert [ask.round for ask in asked] == [1, 2]
+    assert [round.number for round in asked] == [1, 2]
     whole = list(attacked.rounds(attacked.start(), new_ledger(attacked.plan)))
-    torch.testing.assert_close(asked[1].state.params, whole[0].state.params)
+    torch.testing.assert_close(asked[1].start, whole[0].state.params)

@@ -214,7 +214,7 @@ def counting(work, turn, rows):
 def test_a_bit_is_a_bit_whatever_a_work_says(data):
     plan = central(fv.Quantile(1.0, 0.5, noise=20.0))
     found = training(data, plan=plan, work=OwnWork(0.1, counting))
-    watched = found.engine.run(1, np.arange(CLIENTS), found.start()).watched
+    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).watched
     assert float(watched[0]) == -0.5 * CLIENTS
 
 
@@ -225,7 +225,7 @@ def shapeless(work, turn, rows):
 def test_a_work_says_one_norm_for_each_client(data):
     found = training(data, work=OwnWork(0.1, shapeless))
     with pytest.raises(BadInput, match="norm and clipped of each client"):
-        found.engine.run(1, np.arange(CLIENTS), found.start())
+        found.engine.run(found.round(1, np.arange(CLIENTS), found.start()))
 
 
 class Loyal(fv.Poisson):

@@ -57,7 +57,7 @@ class Wider(fv.Quantile):
 
 def watched_by(data, schedule):
     found = training(data, plan=central(schedule))
-    return found.engine.run(1, np.arange(1), found.start()).watched
+    return found.engine.run(found.round(1, np.arange(1), found.start())).watched
 
 
 def test_what_a_schedule_watches_is_cut_to_what_is_accounted(data):
@@ -113,7 +113,7 @@ class Relative(fv.Quantile):
 
 def test_what_is_watched_of_a_client_depends_on_that_client_alone(data):
     found = training(data, plan=central(Relative(1.0, 0.5, noise=5.0)))
-    watched = found.engine.run(1, np.arange(CLIENTS), found.start()).watched
+    watched = found.engine.run(found.round(1, np.arange(CLIENTS), found.start())).watched
     assert float(watched[0]) == pytest.approx(0.5 * CLIENTS)
 
 
@@ -137,7 +137,7 @@ class Borrows(fv.Fixed):
 
 def test_what_a_schedule_sees_is_not_the_server_s_noise(data):
     made = training(data, plan=central(Borrows(1.0)))
-    total = made.engine.run(1, np.arange(CLIENTS), made.start()).total
+    total = made.engine.run(made.round(1, np.arange(CLIENTS), made.start())).total
     first = next(iter(fv.train(made)))
     noise = (first.state.params - made.start().params).double() * made.plan.expected - total
     like = torch.corrcoef(torch.stack([noise, Borrows.told[-1]]))[0, 1]

@@ -271,16 +271,13 @@ class OneByOne:
     job: fv.Job
     asked: list
 
-    def run(self, round, ids, state, attempt=0):
+    def run(self, round):
         job, total = self.job, self.job.zero()
         gradients = gradients_of(job.task, fv.Mode.LOOPED, job.data, mixes=job.mixes)
-        clip = job.plan.clip(state.moving, round)
-        for client in ids:
+        for client in round.ids:
             self.asked.append(int(client))
             cohort = CohortData(job.data, np.array([client]))
-            turn = Turn(
-                round, state.params, cohort, clip, gradients, job.streams, moving=state.moving
-            )
+            turn = Turn.of(round, cohort, gradients)
             sent = fv.client_report(job.work, job.plan, turn)
             weight = torch.ones(1, dtype=torch.float64)
             fv.server_sum([(total, slice(None))], job.plan, turn, sent, weight)

@@ -95,8 +95,10 @@ def moved_by_a_record(make):
         vars(training)["streams"] = Streams(7)
         state = training.start()
         for client in range(CLIENTS - 1):
-            training.engine.run(1, np.array([client]), state)
-        totals.append(training.engine.run(1, np.array([CLIENTS - 1]), state).total.clone())
+            training.engine.run(training.round(1, np.array([client]), state))
+        totals.append(
+            training.engine.run(training.round(1, np.array([CLIENTS - 1]), state)).total.clone()
+        )
     return float((totals[0] - totals[1]).norm()) / (lr * CLIP / nominal)
 
 

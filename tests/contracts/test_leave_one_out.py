@@ -80,7 +80,9 @@ def trained(release, module, loss=fv.cross_entropy, mode=None, secure=False):
 def summed(training, ids, round=2):
     """The sum of a round before any noise, and what one client may move it by."""
     state = training.start()
-    done = training.engine.run(round, np.array(ids), replace(state, round=round - 1))
+    done = training.engine.run(
+        training.round(round, np.array(ids), replace(state, round=round - 1))
+    )
     clip = training.plan.clip(state.moving, round)
     return (done.total if done.signal is None else done.signal).clone(), clip
 
@@ -215,7 +217,11 @@ def test_a_record_moves_a_step_of_dp_sgd_by_its_clip(module, mode):
         training = fv.Training(shared_task(make), given, plan, work, mode=mode, workers=1)
         vars(training)["streams"] = Streams(7)
         try:
-            sums.append(training.engine.run(1, np.array([3]), training.start()).total.clone())
+            sums.append(
+                training.engine.run(
+                    training.round(1, np.array([3]), training.start())
+                ).total.clone()
+            )
         except RuntimeError:
             assert mode is Mode.VECTORISED  # no schedule for vmap: such modules are looped
             pytest.skip("the module has no vectorised form")

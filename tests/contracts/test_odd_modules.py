@@ -34,7 +34,7 @@ def training(make, mode, tokens=False):
 
 def summed(made, ids):
     """The sum of clients' updates, before noise."""
-    return made.engine.run(1, np.array(ids), made.start()).total.clone()
+    return made.engine.run(made.round(1, np.array(ids), made.start())).total.clone()
 
 
 def plainly(make, tokens=False):

@@ -199,7 +199,7 @@ def test_rows_of_a_work_that_forgets_the_clip_are_clipped(data, name, row):
     """Noise is a millionth here, so that what is summed shows."""
     plan = PLANS[name]()
     training = fv.Training(task(), data, plan, Unclipped(row), workers=1)
-    total = training.engine.run(1, np.array([3]), training.start()).total
+    total = training.engine.run(training.round(1, np.array([3]), training.start())).total
     norm = plan.clip(plan.start(total), 1).norm
     length = float(total.norm(p=1 if norm is Norm.L1 else 2))
     assert length <= 0.5 * (1 + 1e-4)

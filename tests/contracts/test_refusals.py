@@ -75,8 +75,8 @@ def test_a_client_that_diverges_counts_for_nothing(monkeypatch, form, plan, weig
     monkeypatch.setattr(Spanned, "__post_init__", lambda self: spans.append(1) or whole(self))
     training = made(records, plan(), weights=weights, **options)
     engine, state = training.engine, training.start()
-    found = engine.run(1, EVERYBODY, state)
-    alone = engine.run(1, OTHERS, state)
+    found = engine.run(training.round(1, EVERYBODY, state))
+    alone = engine.run(training.round(1, OTHERS, state))
     if hasattr(engine, "close"):
         engine.close()
     assert found.refused == (BROKEN,)

@@ -43,11 +43,11 @@ class ThroughMixer:
         )
         self.port = json.loads(self.mixer.stdout.readline())["port"]
 
-    def run(self, round, ids, state, attempt=0):
+    def run(self, round):
         fork = multiprocessing.get_context("fork")
         sites = [
-            fork.Process(target=self.site, args=(round, part, state))
-            for part in np.array_split(ids, SITES)
+            fork.Process(target=self.site, args=(round, part))
+            for part in np.array_split(round.ids, SITES)
         ]
         for site in sites:
             site.start()
@@ -55,37 +55,30 @@ class ThroughMixer:
             site.join(60)
         assert [site.exitcode for site in sites] == [0] * SITES
         size = self.job.task.size
-        made = asyncio.run(collect("127.0.0.1", self.port, round, size, minimum=CLIENTS))
+        made = asyncio.run(collect("127.0.0.1", self.port, round.number, size, minimum=CLIENTS))
         total = self.job.zero()
-        total.total += made.sums(*self.points(state))
+        total.total += made.sums(*self.points(round))
         total.weight, total.clients = float(made.reports[0]), int(made.reports[0])
         return total
 
-    def points(self, state):
+    def points(self, round):
         release = self.job.plan.release
-        centre, radius = release.ranges.per_coordinate(state.moving)
+        centre, radius = release.ranges.per_coordinate(round.moving)
         return centre, radius * release.mechanism.kappa
 
-    def site(self, round, ids, state):
+    def site(self, round, ids):
         """What a site's own process does: train, randomise, send."""
         torch.set_num_threads(1)
         job = self.job
-        turn = Turn(
-            round,
-            state.params,
-            CohortData(job.data, ids),
-            None,
-            gradients_of(job.task, fv.Mode.VECTORISED, job.data),
-            job.streams,
-            moving=state.moving,
-        )
+        gradients = gradients_of(job.task, fv.Mode.VECTORISED, job.data)
+        turn = Turn.of(round, CohortData(job.data, ids), gradients)
         rows = client_report(job.work, job.plan, turn).reports.rows
-        bits = highs(rows, *self.points(state)).numpy()
+        bits = highs(rows, *self.points(round)).numpy()
 
         async def all_of_them():
             options = {"minimum": CLIENTS}
             await asyncio.gather(
-                *(send_report("127.0.0.1", self.port, round, b, **options) for b in bits)
+                *(send_report("127.0.0.1", self.port, round.number, b, **options) for b in bits)
             )
 
         asyncio.run(all_of_them())

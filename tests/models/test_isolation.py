@@ -240,7 +240,7 @@ def test_a_module_whose_init_reads_a_global_generator_is_trained():
     drawn(GENERATOR)
     training = centrally(made)
     drawn(GENERATOR)
-    training.engine.run(1, np.arange(len(SIZES)), training.start())
+    training.engine.run(training.round(1, np.arange(len(SIZES)), training.start()))
 
 
 class Dependent(nn.Module):
@@ -270,7 +270,7 @@ def test_a_layer_whose_use_depends_on_weights_is_refused_under_dp_sgd_in_one_lin
         fv.Training(task(Dependent), records(False), plan, work)
     made = centrally(task(Dependent))
     assert made.remark.startswith("each client is computed in a fork")
-    made.engine.run(1, np.arange(2), replace(made.start()))
+    made.engine.run(made.round(1, np.arange(2), replace(made.start())))
 
 
 def test_an_operator_of_one_s_own_is_refused_even_if_it_is_called_like_one_of_torch_s():

@@ -52,7 +52,9 @@ def changed(tmp_path, *settings):
     clients = np.searchsorted(before.data.offsets, np.flatnonzero(moved), side="right") - 1
     totals = []
     for training in (before, after):
-        totals.append(training.engine.run(1, np.arange(100), training.start()).total.clone())
+        totals.append(
+            training.engine.run(training.round(1, np.arange(100), training.start())).total.clone()
+        )
     return before, len(np.unique(clients)), float((totals[0] - totals[1]).norm())
 
 

@@ -363,7 +363,7 @@ def test_a_model_that_died_does_not_stop_the_run(task, data):
     task.parameters.fill_(math.nan)
     dead = training.start()
     dead.params.fill_(math.nan)
-    done = training.engine.run(1, np.arange(data.clients), dead)
+    done = training.engine.run(training.round(1, np.arange(data.clients), dead))
     assert bool(torch.isfinite(done.total).all())
     assert bool(done.total.all())
 

@@ -69,7 +69,7 @@ def reports_of(training, ids=None, round=1, state=None):
     ids = np.arange(training.data.clients) if ids is None else np.asarray(ids)
     here = training.engine
     engine = Serial(replace(here.job, adversary=ReportAttack(watching)), here.mode, here.chunk)
-    engine.run(round, ids, state or training.start())
+    engine.run(training.round(round, ids, state or training.start()))
     return torch.stack([row for _, row in sorted(seen, key=lambda one: one[0])])
 
 
@@ -112,7 +112,7 @@ def test_a_client_that_diverged_reports_a_randomised_zero_and_is_named(make_fami
         silent, asked(dying.plan, state.params, np.array([2]), state.moving, 1, dying.streams)
     )
     assert torch.equal(rows[2], silent[0])
-    done = dying.engine.run(1, np.arange(data.clients), state)
+    done = dying.engine.run(dying.round(1, np.arange(data.clients), state))
     assert done.refused == (2,)
     assert done.weight == data.clients
     results = list(dying.rounds(state, ledger_of(dying.plan)))
@@ -279,7 +279,7 @@ def test_bits_say_who_was_within_the_bound(make_data, task):
     norms = OneGradient().updates(turn(task, data, CohortData(data, np.arange(40)))).norms
     schedule = Quantile(float(norms.median()), 0.5, noise=1e-6)
     training = Training(task, data, noisy(data, schedule), OneGradient())
-    done = training.engine.run(1, np.arange(40), training.start())
+    done = training.engine.run(training.round(1, np.arange(40), training.start()))
     assert float(done.watched) == 20 - done.clipped
     assert 10 < done.clipped < 30
 
@@ -369,7 +369,7 @@ def test_two_point_reports_are_centred_on_what_they_perturb(task, data, perturb)
     rows = reports_of(training, state=state)
     reach = 0.3 * plan.release.mechanism.kappa
     assert torch.allclose(rows.abs(), torch.full_like(rows, reach), rtol=1e-5)
-    done = training.engine.run(1, np.arange(data.clients), state)
+    done = training.engine.run(training.round(1, np.arange(data.clients), state))
     perturbed = rows - state.params if perturb is Perturb.WEIGHTS else rows
     assert relative(done.total, perturbed.double().sum(0)) < 1e-6
 
@@ -387,8 +387,8 @@ def test_a_report_of_a_third_value_is_refused(task, data, perturb, shuffled):
     training = Training(task, data, plan, OneGradient(), adversary=ReportAttack(inventing))
     honest = Training(task, data, plan, OneGradient())
     vars(honest)["streams"] = training.streams  # the same draws for both, to compare them
-    attacked = training.engine.run(1, np.arange(data.clients), training.start())
-    without = honest.engine.run(1, np.array([0, 1, 2, 4]), honest.start())
+    attacked = training.engine.run(training.round(1, np.arange(data.clients), training.start()))
+    without = honest.engine.run(honest.round(1, np.array([0, 1, 2, 4]), honest.start()))
     assert attacked.refused == (3,)
     assert attacked.weight == data.clients - 1
     assert relative(attacked.total, without.total) < 1e-6
@@ -401,7 +401,7 @@ def test_two_point_reports_are_unbiased(make_data, task, perturb):
     ranges = Ranges(0.0, 1.0, task.layer_sizes, False, perturb)
     plan = two_point(Everyone(), 4000, ranges, epsilon=2.0, rounds=1, budget=FREE[0])
     training = Training(task, data, plan, OneGradient())
-    done = training.engine.run(1, np.arange(4000), training.start())
+    done = training.engine.run(training.round(1, np.arange(4000), training.start()))
     spread = plan.release.mechanism.kappa / math.sqrt(4000)
     assert float(((done.total - done.signal) / 4000).abs().max()) < 6 * spread
 

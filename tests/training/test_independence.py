@@ -49,10 +49,10 @@ def test_a_client_moves_the_sum_by_its_own_row_exactly(data, workers):
     engine, state = train.engine, train.start()
     everyone = np.arange(CLIENTS)
     try:
-        total = engine.run(1, everyone, state).total.clone()
+        total = engine.run(train.round(1, everyone, state)).total.clone()
         for k in (0, 5):
-            own = engine.run(1, everyone[[k]], state).total.clone()
-            rest = engine.run(1, np.delete(everyone, k), state).total.clone()
+            own = engine.run(train.round(1, everyone[[k]], state)).total.clone()
+            rest = engine.run(train.round(1, np.delete(everyone, k), state)).total.clone()
             assert torch.equal(total - rest, own)
             assert 0 < float(own.norm()) <= LENGTH
     finally:
@@ -63,7 +63,9 @@ def test_the_number_of_workers_changes_nothing(data):
     totals = []
     for workers in (1, 2):
         train = training(data, workers=workers)
-        totals.append(train.engine.run(1, np.arange(CLIENTS), train.start()).total.clone())
+        totals.append(
+            train.engine.run(train.round(1, np.arange(CLIENTS), train.start())).total.clone()
+        )
         train.engine.close()
     assert torch.equal(*totals)
 

@@ -148,5 +148,5 @@ def test_a_client_s_fork_cannot_write_to_a_file(make_data, tmp_path):
     task = fv.Task(Writes(tmp_path / "kept"), fv.cross_entropy)
     training = fv.Training(task, data, plan, SGD, workers=1)
     with pytest.raises(BadInput, match="does more than compute"):
-        training.engine.run(1, np.array([2]), training.start())
+        training.engine.run(training.round(1, np.array([2]), training.start()))
     assert not (tmp_path / "kept").exists() or not (tmp_path / "kept").read_text()

@@ -18,7 +18,7 @@ from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.training.round import driven, rounds
+from fedveil.training.round import begin, end
 from fedveil.training.server import ServerState, SgdServer
 from fedveil.training.sums import CohortSum
 
@@ -41,8 +41,9 @@ class FakeEngine:
         self.weight, self.refused, self.ledger = weight, refused, ledger
         self.calls = []
 
-    def run(self, round, ids, state, attempt=0):
-        self.calls.append((round, ids.tolist(), state.params.clone()))
+    def run(self, round):
+        ids = round.ids
+        self.calls.append((round.number, ids.tolist(), round.start.clone()))
         weight = float(len(ids)) if self.weight is None else self.weight
         watched = torch.zeros(0, dtype=torch.float64)
         refused = tuple(self.refused)
@@ -65,25 +66,12 @@ def start(plan):
     return ServerState(0, params, {}, plan.start(params))
 
 
-class Open:
-    """A gate that lets everything out."""
-
-    def __init__(self, measure):
-        self.measure = measure
-
-    def metrics(self, state, ledger, streams):
-        return self.measure(state)
-
-    def over_clients(self, state):
-        return {}
-
-    def result(self, result):
-        return result
-
-
-def loop(plan, engine, ledger, measure=lambda state: {}, state=None):
-    course = rounds(plan, SgdServer(), STREAMS, Open(measure), ledger, state or start(plan))
-    return driven(course, engine)
+def loop(plan, engine, ledger, state=None):
+    server, state = SgdServer(), state or start(plan)
+    while (round := begin(plan, STREAMS, ledger, state)) is not None:
+        result = end(plan, server, ledger, state, round, engine.run(round))
+        state = result.state
+        yield result
 
 
 def test_a_round_is_sum_plus_noise_over_the_expected_cohort(open_ledger):
@@ -153,7 +141,7 @@ def test_the_ledger_is_charged_before_any_client_works(open_ledger):
     ledger, seen = open_ledger(plan), []
 
     class Crashing:
-        def run(self, round, ids, state, attempt=0):
+        def run(self, round):
             seen.append(charged(ledger))
             raise Crash
 
@@ -256,13 +244,6 @@ def test_training_goes_on_from_a_state(open_ledger):
     rest = list(loop(plan, FakeEngine(), ledger, state=whole[1].state))
     assert [result.round for result in rest] == [3, 4]
     assert torch.equal(rest[-1].state.params, whole[-1].state.params)
-
-
-def test_measurements_are_of_the_new_model(open_ledger):
-    plan = unprotected(Everyone(), CLIENTS, rounds=2)
-    engine = FakeEngine(torch.full((SIZE,), float(CLIENTS), dtype=torch.float64))
-    measured = loop(plan, engine, open_ledger(plan), lambda s: {"first": float(s.params[0])})
-    assert [result.metrics for result in measured] == [{"first": 1.0}, {"first": 2.0}]
 
 
 def test_cohorts_are_a_function_of_the_round(open_ledger):

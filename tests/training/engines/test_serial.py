@@ -26,11 +26,12 @@ from fedveil.training.engines.chunks import cut, fitting_chunk, multiplications
 from fedveil.training.engines.engine import Job
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
-from fedveil.training.server import ServerState, Weights
+from fedveil.training.server import Weights
 from fedveil.training.work import ClientSgd, OneGradient
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
 CLIP = Fixed(0.05)
+from tests.asking import asked
 
 
 def engine_for(task, data, clip=None, **changes):
@@ -51,8 +52,8 @@ def attacked_by(engine, adversary):
 
 def run(engine, ids=None, round=1):
     ids = np.arange(engine.job.data.clients) if ids is None else np.array(ids)
-    params = engine.job.task.parameters
-    return engine.run(round, ids, ServerState(round - 1, params, {}, engine.job.plan.start(params)))
+    job = engine.job
+    return engine.run(asked(job.plan, job.task.parameters, ids, round=round, streams=job.streams))
 
 
 def relative(actual, expected):

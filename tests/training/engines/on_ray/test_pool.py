@@ -31,7 +31,6 @@ from fedveil.training.engines.processes import Processes
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import WorkerLost
 from fedveil.training.gradients.choice import Mode
-from fedveil.training.server import ServerState
 from fedveil.training.session import Training, train
 from fedveil.training.work import OneGradient
 from tests.training.engines.on_ray.test_parcel import sent
@@ -41,6 +40,7 @@ assert ragged
 pytestmark = pytest.mark.filterwarnings(  # Ray leaves files and sockets open
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
+from tests.asking import asked
 
 
 class Here:
@@ -74,8 +74,8 @@ def test_tasks_of_several_chunks_come_to_the_same(ragged, monkeypatch, recipe, c
     job = Training(task, ragged, plan, work, **settings, workers=1).engine.job
     here = Serial(job, Mode.LOOPED, chunk)
     there = Processes(job, Mode.LOOPED, chunk, 0, lambda e, w: RayPool(RayCluster(), e, w))
-    start = ServerState(0, task.parameters.clone(), {}, plan.start(task.parameters))
-    one, other = (engine.run(1, np.arange(24), start) for engine in (here, there))
+    round = asked(plan, task.parameters.clone(), np.arange(24), streams=job.streams)
+    one, other = (engine.run(round) for engine in (here, there))
     assert torch.equal(one.total, other.total)
     assert torch.equal(one.watched, other.watched)
     assert one.rest == other.rest
