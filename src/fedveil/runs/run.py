@@ -314,7 +314,7 @@ class Run:
         if not history or history[0]["round"] > 0:
             first = self.training.gate.first(self.training.start().params)
             promise = self.training.plan.promise
-            spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.told}
+            spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
             history.insert(0, {"round": 0, **spent, **first})
         if not self.fresh:
             self.beforehand.append(f"resuming after round {state.round}")
@@ -418,6 +418,6 @@ def _budget(plan: PrivacyPlan, claims: tuple[PrivacyClaim, ...]) -> dict[str, An
     return {
         "epsilon": "inf" if limit is None else limit,
         "left": "inf" if limit is None else max(0.0, limit - spent),
-        "claim": plan.promise.told,
+        "claim": plan.promise.context,
         "rounds_permitted": plan.permitted,
     }

@@ -96,7 +96,7 @@ class RoundResult:
             "refused": None if self.clients is None else len(self.refused),
             "clip": self.clip,
             "epsilon": spent and spent.epsilon,
-            "claim": spent and spent.told,
+            "claim": spent and spent.context,
             **self.metrics,
             **self.over_clients,
             **self.attack,

@@ -142,7 +142,7 @@ def _budget(question: Question, found: Refined) -> Markup:
 
 
 def _splits(question: Question, found: Refined) -> Markup:
-    terms = found.claims[0].words
+    terms = found.claims[0].full_terms
     rows: list[dict[str, Content]] = [
         {
             "rounds": split.question.rounds,

@@ -198,7 +198,7 @@ class PrivacyClaim:
         )
 
     def __str__(self) -> str:
-        return f"{self._what}epsilon {self.value} {self.words}"
+        return f"{self._what}epsilon {self.value} {self.full_terms}"
 
     def __repr__(self) -> str:
         return f"PrivacyClaim({self})"
@@ -242,18 +242,18 @@ class PrivacyClaim:
 
     @property
     def terms(self) -> str:
-        """What belongs to the epsilon, as `short` has it."""
+        """Delta, unit, neighbours and trust, as `short` has them."""
         return self._terms("")
 
     @property
-    def words(self) -> str:
-        """What belongs to the epsilon, in full."""
+    def full_terms(self) -> str:
+        """`terms` with the accountant and the source of noise."""
         return self._terms(f", {self.accountant.upper()}, {self.noise} noise")
 
     @property
-    def told(self) -> str:
-        """The same with what it covers, to stand beside a number."""
-        return f"{self._what}{self.words}"
+    def context(self) -> str:
+        """`full_terms` and what the claim covers: the claim without its epsilon."""
+        return f"{self._what}{self.full_terms}"
 
     def remainder(self, limit: float) -> str:
         """What is left of a budget of `limit`, never more than there is; 0 below 0.0001."""
