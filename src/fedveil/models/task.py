@@ -464,25 +464,25 @@ class Task:
         found: torch.Tensor = vmap(one)(x, y, keys)
         return found
 
-    def measured(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measured":
+    def measure(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measurements":
         """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
         if self._elsewhere:
-            return Measured.of(sealed(lambda: self.measured(flat, x, y).tensors))
+            return Measurements.from_tensors(sealed(lambda: self.measure(flat, x, y).to_tensors()))
         outputs = self.answers(flat, x)
-        found = Measured({"loss": self.each_loss(outputs, y)}, {})
+        found = Measurements({"loss": self.each_loss(outputs, y)}, {})
         for name, measure in self.measures.items():
             if isinstance(measure, Metric):
-                found.kept[name] = measure.kept(outputs, y)
+                found.statistics[name] = measure.statistics(outputs, y)
             else:
-                found.each[name] = measure(outputs, y)
+                found.per_example[name] = measure(outputs, y)
         return found
 
-    def value_of(self, name: str, kept: Sequence[Array]) -> float:
-        """The metric of what was kept of all pieces."""
+    def value_of(self, name: str, statistics: Sequence[Array]) -> float:
+        """The metric, from the joined statistics of all batches."""
         metric = self.measures[name]
         if not isinstance(metric, Metric):
             raise AssertionError(f"{name} is a mean over examples")
-        return float(metric.value(*kept))
+        return float(metric.value(*statistics))
 
     def answers(self, flat: torch.Tensor, x: Features) -> torch.Tensor:
         """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
@@ -528,7 +528,7 @@ class Task:
                 values = [self.losses(self.named(self._flat.clone()), x, y)]
                 self._check_metrics(classes)
                 if measured:
-                    values += self.measured(self._flat, x, y).each.values()
+                    values += self.measure(self._flat, x, y).per_example.values()
         except BadInput:
             raise
         except _NO_FIT as e:
@@ -593,30 +593,36 @@ def _called(module: nn.Module, named: Named, x: Features) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The loss and metrics of each example [B], and what other metrics keep of all of them."""
+class Measurements:
+    """Metrics of a batch of examples.
 
-    each: dict[str, torch.Tensor]
-    kept: dict[str, tuple[Array, ...]]
+    Attributes:
+        per_example: The loss and those metrics that are means over examples, [B] by name.
+        statistics: What each `Metric` needs of the batch, by name.
+    """
 
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """All of it as tensors by name, as a fork answers."""
-        each = {f"each {name}": value for name, value in self.each.items()}
-        parts = [(name, k, part) for name, of in self.kept.items() for k, part in enumerate(of)]
-        return each | {f"kept {k} {name}": torch.from_numpy(part) for name, k, part in parts}
+    per_example: dict[str, torch.Tensor]
+    statistics: dict[str, tuple[Array, ...]]
+
+    def to_tensors(self) -> dict[str, torch.Tensor]:
+        """All of it as tensors by name, which a sealed fork can return."""
+        named = {f"per-example {name}": value for name, value in self.per_example.items()}
+        for name, arrays in self.statistics.items():
+            for k, array in enumerate(arrays):
+                named[f"statistics {k} {name}"] = torch.from_numpy(array)
+        return named
 
     @classmethod
-    def of(cls, tensors: dict[str, torch.Tensor]) -> "Measured":
-        """Inverse of `tensors`."""
+    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "Measurements":
+        """Inverse of `to_tensors`."""
         found = cls({}, {})
         for text in sorted(tensors):
             kind, _, name = text.partition(" ")
-            if kind == "each":
-                found.each[name] = tensors[text]
+            if kind == "per-example":
+                found.per_example[name] = tensors[text]
             else:
                 name = name.partition(" ")[2]
-                found.kept[name] = (*found.kept.get(name, ()), tensors[text].numpy())
+                found.statistics[name] = (*found.statistics.get(name, ()), tensors[text].numpy())
         return found
 
 

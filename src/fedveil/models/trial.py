@@ -243,7 +243,7 @@ def _check_draws(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -
     task.each_loss(outputs, y)
     if _differ(before, _states()):
         raise BadInput("the loss draws random numbers, so no round could be repeated: remove them")
-    task.measured(flat, x, y)
+    task.measure(flat, x, y)
     if _differ(before, _states()):
         raise BadInput(
             f"the model {type(task.module).__name__} draws random numbers when it is measured, in "
