@@ -36,13 +36,14 @@ from fedveil.privacy.clip_schedules import (
     Poly,
     Quantile,
 )
-from fedveil.privacy.metrics import priced_metrics
 from fedveil.privacy.noise.mechanisms import (
     GaussianMechanism,
     LaplaceMechanism,
     TwoPointMechanism,
 )
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.releases.client_noise import ClientNoise
@@ -52,7 +53,6 @@ from fedveil.privacy.releases.release import Release
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.steps import NoisySteps
 from fedveil.training.adversary import Adversary, ReportAttack
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.batches import Batches

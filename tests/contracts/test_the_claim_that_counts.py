@@ -122,7 +122,14 @@ def test_a_claim_on_a_condition_never_counts():
 
 def test_a_condition_is_shown_wherever_the_epsilon_is():
     claim, words = OTHERS[2], f"only if {NOT_DECIDED}"
-    for text in (str(claim), claim.short, claim.context, claim.terms, claim.full_terms, repr(claim)):
+    for text in (
+        str(claim),
+        claim.short,
+        claim.context,
+        claim.terms,
+        claim.full_terms,
+        repr(claim),
+    ):
         assert words in text
     assert NOT_DECIDED in claim._repr_html_()
     assert words not in claim.left_of(LIMIT)

@@ -18,6 +18,7 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, Quantile
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import CentralNoise, central
@@ -27,7 +28,6 @@ from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.steps import NoisySteps
 from tests.asking import asked
 
 SCHEDULE = Fixed(0.5)

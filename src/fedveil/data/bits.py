@@ -9,8 +9,8 @@ from typing import TextIO
 
 import numpy as np
 
-from fedveil.data.arrays import Array
-from fedveil.data.files import malformed, reading
+from fedveil.data.data_files import malformed, reading
+from fedveil.data.user_arrays import Array
 
 ARCHIVE = ".tgz"
 

@@ -13,8 +13,11 @@ import numpy.typing as npt
 
 from fedveil.checks import shown
 from fedveil.data import saved
-from fedveil.data.arrays import Array as Array
-from fedveil.data.arrays import (
+from fedveil.data.provenance import PUBLIC, check_copies, held_out, owners_in_memory, sentences
+from fedveil.data.schema import TableSchema
+from fedveil.data.structure import check_structure, check_values, pieces
+from fedveil.data.user_arrays import Array as Array
+from fedveil.data.user_arrays import (
     check_classes,
     check_input,
     check_not_labels,
@@ -26,9 +29,6 @@ from fedveil.data.arrays import (
     targets_of,
     triples,
 )
-from fedveil.data.provenance import PUBLIC, check_copies, held_out, owners_in_memory, sentences
-from fedveil.data.schema import TableSchema
-from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 from fedveil.inputs import Inputs, count, join_inputs, labelled, mapped, shape_of, taken

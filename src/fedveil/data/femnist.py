@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.data.data_files import check_codes, find_file, malformed, read_npz, reading
 from fedveil.data.federated import Array
-from fedveil.data.files import check_codes, find_file, malformed, read_npz, reading
-from fedveil.data.records import Records, left_out
+from fedveil.data.loaded_records import Records, left_out
 from fedveil.errors import BadInput
 
 _CLASSES, _DIGITS = 62, 10

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.cells import are_arrays, are_bits, are_floats, as_numbers, as_texts
 from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.schema import TableSchema
+from fedveil.data.table_cells import are_arrays, are_bits, are_floats, as_numbers, as_texts
 from fedveil.data.tables import Table, listed
 from fedveil.errors import BadInput
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array
-from fedveil.data.files import optional_module
+from fedveil.data.data_files import optional_module
 from fedveil.data.tables import Table, from_arrow, listed, read_table
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput, one_line
 
 _NESTED = ("list", "large_list", "fixed_size_list", "struct", "extension")

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.files import find_file, malformed, optional_module, reading
-from fedveil.data.records import Records
+from fedveil.data.data_files import find_file, malformed, optional_module, reading
+from fedveil.data.loaded_records import Records
 from fedveil.data.split import Rows, holdout
 
 Floats = npt.NDArray[np.float64]

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.data.files import data_root
-from fedveil.data.records import Records
+from fedveil.data.data_files import data_root
+from fedveil.data.loaded_records import Records
 from fedveil.errors import BadInput
 from fedveil.names import DATA_SETS, hint
 

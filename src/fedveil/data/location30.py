@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.bits import check_bits, table_of
+from fedveil.data.data_files import check_codes, find_file, malformed, read_npz
 from fedveil.data.federated import Array
-from fedveil.data.files import check_codes, find_file, malformed, read_npz
-from fedveil.data.records import Records
+from fedveil.data.loaded_records import Records
 from fedveil.data.split import holdout
 
 _CLASSES = 30

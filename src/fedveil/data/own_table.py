@@ -11,8 +11,8 @@ from fedveil.checks import check, shown
 from fedveil.data.columns import Column, declaration
 from fedveil.data.federated import FederatedData
 from fedveil.data.fitting import fit_schema, undeclared
+from fedveil.data.loaded_records import Records, left_out, public_words
 from fedveil.data.partition import OWNED, partition
-from fedveil.data.records import Records, left_out, public_words
 from fedveil.data.table_split import split_table
 from fedveil.data.tables import Table, listed, read_table
 from fedveil.errors import BadInput

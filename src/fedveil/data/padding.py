@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array, array_of
+from fedveil.data.user_arrays import Array, array_of
 from fedveil.errors import BadInput
 
 _KEEP = ("start", "end")

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.data.federated import FederatedData
+from fedveil.data.loaded_records import Records, grouped, scattered
 from fedveil.data.provenance import PUBLIC
 from fedveil.data.provenance import held_out as held_out_number
-from fedveil.data.records import Records, grouped, scattered
 from fedveil.data.split import Rows, held_out
 from fedveil.errors import BadInput
 from fedveil.inputs import join_inputs, taken, values_of

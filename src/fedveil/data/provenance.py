@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import bdtrc
 
-from fedveil.data.arrays import Array
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, count, labelled
 from fedveil.splitmix import words_at

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedveil.data.files import find_file
+from fedveil.data.data_files import find_file
+from fedveil.data.loaded_records import Records
 from fedveil.data.own_table import TableQuestion, table_records
-from fedveil.data.records import Records
 from fedveil.data.table_split import BY_CLIENT
 from fedveil.data.text_column import texts_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array
-from fedveil.data.files import UNREADABLE, warnings_as_errors
+from fedveil.data.data_files import UNREADABLE, warnings_as_errors
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 
 _META = "meta.json"

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array, check_input
 from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.tables import read_table
 from fedveil.data.text_column import Text, known_words
+from fedveil.data.user_arrays import Array, check_input
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, single
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array, check_classes, check_input, check_lengths, same_form
+from fedveil.data.user_arrays import Array, check_classes, check_input, check_lengths, same_form
 from fedveil.errors import BadInput
 from fedveil.inputs import count, labelled, shape_of
 from fedveil.targets import PADDING

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.checks import shown
-from fedveil.data.cells import as_texts
 from fedveil.data.split import Rows, held_out, holdout, share_of_each
+from fedveil.data.table_cells import as_texts
 from fedveil.data.tables import SUFFIXES, Table, read_table
 from fedveil.errors import BadInput
 
@@ -20,7 +20,7 @@ _NONE: Rows = np.array([], dtype=np.intp)
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class TableSplit:
     """Training and test rows, with the owners of both as places in `names`, where they are known.
 
     `test_lines` are the test rows' numbers in the table of the training rows, -1 for others.
@@ -47,7 +47,7 @@ class Split:
         return own or bool(np.isin(self.test_owners, self.owners).any())
 
 
-def split_table(source: Table, client: str | None, test: object, least: int | None) -> Split:
+def split_table(source: Table, client: str | None, test: object, least: int | None) -> TableSplit:
     """Divide rows between training and test.
 
     `test` is "by-client", a share, or a table of test rows; None, no row is tested on. What is held
@@ -57,13 +57,13 @@ def split_table(source: Table, client: str | None, test: object, least: int | No
     if client is not None:
         return _of_clients(source, client, wanted, least)
     if wanted is None:
-        return Split(source, source.take(_NONE))
+        return TableSplit(source, source.take(_NONE))
     if isinstance(wanted, Table):
-        return Split(source, wanted)
+        return TableSplit(source, wanted)
     if isinstance(wanted, str):
         raise BadInput(f"test is {wanted!r} and client is left out: name the column, or a share")
     train, held = holdout(len(source), wanted)
-    return Split(source.take(train), source.take(held))
+    return TableSplit(source.take(train), source.take(held))
 
 
 def _wanted(test: object) -> str | float | Table | None:
@@ -88,7 +88,7 @@ def _wanted(test: object) -> str | float | Table | None:
 
 def _of_clients(
     source: Table, client: str, wanted: str | float | Table | None, least: int | None
-) -> Split:
+) -> TableSplit:
     owners, names = _owners(source, client)
     everyone, counts = np.arange(len(names)), np.bincount(owners)
     held = held_out(everyone, names) if isinstance(wanted, str) else everyone[:0]
@@ -107,7 +107,7 @@ def _of_clients(
     train = np.flatnonzero(np.isin(owners, kept))
     if isinstance(wanted, Table):
         theirs, names = _test_owners(wanted, client, names)
-        return Split(source.take(train), wanted, owners[train], theirs, names)
+        return TableSplit(source.take(train), wanted, owners[train], theirs, names)
     match wanted:
         case None:
             tested = _NONE
@@ -116,7 +116,7 @@ def _of_clients(
         case share:
             tested = train[share_of_each(owners[train], names, share)]
             train = np.setdiff1d(train, tested)
-    return Split(source.take(train), source.take(tested), owners[train], owners[tested], names)
+    return TableSplit(source.take(train), source.take(tested), owners[train], owners[tested], names)
 
 
 def _owners(source: Table, client: str) -> tuple[Rows, Names]:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array
-from fedveil.data.files import optional_module, reading
+from fedveil.data.data_files import optional_module, reading
 from fedveil.data.split import Rows
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 
 SUFFIXES = (".csv", ".parquet")

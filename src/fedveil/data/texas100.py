@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from fedveil.data.bits import ARCHIVE, check_bits, table_of
-from fedveil.data.files import check_codes, find_file, malformed
-from fedveil.data.records import Records
+from fedveil.data.data_files import check_codes, find_file, malformed
+from fedveil.data.loaded_records import Records
 from fedveil.data.split import holdout
 
 _CLASSES = 100

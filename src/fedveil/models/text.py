@@ -93,7 +93,7 @@ class TextTransformer(nn.Module):
         self.each = each
         self.words = nn.Embedding(words, embedding, padding_idx=PADDING)
         self.places = nn.Embedding(length, embedding)
-        self.layers = nn.ModuleList(_Attention(embedding, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(_AttentionBlock(embedding, heads) for _ in range(layers))
         self.answer = nn.Linear(embedding, outputs)
 
     def forward(self, texts: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ class TextTransformer(nn.Module):
         return out
 
 
-class _Attention(nn.Module):
+class _AttentionBlock(nn.Module):
     """Several heads of attention and two linear layers, each added to what it is given."""
 
     def _get_name(self) -> str:

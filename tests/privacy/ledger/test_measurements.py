@@ -14,7 +14,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.shared import Common
 from fedveil.privacy.ledger.statement import statement
 from fedveil.privacy.ledger.verification import verify
-from fedveil.privacy.metrics import priced_metrics
+from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.sampling import Everyone, FixedSize

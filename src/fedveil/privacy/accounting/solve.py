@@ -16,7 +16,7 @@ from fedveil.privacy.sampling import Poisson
 
 
 @dataclass(frozen=True)
-class Answer:
+class SolvedSettings:
     """Central DP with Poisson sampling: the settings, and what they are worth."""
 
     noise: float
@@ -41,7 +41,7 @@ def solve(
     rounds: int | None,
     epsilon: float | None,
     delta: float,
-) -> Answer:
+) -> SolvedSettings:
     """Fill in the one of the four that is None, so that the PLD epsilon is at most `epsilon`.
 
     >>> solve(noise=1.0, rate=1.0, rounds=1, epsilon=None, delta=1e-5).claims[0].accountant
@@ -71,7 +71,7 @@ def solve(
     if noise is None or rate is None or rounds is None:
         raise AssertionError("one of the four was solved for")
     line = central_line(rate, noise, Budget(math.inf, delta))
-    return Answer(noise, rate, rounds, line.claims(rounds))
+    return SolvedSettings(noise, rate, rounds, line.claims(rounds))
 
 
 def central_line(rate: float, noise: float, budget: Budget) -> BudgetLine:

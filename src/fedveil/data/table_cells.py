@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.arrays import Array
+from fedveil.data.user_arrays import Array
 
 Floats = npt.NDArray[np.float64]
 Bits = npt.NDArray[np.bool_]

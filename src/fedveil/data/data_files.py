@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from fedveil.data.arrays import Array
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 
 UNREADABLE = (

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedveil.data.arrays import Array, described, target_of
 from fedveil.data.schema import TableSchema
+from fedveil.data.user_arrays import Array, described, target_of
 from fedveil.inputs import Inputs
 
 

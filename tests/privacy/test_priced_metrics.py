@@ -18,14 +18,14 @@ from fedveil.privacy.accounting.claims import HELD_OUT, NoiseSource, Relation, T
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled, WithMetrics
 from fedveil.privacy.clip_schedules import Fixed
-from fedveil.privacy.metrics import (
+from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.priced_metrics import (
     OwnerClip,
     PricedMetrics,
     measured_rounds,
     priced_metrics,
 )
-from fedveil.privacy.noise.mechanisms import GaussianMechanism
-from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.release import NOBODY
