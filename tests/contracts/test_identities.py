@@ -24,7 +24,7 @@ from fedveil.audit.canaries import CanaryClients
 from fedveil.data.federated import FederatedData
 from fedveil.identity import identity
 from fedveil.models import metrics, text
-from fedveil.models.recurrent import Lstm
+from fedveil.models.replacements import Lstm
 from fedveil.models.task import Task, binary_cross_entropy, correct, cross_entropy, squared_error
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation

@@ -35,7 +35,7 @@ from fedveil.errors import FedveilError, one_line
 from fedveil.inputs import Inputs, mapped, values_of
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import PURE, SIZES, Captured, Graph, Ref, Step, function_of, kind_of
-from fedveil.models.outputs import tensor_of
+from fedveil.models.parts import tensor_of
 from fedveil.models.plain import is_plain
 from fedveil.models.unrolled import unroll_
 

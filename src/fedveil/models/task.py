@@ -13,7 +13,6 @@ from fedveil.errors import BadInput
 from fedveil.forks import can_fork, forked, in_fork, sealed
 from fedveil.identity import Stated, known_as
 from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
-from fedveil.models.attention import attend_, plain_attention
 from fedveil.models.capture import Uncapturable, captured, hollow_copy, prepare
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import Captured, Graph, Kind, kind_of
@@ -29,13 +28,11 @@ from fedveil.models.metrics import (
     over_places,
     where_numbers,
 )
-from fedveil.models.norms import norm_in_place_
-from fedveil.models.outputs import tensor_of
-from fedveil.models.parts import check_parts, measures_of
+from fedveil.models.parts import check_parts, measures_of, tensor_of
 from fedveil.models.plain import is_plain, is_plain_function
-from fedveil.models.products import under_vmap
 from fedveil.models.state import Snapshot, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
+from fedveil.models.vmap_layers import attend_, norm_in_place_, plain_attention, under_vmap
 from fedveil.names import OF_LABELS, OF_NUMBERS
 from fedveil.targets import PADDING, Target
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedveil.models.products import Product, under_vmap
+from fedveil.models.vmap_layers import Product, under_vmap
 
 State = tuple[torch.Tensor, ...]
 """What a layer carries from step to step, [B, hidden] each; the first is its output."""

@@ -20,13 +20,6 @@ from fedveil.privacy.accounting import events
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, Unit
 from fedveil.privacy.ledger import hash_chain
-from fedveil.privacy.ledger.entries import (
-    add_charge,
-    add_closing,
-    head_of,
-    last_closing,
-    runs_digest,
-)
 from fedveil.privacy.ledger.file import (
     FORMAT,
     SCHEMA,
@@ -38,7 +31,15 @@ from fedveil.privacy.ledger.file import (
     read_runs,
     transaction,
 )
-from fedveil.privacy.ledger.hash_chain import Entry, Head
+from fedveil.privacy.ledger.hash_chain import (
+    Entry,
+    Head,
+    add_charge,
+    add_closing,
+    head_of,
+    last_closing,
+    runs_digest,
+)
 from fedveil.privacy.ledger.looking import begin_writing, end_writing
 from fedveil.privacy.ledger.shared import Common, SharedBudget, check_common, check_company
 
