@@ -284,7 +284,7 @@ this claim
         )
 
     def joined(self, *others: "FederatedData") -> "FederatedData":
-        """These clients, and behind them those of each of the `others`, as one; a copy of all.
+        """One data set of these clients followed by those of each of the `others`, as a copy.
 
         The test split is that of the first. Whatever claims have to say of one is said of all, and
         what the others fitted on their test records counts as fitted on clients': these may be
@@ -314,7 +314,7 @@ this claim
     def with_clients(
         self, x: Inputs[Array], y: Array, offsets: npt.NDArray[np.int64]
     ) -> "FederatedData":
-        """Other clients, with whatever else is known of these data.
+        """The same data with other clients.
 
         Test records that were a client's may be anybody's of the new ones: the first one's.
         """
@@ -342,7 +342,7 @@ this claim
 
     @cached_property
     def derived(self) -> dict[str, Any]:
-        """What was computed from these records and is kept with them, by name.
+        """Values that were computed from these records, cached by name.
 
         Like the fingerprint it is never computed again: records are replaced, not changed in place.
         """
@@ -354,7 +354,7 @@ this claim
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Records per client; of clients elsewhere, what is public of it."""
+        """Records per client. For clients elsewhere, the public numbers."""
         if self.elsewhere:
             return np.array(self.elsewhere, dtype=np.int64)
         return np.diff(self.offsets)
@@ -366,7 +366,7 @@ this claim
 
     @property
     def record_shape(self) -> Inputs[tuple[int, ...]]:
-        """The shape of one record; of named inputs, each one's by its name."""
+        """The shape of one record, or a dict of shapes by input name."""
         return shape_of(self.x)
 
     @property
@@ -396,7 +396,7 @@ this claim
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What every claim about these clients has to say."""
+        """The assumptions of every claim about these clients."""
         said = []
         if self.fitted and self.declared_public:
             said.append(f"declared public: {self.fitted}")
@@ -412,7 +412,7 @@ this claim
 
     @property
     def test_assumptions(self) -> tuple[str, ...]:
-        """What a claim has to say where the test split is measured in the clear."""
+        """The assumptions of a claim where the test split is measured in the clear."""
         return sentences(self.owners_of_test, self.clients)
 
     def check_secure(self, *, priced: bool = False) -> None:
@@ -484,7 +484,7 @@ this claim
 
     @property
     def _inputs(self) -> list[str]:
-        """The names of the inputs, in order; none if there is one without a name."""
+        """The names of the inputs, in order. Empty if there is one input without a name."""
         return sorted(self.x) if isinstance(self.x, dict) else []
 
     @property
@@ -562,7 +562,7 @@ this claim
 
 
 def _behind(parts: list[Array]) -> Array:
-    """Arrays behind each other, in the type of the first."""
+    """Concatenate arrays, in the type of the first."""
     return np.concatenate([part.astype(parts[0].dtype, copy=False) for part in parts])
 
 
@@ -579,7 +579,7 @@ def _owners_named(owners: Sequence[str], clients: Array, records: int) -> npt.ND
 
 
 def _joined(targets: list[Array]) -> Array:
-    """All clients' targets behind each other."""
+    """Concatenate all clients' targets."""
     if len({y.shape[1:] for y in targets}) > 1:
         raise BadInput("clients' targets have different shapes: give all one shape")
     return np.concatenate(targets)

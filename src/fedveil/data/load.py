@@ -1,4 +1,4 @@
-"""Loading a data set by its name."""
+"""Load a data set by its name."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -16,7 +16,10 @@ _BYTES = (_FEATURES + 7) // 8
 
 
 def load(root: Path) -> Records:
-    """Bits as [N, 446] of 0 or 1 with a fixed 80/20 split; the text file wins over the npz."""
+    """Bits as [N, 446] of 0 or 1 with a fixed 80/20 split.
+
+    The text file wins over the npz.
+    """
     path = find_file(
         root,
         ["location30/bangkok", "location30/location30.npz"],

@@ -1,4 +1,4 @@
-"""Lists of different lengths as one array."""
+"""Pad lists of different lengths to one array."""
 
 from collections.abc import Iterable
 from typing import Any

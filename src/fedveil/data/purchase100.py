@@ -15,7 +15,10 @@ _FILE = "dataset_purchase"
 
 
 def load(root: Path) -> Records:
-    """Bits as [N, 600] of 0 or 1 with a fixed 80/20 split; the text file wins over the archive."""
+    """Bits as [N, 600] of 0 or 1 with a fixed 80/20 split.
+
+    The text file wins over the archive.
+    """
     path = find_file(
         root,
         [f"purchase100/{_FILE}", f"purchase100/{_FILE}.tgz"],

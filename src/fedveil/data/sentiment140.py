@@ -22,7 +22,7 @@ def load(
     test: object = None,
     min_records: int | None = None,
 ) -> Records:
-    """Tweets as rows of words, owned by their users; about a fifth of the users is held out.
+    """Tweets as rows of words, owned by their users, about a fifth of whom is held out.
 
     `columns` says how the column "text" is read, without it 30 words hashed to 4096 numbers. The
     other options are those of `FederatedData.from_table`. Most users wrote one tweet: merge them

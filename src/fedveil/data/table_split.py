@@ -1,4 +1,4 @@
-"""Which rows of a table are trained on and which are tested on, and whose they are."""
+"""Split the rows of a table into training and test rows, with their owners."""
 
 from dataclasses import dataclass
 from numbers import Real
@@ -21,7 +21,7 @@ _NONE: Rows = np.array([], dtype=np.intp)
 
 @dataclass(frozen=True, eq=False)
 class TableSplit:
-    """Training and test rows, with the owners of both as places in `names`, where they are known.
+    """Training and test rows, with the owners of both as places in `names` if they are known.
 
     `test_lines` are the test rows' numbers in the table of the training rows, -1 for others.
     """
@@ -34,7 +34,7 @@ class TableSplit:
 
     @property
     def test_lines(self) -> Rows:
-        """Where test rows are traced to: the same line of the same source is the same row."""
+        """The test rows' numbers in the table of the training rows, -1 for rows from elsewhere."""
         same = self.test.source == self.train.source
         return self.test.numbers if same else np.full(len(self.test), -1, dtype=np.intp)
 
@@ -120,7 +120,7 @@ def _of_clients(
 
 
 def _owners(source: Table, client: str) -> tuple[Rows, Names]:
-    """Each row's owner and the owners' names, in their own order: not in that of the rows."""
+    """Each row's owner, and the owners' names in alphabetical order."""
     found = _names(source, client)
     names, owners = np.unique(np.array(found), return_inverse=True)
     if len(names) == len(found) > 1:
@@ -132,7 +132,7 @@ def _owners(source: Table, client: str) -> tuple[Rows, Names]:
 
 
 def _test_owners(test: Table, client: str, names: Names) -> tuple[Rows | None, Names]:
-    """The owners of test rows, if they are told, and all names, the new ones at the end."""
+    """The owners of test rows if the column is there, and all names, new ones at the end."""
     if client not in test.columns:
         return None, names
     found = _names(test, client)

@@ -15,9 +15,9 @@ _FOLDER = "texas/100"
 
 
 def load(root: Path) -> Records:
-    """Bits as [N, 6169] of 0 or 1 with a fixed 80/20 split; unpacked files win over the archive.
+    """Bits as [N, 6169] of 0 or 1 with a fixed 80/20 split.
 
-    They take 1.7 GB as numbers.
+    Unpacked files win over the archive. They take 1.7 GB as numbers.
     """
     places = ["texas100/feats", f"texas100/{_FOLDER}/feats", f"texas100/dataset_texas{ARCHIVE}"]
     path = find_file(

@@ -1,8 +1,8 @@
 """From texts to numbers: the tokeniser, and the `Vocabulary` of words that a model knows.
 
-The tokeniser learns nothing from any text. A list of words is public knowledge, or it is a statistic
-of the texts it was counted in. A hashed vocabulary is neither: it knows every word, and two words
-may share a number.
+The tokeniser learns nothing from any text. A list of words is public knowledge, or it is a
+statistic of the texts it was counted in. A hashed vocabulary is neither: it knows every word, and
+two words may share a number.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ class Vocabulary:
 
     @classmethod
     def given(cls, words: object, where: str = "words") -> "Vocabulary":
-        """The words of a list, or of a file with one word per line; each counts once.
+        """The words of a list, or of a file with one word per line. Duplicates count once.
 
         `where` is what messages call them.
         """
@@ -108,7 +108,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many numbers there are: those of words or buckets, padding and unknown."""
+        """The number of words or buckets, plus padding and unknown."""
         return _FIRST + (len(self.words) or self.buckets)
 
     def encode(self, texts: Sequence[str], length: int) -> npt.NDArray[np.int64]:
@@ -124,7 +124,7 @@ class Vocabulary:
         return rows
 
     def decode(self, rows: Any) -> list[str]:
-        """Numbers [texts, length] as texts, a space between words; padding is left out.
+        """Numbers [texts, length] as texts without padding, a space between words.
 
         Words are in lower case as they were counted; a bucket k, which may be many words', is <k>.
         """
@@ -135,11 +135,11 @@ class Vocabulary:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What all numbers stand for, in order."""
+        """The word of every number, in order."""
         return tuple(self.word(number) for number in range(self.size))
 
     def word(self, number: int) -> str:
-        """What a number stands for."""
+        """The word of a number."""
         if not 0 <= number < self.size:
             raise BadInput(f"{number} is no word: numbers are 0 to {self.size - 1}")
         if number < _FIRST:
