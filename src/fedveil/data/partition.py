@@ -36,7 +36,9 @@ def partition(
     shards_per_client: int = 1,
     test: str | float | None = None,
 ) -> FederatedData:
-    """Divide the training records among clients; the test records are no client's.
+    """Divide the training records among clients. The test records are no client's.
+
+    By `kind`:
 
     - "iid": a random permutation cut into equal parts.
     - "shards": sorted by target and cut into equal shards, `shards_per_client` to each client;

@@ -46,7 +46,7 @@ Measure = PerExample | Metric
 
 @dataclass(frozen=True)
 class TopK:
-    """1 where the label is among the `k` largest outputs, per example; of ties the first count.
+    """1 where the label is among the `k` largest outputs, per example. Of ties the first count.
 
     Of an example with labels in several places, the share of them.
     """
@@ -177,7 +177,7 @@ class Rmse:
 
 @dataclass(frozen=True)
 class R2:
-    """The share of the targets' variance that is predicted; none of targets that are the same.
+    """The share of the targets' variance that is predicted, NaN for constant targets.
 
     Of several numbers, the mean over those that differ.
     """
@@ -211,7 +211,7 @@ def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 
 def named(name: str) -> Measure:
-    """The metric of that name, but for the accuracy; one that is unknown is refused."""
+    """The metric of that name, except for accuracy. An unknown name is refused."""
     check_metric("metric", name)
     top = re.fullmatch(TOP, name)
     if top is not None:
@@ -220,17 +220,17 @@ def named(name: str) -> Measure:
 
 
 def is_of_labels(metric: Measure) -> bool:
-    """Whether it is one of ours that needs labels; the accuracy is not among these."""
+    """Whether a metric is one of ours that needs labels. Accuracy is not among these."""
     return isinstance(metric, TopK | F1 | Auroc | Perplexity)
 
 
 def is_of_numbers(metric: Measure) -> bool:
-    """Whether it is one of ours that needs numbers."""
+    """Whether a metric is one of ours that needs numbers."""
     return isinstance(metric, Rmse | R2) or metric is absolute_error
 
 
 def no_value(metric: Measure, classes: int, targets: Array) -> str:
-    """Why it tells no model from another on these targets; "" if it may."""
+    """Why a metric is the same for every model on these targets, "" if it is not."""
     if isinstance(metric, TopK) and metric.k >= classes:
         return f"is 1 for every model of {classes} labels"
     if isinstance(metric, Auroc) and (
@@ -245,14 +245,17 @@ def no_value(metric: Measure, classes: int, targets: Array) -> str:
 def counted_labels(
     outputs: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Labels [M] that count, and the outputs [M, classes] for each; M is all places of all rows."""
+    """Labels [M] that count, and the outputs [M, classes] for each. M is all places of all rows."""
     outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
     real = targets != PADDING
     return outputs[real], targets[real]
 
 
 def over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-    """The mean of an example's values [B, ...] over its `real` places; the others hold zeros."""
+    """The mean of each example's values [B, ...] over its `real` places.
+
+    The other places hold zeros.
+    """
     if values.ndim == 1:
         return values
     if real is None:

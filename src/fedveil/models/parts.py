@@ -31,7 +31,7 @@ OVER_CLIENTS = "clients/"
 
 
 def check_parts(module: object, loss: object) -> None:
-    """Refuse what is no module or no loss.
+    """Refuse a module or loss of the wrong type.
 
     | edge | behaviour |
     |---|---|
@@ -44,7 +44,7 @@ def check_parts(module: object, loss: object) -> None:
 
 
 def measures_of(metrics: object, known: Callable[[str], Measure]) -> dict[str, Measure]:
-    """Metrics by name; `known` gives those that are only named.
+    """Metrics by name. `known` looks up those that are given by name only.
 
     | edge | behaviour |
     |---|---|
@@ -80,7 +80,7 @@ def _name_of(metric: object) -> str:
 
 
 def tensor_of(returned: object) -> torch.Tensor:
-    """The tensor itself; of several things, what is called `logits`, or the only tensor.
+    """The tensor in what a module returns: the `logits`, or the only tensor.
 
     So tuples, dicts and the `ModelOutput` of Hugging Face are taken. Which of several tensors is
     meant is not guessed.

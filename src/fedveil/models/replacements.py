@@ -77,7 +77,7 @@ class Lstm(nn.Module):
             nn.init.uniform_(parameter, -reach, reach)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Step through the sequence; the four gates are input, forget, cell and output."""
+        """Step through the sequence. The four gates are input, forget, cell and output."""
         driven = self.input(x)
         h = c = x.new_zeros(len(x), self.hidden.in_features)
         steps = []

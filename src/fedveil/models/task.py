@@ -74,7 +74,7 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @known_as("binary-cross-entropy")
 def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of logits [B, labels] against how true each label is, 0 to 1: the mean per example."""
+    """Mean binary cross-entropy of logits [B, labels] against targets in [0, 1], per example."""
     logits = _as_targets(outputs, targets)
     losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     return over_places(losses)
@@ -91,7 +91,7 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @known_as("accuracy")
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """1 where the largest logit is the label, per example; its mean is the accuracy.
+    """1 where the largest logit is the label, per example. Its mean is the accuracy.
 
     Of an example with labels in several places, or with several at once, the share that is right.
     Where an output is not a number, neither is the share.
@@ -105,7 +105,7 @@ def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def metric_of(name: str) -> Measure:
-    """The metric that a recipe calls so."""
+    """The metric of that name."""
     return correct if name == "accuracy" else named(name)
 
 
@@ -114,7 +114,7 @@ PUBLIC_WEIGHTS = "are public: they were not learnt from these clients"
 
 
 def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Outputs in the shape of the targets, from which an axis of one may set them apart."""
+    """Outputs in the shape of the targets. They may have one more axis, of length 1."""
     if outputs.shape not in (targets.shape, (*targets.shape, 1)):
         raise BadInput(
             f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
@@ -124,7 +124,7 @@ def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def usual(target: Target) -> tuple[PerExample, dict[str, PerExample]]:
-    """The loss and metrics of a module that comes without: (loss, metrics by name)."""
+    """The default loss and metrics for a target: (loss, metrics by name)."""
     if not target.classes:
         return squared_error, {}
     return binary_cross_entropy if target.several else cross_entropy, {"accuracy": correct}
@@ -244,7 +244,7 @@ class Task:
 
     @property
     def forks(self) -> str:
-        """Why the module's own code runs, in forks; empty if it does not run at all."""
+        """Why the module's own code runs, in forks. Empty if it does not run at all."""
         return self._state.forks
 
     @property
@@ -297,7 +297,7 @@ class Task:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What every claim about a training of this task has to say."""
+        """The assumptions of every claim about a training of this task."""
         earlier = trainings_of(self.module)
         buffers = " and buffers" if any(True for _ in self.module.buffers()) else ""
         said = [f"the model's first weights{buffers} {PUBLIC_WEIGHTS}"]
@@ -369,7 +369,7 @@ class Task:
         return bool(self._state.drops)
 
     def look(self, x: Features, y: torch.Tensor) -> tuple[bool, bool]:
-        """See on a few records whether the module drops, and whether vmap cannot see through that.
+        """Try on a few records whether the module drops, and whether vmap can run that.
 
         A module that does is run on one record at a time, by vmap or one after the other.
         """
@@ -379,7 +379,7 @@ class Task:
         return self.drops, self._state.one_by_one
 
     def settle(self, drops: bool, one_by_one: bool) -> None:
-        """Know what a look in a fork has seen."""
+        """Record the result of a look in a fork."""
         self._state.drops, self._state.one_by_one = drops, one_by_one
 
     def _looked(self, x: Features, y: torch.Tensor) -> tuple[bool, bool]:
@@ -468,7 +468,7 @@ class Task:
     def losses(
         self, named: Named, x: Features, y: torch.Tensor, keys: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The loss of each example [B]; with `keys` [B] each is computed alone, with its own."""
+        """The loss of each example [B]. With `keys` [B], each is computed alone with its key."""
         if keys is None:
             return self.each_loss(self.outputs(named, x), y)
 
@@ -511,7 +511,7 @@ class Task:
         return _called(part, self.named(flat.clone()), x)
 
     def snapshot(self) -> Snapshot:
-        """What the module and the loss are beside their parameters' values; graphs are nothing."""
+        """A snapshot of module and loss without the parameters' values. Graphs have no state."""
         module = {} if self.module_captured else snapshot(self._state.learning)
         loss = {} if self.loss_captured else snapshot_of(self.loss)
         return {**module, **{f"loss {name}": token for name, token in loss.items()}}
@@ -597,14 +597,14 @@ def _in_eval_mode(module: nn.Module) -> nn.Module:
 
 
 def _word(part: object) -> str:
-    """What a message calls a module or a loss."""
+    """The name of a module or a loss in messages."""
     if isinstance(part, nn.Module):
         return f"model {type(part).__name__}"
     return f"loss {getattr(part, '__name__', type(part).__name__)}"
 
 
 def _called(module: nn.Module, named: Named, x: Features) -> torch.Tensor:
-    """The module's outputs with these parameters; it gets named inputs as keyword arguments."""
+    """The module's outputs with these parameters. Named inputs become keyword arguments."""
     args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
     return tensor_of(functional_call(module, named, args, kwargs))
 
@@ -644,7 +644,7 @@ class Measurements:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of torch says, on one line."""
+    """The first line of torch's error message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -656,7 +656,7 @@ def _sent(
     metrics: Metrics,
     found: Mapping[str, Any],
 ) -> Task:
-    """The task that `Task.__reduce__` has taken apart."""
+    """Inverse of `Task.__reduce__`."""
     flat, parameters = torch.tensor(vector), dict(module.named_parameters())
     for name, start, stop, shape in slots:
         parameters[name].data = flat[start:stop].view(shape)

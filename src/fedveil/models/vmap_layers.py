@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def under_vmap() -> bool:
-    """Whether the code that asks is run by a transform of `torch.func`."""
+    """Whether a transform of `torch.func` is active."""
     return torch._C._are_functorch_transforms_active()
 
 
@@ -57,12 +57,12 @@ class Product(nn.Module):
 
 
 def plain_attention() -> AbstractContextManager[None]:
-    """Inside of vmap, torch's attention is to be computed by operations that have a rule for it."""
+    """Context in which attention uses operations that vmap can run."""
     return sdpa_kernel(SDPBackend.MATH) if under_vmap() else nullcontext()
 
 
 def attend_(module: nn.Module) -> nn.Module:
-    """Give the attention layers of a module, which is a copy, their plain form; and return it.
+    """Replace the attention layers of a module, which is a copy, by their plain form, in place.
 
     Subclasses, dropout and the options `add_bias_kv` and `add_zero_attn` stay as they are.
 
@@ -154,14 +154,14 @@ def _padding(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """True is not looked at; numbers are added to the scores."""
+    """A mask that is added to the scores: -inf where a bool mask is True."""
     if mask.dtype is not torch.bool:
         return mask.to(like.dtype)
     return torch.where(mask, float("-inf"), 0.0).to(like.dtype)
 
 
 def norm_in_place_(module: nn.Module) -> nn.Module:
-    """Give the group norms of a module, which is a copy, that form; and return it.
+    """Replace the group norms of a module, which is a copy, by that form, in place.
 
     >>> layer = norm_in_place_(nn.GroupNorm(2, 4))
     >>> x = torch.randn(3, 1, 4, 5, 5)
@@ -237,5 +237,5 @@ def _laid(x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def _sides(x: torch.Tensor) -> tuple[int, int, int]:
-    """Records, channels, and how many numbers a channel has."""
+    """(records, channels, numbers per channel)."""
     return x.shape[0], x.shape[1], prod(x.shape[2:])

@@ -1,4 +1,4 @@
-"""Adaptive clips under local DP that somebody trusted watches, and what that adds to a line.
+"""Curators of adaptive clips under local DP, and what they add to a budget line.
 
 The server sees clients' reports and the clip, which a curator's noisy sums move: the line against
 it is the composition of both. Neither part stands alone, since the clip that shapes later reports
@@ -24,7 +24,7 @@ _SEEN = (
 
 @dataclass(frozen=True)
 class Curator:
-    """A Gaussian release about a client in at most `most` of its turns; `key` sets its noise."""
+    """A Gaussian release about a client in at most `most` of its turns. `key` sets its noise."""
 
     release: Gaussian
     most: int
@@ -39,7 +39,7 @@ class Curator:
         return GaussianWithCurator(report, self.release, self.most)
 
     def on(self, line: BudgetLine) -> BudgetLine:
-        """The line of reports as one of reports and what is watched, against the server."""
+        """The line of the reports, extended to what the curator publishes, against the server."""
         first, *others = line.assumptions
         return replace(
             line,
@@ -66,7 +66,7 @@ class Curator:
 
 
 def curator_of(watched: Watched | None, base: BudgetLine, rounds: int) -> Curator | None:
-    """Who publishes what a schedule watches, if it is noised rather than flipped."""
+    """The curator that publishes a schedule's statistic, None if clients flip bits themselves."""
     if watched is None or not watched.noise:
         return None
     return Curator(

@@ -179,7 +179,7 @@ class BudgetLine:
 
     @cached_property
     def accountants(self) -> tuple[Accountant, ...]:
-        """The accountants that know this event; the epsilon of the first one counts."""
+        """The accountants that know this event. The epsilon of the first one counts."""
         known = tuple(a for a in Accountant if supports(self.event, self.relation, a))
         if not known:
             raise BadInput(f"no accountant knows {self.event} under {self.relation}")

@@ -183,7 +183,7 @@ def _log_mgfs(parts: Parts, length: int) -> dict[float, float]:
 
 
 def _masses(transformed: Values, size: int) -> Values:
-    """Back from a transform; where its rounding left less than nothing, there is nothing."""
+    """Masses from a transform, with negative rounding errors set to zero."""
     found: Values = np.maximum(irfft(transformed, size), 0.0)
     return found
 
@@ -216,10 +216,10 @@ def coin_span(eps0: float, count: int) -> float:
 
 
 def _crossing(losses: Values, upper: Values, log_lower: Values, delta: float) -> float:
-    """Where upper - e^epsilon lower is delta; masses are summed from the largest loss down.
+    """The epsilon at which upper - e^epsilon lower is delta.
 
-    With the masses of the first k losses the root is log((upper - delta) / lower), and it is the
-    answer if the next loss is not above it.
+    Masses are summed from the largest loss down. With the masses of the first k losses the root is
+    log((upper - delta) / lower), and it is the answer if the next loss is not above it.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         roots = np.log(upper - delta) - log_lower

@@ -1,4 +1,4 @@
-"""`fedveil account`: noise, rate, rounds, epsilon; any one follows from the other three."""
+"""`fedveil account`: solve for one of noise, rate, rounds and epsilon, given the others."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from fedveil.privacy.sampling import Poisson
 
 @dataclass(frozen=True)
 class SolvedSettings:
-    """Central DP with Poisson sampling: the settings, and what they are worth."""
+    """The four settings of central DP with Poisson sampling, and the claims they give."""
 
     noise: float
     rate: float
@@ -75,7 +75,7 @@ def solve(
 
 
 def central_line(rate: float, noise: float, budget: Budget) -> BudgetLine:
-    """What a round of central DP with Poisson sampling is charged as."""
+    """The budget line of one round of central DP with Poisson sampling."""
     return BudgetLine(
         event=_event(rate, noise),
         share=Fraction(1),

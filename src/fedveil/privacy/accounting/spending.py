@@ -1,4 +1,4 @@
-"""What a run has spent so far, and what to quote if it ends now, cheap enough for every round."""
+"""The claim spent so far, and the claim if the run ends now, cheap enough for every round."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ class Spending:
     permitted: int | None = None
 
     def spent(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim:
-        """What `rounds` rounds have cost, if what they released does not end the run.
+        """The claim for `rounds` rounds, if their releases do not end the run.
 
         With `turns`, how often the most frequent client took part, it is that client's; otherwise
         `again` attempts were charged beyond each round's first.
@@ -35,7 +35,7 @@ class Spending:
         return replace(claim, condition=NOT_DECIDED) if chosen else claim
 
     def claim(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim:
-        """What to quote if the run ends after `rounds` rounds, whatever the reason."""
+        """The claim to quote if the run ends after `rounds` rounds, whatever the reason."""
         planned, spent = self.permitted, self.spent(rounds, turns, again)
         if planned is None or not spent.condition:
             return spent

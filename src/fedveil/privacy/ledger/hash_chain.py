@@ -66,7 +66,7 @@ def digest(content: bytes | str) -> str:
 
 
 def digest_of(texts: Iterable[str]) -> str:
-    """Of several texts in their order."""
+    """The digest of several texts in their order."""
     return digest(json.dumps(list(texts)))
 
 
@@ -77,17 +77,17 @@ def seal(salt: str, content: bytes | str) -> str:
 
 
 def first_hash(about: dict[str, str]) -> str:
-    """The hash before the first entry: of what the ledger says of itself."""
+    """The hash before the first entry: that of the ledger's description of itself."""
     return digest(json.dumps(about, sort_keys=True))
 
 
 def next_hash(before: str, entry: Entry | Closing) -> str:
-    """The hash of an entry after `before`; a charge and a closing never say the same."""
+    """The hash of an entry after `before`. A charge and a closing never have the same content."""
     return digest(json.dumps([before, *vars(entry).values()]))
 
 
 def broken_at(first: str, links: Iterable[tuple[Entry | Closing, str]]) -> int | None:
-    """The first entry, counting from 1, whose hash is not what it should be; None if all are.
+    """The first entry, counting from 1, whose hash is wrong. None if all are right.
 
     >>> a = Entry("r", 1, 0, "updates", "{}", "now", "", "")
     >>> b = Entry("r", 2, 0, "updates", "{}", "now", "", "")
@@ -104,7 +104,7 @@ def broken_at(first: str, links: Iterable[tuple[Entry | Closing, str]]) -> int |
 
 
 def head_of(db: sqlite3.Connection) -> Head:
-    """The last entry; before the first, what the ledger says of itself."""
+    """The last hash and the number of entries. Before the first entry, `first_hash`."""
     last = (
         db.execute(f"SELECT seq, hash FROM {table} ORDER BY seq DESC LIMIT 1").fetchone()
         for table in ("charges", "closings")
@@ -116,14 +116,14 @@ def head_of(db: sqlite3.Connection) -> Head:
 
 
 def runs_digest(db: sqlite3.Connection) -> str:
-    """Of all runs that have registered."""
+    """The digest of all runs that have registered."""
     return digest_of(
         text for (text,) in db.execute("SELECT about FROM runs ORDER BY rowid").fetchall()
     )
 
 
 def add_charge(db: sqlite3.Connection, entry: Entry) -> None:
-    """Append a charge; the caller holds a transaction."""
+    """Append a charge. The caller holds a transaction."""
     head = _after(head_of(db), entry)
     said = (entry.run, entry.round, entry.attempt, entry.covers, entry.event, entry.charged_at)
     row = (head.length, *said, head.hash)
@@ -131,7 +131,7 @@ def add_charge(db: sqlite3.Connection, entry: Entry) -> None:
 
 
 def add_closing(db: sqlite3.Connection, run: str, files: dict[str, str], at: str) -> Head:
-    """Append what a run left; the caller holds a transaction."""
+    """Append the files that a run left. The caller holds a transaction."""
     entry = Closing(run, json.dumps(files, sort_keys=True), at, runs_digest(db))
     head = _after(head_of(db), entry)
     row = (head.length, run, entry.files, at, head.hash)
@@ -140,7 +140,7 @@ def add_closing(db: sqlite3.Connection, run: str, files: dict[str, str], at: str
 
 
 def last_closing(db: sqlite3.Connection, run: str) -> dict[str, str]:
-    """What a run left when it ended last; nothing while it is open."""
+    """The files that a run left when it ended last, empty while it is open."""
     query = "SELECT files FROM closings WHERE run = ? ORDER BY seq DESC LIMIT 1"
     row = db.execute(query, (run,)).fetchone()
     return {} if row is None else dict(json.loads(row[0]))

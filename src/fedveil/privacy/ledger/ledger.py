@@ -139,7 +139,7 @@ class Ledger:
         *,
         repeats: bool = True,
     ) -> "Ledger":
-        """Open a run's ledger again; refuse one that belongs to something else."""
+        """Open a run's ledger again. Refuses one that belongs to something else."""
         stored = _read_run(path, about["run"])
         salt = read_about(path)["salt"]
         for key, value in _run_rows(about, lines, clients, salt).items():
@@ -165,7 +165,7 @@ class Ledger:
         *,
         repeats: bool = True,
     ) -> "Ledger":
-        """A new run on a ledger that exists; refused if a shared one promises something else.
+        """Start a new run on an existing ledger. Refused if a shared one promises something else.
 
         Without `common` runs stand beside each other, and nobody adds them up.
         """
@@ -217,7 +217,7 @@ class Ledger:
         return attempt
 
     def charge_measurement(self, round: int) -> bool:
-        """Charge the metrics of `round` for its last attempt, which was charged; before measuring.
+        """Charge the metrics of `round` for its last attempt, before measuring.
 
         Guarantee: True only after the charge is on disk; and in all attempts of all rounds
         together no line is charged more often than it lists rounds. False, with nothing written,
@@ -255,7 +255,7 @@ class Ledger:
         return self._after(self._last_attempt(round))
 
     def _after(self, before: int | None) -> int:
-        """The attempt after `before`, the last one that was charged; a replay is the same one."""
+        """The attempt after `before`, the last charged one. A replay has the same number."""
         return 0 if before is None else before + (not self._replays)
 
     def _last_attempt(self, round: int) -> int | None:
@@ -365,7 +365,7 @@ class Ledger:
             self.end({})
 
     def ended(self) -> dict[str, str]:
-        """What the run left when it ended last; nothing while it is open."""
+        """The files that the run left when it ended last, empty while it is open."""
         return last_closing(self._db, self._run)
 
     def head(self) -> Head:
@@ -389,7 +389,7 @@ class Ledger:
         return int(self._db.execute(query, (self._run,)).fetchone()[0])
 
     def turns(self, rounds: int) -> Counts:
-        """How often each client took part in the first `rounds` rounds, as charged; not a copy.
+        """How often each client took part in the first `rounds` rounds, as charged. Not a copy.
 
         With noise that cannot be replayed every attempt counts, also of a round that is going to be
         done again.
@@ -416,11 +416,11 @@ class Ledger:
         return self.turns(self.charged()).copy()
 
     def common_spent(self) -> float | None:
-        """What all runs on a shared ledger have spent together; None if it is the run's own."""
+        """The epsilon that all runs on a shared ledger have spent, None if it is the run's own."""
         return None if self._shared is None else self._shared.spent(self._db)
 
     def fitting(self, rounds: int) -> int | None:
-        """How many of `rounds` more rounds fit the common budget now; None if there is none."""
+        """How many of `rounds` more rounds fit the common budget now, None if there is none."""
         if self._shared is None:
             return None
         return self._shared.fitting(self._db, self._lines[0], rounds)
@@ -468,13 +468,13 @@ def _register(
 
 
 def _run_rows(about: dict[str, str], lines: Lines, clients: int, salt: str) -> dict[str, str]:
-    """What a run is known by; digests of what may be private are sealed."""
+    """The rows that identify a run. Digests of private things are sealed."""
     private = {key: hash_chain.seal(salt, about[key]) for key in _SEALED if key in about}
     return {**about, **private, "lines": _text(lines), "clients": str(clients)}
 
 
 def _file(db: sqlite3.Connection) -> Path | None:
-    """The file of a connection; None for memory."""
+    """The file of a connection, None for memory."""
     name = db.execute("PRAGMA database_list").fetchone()[2]
     return Path(name) if name else None
 

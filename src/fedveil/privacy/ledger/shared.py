@@ -47,7 +47,7 @@ class Common:
 
     @classmethod
     def of(cls, lines: tuple[BudgetLine, ...], data: str, epsilon: float) -> "Common":
-        """Those of a plan's one line; a plan that claims nothing, or several things, is refused."""
+        """The terms of a plan's only line. A plan with no line, or with several, is refused."""
         charged = [line for line in lines if not line.reading]
         if len(charged) != 1 or charged[0].as_published or len(charged) != len(lines):
             raise BadInput(
@@ -203,7 +203,7 @@ def check_company(path: Path, runs: dict[str, dict[str, str]], seed: str, client
 
 
 def common_of(path: Path) -> Common | None:
-    """What the runs of a ledger have in common, `data` sealed; None if it is not a shared one."""
+    """The terms that the runs of a ledger share, `data` sealed. None if it is not shared."""
     rows = {
         key.removeprefix("common "): value
         for key, value in read_about(path).items()

@@ -124,7 +124,7 @@ def _planned(path: Path, about: dict[str, str]) -> int | None:
 
 
 def charged(path: Path, run: str) -> Charged:
-    """Read a run's charges; one whose event is not the one its line promises is refused."""
+    """Read a run's charges. Refuses one whose event is not that of its line."""
     with one_look(path):
         about = read_runs(path)[run]
         charges, lines, planned = (
