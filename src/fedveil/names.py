@@ -1,6 +1,6 @@
 """The names of data sets, models and metrics in recipes, with suggestions for misspelt ones.
 
-Only the standard library is imported: a slip is told before anything heavy is.
+Only the standard library is imported: a misspelt name is refused before anything heavy is imported.
 """
 
 import re
@@ -75,8 +75,8 @@ def check_metric(key: str, name: str) -> None:
     known = [name for name in (*OF_LABELS, *OF_NUMBERS) if name != "top-K"]
     if name in known or re.fullmatch(TOP, name):
         return
-    told, like = ", ".join((*known, "top-K (such as top-5)")), hint(name, (*known, "top-5"))
-    raise BadInput(f"{key} has {shown(name)}: choose from {told}{like}")
+    listed, like = ", ".join((*known, "top-K (such as top-5)")), hint(name, (*known, "top-5"))
+    raise BadInput(f"{key} has {shown(name)}: choose from {listed}{like}")
 
 
 def check_metrics(key: str, names: Sequence[str]) -> None:

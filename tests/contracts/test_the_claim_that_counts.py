@@ -109,8 +109,8 @@ def test_which_claim_counts(claims):
     assert counting(claims) == COUNTS
     assert budgeted(claims) == (PUBLISHED if claims is AS_PUBLISHED else COUNTS)
     assert smaller(claims) == OTHERS[2]
-    assert Meaning.of(claims).claim == COUNTS
-    assert Meaning.of(claims).published == (PUBLISHED if claims is AS_PUBLISHED else None)
+    assert Meaning.from_claims(claims).claim == COUNTS
+    assert Meaning.from_claims(claims).published == (PUBLISHED if claims is AS_PUBLISHED else None)
 
 
 def test_a_claim_on_a_condition_never_counts():

@@ -133,8 +133,8 @@ def test_rounds_done_again_are_in_what_is_spent_and_in_what_is_quoted():
     line = plan.lines[0]
     assert plan.spent(10, again=2).epsilon >= line.claims(12)[0].epsilon
     assert plan.spent(40, again=2).epsilon >= line.claims(42)[0].epsilon
-    assert plan.quoted(10, again=2).epsilon == line.ended(12, 40, again=2)
-    assert plan.quoted(40, again=2).epsilon == line.ended(42, 40, again=2)
+    assert plan.quoted(10, again=2).epsilon == line.ended(12, 40, extra_attempts=2)
+    assert plan.quoted(40, again=2).epsilon == line.ended(42, 40, extra_attempts=2)
 
 
 def test_what_is_quoted_after_a_round_is_of_the_line_that_is_a_guarantee(make_line):

@@ -214,7 +214,7 @@ def test_noise_is_that_of_the_round_and_of_no_other_purpose():
     first, second = (metrics.released(means, round, Streams(1)) for round in (8, 15))
     assert first == metrics.released(means, 8, Streams(1))
     assert first["accuracy"] != second["accuracy"]
-    assert first["accuracy"] != metrics.released(means, 8, Streams(1).again(1))["accuracy"]
+    assert first["accuracy"] != metrics.released(means, 8, Streams(1).for_attempt(1))["accuracy"]
     assert first["accuracy"] / first["loss"] != second["accuracy"] / second["loss"]
 
 

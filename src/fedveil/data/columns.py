@@ -92,8 +92,8 @@ class Column:
         for key in options:
             if key not in _DECLARED:
                 raise BadInput(f"{where}.{key} is no key: use one of {', '.join(_DECLARED)}")
-        said = {key: options[key] for key in TEXT_KEYS if options.get(key) is not None}
-        text = Text.declared(where, said) if said else None
+        declared_text = {key: options[key] for key in TEXT_KEYS if options.get(key) is not None}
+        text = Text.declared(where, declared_text) if declared_text else None
         options = {key: value for key, value in options.items() if key not in TEXT_KEYS}
         values = options.get("values")
         if values is None:
@@ -208,12 +208,12 @@ class Column:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON, without those that are not set."""
-        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        values_by_name = {f.name: getattr(self, f.name) for f in fields(self)}
         if self.text is not None:
-            said |= {"text": self.text.to_dict(), "shape": (), "whole": False}
+            values_by_name |= {"text": self.text.to_dict(), "shape": (), "whole": False}
         return {
             key: list(value) if isinstance(value, tuple) else value
-            for key, value in said.items()
+            for key, value in values_by_name.items()
             if value is not None and value != () and not (key in _FLAGS and not value)
         }
 

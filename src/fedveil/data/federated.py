@@ -203,17 +203,17 @@ this claim
 
     @classmethod
     def from_torch(
-        cls, datasets: object, *, test: object = None, classes: int, **said: Any
+        cls, datasets: object, *, test: object = None, classes: int, **options: Any
     ) -> "FederatedData":
         """One PyTorch data set per client, or any sequence of (x, y): a dict by name, or a list.
 
-        `test` is another one; `said` are further arguments of `from_clients`.
+        `test` is another one; `options` are further arguments of `from_clients`.
         """
         from fedveil.data.torch_datasets import arrays_of, clients_from_datasets
 
         tested = None if test is None else arrays_of(test, "the test split")
         return cls.from_clients(
-            clients_from_datasets(datasets), test=tested, classes=classes, **said
+            clients_from_datasets(datasets), test=tested, classes=classes, **options
         )
 
     def __repr__(self) -> str:
@@ -397,18 +397,18 @@ this claim
     @property
     def assumptions(self) -> tuple[str, ...]:
         """The assumptions of every claim about these clients."""
-        said = []
+        assumptions = []
         if self.fitted and self.declared_public:
-            said.append(f"declared public: {self.fitted}")
+            assumptions.append(f"declared public: {self.fitted}")
         elif self.fitted:
-            said.append(
+            assumptions.append(
                 f"{self.fitted} were fitted on clients' records in the clear: outside this claim"
             )
         if self.fitted_on_test:
-            said.append(
+            assumptions.append(
                 f"{self.fitted_on_test} were fitted on the test records, which no claim covers"
             )
-        return (*said, *self.remarks)
+        return (*assumptions, *self.remarks)
 
     @property
     def test_assumptions(self) -> tuple[str, ...]:

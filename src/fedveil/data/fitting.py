@@ -47,8 +47,8 @@ def fit_schema(
         fitted.append(settled)
         if what:
             found.setdefault(what, []).append(column.name)
-    told = [f"{what} of {listed(names)}" for what, names in found.items()]
-    return TableSchema(tuple(fitted[:-1]), fitted[-1]), ", ".join(told)
+    texts = [f"{what} of {listed(names)}" for what, names in found.items()]
+    return TableSchema(tuple(fitted[:-1]), fitted[-1]), ", ".join(texts)
 
 
 def undeclared(features: Sequence[Column], target: Column, rows: Table) -> list[str]:

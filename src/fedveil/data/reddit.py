@@ -32,6 +32,8 @@ def load(
     path = find_file(
         root, ["reddit/*.parquet"], expected="a parquet file of comments with author and text"
     )
-    said = texts_of("reddit", columns, _WORDS)
-    asked = TableQuestion("text", "author", None, said, test or BY_CLIENT, statistics, min_records)
+    declared = texts_of("reddit", columns, _WORDS)
+    asked = TableQuestion(
+        "text", "author", None, declared, test or BY_CLIENT, statistics, min_records
+    )
     return replace(table_records(path, asked), name="reddit")

@@ -33,8 +33,8 @@ def load(
         ["sentiment140/*.parquet"],
         expected="a parquet file of tweets with label (0 or 4), user and text",
     )
-    said = {**_LABELS, **texts_of("sentiment140", columns, _WORDS)}
+    declared = {**_LABELS, **texts_of("sentiment140", columns, _WORDS)}
     asked = TableQuestion(
-        "label", "user", ["text"], said, test or BY_CLIENT, statistics, min_records
+        "label", "user", ["text"], declared, test or BY_CLIENT, statistics, min_records
     )
     return replace(table_records(path, asked), name="sentiment140")

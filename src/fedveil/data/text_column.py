@@ -94,8 +94,8 @@ class Text:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        said: dict[str, Any] = {"length": self.length, **self.known.to_dict()}
-        return {**said, "public": True} if self.public else said
+        declared: dict[str, Any] = {"length": self.length, **self.known.to_dict()}
+        return {**declared, "public": True} if self.public else declared
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Text":
@@ -133,11 +133,11 @@ def texts_of(
                 f"columns.{column} is declared and {name} has one column to declare, 'text': leave "
                 "it out"
             )
-    said = columns.get("text", {})
-    if not isinstance(said, Mapping):
-        return {"text": said}
+    declared = columns.get("text", {})
+    if not isinstance(declared, Mapping):
+        return {"text": declared}
     length = {"length": usual["length"]}
-    return {"text": {**(usual if said.keys() <= {*length, "fill"} else length), **said}}
+    return {"text": {**(usual if declared.keys() <= {*length, "fill"} else length), **declared}}
 
 
 def _public(where: str, texts: object) -> list[str]:

@@ -297,11 +297,11 @@ _GIVEN = (torch.Tensor, bool, int, float, str, torch.SymInt, torch.dtype)
 class _Place:
     """A tensor's number among those that a layer gets or gives."""
 
-    at: int
+    index: int
 
 
 def _put(tensors: Sequence[Any], value: Any) -> Any:
-    return tensors[value.at] if isinstance(value, _Place) else value
+    return tensors[value.index] if isinstance(value, _Place) else value
 
 
 @dataclass

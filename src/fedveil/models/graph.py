@@ -47,7 +47,7 @@ def kind_of(x: Inputs[torch.Tensor]) -> Kind:
 class Ref:
     """The value of an earlier step."""
 
-    at: int
+    index: int
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _filled(value: Any, values: list[Any]) -> Any:
     """An argument with the values that it refers to."""
     kind = type(value)
     if kind is Ref:
-        return values[value.at]
+        return values[value.index]
     if kind is list or kind is tuple:
         return kind(_filled(v, values) for v in value)
     if kind is dict:
@@ -149,7 +149,7 @@ def _filled(value: Any, values: list[Any]) -> Any:
 
 def _refs(value: Any) -> Iterator[int]:
     if type(value) is Ref:
-        yield value.at
+        yield value.index
     elif isinstance(value, list | tuple):
         for v in value:
             yield from _refs(v)

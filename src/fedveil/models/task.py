@@ -300,16 +300,16 @@ class Task:
         """The assumptions of every claim about a training of this task."""
         earlier = trainings_of(self.module)
         buffers = " and buffers" if any(True for _ in self.module.buffers()) else ""
-        said = [f"the model's first weights{buffers} {PUBLIC_WEIGHTS}"]
+        assumptions = [f"the model's first weights{buffers} {PUBLIC_WEIGHTS}"]
         if earlier:
-            said = [adding(claim) for claim in earlier]
+            assumptions = [adding(claim) for claim in earlier]
         frozen = sum(value.numel() for value in self.frozen.values())
         if frozen:
-            said.append(
+            assumptions.append(
                 f"{self.size:,} of {self.size + frozen:,} parameters are trained on clients' "
                 "records; the others are frozen and taken as public"
             )
-        return tuple(said)
+        return tuple(assumptions)
 
     @property
     def layer_sizes(self) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ def _one_way(
 
     def product(kind: str, values: torch.Tensor) -> torch.Tensor:
         part: Product = getattr(layer, f"product_{kind}_{end}")
-        return part.of(layer, values)
+        return part.compute(layer, values)
 
     driven = product("ih", x).unbind(0)
     backwards = end.endswith("_reverse")

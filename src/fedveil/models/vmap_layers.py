@@ -42,7 +42,7 @@ class Product(nn.Module):
     ) -> torch.Tensor:
         return nn.functional.linear(x, weight, bias)
 
-    def of(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def compute(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """The product with the parameters that `layer` has at the moment."""
         held: dict[str, Any] = {
             name: reduce(getattr, given.split("."), layer) for name, given in self.names.items()
@@ -135,7 +135,7 @@ class _Attention(nn.MultiheadAttention):
 
     def _product(self, name: str, x: torch.Tensor) -> torch.Tensor:
         product: Product = getattr(self, name)
-        return product.of(self, x)
+        return product.compute(self, x)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """[N, L, width] -> [N, heads, L, width of a head]."""

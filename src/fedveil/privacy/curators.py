@@ -57,10 +57,10 @@ class Curator:
         if epsilon(least, count, budget.delta, Relation.REPLACE) < budget.epsilon:
             return
         alone = epsilon(self.release, turns, budget.delta, Relation.REPLACE)
-        told = replace(self.on(base), event=self.release, covers=self.watched)
+        alone_line = replace(self.on(base), event=self.release, covers=self.watched)
         raise BadInput(
             f"{self.key} {self.setting:g} leaves nothing of budget.epsilon {budget.epsilon:g} for "
-            f"the updates: its {turns} releases alone cost {told.claim(alone).short}; "
+            f"the updates: its {turns} releases alone cost {alone_line.claim(alone).short}; "
             f"{self.remedy}, or raise budget.epsilon"
         )
 

@@ -251,7 +251,7 @@ class Run:
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         measured = gate.last(history, state.params)
         charged = max(state.round, ledger.charged())
-        claims = plan.claims(charged, ledger.counts(), ledger.again)
+        claims = plan.claims(charged, ledger.counts(), ledger.extra_attempts)
         ending = Ending(
             *(plan, state.round, claims, ledger, self._ledger_path, self.how_to_resume),
             asked=self.asked,
@@ -333,7 +333,7 @@ class Run:
             self.beforehand.append(priced.warning)
 
     def _changed_metrics(self, ledger: Ledger) -> list[str]:
-        path, noted = self.folder / "metrics.jsonl", ledger.ended().get("metrics.jsonl")
+        path, noted = self.folder / "metrics.jsonl", ledger.closing_files().get("metrics.jsonl")
         if noted is None or not path.exists() or digest(path.read_bytes()) == noted:
             return []
         return ["metrics.jsonl was changed after the run had ended"]

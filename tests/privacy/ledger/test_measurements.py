@@ -174,7 +174,7 @@ def test_rounds_that_cannot_be(rounds):
 
 def test_a_shared_ledger_refuses_metrics_which_its_filter_does_not_count():
     with pytest.raises(BadInput, match=r"evaluate\.epsilon"):
-        Common.of(plan_of().every_line, "d", 3.0)
+        Common.from_lines(plan_of().every_line, "d", 3.0)
 
 
 @pytest.mark.parametrize("secure", [False, True])

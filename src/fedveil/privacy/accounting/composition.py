@@ -256,7 +256,7 @@ def _gaussian_with_bit_epsilon(
     if interval > _WIDEST:
         return math.inf
     (updates,) = added_or_removed(1.0, multiplier / math.sqrt(count), interval)
-    return updates.beside(coin_losses(eps0, count, interval), delta).epsilon(delta)
+    return updates.composed_with(coin_losses(eps0, count, interval), delta).epsilon(delta)
 
 
 @lru_cache(maxsize=1024)

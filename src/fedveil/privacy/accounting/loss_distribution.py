@@ -61,7 +61,7 @@ class LossDistribution:
         """The loss of `count` independent releases, as `composed` has it."""
         return composed([(self, count)], delta)
 
-    def beside(self, other: "LossDistribution", delta: float) -> "LossDistribution":
+    def composed_with(self, other: "LossDistribution", delta: float) -> "LossDistribution":
         """The loss of this release and an independent other one on the same grid."""
         return composed([(self, 1), (other, 1)], delta)
 
@@ -195,10 +195,10 @@ def coin_losses(eps0: float, count: int, interval: float) -> LossDistribution:
     grid. Numbers beyond ten standard deviations, less than 1e-20 of the mass, count as an infinite
     loss above and as the lowest one below.
     """
-    told = 1 / (1 + math.exp(-eps0))
-    reach = 10 * math.sqrt(count * told * (1 - told)) + 50
-    first = max(0, math.floor(count * told - reach))
-    number = np.arange(first, min(count, math.ceil(count * told + reach)) + 1)
+    likely = 1 / (1 + math.exp(-eps0))
+    reach = 10 * math.sqrt(count * likely * (1 - likely)) + 50
+    first = max(0, math.floor(count * likely - reach))
+    number = np.arange(first, min(count, math.ceil(count * likely + reach)) + 1)
     log = gammaln(count + 1) - gammaln(number + 1) - gammaln(count - number + 1)
     odds = math.log1p(math.exp(-eps0))
     log -= number * odds + (count - number) * (eps0 + odds)

@@ -190,7 +190,7 @@ class Meaning:
     smaller: PrivacyClaim | None = None
 
     @classmethod
-    def of(cls, claims: Sequence[PrivacyClaim]) -> "Meaning":
+    def from_claims(cls, claims: Sequence[PrivacyClaim]) -> "Meaning":
         """Of all that a run claims."""
         claim = counting(claims)
         published = next((c for c in claims if c.as_published and c is not claim), None)

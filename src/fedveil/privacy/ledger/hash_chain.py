@@ -125,8 +125,8 @@ def runs_digest(db: sqlite3.Connection) -> str:
 def add_charge(db: sqlite3.Connection, entry: Entry) -> None:
     """Append a charge. The caller holds a transaction."""
     head = _after(head_of(db), entry)
-    said = (entry.run, entry.round, entry.attempt, entry.covers, entry.event, entry.charged_at)
-    row = (head.length, *said, head.hash)
+    values = (entry.run, entry.round, entry.attempt, entry.covers, entry.event, entry.charged_at)
+    row = (head.length, *values, head.hash)
     db.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 

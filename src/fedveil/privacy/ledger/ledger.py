@@ -273,53 +273,53 @@ class Ledger:
                 f"round {round} would exceed the budget, which permits {self._permitted} rounds; "
                 "nothing was released"
             )
-        again = self.again + (round <= last)
+        extra_attempts = self.extra_attempts + (round <= last)
         if ids is not None:
-            self._check_turns(round, again, ids)
-        if again:
-            self._check_again(max(round, last), again, ids)
+            self._check_turns(round, extra_attempts, ids)
+        if extra_attempts:
+            self._check_again(max(round, last), extra_attempts, ids)
         if self._shared is not None:
             self._shared.check(self._db, self._run, ids)
 
-    def _check_turns(self, round: int, again: int, ids: Ids) -> None:
+    def _check_turns(self, round: int, extra_attempts: int, ids: Ids) -> None:
         """Refuse a cohort in which somebody takes part more often than the lines account for."""
         turns = int(self.turns(round - 1)[ids].max(initial=-1)) + 1
         for line in self._lines:
             if line.rounds or line.unit is Unit.WEIGHT:
                 continue
-            if turns > line.participations(round) + again:
+            if turns > line.participations(round) + extra_attempts:
                 raise BadInput(
                     f"by round {round} the sampler has asked a client {turns} times, and "
                     f"{line.covers} are accounted for {line.participations(round)}: nothing was "
                     "released; use a sampler that does what its account says"
                 )
 
-    def _check_again(self, rounds: int, again: int, ids: Ids | None) -> None:
-        """Refuse a charge after `again` attempts beyond each round's first if that is too much.
+    def _check_again(self, rounds: int, extra_attempts: int, ids: Ids | None) -> None:
+        """Refuse a charge if attempts beyond each round's first exceed what is permitted.
 
         Each of them is one more release, and may be anybody's unless turns are counted.
         """
-        if again > self._permitted:
+        if extra_attempts > self._permitted:
             raise BudgetExhausted(
-                f"{again} rounds were done again, as many as there are: nothing more was released; "
-                "start over"
+                f"{extra_attempts} rounds were done again, as many as there are: nothing more was "
+                "released; start over"
             )
         turns = None if ids is None else int(self.turns(rounds)[ids].max(initial=0)) + 1
-        for line in (line.after(again) for line in self._lines):
-            if line.reading or line.rounds or self._lasts(line, again):
+        for line in (line.after(extra_attempts) for line in self._lines):
+            if line.reading or line.rounds or self._lasts(line, extra_attempts):
                 continue
-            most = line.participations(rounds) + again
+            most = line.participations(rounds) + extra_attempts
             if not line.affords(most if turns is None else min(most, turns)):
                 raise BudgetExhausted(
                     f"round {rounds} would exceed the budget of {line.covers}, which also paid for "
-                    f"rounds that had to be done again ({again}); nothing was released"
+                    f"rounds that had to be done again ({extra_attempts}); nothing was released"
                 )
 
-    def _lasts(self, line: BudgetLine, again: int) -> bool:
+    def _lasts(self, line: BudgetLine, extra_attempts: int) -> bool:
         """Whether the budget lasts to the end of the plan, so that rounds need no look at it."""
-        key = (line.covers, again)
+        key = (line.covers, extra_attempts)
         if key not in self._lasting:
-            end = line.participations(self._permitted) + again
+            end = line.participations(self._permitted) + extra_attempts
             self._lasting[key] = line.affords(end)
         return self._lasting[key]
 
@@ -361,10 +361,10 @@ class Ledger:
 
     def note_resumed(self) -> None:
         """Note that a run that had ended is resumed, before anything it left is changed."""
-        if self.ended():
+        if self.closing_files():
             self.end({})
 
-    def ended(self) -> dict[str, str]:
+    def closing_files(self) -> dict[str, str]:
         """The files that the run left when it ended last, empty while it is open."""
         return last_closing(self._db, self._run)
 
@@ -378,7 +378,7 @@ class Ledger:
         return int(self._db.execute(query, (self._run,)).fetchone()[0] or 0)
 
     @property
-    def again(self) -> int:
+    def extra_attempts(self) -> int:
         """How many attempts were charged beyond each round's first."""
         if self._replays:
             return 0

@@ -40,8 +40,8 @@ def verify(path: Path, *known: Head) -> Head:
     place = hash_chain.broken_at(hash_chain.first_hash(about), links)
     if place is not None:
         raise BadInput(
-            f"{path}: entry {place} ({_told(links[place - 1][0])}) does not follow from what is "
-            "before it: it, or something before it, was changed, removed, inserted or moved"
+            f"{path}: entry {place} ({_entry_text(links[place - 1][0])}) does not follow from what "
+            "is before it: it, or something before it, was changed, removed, inserted or moved"
         )
     if not cohorts <= {(e.run, e.round, e.attempt) for e, _ in links if isinstance(e, Entry)}:
         raise BadInput(f"{path}: there is a cohort without a charge: the ledger was changed")
@@ -112,7 +112,7 @@ def _link(row: list[Any], salt: str, runs: str) -> Link:
     )
 
 
-def _told(link: Link) -> str:
+def _entry_text(link: Link) -> str:
     return f"{'the end' if isinstance(link, Closing) else f'round {link.round}'} of {link.run}"
 
 

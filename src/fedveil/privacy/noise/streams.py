@@ -75,7 +75,7 @@ class Streams:
         """Where sampling is to be secure, the source of it."""
         return SecureRandom() if self.secure else None
 
-    def again(self, attempt: int) -> "Streams":
+    def for_attempt(self, attempt: int) -> "Streams":
         """The streams of a round's later attempt, which share no draw with the first's."""
         if attempt == 0 or self.secure:
             return self
