@@ -50,7 +50,7 @@ _ALSO = {
         "audit/test_command.py",
     ),
     "audit/views.py": ("audit/test_planted_bugs.py",),
-    "data/arrays.py": ("data/test_federated.py", "training/test_whole_numbers.py"),
+    "data/user_arrays.py": ("data/test_federated.py", "training/test_whole_numbers.py"),
     "data/federated.py": ("data/test_schema.py", "data/test_own_table.py"),
     "console.py": ("test_console_claims.py", "runs/report/test_page.py"),
     "data/partition.py": ("data/test_own_table.py", "data/test_femnist.py"),
@@ -189,7 +189,7 @@ _ALSO = {
     "privacy/releases/priv_unit.py": ("contracts/test_rates_drawn.py",),
     "training/dp_sgd.py": ("contracts/test_rates_drawn.py",),
     "privacy/secure.py": ("runs/test_plans.py", "statistical/test_budgets.py"),
-    "privacy/steps.py": ("training/test_dp_sgd.py",),
+    "privacy/noisy_steps.py": ("training/test_dp_sgd.py",),
     "privacy/watching.py": (
         "contracts/test_rates_drawn.py",
         "flower/test_answers.py",

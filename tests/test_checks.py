@@ -13,6 +13,7 @@ from fedveil.checks import VALUES, Kind, allowed, check, check_workers, most_wor
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed, Median, Poly, Quantile
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
@@ -21,7 +22,6 @@ from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.steps import NoisySteps
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections.section import Section
 from fedveil.training.batches import Batches

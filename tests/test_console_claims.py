@@ -105,7 +105,7 @@ def test_a_promise_is_printed_with_conditions_and_what_it_does_not_cover(console
     told = SimpleNamespace(
         run="a run", claims=claims, charges=[], remainder=lambda: "nothing is left"
     )
-    meaning = Meaning.of(claims)
+    meaning = Meaning.from_claims(claims)
     assert meaning.conditions
     print_promise(console, told)
     text = printed(console)

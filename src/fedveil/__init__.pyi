@@ -18,9 +18,9 @@ from fedveil.data.vocabulary import Vocabulary as Vocabulary
 from fedveil.errors import BadInput as BadInput
 from fedveil.errors import BudgetExhausted as BudgetExhausted
 from fedveil.errors import FedveilError as FedveilError
-from fedveil.models.batch_norm import without_batch_norm as without_batch_norm
 from fedveil.models.metrics import Metric as Metric
-from fedveil.models.recurrent import Lstm as Lstm
+from fedveil.models.replacements import Lstm as Lstm
+from fedveil.models.replacements import without_batch_norm as without_batch_norm
 from fedveil.models.task import Task as Task
 from fedveil.models.task import binary_cross_entropy as binary_cross_entropy
 from fedveil.models.task import correct as correct

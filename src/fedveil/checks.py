@@ -35,13 +35,13 @@ Test = Callable[[float], bool]
 
 @dataclass(frozen=True)
 class Kind:
-    """Tests that a value passes one after the other, each with what is needed; whole or any."""
+    """Tests that a number must pass, each with a text of what is needed. `whole`: integers only."""
 
     tests: tuple[tuple[Test, str], ...] = ()
     whole: bool = False
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value that is no number, or not such a one."""
+        """Refuse a value that is not a number, or fails a test."""
         wanted = Integral if self.whole else Real
         if isinstance(value, bool) or not isinstance(value, wanted):
             what = "a whole number" if self.whole else "a number"
@@ -52,7 +52,7 @@ class Kind:
 
     @property
     def words(self) -> str:
-        """What a value may be, in the words in which others are refused."""
+        """The values that pass, in the words of the refusals."""
         needs = [need for _, need in self.tests]
         for end in (" is needed", " are needed", " is possible", " are possible", ","):
             needs = [need.removesuffix(end) for need in needs]
@@ -60,7 +60,7 @@ class Kind:
 
 
 def shown(value: object) -> str:
-    """A value of any type in a few words."""
+    """A value of any type as a short text, for messages."""
     text = str(value) if isinstance(value, Real) else repr(value)
     text = " ".join(text.split())
     return text if len(text) <= 100 else f"{text[:97]}..."
@@ -75,7 +75,7 @@ def check(name: str, value: object) -> None:
 
 
 def allowed(name: str) -> str:
-    """What a number of that name may be, in words; "" for what is no number.
+    """The values that a number of that name may have, in words. Empty for other settings.
 
     >>> allowed("sample.rate")
     'a probability in (0, 1], at least 1e-12'
@@ -95,7 +95,7 @@ def check_ledger_epsilon(name: str, epsilon: object, ledger: object) -> None:
 
 
 def check_address(name: str, address: object) -> None:
-    """Refuse what is no address of a cluster's head."""
+    """Refuse a text that is not the address of a cluster's head."""
     if address is None:
         return
     if not isinstance(address, str) or not address.strip():
@@ -109,7 +109,7 @@ def check_address(name: str, address: object) -> None:
 
 
 def one_of(name: str, value: object, kind: type[Enum]) -> None:
-    """Refuse what is no member of the enumeration: a string equal to one is none.
+    """Refuse a value that is not a member of the enumeration. An equal string is not enough.
 
     A member is compared by identity, so that its text would be accepted and have no effect.
     """
@@ -124,7 +124,7 @@ def cores() -> int:
 
 
 def most_workers() -> int:
-    """More processes than this only wait for each other, for minutes."""
+    """The largest useful number of processes. More only wait for each other, for minutes."""
     return max(_WORKERS_ANYWHERE, _WORKERS_PER_CORE * cores())
 
 

@@ -230,7 +230,7 @@ def print_leaks(console: Console, title: str, leaks: "Sequence[Leak]") -> None:
 
 def print_promise(console: Console, told: Statement) -> None:
     """What a run promises, in a sentence for people, and the conditions under which that holds."""
-    meaning = Meaning.of(told.claims)
+    meaning = Meaning.from_claims(told.claims)
     console.print(f"{told.run}: {meaning.sentence}", soft_wrap=True)
     for line in (meaning.worth, *meaning.warnings):
         if line:

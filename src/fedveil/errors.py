@@ -6,7 +6,7 @@ class FedveilError(Exception):
 
 
 class BadInput(FedveilError, ValueError):
-    """What was asked for cannot be done: a recipe, a data file or an argument is wrong."""
+    """A recipe, a data file or an argument is wrong."""
 
 
 class UnsupportedEvent(BadInput):
@@ -18,14 +18,14 @@ class LedgerMismatch(BadInput):
 
 
 class BudgetExhausted(FedveilError):
-    """The next round would exceed the budget; nothing was released."""
+    """The next round would exceed the budget. Nothing was released."""
 
 
 class CommonBudgetExhausted(BudgetExhausted):
-    """It is the budget that all runs on a shared ledger have in common."""
+    """The next round would exceed the budget of all runs on a shared ledger."""
 
 
 def one_line(error: Exception) -> str:
-    """What another library says of a failure, on one line of reasonable length."""
+    """Another library's error message, on one line of at most 203 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else f"{text[:200]}..."

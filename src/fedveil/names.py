@@ -1,6 +1,6 @@
-"""The names that a recipe may use for data and models, and what was meant by one that is unknown.
+"""The names of data sets, models and metrics in recipes, with suggestions for misspelt ones.
 
-Only the standard library is imported: a slip is told before anything heavy is.
+Only the standard library is imported: a misspelt name is refused before anything heavy is imported.
 """
 
 import re
@@ -58,7 +58,7 @@ _ALIKE = 0.7  # two letters of four exchanged are
 
 
 def check_name(key: str, value: str) -> None:
-    """Refuse a name that the recipe's key does not have.
+    """Refuse an unknown name for the recipe's key.
 
     >>> check_name("model.name", "mlp")
     """
@@ -68,19 +68,19 @@ def check_name(key: str, value: str) -> None:
 
 
 def check_metric(key: str, name: str) -> None:
-    """Refuse a name that no metric has.
+    """Refuse an unknown metric.
 
     >>> check_metric("evaluate.metrics", "top-5")
     """
     known = [name for name in (*OF_LABELS, *OF_NUMBERS) if name != "top-K"]
     if name in known or re.fullmatch(TOP, name):
         return
-    told, like = ", ".join((*known, "top-K (such as top-5)")), hint(name, (*known, "top-5"))
-    raise BadInput(f"{key} has {shown(name)}: choose from {told}{like}")
+    listed, like = ", ".join((*known, "top-K (such as top-5)")), hint(name, (*known, "top-5"))
+    raise BadInput(f"{key} has {shown(name)}: choose from {listed}{like}")
 
 
 def check_metrics(key: str, names: Sequence[str]) -> None:
-    """Refuse names that no metric has, and one that is there twice."""
+    """Refuse unknown metrics, and one that is listed twice."""
     for at, name in enumerate(names):
         check_metric(key, name)
         if name in names[:at]:
@@ -88,7 +88,7 @@ def check_metrics(key: str, names: Sequence[str]) -> None:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """The end of a message that lists what is known; "" if nothing of it is like the name.
+    """The end of a message about an unknown name: the nearest known ones, "" if none is near.
 
     >>> hint("minst", DATA_SETS)
     '; did you mean mnist?'
@@ -98,12 +98,12 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three that look like the name, the most alike first."""
+    """Up to three known names that resemble the name, the nearest first."""
     return get_close_matches(name, list(known), cutoff=_ALIKE)
 
 
 def meant(names: Sequence[str]) -> str:
-    """A question.
+    """ "did you mean ...?" with these names.
 
     >>> meant(["client.lr", "clip.lr", "server.lr"])
     'did you mean client.lr, clip.lr or server.lr?'

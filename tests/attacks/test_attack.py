@@ -245,7 +245,7 @@ def test_honest_clients_are_charged_as_without_an_attack(data, plan):
         made = training(data, plan, adversary=each)
         ledger = new_ledger(made.plan)
         rounds = len(list(made.rounds(made.start(), ledger)))
-        claims = made.plan.claims(rounds, ledger.counts(), ledger.again)
+        claims = made.plan.claims(rounds, ledger.counts(), ledger.extra_attempts)
         counts = ledger.counts()
         assert counts is None or counts.sum() == 6 * rounds
         charged.append((rounds, [claim.epsilon for claim in claims]))

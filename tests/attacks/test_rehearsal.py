@@ -10,8 +10,8 @@ from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.rows import Norm
-from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batches
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam

@@ -109,8 +109,8 @@ def test_which_claim_counts(claims):
     assert counting(claims) == COUNTS
     assert budgeted(claims) == (PUBLISHED if claims is AS_PUBLISHED else COUNTS)
     assert smaller(claims) == OTHERS[2]
-    assert Meaning.of(claims).claim == COUNTS
-    assert Meaning.of(claims).published == (PUBLISHED if claims is AS_PUBLISHED else None)
+    assert Meaning.from_claims(claims).claim == COUNTS
+    assert Meaning.from_claims(claims).published == (PUBLISHED if claims is AS_PUBLISHED else None)
 
 
 def test_a_claim_on_a_condition_never_counts():
@@ -122,7 +122,14 @@ def test_a_claim_on_a_condition_never_counts():
 
 def test_a_condition_is_shown_wherever_the_epsilon_is():
     claim, words = OTHERS[2], f"only if {NOT_DECIDED}"
-    for text in (str(claim), claim.short, claim.told, claim.terms, claim.words, repr(claim)):
+    for text in (
+        str(claim),
+        claim.short,
+        claim.context,
+        claim.terms,
+        claim.full_terms,
+        repr(claim),
+    ):
         assert words in text
     assert NOT_DECIDED in claim._repr_html_()
     assert words not in claim.left_of(LIMIT)

@@ -11,10 +11,10 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam

@@ -13,11 +13,11 @@ from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batches
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam

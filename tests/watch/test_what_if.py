@@ -145,7 +145,7 @@ def test_the_numbers_beside_the_claim_are_by_the_accountant_that_counts():
     shown = words("".join(json.loads(answer_parts(question, fine=True))["parts"].values()))
     assert f"{pld.left_of(40)} would be left" in shown
     assert rdp.left_of(40) not in shown
-    assert f"epsilon {pld.words}" in shown
+    assert f"epsilon {pld.full_terms}" in shown
     for split in found.splits:
         assert split.claim.accountant is Accountant.PLD
         assert split.claim.value in shown

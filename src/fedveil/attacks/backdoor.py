@@ -5,8 +5,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
+from fedveil.data.user_arrays import Array
 from fedveil.inputs import single
 
 Pairs = tuple[Array, Array]

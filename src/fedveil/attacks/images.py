@@ -6,8 +6,8 @@ import numpy as np
 
 from fedveil.attacks.backdoor import Pairs, own_records
 from fedveil.checks import check
-from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 from fedveil.inputs import single
 

@@ -6,11 +6,10 @@ import numpy as np
 
 from fedveil.attacks.backdoor import Pairs, own_records
 from fedveil.attacks.images import check_label
-from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
 from fedveil.data.text_column import Text
-from fedveil.data.tokens import tokens
-from fedveil.data.vocabulary import PADDING, UNKNOWN
+from fedveil.data.user_arrays import Array
+from fedveil.data.vocabulary import PADDING, UNKNOWN, tokens
 from fedveil.errors import BadInput
 from fedveil.targets import PADDING as NO_LABEL
 

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
 from fedveil.data.schema import TableSchema
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 
 Values = npt.NDArray[np.float64]

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.attacks.traits import Trait, check_real, relative, trait_of
-from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 
 PLANTED = "planted"

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 import fedveil
-from fedveil.data.files import UNREADABLE
+from fedveil.data.data_files import UNREADABLE
 from fedveil.errors import BadInput
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.runs.recipe import Recipe

@@ -16,7 +16,7 @@ from fedveil.audit.finding import Finding
 from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
-from fedveil.privacy.steps import NoisySteps
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial

@@ -91,7 +91,7 @@ class PrivateStrategy(Strategy):
     def claim(self) -> PrivacyClaim:
         """The claim that counts if the run ends now, whoever ends it and why."""
         ledger = self.ledger
-        claim = counting(self.plan.claims(ledger.charged(), ledger.counts(), ledger.again))
+        claim = counting(self.plan.claims(ledger.charged(), ledger.counts(), ledger.extra_attempts))
         if claim is None:
             raise AssertionError("a plan that claims nothing was refused")
         return claim

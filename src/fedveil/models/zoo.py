@@ -17,7 +17,7 @@ from fedveil.targets import Target
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model of texts needs: how many numbers `words` have, and the sizes of its layers."""
+    """The size of the vocabulary, and the layer sizes of a model of texts."""
 
     words: int
     embedding: int = 32
@@ -27,7 +27,7 @@ class Reading:
     def count(
         self, name: str, shape: tuple[int, ...], hidden: tuple[int, ...], outputs: int
     ) -> int:
-        """How many parameters the model has."""
+        """The number of parameters."""
         width = self.embedding
         if name.startswith("lstm"):
             widths = (width, *hidden)

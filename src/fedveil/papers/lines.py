@@ -46,5 +46,5 @@ def claim_of(sweep: Sweep) -> PrivacyClaim:
 def meaning(*claims: PrivacyClaim) -> str:
     """What a page's epsilons mean where no other words stand beside them."""
     return "Every epsilon here, unless it says otherwise: " + "; ".join(
-        f"epsilon {told}" for told in dict.fromkeys(claim.words for claim in claims)
+        f"epsilon {told}" for told in dict.fromkeys(claim.full_terms for claim in claims)
     )

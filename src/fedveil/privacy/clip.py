@@ -25,7 +25,7 @@ class Clipped:
 
 @dataclass(frozen=True)
 class Clip:
-    """Scale each row down to a norm of at most `value`; shorter rows are left alone.
+    """Scale each row down to a norm of at most `value`. Shorter rows are left alone.
 
     `gradient`, when given, says how the clip is reached: every local gradient is clipped by it
     and the learning rates add up to value / gradient. Without it the update itself is clipped.

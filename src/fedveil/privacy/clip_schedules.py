@@ -54,7 +54,7 @@ class ClipSchedule(ABC):
 
     @property
     def watched(self) -> Watched | None:
-        """What clients are asked for beside their updates; None, nothing, which costs nothing."""
+        """The statistic that clients report beside their updates, None if there is none."""
         return None
 
     @abstractmethod
@@ -66,7 +66,7 @@ class ClipSchedule(ABC):
         """The clip in force in `round`."""
 
     def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
-        """What each client of a block is asked for: float64 [K, width]; it never leaves raw."""
+        """The statistic of each client of a block, float64 [K, width]. It never leaves raw."""
         return torch.zeros(len(lengths.norms), 0, dtype=torch.float64)
 
     def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
@@ -81,7 +81,7 @@ class ClipSchedule(ABC):
         return self.start(), self.start()
 
     def rates_allowed(self, round: int) -> float | None:
-        """What the learning rates of `round` may add up to; None where they are free."""
+        """The largest sum of the learning rates of `round`, None if they are free."""
         return None
 
     @property
@@ -170,7 +170,7 @@ class Poly(ClipSchedule):
 
 @dataclass(frozen=True)
 class PerGradient(ClipSchedule):
-    """`inner` clips every local gradient; the update is then clipped by that times `reach`.
+    """Clip every local gradient by `inner`, and the update by that times `reach`.
 
     `reach(round)` is the sum of the round's learning rates (Fu et al.: Xi = zeta sum(eta)).
     """
@@ -282,7 +282,10 @@ class Quantile(ClipSchedule):
         return max(_LEAST, min(_MOST, moving * math.exp(step)))
 
     def span(self, round: int) -> tuple[float, float]:
-        """A step changes it by a factor of at most e^3; one more is for a rounded product."""
+        """As `ClipSchedule.span`: a step changes the clip by a factor of at most e^3.
+
+        One more factor is for a rounded product.
+        """
         if round == 1:
             return self.value, self.value
         factor = math.exp(min(_LARGEST_STEP * round, 300.0))

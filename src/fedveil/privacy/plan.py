@@ -20,12 +20,12 @@ from fedveil.privacy.accounting.events import Gaussian, WithMetrics
 from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedule
-from fedveil.privacy.metrics import PricedMetrics
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noisy_steps import NoisySteps
+from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.releases.release import NOBODY, Asked, Release
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Counts, Sampler
-from fedveil.privacy.steps import NoisySteps
 from fedveil.privacy.watching import Watched
 
 

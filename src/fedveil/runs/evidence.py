@@ -57,7 +57,7 @@ def statements_of(path: Path) -> Told:
         runs, common = statements(file), common_of(file)
         text = None
         if common is not None:
-            text = common.told(spent_in(file, common))
+            text = common.spent_text(spent_in(file, common))
         warnings = []
         try:
             hashes = read_hashes(file)

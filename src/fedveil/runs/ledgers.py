@@ -52,7 +52,7 @@ class Shared:
         epsilon = self.epsilon
         if epsilon is None:
             epsilon = stored.epsilon if stored else lines[0].budget.epsilon if lines else math.inf
-        return Common.of(lines, data, float(epsilon))
+        return Common.from_lines(lines, data, float(epsilon))
 
     def point(self, folder: Path) -> None:
         """Note in the run directory where its ledger is, and what it calls the run."""

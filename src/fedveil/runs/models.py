@@ -9,7 +9,7 @@ from torch import nn
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, single
-from fedveil.models.batch_norm import without_batch_norm
+from fedveil.models.replacements import without_batch_norm
 from fedveil.models.task import Task, usual
 from fedveil.models.zoo import Reading, build_task
 from fedveil.names import NEXT_WORD, TEXT_MODELS

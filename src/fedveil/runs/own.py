@@ -29,7 +29,7 @@ def own_task(model: Model, target: Target) -> Task:
     if not isinstance(model, nn.Module | Task):
         raise BadInput(f"model is {shown(model)}: give an instance of nn.Module, or a Task")
     if isinstance(model, Task):
-        return Task(_copied(model.module), model.loss, model.metrics)
+        return Task(_copied(model.module), model.loss, model.measures)
     return Task(_copied(model), *usual(target))
 
 

@@ -11,10 +11,10 @@ from fedveil.models.task import Task
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation, Unit
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Median, PerGradient, Poly, Quantile
-from fedveil.privacy.metrics import PricedMetrics, measured_rounds, priced_metrics
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.priced_metrics import PricedMetrics, measured_rounds, priced_metrics
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.releases.client_noise import Published, client_noise

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.data.arrays import Array
-from fedveil.data.files import UNREADABLE, warnings_as_errors
+from fedveil.data.data_files import UNREADABLE, warnings_as_errors
 from fedveil.data.tables import SUFFIXES
+from fedveil.data.user_arrays import Array
 from fedveil.data.vocabulary import lines_of
 from fedveil.errors import BadInput
 from fedveil.names import OWN

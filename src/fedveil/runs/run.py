@@ -251,7 +251,7 @@ class Run:
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         measured = gate.last(history, state.params)
         charged = max(state.round, ledger.charged())
-        claims = plan.claims(charged, ledger.counts(), ledger.again)
+        claims = plan.claims(charged, ledger.counts(), ledger.extra_attempts)
         ending = Ending(
             *(plan, state.round, claims, ledger, self._ledger_path, self.how_to_resume),
             asked=self.asked,
@@ -314,7 +314,7 @@ class Run:
         if not history or history[0]["round"] > 0:
             first = self.training.gate.first(self.training.start().params)
             promise = self.training.plan.promise
-            spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.told}
+            spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
             history.insert(0, {"round": 0, **spent, **first})
         if not self.fresh:
             self.beforehand.append(f"resuming after round {state.round}")
@@ -333,7 +333,7 @@ class Run:
             self.beforehand.append(priced.warning)
 
     def _changed_metrics(self, ledger: Ledger) -> list[str]:
-        path, noted = self.folder / "metrics.jsonl", ledger.ended().get("metrics.jsonl")
+        path, noted = self.folder / "metrics.jsonl", ledger.closing_files().get("metrics.jsonl")
         if noted is None or not path.exists() or digest(path.read_bytes()) == noted:
             return []
         return ["metrics.jsonl was changed after the run had ended"]
@@ -418,6 +418,6 @@ def _budget(plan: PrivacyPlan, claims: tuple[PrivacyClaim, ...]) -> dict[str, An
     return {
         "epsilon": "inf" if limit is None else limit,
         "left": "inf" if limit is None else max(0.0, limit - spent),
-        "claim": plan.promise.told,
+        "claim": plan.promise.context,
         "rounds_permitted": plan.permitted,
     }

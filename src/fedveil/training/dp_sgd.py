@@ -13,7 +13,7 @@ from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import KeySource, bits
-from fedveil.privacy.steps import NoisySteps
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.training.batches import Batch, Draws
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam, Directions, check_directions

@@ -96,7 +96,7 @@ class RoundResult:
             "refused": None if self.clients is None else len(self.refused),
             "clip": self.clip,
             "epsilon": spent and spent.epsilon,
-            "claim": spent and spent.told,
+            "claim": spent and spent.context,
             **self.metrics,
             **self.over_clients,
             **self.attack,
@@ -152,7 +152,7 @@ def rounds(
         # sample
         turns = ledger.turns(before.round) if counted else None
         attempt = ledger.attempt(number)
-        drawing = streams.again(attempt)
+        drawing = streams.for_attempt(attempt)
         ids = drawn = plan.sampler.cohort(plan.population, number, drawing, turns)
         if adversary is not None:
             ids = attacked_cohort(adversary, number, drawn)
@@ -198,8 +198,8 @@ def rounds(
             metrics=gate.metrics(state, ledger, drawing),
             over_clients=gate.over_clients(state),
             seconds=time.perf_counter() - began,
-            spent=partial(plan.spent, number, most if counted else None, ledger.again),
-            quoted=partial(plan.quoted, number, most if counted else None, ledger.again),
+            spent=partial(plan.spent, number, most if counted else None, ledger.extra_attempts),
+            quoted=partial(plan.quoted, number, most if counted else None, ledger.extra_attempts),
             attack={} if adversary is None else cohort.cheated,
         )
         yield gate.result(result)

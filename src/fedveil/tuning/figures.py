@@ -144,7 +144,7 @@ def png(figure: Figure) -> bytes:
 
 def promises(claims: Sequence[PrivacyClaim]) -> list[str]:
     """What belongs to the epsilons in a figure, one text for each kind of claim."""
-    return list(dict.fromkeys(f"Epsilon{_of(claim)} {claim.words}." for claim in claims))
+    return list(dict.fromkeys(f"Epsilon{_of(claim)} {claim.full_terms}." for claim in claims))
 
 
 def _of(claim: PrivacyClaim) -> str:

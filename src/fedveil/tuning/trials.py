@@ -11,7 +11,7 @@ import numpy as np
 
 from fedveil.checks import check_workers
 from fedveil.data.federated import FederatedData
-from fedveil.data.records import Records
+from fedveil.data.loaded_records import Records
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build

@@ -203,7 +203,7 @@ class Followed:
             wanted = Spending(charged.lines[0], planned or permitted or charged.rounds, permitted)
             if self._spending != wanted:
                 self._spending = wanted
-            done = charged.rounds, charged.turns, charged.again
+            done = charged.rounds, charged.turns, charged.extra_attempts
             paid = self._spending.spent(*done)
             claims = (self._spending.claim(*done), paid) if paid.condition else (paid,)
         return Statement(charged.run, charged.charges, claims, charged.budget)

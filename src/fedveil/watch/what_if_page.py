@@ -66,11 +66,13 @@ def answer_parts(question: Question, *, fine: bool) -> str:
     if fine:
         found = refined(question)
         needed = found.needed
-        parts["answer-claim"] = tag("div", claim_box(Meaning.of(found.claims)), _others(found))
+        parts["answer-claim"] = tag(
+            "div", claim_box(Meaning.from_claims(found.claims)), _others(found)
+        )
         parts["answer-budget"] = _budget(question, found)
         parts["answer-splits"] = _splits(question, found)
     else:
-        meaning = Meaning.of(quick(question))
+        meaning = Meaning.from_claims(quick(question))
         parts["answer-claim"] = tag("div", claim_box(meaning), tag("p", _SOON, class_="note"))
         parts["answer-numbers"] = _numbers(question)
     told = {name: part.text for name, part in parts.items()}
@@ -142,7 +144,7 @@ def _budget(question: Question, found: Refined) -> Markup:
 
 
 def _splits(question: Question, found: Refined) -> Markup:
-    terms = found.claims[0].words
+    terms = found.claims[0].full_terms
     rows: list[dict[str, Content]] = [
         {
             "rounds": split.question.rounds,

@@ -1,4 +1,4 @@
-"""`Budget`: what may be spent."""
+"""`Budget`: the epsilon and delta that may be spent."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from fedveil.checks import check
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent: epsilon (infinite: report, never stop) at a fixed delta."""
+    """The epsilon that may be spent at a fixed delta. If infinite, it is only reported."""
 
     epsilon: float
     delta: float

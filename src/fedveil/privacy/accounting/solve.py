@@ -1,4 +1,4 @@
-"""`fedveil account`: noise, rate, rounds, epsilon; any one follows from the other three."""
+"""`fedveil account`: solve for one of noise, rate, rounds and epsilon, given the others."""
 
 import math
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from fedveil.privacy.sampling import Poisson
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Central DP with Poisson sampling: the settings, and what they are worth."""
+class SolvedSettings:
+    """The four settings of central DP with Poisson sampling, and the claims they give."""
 
     noise: float
     rate: float
@@ -41,7 +41,7 @@ def solve(
     rounds: int | None,
     epsilon: float | None,
     delta: float,
-) -> Answer:
+) -> SolvedSettings:
     """Fill in the one of the four that is None, so that the PLD epsilon is at most `epsilon`.
 
     >>> solve(noise=1.0, rate=1.0, rounds=1, epsilon=None, delta=1e-5).claims[0].accountant
@@ -71,11 +71,11 @@ def solve(
     if noise is None or rate is None or rounds is None:
         raise AssertionError("one of the four was solved for")
     line = central_line(rate, noise, Budget(math.inf, delta))
-    return Answer(noise, rate, rounds, line.claims(rounds))
+    return SolvedSettings(noise, rate, rounds, line.claims(rounds))
 
 
 def central_line(rate: float, noise: float, budget: Budget) -> BudgetLine:
-    """What a round of central DP with Poisson sampling is charged as."""
+    """The budget line of one round of central DP with Poisson sampling."""
     return BudgetLine(
         event=_event(rate, noise),
         share=Fraction(1),

@@ -96,7 +96,7 @@ def _group(
 
 def _sentence(run: OpenedRun) -> str:
     """What the run promises, and the smaller claim of one that somebody ended."""
-    meaning = Meaning.of(run.claims)
+    meaning = Meaning.from_claims(run.claims)
     beside = "" if meaning.smaller is None else f" Beside it: {meaning.smaller.short}."
     return f"{meaning.sentence}{beside}"
 

@@ -87,7 +87,7 @@ class Seen:
 
     @cached_property
     def meaning(self) -> Meaning:
-        return Meaning.of(self.claims)
+        return Meaning.from_claims(self.claims)
 
     @property
     def rounds(self) -> int:

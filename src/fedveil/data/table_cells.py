@@ -1,4 +1,4 @@
-"""What stands in a column's entries: numbers, texts, arrays, or nothing. Each is read by itself."""
+"""Read the entries of a column, one by one, as numbers, texts, arrays or missing."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.arrays import Array
+from fedveil.data.user_arrays import Array
 
 Floats = npt.NDArray[np.float64]
 Bits = npt.NDArray[np.bool_]
@@ -19,7 +19,7 @@ _WHOLE = 2.0**53
 
 
 def as_numbers(column: Array) -> tuple[Floats, Bits]:
-    """Entries as numbers, NaN where nothing is; and which of them are no numbers."""
+    """Entries as numbers, NaN where missing, and a mask of those that are not numbers."""
     if column.ndim > 1:
         return np.full(len(column), math.nan), np.ones(len(column), dtype=bool)
     try:
@@ -31,7 +31,7 @@ def as_numbers(column: Array) -> tuple[Floats, Bits]:
 
 
 def as_texts(column: Array) -> list[str | None]:
-    """Entries as texts, None where nothing is; 1 and 1.0 are the same text."""
+    """Entries as texts, None where missing. 1 and 1.0 are the same text."""
     return [_text(entry) for entry in column.tolist()]
 
 
@@ -58,7 +58,7 @@ def are_floats(column: Array) -> bool:
 
 
 def are_arrays(column: Array) -> bool:
-    """Whether entries are arrays: what the first that is there is."""
+    """Whether entries are arrays, judged by the first that is not missing."""
     if column.dtype.kind != "O":
         return column.ndim > 1
     first = next((entry for entry in column if entry is not None), None)
@@ -66,7 +66,7 @@ def are_arrays(column: Array) -> bool:
 
 
 def _number(entry: Any) -> float | None:
-    """A number, NaN for nothing, None for what is no number."""
+    """A number, NaN if missing, None if it is not a number."""
     if entry is None:
         return math.nan
     if isinstance(entry, str):

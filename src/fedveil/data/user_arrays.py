@@ -1,4 +1,4 @@
-"""From what a user hands over to arrays; what cannot be one is refused with one line."""
+"""Turn what a user passes in into arrays, or refuse it with one line."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ _NUMBERS = "biuf"
 
 
 def features_of(what: str, value: object) -> Inputs[Array]:
-    """Numbers with one row per record; of a dict, each input by its name."""
+    """Numbers with one row per record. A dict gives one array per input name."""
     if not isinstance(value, Mapping):
         return _numbers(what, value)
     named = {check_input(what, name): array for name, array in value.items()}
@@ -73,7 +73,7 @@ def array_of(what: str, value: object) -> Array:
 
 
 def _ragged(value: object) -> bool:
-    """Whether it is a list whose entries have different lengths."""
+    """Whether a value is a list whose entries have different lengths."""
     if not isinstance(value, list | tuple):
         return False
     return len({len(entry) if hasattr(entry, "__len__") else -1 for entry in value}) > 1
@@ -82,7 +82,7 @@ def _ragged(value: object) -> bool:
 def joined_features(
     parts: list[Inputs[Array]], test: Inputs[Array]
 ) -> tuple[Inputs[Array], Inputs[Array]]:
-    """Clients' features behind each other, and the test split's, in types that they share.
+    """Concatenated features of clients, and those of the test split, in common types.
 
     Whole numbers, such as words of a vocabulary, become int64; anything else becomes float32, but
     truth values stay what they are in an input that has a name, such as a mask.
@@ -113,7 +113,7 @@ def same_form(first: Inputs[Array], other: Inputs[Array]) -> bool:
 
 
 def targets_of(y: Array, classes: int) -> Array:
-    """Labels as int64, refusing anything that is not a whole number; other targets as float32.
+    """Labels as int64, other targets as float32. Labels must be whole numbers.
 
     Several labels at once are a matrix of floats or truth values with a column for each label.
     """
@@ -145,7 +145,7 @@ def check_not_labels(y: Array, classes: int) -> None:
 
 
 def check_classes(classes: object) -> None:
-    """Refuse what is no number of labels."""
+    """Refuse a number of labels that is not a whole number from 0 on."""
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 0:
         raise BadInput(f"classes is {shown(classes)}: give the number of labels, 0 for regression")
 
@@ -174,11 +174,11 @@ def pair(test: object) -> tuple[Inputs[Array], Array]:
 
 
 def target_of(y: Array, classes: int) -> Target:
-    """What targets [records, ...] are about."""
+    """The `Target` that targets [records, ...] are of."""
     return Target(classes, tuple(y.shape[1:]), bool(classes) and y.dtype.kind == "f")
 
 
 def described(x: Inputs[Array], test_x: Inputs[Array], target: Target) -> str:
-    """How many records there are, of which shape, and what is to be predicted."""
+    """One line: number of records, their shape, and what is to be predicted."""
     shape = shape_of(x)
     return f"{count(x):,} records of shape {shape}, {count(test_x):,} for testing, {target}"

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedveil.data.arrays import Array, described, target_of
 from fedveil.data.schema import TableSchema
+from fedveil.data.user_arrays import Array, described, target_of
 from fedveil.inputs import Inputs
 
 
@@ -45,12 +45,12 @@ class Records:
 
 
 def public_words(column: str) -> str:
-    """What claims say of a vocabulary that was counted in other texts than the records'."""
+    """The assumption about a vocabulary that was counted in public texts."""
     return f"the words of {column!r} were counted in texts that were declared public"
 
 
 def grouped(clients: int) -> str:
-    """What claims say of clients that are groups of people.
+    """The assumption about clients that are groups of people.
 
     Whoever joins or leaves a group replaces it by another one: out with the old, in with the new.
     """
@@ -62,7 +62,7 @@ def grouped(clients: int) -> str:
 
 
 def scattered() -> str:
-    """What claims say of clients that share the records of people."""
+    """The assumption about clients that share the records of people."""
     return (
         "records of one owner are dealt to several clients: a claim per client is not about an "
         "owner"
@@ -70,7 +70,7 @@ def scattered() -> str:
 
 
 def left_out(least: int) -> str:
-    """What claims say of clients that were left out because of their number of records.
+    """The assumption about clients that were left out because they have few records.
 
     How many there were is not said: it is computed from their records.
     """

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from fedveil.models.norms import norm_in_place_
+from fedveil.models.vmap_layers import norm_in_place_
 
 
 def net(affine=True):

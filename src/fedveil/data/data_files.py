@@ -1,4 +1,4 @@
-"""Finding and opening data files. Whatever is wrong with one is a one-line `BadInput`."""
+"""Find and open data files. Whatever is wrong with one raises a one-line `BadInput`."""
 
 import gzip
 import importlib
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from fedveil.data.arrays import Array
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 
 UNREADABLE = (
@@ -29,7 +29,7 @@ _NPZ_LIMIT = 1 << 32  # bytes an npz may unpack to
 
 @contextmanager
 def warnings_as_errors() -> Iterator[None]:
-    """Raise what would only be warned of."""
+    """Inside, every warning is raised as an exception."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -58,13 +58,13 @@ def find_file(root: Path, candidates: Sequence[str], *, expected: str) -> Path:
 
 
 def malformed(path: Path, expected: str, found: object) -> BadInput:
-    """The error for a file that is not what it should be."""
+    """The error for a file with unexpected content."""
     return BadInput(f"{path}: expected {expected}, found {' '.join(str(found).split())}")
 
 
 @contextmanager
 def reading(path: Path, expected: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn what a broken file raises, and `errors`, into `malformed`."""
+    """Turn exceptions of a broken file, and `errors`, into `malformed`."""
     broken: tuple[type[Exception], ...] = (*_UNREADABLE, *errors)
     try:
         yield

@@ -6,8 +6,8 @@ import tarfile
 import numpy as np
 import pytest
 
-from fedveil.data import purchase100, texas100
 from fedveil.data.load import load_records
+from fedveil.data.membership_sets import load_purchase100, load_texas100
 from fedveil.errors import BadInput
 
 RANDOM = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def test_missing(tmp_path, name):
 def test_broken_purchases(tmp_path, files, message):
     unpacked(tmp_path, "purchase100", files)
     with pytest.raises(BadInput, match=rf"dataset_purchase: expected .*{message}") as e:
-        purchase100.load(tmp_path)
+        load_purchase100(tmp_path)
     assert "\n" not in str(e.value)
 
 
@@ -104,14 +104,14 @@ def test_broken_purchases(tmp_path, files, message):
 def test_broken_stays(tmp_path, files, message):
     unpacked(tmp_path, "texas100", files)
     with pytest.raises(BadInput, match=message):
-        texas100.load(tmp_path)
+        load_texas100(tmp_path)
 
 
 def test_archives_that_are_none(tmp_path):
     packed(tmp_path, "purchase100", {"something": "1,0\n"})
     with pytest.raises(BadInput, match="no file dataset_purchase"):
-        purchase100.load(tmp_path)
+        load_purchase100(tmp_path)
     (tmp_path / "purchase100" / "dataset_purchase.tgz").write_bytes(b"no archive")
     with pytest.raises(BadInput, match="tgz: expected lines of a label and 600 bits") as e:
-        purchase100.load(tmp_path)
+        load_purchase100(tmp_path)
     assert "\n" not in str(e.value)

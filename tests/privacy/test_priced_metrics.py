@@ -18,14 +18,14 @@ from fedveil.privacy.accounting.claims import HELD_OUT, NoiseSource, Relation, T
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled, WithMetrics
 from fedveil.privacy.clip_schedules import Fixed
-from fedveil.privacy.metrics import (
+from fedveil.privacy.noise.mechanisms import GaussianMechanism
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.priced_metrics import (
     OwnerClip,
     PricedMetrics,
     measured_rounds,
     priced_metrics,
 )
-from fedveil.privacy.noise.mechanisms import GaussianMechanism
-from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.release import NOBODY
@@ -214,7 +214,7 @@ def test_noise_is_that_of_the_round_and_of_no_other_purpose():
     first, second = (metrics.released(means, round, Streams(1)) for round in (8, 15))
     assert first == metrics.released(means, 8, Streams(1))
     assert first["accuracy"] != second["accuracy"]
-    assert first["accuracy"] != metrics.released(means, 8, Streams(1).again(1))["accuracy"]
+    assert first["accuracy"] != metrics.released(means, 8, Streams(1).for_attempt(1))["accuracy"]
     assert first["accuracy"] / first["loss"] != second["accuracy"] / second["loss"]
 
 
