@@ -29,10 +29,10 @@ _ALSO = {
             "console.py",
             "privacy/accounting/claims.py",
             "privacy/accounting/meaning.py",
-            "runs/opened.py",
+            "runs/opened_run.py",
             "runs/report/comparison.py",
             "runs/report/curves.py",
-            "runs/report/page.py",
+            "runs/report/run_page.py",
             "tuning/cells.py",
         ),
         (_COUNTS,),
@@ -52,11 +52,11 @@ _ALSO = {
     "audit/views.py": ("audit/test_planted_bugs.py",),
     "data/arrays.py": ("data/test_federated.py", "training/test_whole_numbers.py"),
     "data/federated.py": ("data/test_schema.py", "data/test_own_table.py"),
-    "console.py": ("test_console_claims.py", "runs/report/test_page.py"),
+    "console.py": ("test_console_claims.py", "runs/report/test_run_page.py"),
     "data/partition.py": ("data/test_own_table.py", "data/test_femnist.py"),
     "data/split.py": ("data/test_table_split.py", "data/test_own_table.py"),
     "data/fitting.py": ("data/test_bad_tables.py", "data/test_own_table.py"),
-    "flower/client_app.py": ("flower/test_wire.py", "flower/test_own_draws.py"),
+    "flower/client_app.py": ("flower/test_wire.py", "flower/test_app_process.py"),
     "flower/engine.py": (
         "flower/test_answers.py",
         "flower/test_absence.py",
@@ -65,9 +65,9 @@ _ALSO = {
     "flower/fork_server.py": ("flower/test_executor.py",),
     "flower/messages.py": ("flower/test_wire.py", "flower/test_restart.py"),
     "flower/mod.py": ("flower/test_parts.py",),
-    "flower/processes.py": ("test_interrupts.py",),
-    "flower/round_log.py": ("flower/test_restart.py", "flower/test_server.py"),
-    "flower/server.py": ("flower/test_absence.py", "flower/test_server.py"),
+    "flower/programs.py": ("test_interrupts.py",),
+    "flower/round_log.py": ("flower/test_restart.py", "flower/test_run_server.py"),
+    "flower/run_server.py": ("flower/test_absence.py", "flower/test_run_server.py"),
     "flower/strategy.py": ("flower/test_parts.py",),
     "data/table_split.py": ("data/test_own_table.py",),
     "flower/site.py": (
@@ -86,7 +86,7 @@ _ALSO = {
         "mixing/test_members.py",
         "contracts/test_enemies_mixer.py",
     ),
-    "mixing/opened.py": ("mixing/test_members.py",),
+    "mixing/opened_rounds.py": ("mixing/test_members.py",),
     "privacy/accounting/renyi.py": (
         "privacy/accounting/test_composition_sampled.py",
         "privacy/accounting/test_composition_reports.py",
@@ -97,7 +97,7 @@ _ALSO = {
     "privacy/accounting/spending.py": (
         "privacy/test_plan.py",
         "contracts/test_enemies_ending.py",
-        "watch/test_look.py",
+        "watch/test_run_status.py",
     ),
     "privacy/accounting/budget_line.py": (
         "statistical/test_ending.py",
@@ -294,8 +294,8 @@ _ALSO = {
     ),
     "runs/metrics_file.py": ("runs/test_corruption.py", "runs/test_interruptions.py"),
     "runs/plans.py": ("runs/test_secure_runs.py",),
-    "runs/report/ledger.py": ("runs/report/test_page.py",),
-    "runs/report/seen.py": ("runs/report/test_page.py",),
+    "runs/report/ledger_section.py": ("runs/report/test_run_page.py",),
+    "runs/report/run_contents.py": ("runs/report/test_run_page.py",),
     "runs/run.py": (
         _COUNTS,
         "runs/test_stop_request.py",
@@ -308,9 +308,9 @@ _ALSO = {
     "papers/naseri_defences.py": ("papers/test_naseri.py", "papers/test_naseri_backdoors.py"),
     "tuning/simulate.py": ("tuning/test_plan_command.py", "tuning/test_planner.py"),
     "tuning/trials.py": ("tuning/test_trial_noise.py", "tuning/test_sweep.py"),
-    "watch/app.py": ("watch/test_guard.py",),
-    "watch/look.py": (_COUNTS, "watch/test_cards.py"),
-    "web/page.py": ("watch/test_app.py",),
+    "watch/app.py": ("watch/test_access.py",),
+    "watch/run_status.py": (_COUNTS, "watch/test_cards.py"),
+    "web/layout.py": ("watch/test_app.py",),
 }
 _WIDE = ("contracts", "statistical")
 

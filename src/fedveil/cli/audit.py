@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from fedveil.checks import check_workers
-from fedveil.cli.loading import loading
 from fedveil.cli.options import (
     Address,
     AllowCode,
@@ -20,6 +19,7 @@ from fedveil.cli.options import (
     check_out,
     check_path,
     cluster_of,
+    loading,
 )
 from fedveil.errors import BadInput
 

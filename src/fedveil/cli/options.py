@@ -1,7 +1,9 @@
 """Options that several commands take, and checks of what was given, before anything is loaded."""
 
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +36,8 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
 ]
+
+_LOADING = "loading ..."
 
 
 def check_given(**options: float | None) -> None:
@@ -104,3 +108,19 @@ def check_data(data: Path | None, names: Iterable[str]) -> None:
             f"--data {data} has no effect on {', '.join(names)}, which no data folder holds: "
             "leave it out, or name a data set that is in it (--set data.name=mnist)"
         )
+
+
+@contextmanager
+def loading(*, quiet: bool) -> Iterator[None]:
+    """Show "loading ..." on a terminal while libraries and data are loaded, which takes seconds.
+
+    The cursor waits at the beginning of the line, so that the next output overwrites the word.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    print(_LOADING, end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(" " * len(_LOADING), end="\r", file=sys.stderr, flush=True)

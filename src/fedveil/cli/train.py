@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from fedveil.checks import check_ledger_epsilon
-from fedveil.cli.loading import loading
 from fedveil.cli.options import (
     Address,
     AllowCode,
@@ -21,6 +20,7 @@ from fedveil.cli.options import (
     check_out,
     check_path,
     engine_settings,
+    loading,
 )
 from fedveil.cli.watch import check_installed, watched
 from fedveil.errors import BadInput

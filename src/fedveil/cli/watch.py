@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.loading import loading
-from fedveil.cli.options import check_path
+from fedveil.cli.options import check_path, loading
 from fedveil.errors import BadInput
 from fedveil.interrupts import listen
 

@@ -13,9 +13,8 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedveil.errors import BadInput, one_line
+from fedveil.flower.app_process import end_with_parent, separate_draws
 from fedveil.flower.messages import Refusal, RoundAsk
-from fedveil.flower.own_draws import separate_draws
-from fedveil.flower.parent import end_with_parent
 from fedveil.flower.site import Site
 from fedveil.flower.wire import from_records, to_records
 

@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.errors import FedveilError
 from fedveil.flower.deployment import Deployment
 from fedveil.flower.local import LocalFederation
-from fedveil.flower.processes import Process
+from fedveil.flower.programs import Process
 from fedveil.privacy.accounting.claims import rendered
 
 _LOOK = 0.5

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Never
 
 from fedveil.flower.guard import answer, guard
-from fedveil.flower.processes import end_with_us
+from fedveil.flower.programs import end_with_us
 
 IMPORTED = (
     "flwr.supernode.cli",

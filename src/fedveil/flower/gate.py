@@ -18,7 +18,7 @@ Scope = MutableMapping[str, Any]
 Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
-class Gate:
+class SuperLinkGate:
     """Middleware that lets others through to what is for sites, and this machine to everything.
 
     | who asks, and for what | what happens |
@@ -68,7 +68,7 @@ def close() -> None:
     inside = getattr(superlink, "_get_middleware", None)
     if not callable(inside):
         sys.exit("error: this version of Flower has no _get_middleware where it is gated")
-    superlink._get_middleware = lambda: [Middleware(Gate), *inside()]
+    superlink._get_middleware = lambda: [Middleware(SuperLinkGate), *inside()]
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedveil.flower.processes import (
+from fedveil.flower.programs import (
     Process,
     ProcessFailed,
     answers,

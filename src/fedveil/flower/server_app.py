@@ -14,12 +14,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.errors import BadInput
+from fedveil.flower.app_process import end_with_parent, separate_draws
 from fedveil.flower.engine import RemoteEngine
 from fedveil.flower.federation import read_federation
-from fedveil.flower.own_draws import separate_draws
-from fedveil.flower.parent import end_with_parent
 from fedveil.flower.round_log import Outcome
-from fedveil.flower.server import Server
+from fedveil.flower.run_server import Server
 from fedveil.flower.wire import GridTransport
 from fedveil.runs.recipe import load_recipe
 

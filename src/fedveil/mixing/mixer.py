@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedveil.errors import BadInput
-from fedveil.mixing.opened import Opened
+from fedveil.mixing.opened_rounds import OpenedRounds
 from fedveil.mixing.protocol import (
     COLLECT,
     COUNT,
@@ -230,7 +230,7 @@ class _Mixer:
 
     def __init__(self, config: MixerConfig, stop: asyncio.Event) -> None:
         self.config, self.stop = config, stop
-        self._opened = None if config.opened is None else Opened(config.opened)
+        self._opened = None if config.opened is None else OpenedRounds(config.opened)
         before = set() if self._opened is None else self._opened.numbers
         self._rounds: dict[int, _OpenRound | Multisets | Status] = dict.fromkeys(
             before, Status.FORGOTTEN

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.runs.opened import OpenedRun
+from fedveil.runs.opened_run import OpenedRun
 
 _OF_THE_MACHINE = ("engine",)
 """Sections that change no result."""

@@ -32,7 +32,7 @@ OPEN = (
 
 
 @dataclass(frozen=True)
-class Told:
+class LedgerStatements:
     """What every run of a ledger was charged, and what a shared ledger's runs spent together.
 
     `warnings` say where the ledger, or the run directory, is not what the other remembers.
@@ -50,7 +50,7 @@ class Told:
         return {"runs": runs, "common": self.common, "warnings": self.warnings}
 
 
-def statements_of(path: Path) -> Told:
+def statements_of(path: Path) -> LedgerStatements:
     """Read a run directory's ledger, or a ledger file; what does not fit is told, not refused."""
     file = file_of(path)
     with one_look(file):
@@ -69,7 +69,7 @@ def statements_of(path: Path) -> Told:
         for run in (run for run in runs if run.run == name):
             warnings += differences(path, file, run)
             warnings += [OPEN] if is_open(file, run.run) else []
-    return Told(runs, text, warnings)
+    return LedgerStatements(runs, text, warnings)
 
 
 def statement_of(folder: Path) -> Statement | None:

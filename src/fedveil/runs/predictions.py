@@ -12,7 +12,7 @@ from fedveil.data.tables import SUFFIXES
 from fedveil.data.vocabulary import lines_of
 from fedveil.errors import BadInput
 from fedveil.names import OWN
-from fedveil.runs.opened import OpenedRun
+from fedveil.runs.opened_run import OpenedRun
 from fedveil.runs.records import data_of
 from fedveil.training.evaluate import evaluate
 

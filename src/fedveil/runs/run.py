@@ -34,7 +34,7 @@ from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics_file import json_text, last_round
 from fedveil.runs.own import Model, brought, changed_since
 from fedveil.runs.recipe import Recipe, moved, recipe_in
-from fedveil.runs.report.page import write_report
+from fedveil.runs.report.run_page import write_report
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread

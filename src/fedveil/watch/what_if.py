@@ -77,7 +77,7 @@ KNOBS = (
 
 
 @dataclass(frozen=True)
-class Question:
+class Settings:
     """The settings that are asked about."""
 
     clients: int
@@ -89,7 +89,7 @@ class Question:
     parameters: int
 
     @classmethod
-    def read(cls, query: Mapping[str, str]) -> "Question":
+    def read(cls, query: Mapping[str, str]) -> "Settings":
         """From an address; what is left out is where its slider begins."""
         found = {knob.name: knob.read(query.get(knob.name)) for knob in KNOBS}
         whole = {knob.name: int(found[knob.name]) for knob in KNOBS if knob.whole}
@@ -123,10 +123,10 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Split:
+class Spread:
     """The same client-rounds over another number of rounds, and what they cost."""
 
-    question: Question
+    settings: Settings
     claim: PrivacyClaim
 
 
@@ -141,58 +141,58 @@ class Refined:
     claims: tuple[PrivacyClaim, ...]
     permitted: int
     needed: float | None
-    splits: tuple[Split, ...]
+    splits: tuple[Spread, ...]
 
 
 @lru_cache(_KEPT)
-def quick(question: Question) -> tuple[PrivacyClaim, ...]:
+def quick(settings: Settings) -> tuple[PrivacyClaim, ...]:
     """Upper bounds by PLD, on a coarse grid, and by RDP."""
-    return question.line.claims(question.rounds, interval=_COARSE)
+    return settings.line.claims(settings.rounds, interval=_COARSE)
 
 
 @lru_cache(_KEPT)
-def refined(question: Question) -> Refined:
+def refined(settings: Settings) -> Refined:
     """The claim as a run ends with it, and what the budget permits."""
-    line, budget = question.line, question.line.budget
+    line, budget = settings.line, settings.line.budget
     at = (budget.epsilon, budget.delta, line.relation)
     try:
         needed: float | None = noise_for(
-            lambda noise: central_line(question.rate, noise, budget).event, question.rounds, *at
+            lambda noise: central_line(settings.rate, noise, budget).event, settings.rounds, *at
         )
     except BadInput:
         needed = None
     return Refined(
-        claims=line.claims(question.rounds),
+        claims=line.claims(settings.rounds),
         permitted=rounds_within(line.event, *at),
         needed=needed,
-        splits=_splits(question),
+        splits=_splits(settings),
     )
 
 
-def _splits(question: Question) -> tuple[Split, ...]:
+def _splits(settings: Settings) -> tuple[Spread, ...]:
     found = []
     for times in _SPREAD:
-        rounds = round(question.rounds * times)
-        rate = question.rate * question.rounds / max(rounds, 1)
+        rounds = round(settings.rounds * times)
+        rate = settings.rate * settings.rounds / max(rounds, 1)
         if rounds >= 1 and rate <= 1:
-            other = Question(**{**vars(question), "rounds": rounds, "rate": rate})
+            other = Settings(**{**vars(settings), "rounds": rounds, "rate": rate})
             claim = other.line.claims(rounds, interval=_COARSE)[0]
-            found.append(Split(other, claim))
+            found.append(Spread(other, claim))
     return tuple(found)
 
 
-def recipe_text(question: Question) -> str:
+def recipe_text(settings: Settings) -> str:
     """The recipe of these settings; its data and model are those of `central`."""
     recipe = load_recipe(
         "central",
         {
             "name": "what-if",
-            "rounds": question.rounds,
-            "data.clients": question.clients,
-            "sample.rate": question.rate,
-            "noise.multiplier": question.noise,
-            "budget.epsilon": question.epsilon,
-            "budget.delta": question.delta,
+            "rounds": settings.rounds,
+            "data.clients": settings.clients,
+            "sample.rate": settings.rate,
+            "noise.multiplier": settings.noise,
+            "budget.epsilon": settings.epsilon,
+            "budget.delta": settings.delta,
         },
     )
     return (

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Literal
 
 from fedveil.web.html import Content, Markup, joined, number_text, tag
-from fedveil.web.page import folded, table
-from fedveil.web.scales import Scale, exact, fitted, tick_text
+from fedveil.web.layout import folded, table
+from fedveil.web.scales import AxisScale, exact, fitted, tick_text
 from fedveil.web.series import MOST, Point, thinned
 
 WIDTH, HEIGHT = 480, 270
@@ -103,7 +103,7 @@ def frame(
     )
 
 
-def _svg(chart: Chart, lines: Sequence[Line], across: Scale, up: Scale) -> Markup:
+def _svg(chart: Chart, lines: Sequence[Line], across: AxisScale, up: AxisScale) -> Markup:
     named = ", ".join(f"{line.name}: {_said(line)}" for line in lines)
     content = joined(
         [
@@ -127,7 +127,7 @@ def _svg(chart: Chart, lines: Sequence[Line], across: Scale, up: Scale) -> Marku
     )
 
 
-def _scales(chart: Chart, lines: Sequence[Line]) -> tuple[Scale, Scale]:
+def _scales(chart: Chart, lines: Sequence[Line]) -> tuple[AxisScale, AxisScale]:
     xs = [x for line in lines for x, _ in line.points]
     ys = [mark.value for mark in chart.marks]
     ys += [y for line in lines for _, y in line.points]
@@ -145,7 +145,7 @@ def _scales(chart: Chart, lines: Sequence[Line]) -> tuple[Scale, Scale]:
     return exact(min(xs), max(xs), _LEFT, _RIGHT), up
 
 
-def _axes(chart: Chart, across: Scale, up: Scale) -> Markup:
+def _axes(chart: Chart, across: AxisScale, up: AxisScale) -> Markup:
     parts: list[Content] = []
     for value in up.ticks():
         y = _number(up(value))
@@ -166,11 +166,11 @@ def _axes(chart: Chart, across: Scale, up: Scale) -> Markup:
     return joined(parts)
 
 
-def _axis_name(name: str, scale: Scale) -> str:
+def _axis_name(name: str, scale: AxisScale) -> str:
     return f"{name}, log scale" if scale.log else name
 
 
-def _mark(mark: Mark, up: Scale) -> Markup:
+def _mark(mark: Mark, up: AxisScale) -> Markup:
     y = up(mark.value)
     level = tag("line", class_="mark", x1=_LEFT, x2=_RIGHT, y1=_number(y), y2=_number(y))
     below = y - _TOP < 14
@@ -178,7 +178,7 @@ def _mark(mark: Mark, up: Scale) -> Markup:
     return joined([level, text])
 
 
-def _drawn(line: Line, number: int, across: Scale, up: Scale) -> Markup:
+def _drawn(line: Line, number: int, across: AxisScale, up: AxisScale) -> Markup:
     colour = f"s{number % _COLOURS}"
     parts: list[Content] = []
     if line.band:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedveil.web.chart import WIDTH, frame
 from fedveil.web.html import Content, Markup, joined, tag
-from fedveil.web.page import folded, table
+from fedveil.web.layout import folded, table
 
 _LEFT, _TOP, _CELL = 92, 30, 34
 _RAMP = ((253, 231, 163), (233, 176, 98), (196, 116, 90), (133, 68, 98), (66, 38, 88))

@@ -10,7 +10,7 @@ _SAME = 1e-12
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """Numbers from `low` to `high` on places from `start` to `end`; in powers of ten if `log`."""
 
     low: float
@@ -33,7 +33,7 @@ class Scale:
 
 def fitted(
     values: Sequence[float], start: float, end: float, *, zero: bool = False, log: bool = False
-) -> Scale:
+) -> AxisScale:
     """A scale that holds all finite `values`, with zero if it should, and some air above them.
 
     | edge | behaviour |
@@ -47,7 +47,7 @@ def fitted(
     if log and low > 0:
         low, high = (low, high) if high - low > _SAME * high else (low / 2, high * 2)
         edge = (high / low) ** 0.04
-        return Scale(low / edge, high * edge, start, end, log=True)
+        return AxisScale(low / edge, high * edge, start, end, log=True)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if zero and low == high:
@@ -55,12 +55,12 @@ def fitted(
     if high - low <= _SAME * max(abs(low), abs(high)):
         low, high = low - (abs(low) / 2 or 1.0), high + (abs(high) / 2 or 1.0)
     air = 0.04 * (high - low)
-    return Scale(low if zero and low == 0 else low - air, high + air, start, end)
+    return AxisScale(low if zero and low == 0 else low - air, high + air, start, end)
 
 
-def exact(low: float, high: float, start: float, end: float) -> Scale:
+def exact(low: float, high: float, start: float, end: float) -> AxisScale:
     """A scale from one number to another, without air."""
-    return Scale(low, high if high > low else low + 1.0, start, end)
+    return AxisScale(low, high if high > low else low + 1.0, start, end)
 
 
 def tick_text(value: float) -> str:

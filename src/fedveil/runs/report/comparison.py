@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import Meaning, budgeted
 from fedveil.runs.compare import across_clients, differing_keys, rows_of
-from fedveil.runs.opened import OpenedRun
+from fedveil.runs.opened_run import OpenedRun
 from fedveil.runs.report.curves import axis_of
 from fedveil.web.chart import Chart, Line, figure
 from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.page import page, section, table
+from fedveil.web.layout import page, section, table
 from fedveil.web.series import Point, finite
 
 _APART = (

@@ -21,7 +21,7 @@ _OWN = frozenset({"round", "clients", "clipped", "snr", "refused", "clip", "epsi
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunContents:
     """A run directory, read and not believed: texts are texts, and numbers are looked at.
 
     `result` is empty for a run that has not ended; `statement` is None without a ledger, and
@@ -37,7 +37,7 @@ class Seen:
     trouble: list[str]
 
     @classmethod
-    def at(cls, folder: Path) -> "Seen":
+    def at(cls, folder: Path) -> "RunContents":
         """Read a run directory.
 
         | edge | behaviour |

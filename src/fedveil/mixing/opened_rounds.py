@@ -7,7 +7,7 @@ from pathlib import Path
 from fedveil.errors import BadInput
 
 
-class Opened:
+class OpenedRounds:
     """Numbers of the rounds that were ever opened: a round is opened once, across restarts.
 
     Guarantee: when `add` returns, the number is on the disk, and every later mixer on the same

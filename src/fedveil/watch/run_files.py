@@ -5,7 +5,7 @@
 | no such file | None, or nothing new |
 | a link, a folder, a pipe or a device | BadInput: it is not what a run leaves |
 | longer than a run's files are | BadInput before it is read |
-| a line that is half written | left for the next look |
+| a line that is half written | left for the next reading |
 """
 
 import os
@@ -45,7 +45,7 @@ def check_plain(folder: Path) -> None:
 
 
 class Tail:
-    """The lines of a metrics file, of which each look reads what is new."""
+    """The lines of a metrics file that grows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,8 +61,8 @@ class Tail:
             return []
         return [f"metrics.jsonl was damaged after {len(self.history)} lines: the rest is left out"]
 
-    def look(self) -> None:
-        """Read on; from the start where the file is another one, or was cut."""
+    def read_new(self) -> None:
+        """Read what was added, or all of it if the file was replaced or cut."""
         try:
             with _opened(self._path) as file:
                 about = os.fstat(file.fileno())

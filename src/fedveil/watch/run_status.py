@@ -20,8 +20,8 @@ from fedveil.runs import stop_request
 from fedveil.runs.closing import is_open
 from fedveil.runs.disk import in_use
 from fedveil.runs.evidence import charged_of, file_of, left
-from fedveil.runs.report.seen import Seen, claims_in
-from fedveil.watch.files import LARGEST_LEDGER, MOST, Tail, content_of
+from fedveil.runs.report.run_contents import RunContents, claims_in
+from fedveil.watch.run_files import LARGEST_LEDGER, MOST, Tail, content_of
 
 _PARTS = (*MOST, stop_request.NAME, "ledger.json")
 
@@ -37,7 +37,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class RunStatus:
     """A run at one moment. `planned` is its number of rounds, None where that cannot be told.
 
     `asked` says that it was asked to end after its round. `changed` is when its files were written
@@ -47,7 +47,7 @@ class Look:
     id: str
     name: str
     state: State
-    seen: Seen
+    contents: RunContents
     planned: int | None
     asked: bool
     changed: float
@@ -58,22 +58,22 @@ class Look:
 
         None if nothing is claimed, or if that is not known.
         """
-        return counting(self.seen.claims)
+        return counting(self.contents.claims)
 
     @property
     def spent(self) -> PrivacyClaim | None:
         """What the budget has paid for so far; of a run that has ended, the budget's claim."""
-        claims = self.seen.claims
+        claims = self.contents.claims
         running = None if self.state is State.ENDED else smaller(claims)
         return budgeted(claims) if running is None else running
 
     @property
     def known(self) -> bool:
         """Whether it can be told what is spent: by the ledger, or by what the run left."""
-        return self.seen.ended or self.seen.statement is not None
+        return self.contents.ended or self.contents.statement is not None
 
 
-class Followed:
+class FollowedRun:
     """A run directory that is looked at again and again; what has not changed is not read again."""
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -83,9 +83,9 @@ class Followed:
         self._spending: Spending | None = None
         self._charges: tuple[Charged | None, bool] = (None, False)
         self._seen_as: object = None
-        self._last: Look | None = None
+        self._last: RunStatus | None = None
 
-    def look(self) -> Look:
+    def status(self) -> RunStatus:
         """The run now; the same object as long as nothing has happened to it."""
         running = in_use(self.folder)
         sign = (running, *map(_sign, self._files()))
@@ -97,11 +97,11 @@ class Followed:
                 self._last = self._unreadable(e, running=running)
         return self._last
 
-    def _unreadable(self, error: Exception, *, running: bool) -> Look:
+    def _unreadable(self, error: Exception, *, running: bool) -> RunStatus:
         told = f"{self.folder} cannot be read: {type(error).__name__}"
-        seen = Seen(self.folder, "", [], {}, None, "", [told])
+        contents = RunContents(self.folder, "", [], {}, None, "", [told])
         state = State.RUNNING if running else State.GONE
-        return Look(self.id, self.name, state, seen, None, asked=False, changed=0.0)
+        return RunStatus(self.id, self.name, state, contents, None, asked=False, changed=0.0)
 
     def _files(self) -> list[Path]:
         files = [self.folder / name for name in _PARTS]
@@ -111,17 +111,17 @@ class Followed:
             return files
         return [*files, ledger, Path(f"{ledger}-wal")]
 
-    def _read(self, *, running: bool) -> Look:
+    def _read(self, *, running: bool) -> RunStatus:
         trouble: list[str] = []
         recipe = self._part(trouble, lambda: content_of(self.folder / "recipe.toml")) or b""
         text = recipe.decode(errors="replace")
         planned = _planned(text)
-        self._part(trouble, self._tail.look)
+        self._part(trouble, self._tail.read_new)
         charged, opened = self._account(trouble, running=running)
         path = self.folder / "result.json"
         result = None if running or opened else self._part(trouble, self._result)
         claims = None if result is None else self._part(trouble, lambda: claims_in(result, path))
-        seen = Seen(
+        contents = RunContents(
             folder=self.folder,
             recipe=text,
             history=list(self._tail.history),
@@ -130,11 +130,11 @@ class Followed:
             verified="",
             trouble=[*trouble, *self._tail.trouble],
         )
-        return Look(
+        return RunStatus(
             id=self.id,
             name=self.name,
-            state=State.RUNNING if running else State.ENDED if seen.ended else State.GONE,
-            seen=seen,
+            state=State.RUNNING if running else State.ENDED if contents.ended else State.GONE,
+            contents=contents,
             planned=planned,
             asked=running and stop_request.asked(self.folder),
             changed=max((_changed(path) for path in self._files()), default=0.0),

@@ -35,7 +35,7 @@ _HEADERS = {
 
 
 @dataclass(frozen=True)
-class Address:
+class PageAddress:
     """Where the server listens, and the token that its paths begin with."""
 
     host: str
@@ -69,7 +69,7 @@ class Address:
 class Guard:
     """An application behind an address: what does not belong is refused before it is looked at."""
 
-    def __init__(self, app: ASGIApp, address: Address) -> None:
+    def __init__(self, app: ASGIApp, address: PageAddress) -> None:
         self._app, self._address = app, address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
