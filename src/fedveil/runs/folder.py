@@ -26,8 +26,8 @@ def check_free(out: Path) -> None:
         )
 
 
-def claim(out: Path | None, name: str) -> Path:
-    """Create the run directory."""
+def reserve(out: Path | None, name: str) -> Path:
+    """Create the run directory: `out`, or a new one below `runs` named after the recipe."""
     try:
         if out is not None:
             check_free(out)

@@ -28,7 +28,7 @@ from fedveil.runs.disk import locked, write_atomic
 from fedveil.runs.done import Done, Round
 from fedveil.runs.ending import Ending, room
 from fedveil.runs.evidence import file_of, head_of_result, keep_head, kept_head
-from fedveil.runs.folder import check_free, check_run_name, claim
+from fedveil.runs.folder import check_free, check_run_name, reserve
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import open_logs
 from fedveil.runs.metrics_file import json_text, last_round
@@ -74,7 +74,7 @@ class Run:
         allow_code: bool = False,
         make_engine: EngineMaker | None = None,
     ) -> "Run":
-        """Check everything, then claim the directory: a refused recipe leaves nothing behind.
+        """Check everything, then create the directory: a refused recipe leaves nothing behind.
 
         `model` and `data` are the caller's own, where the recipe says "own"; `data` may also be
         what `data_of` has made of the recipe already, or say that clients' records are elsewhere,
@@ -96,7 +96,7 @@ class Run:
         if shared is not None:
             shared.check(training)
         training.open()
-        folder = claim(out, recipe.name)
+        folder = reserve(out, recipe.name)
         return cls(folder, resolved(recipe, training), training, fresh=True, shared=shared)
 
     @classmethod
