@@ -115,23 +115,23 @@ def ledger(
         export_ledger(path, export)
         print(f"written: {export}")
         return
-    told = statements_of(path)
-    for warning in told.warnings:
+    statements = statements_of(path)
+    for warning in statements.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if json_:
-        print(json.dumps(told.to_dict(), indent=2))
+        print(json.dumps(statements.to_dict(), indent=2))
         return
     from rich.console import Console
 
     from fedveil.console import print_charges, print_promise, print_terms, print_totals
 
     console = Console(markup=False, emoji=False, highlight=False)
-    for run in told.runs:
+    for run in statements.runs:
         print_promise(console, run)
-    for run in told.runs:
+    for run in statements.runs:
         print_totals(console, run)
-    if told.common is not None:
-        console.print(told.common, soft_wrap=True)
-    for run in told.runs:
+    if statements.common is not None:
+        console.print(statements.common, soft_wrap=True)
+    for run in statements.runs:
         print_charges(console, run)
-    print_terms(console, [claim for run in told.runs for claim in run.claims])
+    print_terms(console, [claim for run in statements.runs for claim in run.claims])

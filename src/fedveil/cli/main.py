@@ -44,7 +44,7 @@ for command in (
 app.add_typer(deploy.site)
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"fedveil {fedveil.__version__}")
         raise typer.Exit
@@ -54,7 +54,9 @@ def _tell_version(wanted: bool) -> None:
 def _before_any_command(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True),
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """What may stand before a command."""
@@ -119,5 +121,5 @@ def _fail(message: str, code: int = 2) -> None:
 
 
 def _stop_printing() -> None:
-    """Nobody reads what is printed any more; what is left of it goes nowhere."""
+    """Send the rest of the output to /dev/null after the reader of the pipe has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

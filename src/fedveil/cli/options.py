@@ -57,14 +57,14 @@ def check_engine(engine: str | None, address: str | None) -> None:
 
 
 def engine_settings(engine: str | None, address: str | None) -> list[str]:
-    """The same as settings of a recipe."""
+    """The --engine and --address options as recipe overrides."""
     check_engine(engine, address)
-    told = [] if engine is None else [f"engine.kind={engine}"]
-    return told if address is None else [*told, f"engine.address={address}"]
+    settings = [] if engine is None else [f"engine.kind={engine}"]
+    return settings if address is None else [*settings, f"engine.address={address}"]
 
 
 def cluster_of(engine: str | None, address: str | None) -> "RayCluster | None":
-    """The Ray cluster that was asked for; None for the processes of this machine."""
+    """The Ray cluster that the options name, or None for processes of this machine."""
     check_engine(engine, address)
     if engine != "ray":
         return None
@@ -74,7 +74,7 @@ def cluster_of(engine: str | None, address: str | None) -> "RayCluster | None":
 
 
 def check_path(option: str, path: Path | None) -> None:
-    """Refuse a path that cannot be looked at: too long, or inside a folder that is closed."""
+    """Refuse a path that cannot be read: too long, or inside a folder without permission."""
     if path is None:
         return
     try:
@@ -86,7 +86,7 @@ def check_path(option: str, path: Path | None) -> None:
 
 
 def check_out(path: Path | None) -> None:
-    """Refuse, before anything is loaded, where nothing can be written."""
+    """Refuse a path that cannot be written, before anything is loaded."""
     check_path("--out", path)
     if path is None:
         return

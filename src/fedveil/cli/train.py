@@ -105,7 +105,7 @@ def run(
 
     with ExitStack() as stack:
         if watch:
-            stack.enter_context(watched(prepared.folder, _tell))
+            stack.enter_context(watched(prepared.folder, _print_below_progress))
         progress = stack.enter_context(Progress(console, prepared))
         result = prepared.execute(progress.show, describe)
     if not json_:
@@ -122,5 +122,5 @@ def run(
     return 0
 
 
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)  # whatever that is now: a progress line may have taken its place
+def _print_below_progress(text: str) -> None:
+    print(text, file=sys.stderr)  # looked up at each call: the progress line replaces sys.stderr

@@ -149,7 +149,7 @@ def sweep(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
-    """Train every recipe of a grid, repeatedly, over all cores; resumes after an interruption."""
+    """Train every recipe of a grid, repeatedly, over all cores. The same command resumes it."""
     check_given(repeat=repeat)
     check_workers("--workers", workers)
     cluster = cluster_of(engine, address)

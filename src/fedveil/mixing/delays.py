@@ -91,7 +91,7 @@ def unit_interval(words: npt.NDArray[np.uint64]) -> Times:
 
 
 def mix_all(messages: Messages, minimum: int) -> Multisets:
-    """What the mixer hands on once all messages are in; times, order and senders are gone.
+    """The multisets of all messages, without their times, order and senders.
 
     | edge | behaviour |
     |---|---|

@@ -8,7 +8,7 @@ from fedveil.errors import BadInput
 
 
 class OpenedRounds:
-    """Numbers of the rounds that were ever opened: a round is opened once, across restarts.
+    """The numbers of all rounds that were ever opened: none opens twice, across restarts.
 
     Guarantee: when `add` returns, the number is on the disk, and every later mixer on the same
     file has it in `numbers`.

@@ -1,6 +1,6 @@
-"""Who may ask this server: whoever has the address with its token, from a page of its own.
+"""Access to the live page: only requests with the token, from the server's own pages.
 
-Everything is checked before a request is looked at:
+Every request is checked before anything else happens:
 
 | request | answer |
 |---|---|
@@ -67,7 +67,7 @@ class PageAddress:
 
 
 class Guard:
-    """An application behind an address: what does not belong is refused before it is looked at."""
+    """Middleware that refuses requests without the right host, token and origin."""
 
     def __init__(self, app: ASGIApp, address: PageAddress) -> None:
         self._app, self._address = app, address

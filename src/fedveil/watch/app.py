@@ -1,4 +1,4 @@
-"""The server's pages by their paths; all of them behind the guard."""
+"""The routes of the live page's server, all of them behind the guard."""
 
 import asyncio
 from functools import partial
@@ -48,7 +48,7 @@ class Watch:
         return _html(all_page(self._watcher.folder.root))
 
     async def run(self, request: Request) -> Response:
-        run = await self._asked_for(request)
+        run = await self._run_of(request)
         return _missing() if run is None else _html(run_page(run.id, run.name))
 
     async def events(self, request: Request) -> Response:
@@ -57,8 +57,8 @@ class Watch:
         return StreamingResponse(self._watcher.events(view), media_type="text/event-stream")
 
     async def report(self, request: Request) -> Response:
-        """The run's report as it would be drawn now; what is in its directory stays as it is."""
-        run = await self._asked_for(request)
+        """Draw the run's report as of now, without writing to its directory."""
+        run = await self._run_of(request)
         if run is None:
             return _missing()
 
@@ -70,7 +70,7 @@ class Watch:
 
     async def stop(self, request: Request) -> Response:
         """Ask a run that is going on to end after its round."""
-        run = await self._asked_for(request)
+        run = await self._run_of(request)
         if run is None:
             return _missing()
         if not in_use(run.folder):
@@ -83,7 +83,7 @@ class Watch:
         return _html(what_if_page())
 
     async def answer(self, request: Request) -> Response:
-        """What the settings in the query come to: at once from above, then refined."""
+        """Account for the settings in the query: a quick upper bound, or with `fine` the claim."""
         settings = what_if.Settings.read(request.query_params)
         fine = request.query_params.get("fine") == "1"
         return Response(
@@ -94,10 +94,10 @@ class Watch:
     async def recipe(self, request: Request) -> Response:
         settings = what_if.Settings.read(request.query_params)
         text = await run_in_threadpool(what_if.recipe_text, settings)
-        told = {"content-disposition": 'attachment; filename="what-if.toml"'}
-        return PlainTextResponse(text, headers=told)
+        headers = {"content-disposition": 'attachment; filename="what-if.toml"'}
+        return PlainTextResponse(text, headers=headers)
 
-    async def _asked_for(self, request: Request) -> FollowedRun | None:
+    async def _run_of(self, request: Request) -> FollowedRun | None:
         return await self._watcher.find(request.query_params.get("id", ""))
 
 

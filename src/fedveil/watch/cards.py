@@ -33,13 +33,13 @@ Parts = dict[str, Markup]
 
 @lru_cache(maxsize=32)
 def card(status: RunStatus, *, full: bool) -> Parts:
-    """All of a run; `full` where it has a page to itself. One that cannot be drawn says so."""
+    """Draw a run, `full` on a page of its own. A run that cannot be drawn says so."""
     try:
         return _card(status, full=full)
     except Exception as e:  # numbers that no run writes; the other runs are drawn all the same
         name = tag("h2", status.name, " ", tag("span", status.state.value, class_="badge gone"))
-        told = tag("p", f"It cannot be drawn: {type(e).__name__}.", class_="warn")
-        return {f"{_id(status)}-head": name, f"{_id(status)}-state": told}
+        warning = tag("p", f"It cannot be drawn: {type(e).__name__}.", class_="warn")
+        return {f"{_id(status)}-head": name, f"{_id(status)}-state": warning}
 
 
 def _card(status: RunStatus, *, full: bool) -> Parts:
@@ -123,7 +123,7 @@ def _progress(status: RunStatus) -> Markup:
 
 
 def _pace(status: RunStatus) -> str:
-    """How long the rest takes at the pace of the last rounds; not where times are secret."""
+    """The time left at the pace of the last rounds, "" where times are secret."""
     contents, planned = status.contents, status.planned
     if status.state is not State.RUNNING or contents.secure or planned is None:
         return ""
@@ -168,14 +168,17 @@ def _gauge(status: RunStatus) -> Markup:
 
 
 def _ending(status: RunStatus) -> Markup:
-    """How it ended, or the way to end it: a part of its own, or a click would meet a new button."""
+    """How the run ended, or the button to end it.
+
+    It is a part of its own, so that the button is not redrawn under a click.
+    """
     if status.state is State.GONE:
         how = tag("code", f"fedveil run --resume {status.contents.folder}")
         return tag("p", _GONE, " ", how, class_="warn")
     if status.state is State.ENDED:
-        told = tag("a", "Its report", href=f"./report?id={status.id}")
+        report = tag("a", "Its report", href=f"./report?id={status.id}")
         why = status.contents.result.get("why")
-        return tag("p", told, f": {shown(why)}." if why else ".")
+        return tag("p", report, f": {shown(why)}." if why else ".")
     if status.asked:
         return tag("p", "It was asked to end, and does so after this round.", role="status")
     return tag(
@@ -184,7 +187,7 @@ def _ending(status: RunStatus) -> Markup:
 
 
 def _charts(contents: RunContents, *, full: bool) -> list[Chart]:
-    """Among others the first thing that was measured and what was spent; in full, all."""
+    """The charts of a run: the first metric and what was spent, or with `full` all of them."""
     measured, spent = learning(contents), spending(contents)
     shown_first = measured if full else measured[:1]
     return [

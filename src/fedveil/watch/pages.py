@@ -31,7 +31,7 @@ def run_page(id: str, name: str) -> bytes:
 
 
 def all_view(statuses: Sequence[RunStatus]) -> Drawn:
-    """Runs that are going on, or were cut off, as cards; those that have ended as rows."""
+    """Draw running and killed runs as cards, and runs that have ended as rows."""
     shown = [status for status in statuses if status.state is not State.ENDED][:MOST_CARDS]
     if not shown and statuses:
         shown = list(statuses[:1])
@@ -46,7 +46,7 @@ def all_view(statuses: Sequence[RunStatus]) -> Drawn:
 
 
 def run_view(id: str, statuses: Sequence[RunStatus]) -> Drawn:
-    """One run; a sentence where it has gone."""
+    """Draw one run, or a sentence if its directory is gone."""
     status = next((status for status in statuses if status.id == id), None)
     if status is None:
         return _together([("none", {"none-any-more": tag("p", "This run is not there any more.")})])
@@ -54,7 +54,7 @@ def run_view(id: str, statuses: Sequence[RunStatus]) -> Drawn:
 
 
 def served(title: str, here: str, *content: Content, script: str = "") -> bytes:
-    """A page of this server, with the ways to the others; `here` is the one that is open."""
+    """A page of this server with links to the others, of which `here` is the current one."""
     links = [
         tag("a", name, href=place, aria_current="page" if place == here else None)
         for name, place in (("Runs", "./"), ("What if", "./what-if"))

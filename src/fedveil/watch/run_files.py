@@ -1,4 +1,4 @@
-"""Files of a run directory, read by somebody who does not know who wrote them.
+"""Reading the files of a run directory without trusting whoever wrote them.
 
 | edge | behaviour |
 |---|---|
@@ -23,7 +23,7 @@ LARGEST_LEDGER = 1 << 30
 
 
 def content_of(path: Path) -> bytes | None:
-    """The content of a file; None if there is none."""
+    """The content of a file, or None if it does not exist."""
     try:
         with _opened(path) as file:
             return file.read()
@@ -90,7 +90,7 @@ class Tail:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """A regular file of reasonable length; another kind is neither waited for nor followed."""
+    """Open a regular file of reasonable length. Links are not followed, pipes not waited for."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as e:

@@ -38,10 +38,16 @@ class State(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class RunStatus:
-    """A run at one moment. `planned` is its number of rounds, None where that cannot be told.
+    """A run at one moment.
 
-    `asked` says that it was asked to end after its round. `changed` is when its files were written
-    last; it orders runs and is not shown.
+    Attributes:
+        id: Names the run in the page's links.
+        name: The directory, relative to the folder that is watched.
+        state: Running, ended, or gone.
+        contents: What the run directory holds.
+        planned: The number of rounds in the recipe, or None if it cannot be read.
+        asked: Whether the run was asked to end after its current round.
+        changed: When its files were last written. It orders runs and is not shown.
     """
 
     id: str
@@ -62,19 +68,19 @@ class RunStatus:
 
     @property
     def spent(self) -> PrivacyClaim | None:
-        """What the budget has paid for so far; of a run that has ended, the budget's claim."""
+        """What the budget has paid for so far, or the budget's claim of a run that has ended."""
         claims = self.contents.claims
         running = None if self.state is State.ENDED else smaller(claims)
         return budgeted(claims) if running is None else running
 
     @property
     def known(self) -> bool:
-        """Whether it can be told what is spent: by the ledger, or by what the run left."""
+        """Whether the spending is known, from the ledger or from the run's result."""
         return self.contents.ended or self.contents.statement is not None
 
 
 class FollowedRun:
-    """A run directory that is looked at again and again; what has not changed is not read again."""
+    """A run directory that is read again whenever its files have changed."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
@@ -86,7 +92,7 @@ class FollowedRun:
         self._last: RunStatus | None = None
 
     def status(self) -> RunStatus:
-        """The run now; the same object as long as nothing has happened to it."""
+        """The run now. It is the same object as long as no file has changed."""
         running = in_use(self.folder)
         sign = (running, *map(_sign, self._files()))
         if self._last is None or sign != self._seen_as:
@@ -98,8 +104,8 @@ class FollowedRun:
         return self._last
 
     def _unreadable(self, error: Exception, *, running: bool) -> RunStatus:
-        told = f"{self.folder} cannot be read: {type(error).__name__}"
-        contents = RunContents(self.folder, "", [], {}, None, "", [told])
+        trouble = f"{self.folder} cannot be read: {type(error).__name__}"
+        contents = RunContents(self.folder, "", [], {}, None, "", [trouble])
         state = State.RUNNING if running else State.GONE
         return RunStatus(self.id, self.name, state, contents, None, asked=False, changed=0.0)
 
@@ -142,7 +148,7 @@ class FollowedRun:
 
     @staticmethod
     def _part(trouble: list[str], read: Callable[[], _T]) -> _T | None:
-        """What can be read of the directory; what cannot is said."""
+        """Read a part of the directory, or note in `trouble` why it cannot be read."""
         try:
             return read()
         except BadInput as e:
@@ -152,8 +158,8 @@ class FollowedRun:
     def _account(self, trouble: list[str], *, running: bool) -> tuple[Charged | None, bool]:
         """What was charged, and whether the run is open by its ledger: running, or killed.
 
-        A ledger that could not be read while it was written is as it was at the last look, and is
-        looked at again.
+        A ledger that is being written may be unreadable for a moment. The charges are then those of
+        the last reading, and the next one tries again.
         """
         try:
             self._charges = self._charged()
@@ -219,7 +225,7 @@ def _planned(recipe: str) -> int | None:
 
 
 def _sign(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file does."""
+    """A value that changes when the file does."""
     try:
         about = path.lstat()
     except (OSError, ValueError):

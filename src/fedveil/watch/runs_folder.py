@@ -11,10 +11,10 @@ DEEPEST, MOST_RUNS, MOST_FOLDERS = 3, 500, 10_000
 
 
 class RunsFolder:
-    """The runs under `root`, itself included; whatever lies outside is not reached.
+    """The runs in and below `root`.
 
-    Links to folders are not followed, so that every run is below `root`. A run is asked for by its
-    `id`, which a page was given, and never by a path.
+    Links to folders are not followed, so nothing outside `root` is read. A page names a run by its
+    `id`, never by a path.
     """
 
     def __init__(self, root: Path) -> None:
@@ -22,7 +22,7 @@ class RunsFolder:
         self._runs: dict[str, FollowedRun] = {}
 
     def statuses(self) -> list[RunStatus]:
-        """Every run now: those that are running first, then the latest."""
+        """The status of every run: running ones first, then the latest."""
         self._search()
         statuses = [run.status() for run in self._runs.values()]
         return sorted(
@@ -30,7 +30,7 @@ class RunsFolder:
         )
 
     def find(self, id: str) -> FollowedRun | None:
-        """The run of that id, if it was found under the folder and is still there."""
+        """The run with that id, or None if it is not or no longer under the folder."""
         run = self._runs.get(id)
         return run if run is not None and _is_run(run.folder) else None
 

@@ -119,17 +119,20 @@ class _Server(uvicorn.Server):
         self.end()
 
     def end(self) -> None:
-        """End soon; streams first, or they would be waited for."""
+        """End soon. Event streams end first, since the server waits for open responses."""
         self.should_exit = True
         self._loop.call_soon_threadsafe(self._watcher.ended.set)
 
     def end_with_stdin(self) -> None:
-        """End when standard input does; read without Python's lock on it, which an exit wants."""
+        """End when standard input is closed.
+
+        It is read by `os.read`, because `sys.stdin` would hold a lock that the exit needs.
+        """
         while os.read(0, 1 << 12):
             pass
         self.end()
 
 
 def _warm_up() -> None:
-    """Have what accounts are computed with loaded before the first slider is moved."""
+    """Load the accountants before the first slider is moved."""
     quick(Settings.read({}))

@@ -1,4 +1,4 @@
-"""The what-if page: sliders, and what they come to."""
+"""The what-if page: sliders, and the account of their settings."""
 
 import json
 from pathlib import Path
@@ -60,21 +60,21 @@ def what_if_page() -> bytes:
 
 
 def answer_parts(settings: Settings, *, fine: bool) -> str:
-    """Parts of the page as JSON; `fine` with everything that takes longer."""
+    """The parts of the page as JSON: the quick ones, or with `fine` those that take longer."""
     parts: dict[str, Markup] = {}
     needed: float | None = None
     if fine:
-        found = refined(settings)
-        needed = found.needed
-        parts["answer-claim"] = tag("div", claim_box(Meaning.of(found.claims)), _others(found))
-        parts["answer-budget"] = _budget(settings, found)
-        parts["answer-splits"] = _splits(settings, found)
+        answer = refined(settings)
+        needed = answer.needed
+        parts["answer-claim"] = tag("div", claim_box(Meaning.of(answer.claims)), _others(answer))
+        parts["answer-budget"] = _budget(settings, answer)
+        parts["answer-splits"] = _splits(settings, answer)
     else:
         meaning = Meaning.of(quick(settings))
         parts["answer-claim"] = tag("div", claim_box(meaning), tag("p", _SOON, class_="note"))
         parts["answer-numbers"] = _numbers(settings)
-    told = {name: part.text for name, part in parts.items()}
-    return json.dumps({"parts": told, "needed": needed})
+    texts = {name: part.text for name, part in parts.items()}
+    return json.dumps({"parts": texts, "needed": needed})
 
 
 def _knob(knob: Knob) -> Markup:
@@ -121,28 +121,28 @@ def _numbers(settings: Settings) -> Markup:
     return tag("div", warning, tag("div", *cells, class_="tiles"), tag("p", _SNR, class_="note"))
 
 
-def _others(found: Refined) -> Markup:
-    return tag("p", "By other accountants: ", "; ".join(map(str, found.claims[1:])), class_="note")
+def _others(answer: Refined) -> Markup:
+    return tag("p", "By other accountants: ", "; ".join(map(str, answer.claims[1:])), class_="note")
 
 
-def _budget(settings: Settings, found: Refined) -> Markup:
-    claim, limit = found.claims[0], settings.epsilon
+def _budget(settings: Settings, answer: Refined) -> Markup:
+    claim, limit = answer.claims[0], settings.epsilon
     if claim.epsilon <= limit:
         said = f"All {settings.rounds:,} rounds fit: {claim.left_of(limit)} would be left."
-    elif found.permitted:
-        said = f"The budget ends the run after {found.permitted:,} of {settings.rounds:,} rounds."
+    elif answer.permitted:
+        said = f"The budget ends the run after {answer.permitted:,} of {settings.rounds:,} rounds."
     else:
         said = "Not even one round fits the budget: fedveil run refuses this."
     words = tag("p", said, class_=None if claim.epsilon <= limit else "warn")
     noise = "No noise multiplier meets the budget over all rounds."
-    if found.needed is not None:
-        noise = f"A noise multiplier of {found.needed:.4g} meets it over all {settings.rounds:,}."
-    rounds = f"With this noise it permits {found.permitted:,} rounds."
+    if answer.needed is not None:
+        noise = f"A noise multiplier of {answer.needed:.4g} meets it over all {settings.rounds:,}."
+    rounds = f"With this noise it permits {answer.permitted:,} rounds."
     return section("The budget", words, tag("p", noise, " ", rounds))
 
 
-def _splits(settings: Settings, found: Refined) -> Markup:
-    terms = found.claims[0].words
+def _splits(settings: Settings, answer: Refined) -> Markup:
+    terms = answer.claims[0].words
     rows: list[dict[str, Content]] = [
         {
             "rounds": split.settings.rounds,
@@ -151,9 +151,9 @@ def _splits(settings: Settings, found: Refined) -> Markup:
             "noise on a coordinate, in clip norms": split.settings.noise_of_mean,
             "signal to noise, at most": split.settings.signal_to_noise,
         }
-        for split in found.splits
+        for split in answer.splits
     ]
-    points = [(float(s.settings.rounds), s.claim.epsilon) for s in found.splits]
+    points = [(float(s.settings.rounds), s.claim.epsilon) for s in answer.splits]
     chart = Chart(
         id="split",
         title=f"Epsilon of the same client-rounds {terms}",
@@ -164,10 +164,10 @@ def _splits(settings: Settings, found: Refined) -> Markup:
         log_x=len(points) > 1,
         zero=True,
     )
-    told = table(rows, f"{number_text(settings.client_rounds)} client-rounds", wide=True)
+    numbers = table(rows, f"{number_text(settings.client_rounds)} client-rounds", wide=True)
     return section(
         "What these client-rounds cost",
         tag("p", _SPLITS),
-        told,
+        numbers,
         tag("div", figure(chart), class_="pair"),
     )

@@ -24,10 +24,14 @@ Shape = Literal["line", "step", "points"]
 
 @dataclass(frozen=True)
 class Line:
-    """A series in the order of x. A `step` has its value from the x before on, as a charge has.
+    """A series in the order of x.
 
-    `halves` are half the widths of the points' intervals, NaN or none where nothing is known;
-    `band` is (x, low, high) along the line.
+    Attributes:
+        name: Its name in the legend.
+        points: Pairs (x, y).
+        shape: A "step" changes at the x before, as a charge comes before its round.
+        halves: Half the widths of the points' intervals, NaN or absent where unknown.
+        band: Triples (x, low, high) along the line.
     """
 
     name: str
@@ -47,9 +51,15 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What a chart shows. `x` and `y` name the axes with their units; `places` are the x axis's
-    labels where x is no number; `note` is what has to be known to read it; `most` are the
-    stretches that a long series is cut into (`thinned`).
+    """What a chart shows.
+
+    Attributes:
+        x, y: The names of the axes with their units.
+        marks: Levels to compare the series with.
+        note: What a reader has to know.
+        zero: Whether the y axis includes 0.
+        places: Labels of the x axis, if x is an index and not a number.
+        most: The number of stretches that a long series is cut into (`thinned`).
     """
 
     id: str
@@ -67,7 +77,7 @@ class Chart:
 
 
 def figure(chart: Chart) -> Markup:
-    """The chart with all that belongs to it; a sentence where there is nothing to draw."""
+    """Draw the chart with its caption, note and numbers, or say that there is nothing to draw."""
     drawn = [line for line in chart.lines if line.points]
     caption = tag("figcaption", tag("strong", chart.title), _legend(drawn))
     note = tag("p", chart.note, class_="note") if chart.note else None
@@ -202,7 +212,7 @@ def _drawn(line: Line, number: int, across: AxisScale, up: AxisScale) -> Markup:
 
 
 def _point(x: float, y: float, number: int) -> Markup:
-    """A series is told by its shape as well as by its colour."""
+    """The marker of a series, whose shape differs as well as its colour."""
     colour = f"point s{number % _COLOURS}"
     a, b = _number(x), _number(y)
     match number % 4:
@@ -228,16 +238,16 @@ def _swatch(number: int) -> Markup:
 
 def _numbers(chart: Chart, lines: Sequence[Line]) -> Markup:
     """The numbers that are drawn, a row for each x."""
-    found: dict[float, dict[int, float]] = {}
+    by_x: dict[float, dict[int, float]] = {}
     for k, line in enumerate(lines):
         for x, y in line.points:
-            found.setdefault(x, {})[k] = y
+            by_x.setdefault(x, {})[k] = y
     names = _apart([line.name for line in lines])
     rows: list[dict[str, Content]] = []
-    for x in sorted(found):
+    for x in sorted(by_x):
         place = chart.places[int(x)] if chart.places else number_text(x)
-        told = {name: _value(found[x].get(k), lines[k], x) for k, name in enumerate(names)}
-        rows.append({chart.x: tag("data", place, value=repr(float(x))), **told})
+        values = {name: _value(by_x[x].get(k), lines[k], x) for k, name in enumerate(names)}
+        rows.append({chart.x: tag("data", place, value=repr(float(x))), **values})
     return folded("Numbers", table(rows, f"{chart.title}: numbers", numbers=True))
 
 

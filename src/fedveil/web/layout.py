@@ -64,7 +64,7 @@ def table(
     numbers: bool = False,
     wide: bool = False,
 ) -> Markup:
-    """A table with one column per key of the first row; it scrolls by itself where it is wide."""
+    """A table with one column per key of the first row. It scrolls if it is too wide."""
     if not rows:
         return tag("p", f"{caption}: nothing")
     names = list(rows[0])
@@ -89,7 +89,7 @@ def table(
 
 
 def facts(pairs: Mapping[str, Content]) -> Markup:
-    """What things are, by name."""
+    """A list of names and their values."""
     return tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in pairs.items()])
 
 
@@ -104,7 +104,7 @@ def text_block(text: str, label: str) -> Markup:
 
 
 def folded(summary: str, *content: Content) -> Markup:
-    """What is shown when it is asked for."""
+    """Content that is hidden until its summary is clicked."""
     return tag("details", tag("summary", summary), *content)
 
 

@@ -17,18 +17,18 @@ def finite(points: Sequence[tuple[float, float | None]]) -> list[Point]:
 def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
     """At most four points from each of `most` stretches of a series in the order of x.
 
-    Guarantee: of every stretch the first, the lowest, the highest and the last point are kept, so
-    that the line through what is left covers the same places and reaches every extreme.
+    Guarantee: the result has the first, lowest, highest and last point of every stretch, so that
+    the line through it reaches every extreme.
 
     >>> thinned([(x, 9.0 if x == 5 else 0.0) for x in range(9)], most=1)
     [(0, 0.0), (5, 9.0), (8, 0.0)]
     """
     if len(points) <= 4 * most:
         return list(points)
-    kept: list[Point] = []
+    short: list[Point] = []
     for k in range(most):
         part = points[k * len(points) // most : (k + 1) * len(points) // most]
         low = min(range(len(part)), key=lambda i: part[i][1])
         high = max(range(len(part)), key=lambda i: part[i][1])
-        kept += [part[i] for i in sorted({0, low, high, len(part) - 1})]
-    return kept
+        short += [part[i] for i in sorted({0, low, high, len(part) - 1})]
+    return short
