@@ -303,6 +303,7 @@ _ALSO = {
         "runs/test_evidence.py",
         "runs/test_interruptions.py",
     ),
+    "runs/stop_request.py": ("runs/test_stop_request.py",),
     "runs/sections/section.py": ("runs/test_recipe.py",),
     "runs/trackers.py": ("runs/test_logs.py",),
     "papers/naseri_defences.py": ("papers/test_naseri.py", "papers/test_naseri_backdoors.py"),

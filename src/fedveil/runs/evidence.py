@@ -215,12 +215,12 @@ def left(path: Path) -> Path:
     return path
 
 
-def keep_head(folder: Path, head: Head) -> None:
+def save_head(folder: Path, head: Head) -> None:
     """Remember, beside the files, how long the ledger was when the run ended."""
     write_atomic(folder / "head.json", (json.dumps(head.to_dict(), indent=2) + "\n").encode())
 
 
-def kept_head(folder: Path) -> Head | None:
+def saved_head(folder: Path) -> Head | None:
     """How long the ledger was when the run ended last, if it did."""
     return _head_in(folder / "head.json", lambda stored: stored)
 
@@ -233,7 +233,7 @@ def remembered(path: Path) -> list[Head]:
     except OSError as e:
         raise BadInput(f"{path} cannot be read: {e}") from e
     heads = (
-        kept_head(path),
+        saved_head(path),
         head_of_result(path),
         checkpoint.recorded_head(path / "checkpoint"),
     )
