@@ -1,4 +1,4 @@
-"""Files that are either there, whole, or not there at all; and one process per run directory."""
+"""Atomic files, and the lock that gives a run directory to one process."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a file that a user named, which must not be there yet."""
+    """Write a file that the user named. It must not exist."""
     if path.exists():
         raise BadInput(f"{path} exists: name another file")
     try:
@@ -41,12 +41,12 @@ def sync_folder(folder: Path) -> None:
 
 
 _TRIES, _PAUSE = 10, 0.05
-"""To take the lock: somebody who asks whether it is held has it for a moment (`in_use`)."""
+"""Attempts to take the lock, and seconds between them: `in_use` holds it for a moment."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the run directory: a second process that wants it is told so."""
+    """Context manager: lock the run directory. A second process gets `BadInput`."""
     with (folder / "lock").open("w") as f:
         for tries in range(_TRIES):
             try:
@@ -62,9 +62,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process holds the run directory now; a lock that cannot be read is nobody's.
+    """Whether a process has the run directory locked. A lock that cannot be read is nobody's.
 
-    The kernel lets go of a lock with the process that has it, however that ends.
+    The kernel releases a lock when the process that has it ends, however it ends.
     """
     try:
         descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""The run directory: whether its name will do, whether it is free, and making it."""
+"""The run directory: checks of its name and place, and its creation."""
 
 import reprlib
 from datetime import datetime
@@ -10,7 +10,7 @@ _LONGEST_NAME = 100
 
 
 def check_run_name(name: str) -> None:
-    """Refuse a name that cannot be part of a run directory's, or would lead out of `runs`."""
+    """Refuse a recipe name that cannot name a run directory below `runs`."""
     if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()) or "/" in name or name[0] == ".":
         raise BadInput(
             f"name is {reprlib.repr(name)}: it names the run directory, so 1 to {_LONGEST_NAME} "
@@ -19,7 +19,7 @@ def check_run_name(name: str) -> None:
 
 
 def check_free(out: Path) -> None:
-    """Refuse a directory that holds something."""
+    """Refuse a directory that is not empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(
             f"--out {out} exists and is not an empty directory: choose another, or --resume {out}"

@@ -93,13 +93,13 @@ def readings_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
         for claim in claims
     ]
     several = len({(claim.trust, claim.unit) for claim in claims}) > 1
-    told = tag("p", _READINGS.format(count=len(claims))) if _weights(claims) and several else None
+    note = tag("p", _READINGS.format(count=len(claims))) if _weights(claims) and several else None
     full = table(rows, "Every account of what was released", wide=True)
-    return section("The claim in full", told, full, id="claims")
+    return section("The claim in full", note, full, id="claims")
 
 
 def words_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
-    """What the words of the claims mean; None if nothing is claimed."""
+    """The glossary's terms in these claims, or None if nothing is claimed."""
     used = terms_of(claims)
     if not used:
         return None

@@ -54,11 +54,11 @@ def comparison_page(runs: Sequence[OpenedRun]) -> bytes:
 
 def _groups(runs: Sequence[OpenedRun]) -> list[list[int]]:
     """The runs that claim something, those together whose claims promise the same."""
-    found: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     for k, run in enumerate(runs):
         if run.claim is not None:
-            found.setdefault(_kind(run.claim), []).append(k)
-    return list(found.values())
+            groups.setdefault(_kind(run.claim), []).append(k)
+    return list(groups.values())
 
 
 def _kind(claim: PrivacyClaim) -> tuple[object, ...]:
@@ -89,9 +89,9 @@ def _group(
             "end, at the claim that counts.",
         )
         charts.append(figure(chart))
-    told = table(rows, f"Promises of one kind: {terms}", wide=True)
+    promises = table(rows, f"Promises of one kind: {terms}", wide=True)
     pair = tag("div", *charts, class_="pair")
-    return section(f"Privacy and utility {first.terms}", told, pair, id=f"group-{number}")
+    return section(f"Privacy and utility {first.terms}", promises, pair, id=f"group-{number}")
 
 
 def _sentence(run: OpenedRun) -> str:
@@ -117,10 +117,10 @@ def _path(run: OpenedRun, claim: PrivacyClaim, metric: str) -> list[Point]:
 
 
 def _unclaimed(runs: Sequence[OpenedRun], names: Sequence[str]) -> Markup | None:
-    found = [name for run, name in zip(runs, names, strict=True) if not run.claims]
-    if not found:
+    unclaimed = [name for run, name in zip(runs, names, strict=True) if not run.claims]
+    if not unclaimed:
         return None
-    said = f"{', '.join(found)}: {Meaning(None).sentence}"
+    said = f"{', '.join(unclaimed)}: {Meaning(None).sentence}"
     return section("Runs that claim nothing", tag("p", said), id="unclaimed")
 
 

@@ -15,7 +15,7 @@ _HIDDEN = (
 
 
 def ledger_section(contents: RunContents) -> Markup:
-    """Charges, what is left, and the verification; troubles are said first."""
+    """The ledger's problems, its verification, the charges, and what is left."""
     said: list[Content] = [tag("p", trouble, class_="warn") for trouble in contents.trouble]
     if contents.verified:
         said.append(tag("p", f"Verified when this page was written: {contents.verified}."))

@@ -33,7 +33,7 @@ _NO_CLIP = "Updates are neither clipped nor noised by what this run recorded."
 
 
 def write_report(folder: Path, more: Sequence[Markup] = ()) -> Path:
-    """Draw the report of a run directory and put it there; `more` are parts to add to it."""
+    """Write the report of a run directory into it, with the sections `more` added."""
     path = folder / REPORT
     write_atomic(path, run_page(RunContents.at(folder), more))
     return path
@@ -114,21 +114,21 @@ def _clip_section(contents: RunContents) -> Markup:
 
 
 def _clients_section(contents: RunContents) -> Markup | None:
-    found = contents.result.get("over_clients")
-    if not isinstance(found, dict) or not found:
+    numbers = contents.result.get("over_clients")
+    if not isinstance(numbers, dict) or not numbers:
         return None
     rows: list[dict[str, Content]] = [
-        {"number": name, "value": shown(value)} for name, value in found.items()
+        {"number": name, "value": shown(value)} for name, value in numbers.items()
     ]
     said = tag("p", "Measured on clients' own records, outside every claim.")
     return section("Across clients", said, table(rows, "Across clients", numbers=True))
 
 
 def _attack_section(contents: RunContents) -> Markup | None:
-    found = contents.result.get("attack")
-    if not isinstance(found, dict) or not found:
+    attack = contents.result.get("attack")
+    if not isinstance(attack, dict) or not attack:
         return None
-    return section("Attack in this simulation", facts({k: shown(v) for k, v in found.items()}))
+    return section("Attack in this simulation", facts({k: shown(v) for k, v in attack.items()}))
 
 
 def _recipe_section(contents: RunContents) -> Markup:
