@@ -100,7 +100,7 @@ class Trio:
             Federation(sites=sites, **{**known, **keys}),
             self.transport,
             self.folder / name,
-            told=self.outcomes.append,
+            on_outcome=self.outcomes.append,
             clock=self.transport.clock,
             sleep=self.transport.sleep,
         )

@@ -1,4 +1,4 @@
-"""The [policy] that a new site begins with: what the recipe needs of its owner, and no more."""
+"""The first [policy] of a new site: what the recipe needs its owner to allow, and no more."""
 
 import math
 from decimal import ROUND_CEILING, Context
@@ -84,5 +84,5 @@ def _up(number: float) -> str:
 
 
 def no_engine(job: Job) -> Engine:
-    """For a training of all clients that is made for its plan alone, and not started."""
+    """The engine of a training that is built for its plan only, and never started."""
     raise AssertionError("a training that is made for its plan alone was started")

@@ -1,4 +1,4 @@
-"""`site.toml`: what the owner of a site says of it, read strictly."""
+"""`site.toml`: the owner's description of a site and its policy, read strictly."""
 
 import tomllib
 from pathlib import Path
@@ -145,7 +145,7 @@ FORMS = forms_of(SiteFile)
 
 
 def read_site_file(path: Path) -> SiteFile:
-    """Read and check a `site.toml`; paths come back absolute.
+    """Read and check a `site.toml`, and make its paths absolute.
 
     | edge | behaviour |
     |---|---|
