@@ -44,11 +44,11 @@ def explain(
 
     term, part = (None, None) if name is None else looked_up(" ".join(name))
     if json_:
-        found = {
+        meaning = {
             **({} if part is None else part.to_dict()),
             **({"term": term.to_dict()} if term else {}),
         }
-        print(json.dumps(overview() if name is None else found, indent=2))
+        print(json.dumps(overview() if name is None else meaning, indent=2))
         return
     from rich.console import Console
 

@@ -29,11 +29,11 @@ def evaluate(
     from fedveil.runs.opened_run import OpenedRun
     from fedveil.runs.predictions import measured
 
-    found = measured(OpenedRun.at(run, allow_code=allow_code), data)
+    metrics = measured(OpenedRun.at(run, allow_code=allow_code), data)
     if json_:
-        print(json_text(found, indent=2), end="")
+        print(json_text(metrics, indent=2), end="")
         return
-    for name, value in found.items():
+    for name, value in metrics.items():
         print(f"{name} {value:.6g}")
 
 
@@ -77,8 +77,8 @@ def compare(
     rows, keys, remark = rows_of(runs), differing_keys(runs), not_comparable(runs)
     across = across_clients(runs)
     if json_:
-        found = {"runs": rows, "across_clients": across, "differences": keys, "remark": remark}
-        print(json_text(found, indent=2), end="")
+        comparison = {"runs": rows, "across_clients": across, "differences": keys, "remark": remark}
+        print(json_text(comparison, indent=2), end="")
         return
     from rich.console import Console
 

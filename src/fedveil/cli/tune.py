@@ -169,11 +169,11 @@ def sweep(
     listen()
 
     laboratory = Laboratory(data, curves=curves, workers=workers, cluster=cluster)
-    found = Sweep.open(out, recipe, set_ or (), axes, repeat, laboratory)
+    opened = Sweep.open(out, recipe, set_ or (), axes, repeat, laboratory)
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     try:
         with Counter(console, "trials") as counter:
-            found.run(counter.show)
+            opened.run(counter.show)
     except KeyboardInterrupt:
         print(f"interrupted: the same command resumes it in {out}", file=sys.stderr)
         return 1
@@ -181,11 +181,11 @@ def sweep(
         print(f"error: {e}; the same command resumes it in {out}", file=sys.stderr)
         return 1
     if json_:
-        print(json.dumps(found.report(), indent=2))
+        print(json.dumps(opened.report(), indent=2))
     else:
         screen = Console(markup=False, emoji=False)
-        print_rows(screen, f"{recipe}: {out}", found.table())
-        for line in found.cost.sentences:
+        print_rows(screen, f"{recipe}: {out}", opened.table())
+        for line in opened.cost.sentences:
             screen.print(line, highlight=False, soft_wrap=True)
-        print_terms(screen, (*found.cost.charged, *found.cost.read))
+        print_terms(screen, (*opened.cost.charged, *opened.cost.read))
     return 0

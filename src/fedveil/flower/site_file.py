@@ -164,11 +164,11 @@ def read_site_file(path: Path) -> SiteFile:
             raise
         raise BadInput(f"{path} cannot be read: {e}") from e
     try:
-        found = SiteFile.model_validate(raw)
+        site = SiteFile.model_validate(raw)
     except ValidationError as e:
         raise BadInput(f"{path}: {explained(e, FORMS)}") from e
-    _check_values(path, found)
-    return _resolved(path, found)
+    _check_values(path, site)
+    return _resolved(path, site)
 
 
 def recipe_of(site: SiteFile) -> Recipe:

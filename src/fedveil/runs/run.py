@@ -25,11 +25,10 @@ from fedveil.runs import checkpoint, metrics_file, stop_request, toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.closing import digests, recipe_digest
 from fedveil.runs.diagnosis import diagnose
-from fedveil.runs.disk import locked, write_atomic
+from fedveil.runs.disk import check_free, check_run_name, locked, reserve, write_atomic
 from fedveil.runs.done import Done, Round
 from fedveil.runs.ending import Ending, room
 from fedveil.runs.evidence import file_of, head_of_result, save_head, saved_head
-from fedveil.runs.folder import check_free, check_run_name, reserve
 from fedveil.runs.ledgers import Shared, open_ledger
 from fedveil.runs.logs import Logs, open_logs
 from fedveil.runs.metrics_file import json_text, last_round

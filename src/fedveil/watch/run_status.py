@@ -177,8 +177,8 @@ class FollowedRun:
             return None, False
         if file.stat().st_size > LARGEST_LEDGER:
             raise BadInput(f"{file} has {file.stat().st_size:,} bytes: more than is looked at")
-        found = charged_of(self.folder)
-        return found, found is not None and is_open(file, found.run)
+        charged = charged_of(self.folder)
+        return charged, charged is not None and is_open(file, charged.run)
 
     def _result(self) -> dict[str, Any] | None:
         path = self.folder / "result.json"
@@ -187,12 +187,12 @@ class FollowedRun:
             return None
         left(path)
         try:
-            found = json.loads(content)
+            result = json.loads(content)
         except (ValueError, RecursionError) as e:
             raise BadInput(f"{path} cannot be read: {e}") from e
-        if not isinstance(found, dict):
-            raise BadInput(f"{path} is not a run's result: it holds {type(found).__name__}")
-        return found
+        if not isinstance(result, dict):
+            raise BadInput(f"{path} is not a run's result: it holds {type(result).__name__}")
+        return result
 
     def _statement(
         self, charged: Charged | None, planned: int | None, *, spent: bool

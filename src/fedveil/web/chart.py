@@ -13,13 +13,16 @@ from typing import Literal
 from fedveil.web.html import Content, Markup, joined, number_text, tag
 from fedveil.web.layout import folded, table
 from fedveil.web.scales import AxisScale, exact, fitted, tick_text
-from fedveil.web.series import MOST, Point, thinned
 
 WIDTH, HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 466, 26, 226
 _COLOURS = 8
 
 Shape = Literal["line", "step", "points"]
+Point = tuple[float, float]
+
+MOST = 200
+"""Stretches that a long series is cut into: about as many as a chart has places for."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,31 @@ def figure(chart: Chart) -> Markup:
     picture = _svg(chart, lines, across, up)
     readout = tag("output", class_="readout", aria_live="polite")
     return tag("figure", caption, picture, readout, note, _numbers(chart, lines), id=chart.id)
+
+
+def finite(points: Sequence[tuple[float, float | None]]) -> list[Point]:
+    """The points that can be drawn."""
+    return [(x, y) for x, y in points if y is not None and math.isfinite(y) and math.isfinite(x)]
+
+
+def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
+    """At most four points from each of `most` stretches of a series in the order of x.
+
+    Guarantee: the result has the first, lowest, highest and last point of every stretch, so that
+    the line through it reaches every extreme.
+
+    >>> thinned([(x, 9.0 if x == 5 else 0.0) for x in range(9)], most=1)
+    [(0, 0.0), (5, 9.0), (8, 0.0)]
+    """
+    if len(points) <= 4 * most:
+        return list(points)
+    short: list[Point] = []
+    for k in range(most):
+        part = points[k * len(points) // most : (k + 1) * len(points) // most]
+        low = min(range(len(part)), key=lambda i: part[i][1])
+        high = max(range(len(part)), key=lambda i: part[i][1])
+        short += [part[i] for i in sorted({0, low, high, len(part) - 1})]
+    return short
 
 
 def frame(

@@ -12,10 +12,9 @@ from fedveil.privacy.accounting.meaning import Meaning, budgeted
 from fedveil.runs.compare import across_clients, differing_keys, rows_of
 from fedveil.runs.opened_run import OpenedRun
 from fedveil.runs.report.curves import axis_of
-from fedveil.web.chart import Chart, Line, figure
+from fedveil.web.chart import Chart, Line, Point, figure, finite
 from fedveil.web.html import Content, Markup, number_text, tag
 from fedveil.web.layout import page, section, table
-from fedveil.web.series import Point, finite
 
 _APART = (
     "These runs do not promise the same, so that their epsilons cannot be compared: each kind of "

@@ -7,9 +7,8 @@ from dataclasses import replace
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, measured_on
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.runs.report.run_contents import RunContents
-from fedveil.web.chart import Chart, Line, Mark, figure
+from fedveil.web.chart import Chart, Line, Mark, Point, figure, finite
 from fedveil.web.html import Markup
-from fedveil.web.series import Point, finite
 
 _EVERY_ROUND = (
     "Each round is charged before it begins, to everybody. The line joins the rounds at which "
