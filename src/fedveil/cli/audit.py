@@ -1,4 +1,4 @@
-"""`fedveil audit`: what attacks find of a finished run, or of this installation, beside claims."""
+"""`fedveil audit`: attacks on a finished run, or on this installation, beside the claims."""
 
 import json
 import sys

@@ -163,7 +163,7 @@ def mixer(
 
 @site.command()
 def check(path: File, json_: Json = False) -> int:
-    """Tell what taking part would cost, whom one trusts, and what leaves the site.
+    """Print what taking part would cost, whom the site trusts, and what leaves it.
 
     Exits with 1 if the policy refuses to take part.
     """
@@ -178,7 +178,7 @@ def check(path: File, json_: Json = False) -> int:
 
 @site.command()
 def accept(path: File) -> None:
-    """Take the site's ledger as it is for whole, after its witness was lost."""
+    """Accept the site's ledger as complete after its witness file was lost."""
     from fedveil.flower.site_file import read_site_file
     from fedveil.flower.site_ledger import ledger_of
 

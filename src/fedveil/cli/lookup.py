@@ -1,4 +1,4 @@
-"""`fedveil recipes`, `explain`, `account` and `ledger`: nothing is trained."""
+"""`fedveil recipes`, `explain`, `account` and `ledger`: commands that train nothing."""
 
 import json
 import sys
@@ -34,10 +34,10 @@ def explain(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Tell what a recipe's keys, or the words of a claim, mean.
+    """Explain the keys of a recipe, or the terms of a claim.
 
-    A key is told with what it may be and which shipped recipes set it; a term, such as zero-out,
-    as the glossary has it.
+    A key comes with its type, its range and the shipped recipes that set it. A term, such as
+    zero-out, comes with its entry in the glossary.
     """
     from fedveil.runs.explain import overview
     from fedveil.runs.glossary import looked_up
@@ -101,7 +101,7 @@ def ledger(
     export: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
     json_: Json = False,
 ) -> None:
-    """Say what a run promises and when that holds, what it spent, and every charge."""
+    """Print what a run promises, under which conditions, what it spent, and every charge."""
     from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 
     if head is not None and not verify:

@@ -1,4 +1,4 @@
-"""The command line's way in and out: one line for bad input, and an exit code."""
+"""The entry point of the command line: its commands, its errors and its exit codes."""
 
 import inspect
 import os
@@ -59,7 +59,7 @@ def _before_any_command(
         ),
     ] = False,
 ) -> None:
-    """What may stand before a command."""
+    """Options before the command."""
 
 
 _CTRL_C = 130
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def as_written(command: click.Command) -> click.Command:
-    """The same command, whose help shows every text of it and of its subcommands.
+    """The command with help texts that are printed as they are written.
 
     Typer lets rich read help texts as markup, in which [shuffle] is a style and not shown. Click
     from version 8.5 on forgets the help of typer's arguments.

@@ -1,4 +1,4 @@
-"""Options that several commands take, and checks of what was given, before anything is loaded."""
+"""Options that several commands share, and checks of options before anything is loaded."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ _LOADING = "loading ..."
 
 
 def check_given(**options: float | None) -> None:
-    """Refuse numbers that are wrong by themselves, before anything is loaded."""
+    """Refuse numbers out of their range."""
     for name, value in options.items():
         if value is not None:
             check(f"--{name.replace('_', '-')}", value)
@@ -86,7 +86,7 @@ def check_path(option: str, path: Path | None) -> None:
 
 
 def check_out(path: Path | None) -> None:
-    """Refuse a path that cannot be written, before anything is loaded."""
+    """Refuse a path that cannot be written."""
     check_path("--out", path)
     if path is None:
         return

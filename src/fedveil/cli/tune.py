@@ -25,7 +25,7 @@ from fedveil.errors import BadInput
 from fedveil.interrupts import listen
 
 _REPEAT = 20
-"""Repetitions of a comparison, unless others are asked for."""
+"""The default number of repetitions of a comparison."""
 
 
 def plan(

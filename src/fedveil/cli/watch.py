@@ -18,7 +18,7 @@ from fedveil.interrupts import listen
 DEFAULT = Path("runs")
 _NEEDED = ("starlette", "uvicorn")
 _PATIENCE = 10.0
-"""Seconds that the page's server has to end."""
+"""Seconds to wait for the page's server to end."""
 
 
 def watch(

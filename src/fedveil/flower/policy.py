@@ -73,9 +73,9 @@ class Offer:
 class Policy:
     """The owner's limits.
 
-    Guarantee: whatever servers ask, the runs that had a turn within any period of `days` cost,
-    each at what it may come to in all and added up, no more than `epsilon` of each unit and
-    `delta`; none of them trusts anybody whom the owner does not.
+    Guarantee: whatever servers ask, the total cost of the runs that had a turn within any period of
+    `days`, each counted at what it may cost in all, is at most `epsilon` of each unit and `delta`.
+    None of them trusts anybody whom the owner does not trust.
 
     | edge | behaviour |
     |---|---|
@@ -185,7 +185,7 @@ def _report_epsilon(event: Event) -> float | None:
 
 
 def _counts_for(claim: PrivacyClaim, unit: Unit) -> bool:
-    """What costs the whole site costs each of its records as well, and not the other way round."""
+    """Whether a claim counts for a unit: a cost to the whole site is one to each of its records."""
     return claim.unit is unit or claim.unit is Unit.CLIENT
 
 

@@ -18,8 +18,8 @@ _DIGITS = 4
 def policy_text(recipe: Recipe, plan: PrivacyPlan | None, number: int) -> str:
     """The keys of a policy, a line each, that site `number` can take part with.
 
-    Its plan, where it is known, says what taking part costs; without, the recipe's budget does, and
-    what cannot be told from that is left to the owner.
+    What taking part costs follows from the plan if it is known, or else from the recipe's budget.
+    What does not follow from either is left to the owner.
     """
     if plan is None:
         return "\n".join(_of_recipe(recipe))

@@ -57,10 +57,10 @@ class _Remembered:
 class SiteLedger:
     """The ledger of one site in `folder`. The file `witness`, elsewhere, remembers its head.
 
-    Guarantee: `charge` returns only when the ask is new, the policy admits its run, and at least
-    as many charges are on disk as the terms need; the witness has their end by then. So every
-    answer that leaves the site was charged before, once for itself, whoever repeats, reorders or
-    forges asks, and whatever crashes in between.
+    Guarantee: when `charge` returns, the ask is new, the policy admits its run, at least as many
+    charges are on disk as the terms need, and the witness has the ledger's head. So every answer
+    that leaves the site has a charge of its own from before, whoever repeats, reorders or forges
+    asks, and whatever crashes in between.
 
     | edge | behaviour |
     |---|---|
@@ -117,10 +117,10 @@ class SiteLedger:
                     self._remember(ledger.head())
 
     def spendings(self) -> dict[str, RunCost]:
-        """Every run that was charged, with what it may cost in all, and the day of its last turn.
+        """What each charged run may cost in all, and the day of its last turn.
 
-        A run that was charged for all its turns at once goes on to have them: it is as old as the
-        last one. No turn is older than those before it, whatever the clock said.
+        A run that was charged for all turns at once still has them later, so the day is that of its
+        last ask. Days never decrease, whatever the clock said.
         """
         if not self.file.exists():
             return {}

@@ -1,4 +1,4 @@
-"""What a line of delayed messages shows, and how far that is from a shuffler.
+"""Messages with random delays, and what their arrival times reveal: latency is not a shuffler.
 
 LDP-FL (Sun et al. 2021) splits a client's report into messages (position, high or low), sends each
 after its own latency U(0, spread) and lets a mixer hand on, per position, the multiset only.

@@ -17,9 +17,9 @@ _ABOUT = (
     "its update is clipped, and a trusted server adds the noise. Nothing is trained and no data "
     "are read: this is accounting alone."
 )
-_SOON = "An upper bound, found quickly; the exact account follows."
+_SOON = "A quick upper bound; the exact account follows."
 _SNR = (
-    "Signal to noise is told at its best: every update as long as the clip norm, all of them in "
+    "Signal to noise is shown at its best: every update as long as the clip norm, all of them in "
     "one direction. A run does worse; below 1 the noise of a round is longer than what is learnt."
 )
 _SPLITS = (

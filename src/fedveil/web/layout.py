@@ -20,9 +20,8 @@ def page(
     """A page that opens from disk, asks for nothing over the network and prints on A4.
 
     Guarantee: its policy has the hashes of its own script and style, so that a browser runs no
-    other, whatever found its way into `content`; nothing is loaded from anywhere. One that is
-    `served` may ask its own server, and nobody else. `style` and `script` are a package's own, to
-    follow those that every page has.
+    other, whatever `content` holds, and loads nothing from elsewhere. A page that is `served` may
+    connect to its own server only. `style` and `script` are added to those that every page has.
     """
     style = "\n".join(part for part in (text_of(_HERE / "page.css"), style) if part)
     script = "\n".join(part for part in (text_of(_HERE / "page.js"), script) if part)

@@ -126,11 +126,11 @@ def clipping(contents: RunContents) -> list[Chart]:
 
 
 def _along(name: str, spent: Sequence[Point]) -> Line:
-    """Epsilon where every round costs everybody.
+    """The curve of epsilon where every round is charged to everybody.
 
-    What is recorded is an upper bound, computed at some rounds and kept until the next of them: it
-    is exact at the end of a level stretch. A charge comes before its round, so that a value belongs
-    to the beginning of the round.
+    The recorded values are upper bounds, computed at some rounds and held until the next of them,
+    so they are exact at the end of a level stretch. A charge comes before its round, so a value
+    belongs to the beginning of the round.
     """
     levels: list[tuple[float, float, float]] = []
     for round, value in spent[1:]:
