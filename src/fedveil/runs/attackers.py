@@ -22,7 +22,7 @@ from fedveil.training.work import ClientSgd, ClientWork
 
 
 def attack_of(recipe: Recipe, data: FederatedData, plan: PrivacyPlan) -> BackdoorAttack | None:
-    """The attack that a recipe describes, or None."""
+    """The attack that a recipe describes; None if there is none."""
     section = recipe.attack
     if section is None:
         return None
@@ -52,12 +52,8 @@ def _backdoor(section: AttackSection) -> Backdoor:
     match section:
         case PixelSection():
             return PixelTrigger(
-                section.target,
-                section.size,
-                section.row,
-                section.column,
-                section.value,
-                section.parts,
+                *(section.target, section.size, section.row, section.column),
+                *(section.value, section.parts),
             )
         case WritersSection():
             return WritersBackdoor(section.source, section.target, section.writers)
@@ -72,7 +68,7 @@ def _backdoor(section: AttackSection) -> Backdoor:
 
 
 def _boost(recipe: Recipe, plan: PrivacyPlan) -> float:
-    """The boost that replaces the model: clients per round over the server's learning rate."""
+    """What replaces the model: clients per round over the server's learning rate."""
     rate = recipe.server.lr if recipe.server.lr is not None else 1.0
     if recipe.server.optimizer != "sgd":
         raise BadInput(
@@ -83,7 +79,7 @@ def _boost(recipe: Recipe, plan: PrivacyPlan) -> float:
 
 
 def _work(recipe: Recipe, section: AttackSection) -> ClientWork | None:
-    """The attackers' own work, or None if they train as honest clients do."""
+    """The attackers' own work; None where they train as honest clients do."""
     client = recipe.client
     skips = isinstance(client, DpSgdSection) and section.noise == "skip"
     if section.epochs is None and section.lr is None and not skips:
