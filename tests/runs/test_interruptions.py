@@ -100,7 +100,7 @@ def test_a_round_that_was_added_and_not_reached_is_not_done(start):
     run = start("central")
     state = run.training.start()
     done = Done(state, [])
-    done.rounds.append(runs.Round({"round": 1}, 5, []))
+    done.rounds.append(runs.FinishedRound({"round": 1}, 5, []))
     assert done.settled == []
 
 

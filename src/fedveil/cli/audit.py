@@ -88,7 +88,7 @@ def audit(
 
         chosen = None if attacks is None else tuple(attacks.split(","))
         question = Question(
-            chosen, draws, canaries, references, property_, seed, workers, cluster=cluster
+            *(chosen, draws, canaries, references, property_, seed, workers), cluster=cluster
         )
     progress = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     console = Console(markup=False, emoji=False)

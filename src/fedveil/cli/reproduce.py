@@ -73,7 +73,7 @@ def reproduce(
     try:
         with Counter(console, "trials") as counter:
             experiment = Experiment(
-                folder, Scale(scale), repeat, data, workers, counter.show_of, cluster=cluster
+                *(folder, Scale(scale), repeat, data, workers, counter.show_of), cluster=cluster
             )
             path = run_items(paper, items, experiment, " ".join(parts), show)
     except KeyboardInterrupt:

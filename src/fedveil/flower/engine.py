@@ -14,7 +14,7 @@ from fedveil.errors import BadInput
 from fedveil.flower.federation import Federation
 from fedveil.flower.messages import Answer, Refusal, RoundAsk
 from fedveil.flower.mixer_link import MixerLink
-from fedveil.flower.round_log import About, RoundLog, RoundOutcome
+from fedveil.flower.round_log import About, Outcome, RoundLog
 from fedveil.flower.transport import Arrival, Transport
 from fedveil.mixing.protocol import number_of
 from fedveil.privacy.clip import Clip
@@ -67,7 +67,7 @@ class RemoteEngine:
     transport: Transport
     about: About
     log: RoundLog
-    told: Callable[[RoundOutcome], None] = lambda outcome: None
+    told: Callable[[Outcome], None] = lambda outcome: None
     mixer: MixerLink | None = None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -95,7 +95,7 @@ class RemoteEngine:
         began, names = self.clock(), [self.federation.names[k] for k in ids]
         attempt = max(attempt, self.log.asked_before(round))
         ask = RoundAsk(self.about.run, round, attempt, self.about.plan, state.params, state.moving)
-        outcome = RoundOutcome(round, attempt, names)
+        outcome = Outcome(round, attempt, names)
         self.log.asking(outcome)
         answers = self._answers(ask, outcome, began)
         if self.steady:
@@ -123,7 +123,7 @@ class RemoteEngine:
         """Whether a round takes its whole time, so that nobody learns from it who was asked."""
         return self.job.plan.secure and self.job.plan.secret_cohort
 
-    def _answers(self, ask: RoundAsk, outcome: RoundOutcome, began: float) -> dict[str, Answer]:
+    def _answers(self, ask: RoundAsk, outcome: Outcome, began: float) -> dict[str, Answer]:
         """The first answer of each site that is one to this ask, and in time."""
         answers: dict[str, Answer] = {}
         if not outcome.asked:
@@ -143,7 +143,7 @@ class RemoteEngine:
         self,
         arrival: Arrival,
         ask: RoundAsk,
-        outcome: RoundOutcome,
+        outcome: Outcome,
         answers: dict[str, Answer],
         *,
         late: bool,
@@ -165,7 +165,7 @@ class RemoteEngine:
         return ""
 
     def _sum(
-        self, ask: RoundAsk, ids: Ids, answers: dict[str, Answer], outcome: RoundOutcome
+        self, ask: RoundAsk, ids: Ids, answers: dict[str, Answer], outcome: Outcome
     ) -> CohortSum:
         """Accept each answer and add it, whoever came first."""
         job, plan = self.job, self.job.plan
@@ -185,7 +185,7 @@ class RemoteEngine:
         return replace(total, told=False, enough=outcome.enough)
 
     def _mixed(
-        self, mixer: MixerLink, ask: RoundAsk, ids: Ids, outcome: RoundOutcome, began: float
+        self, mixer: MixerLink, ask: RoundAsk, ids: Ids, outcome: Outcome, began: float
     ) -> CohortSum:
         """What the mixer hands on of the reports that sites have sent it, in place of their sum.
 

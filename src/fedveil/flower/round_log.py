@@ -19,7 +19,7 @@ NAME, ABOUT = "sites.jsonl", "federation.json"
 
 
 @dataclass
-class RoundOutcome:
+class Outcome:
     """The answers of the sites that were asked in one round.
 
     Attributes:
@@ -67,11 +67,11 @@ class RoundLog:
         """How many times `round` was asked for."""
         return sum(line.get("asking") == round for line in self._lines())
 
-    def asking(self, outcome: RoundOutcome) -> None:
+    def asking(self, outcome: Outcome) -> None:
         """Note an ask, before it is sent."""
         self._write({"asking": outcome.round, "attempt": outcome.attempt, "sites": outcome.asked})
 
-    def ended(self, outcome: RoundOutcome) -> None:
+    def ended(self, outcome: Outcome) -> None:
         """Note what came of it."""
         self._write(
             {

@@ -16,7 +16,7 @@ from fedveil.flower.engine import RemoteEngine
 from fedveil.flower.federation import Federation
 from fedveil.flower.messages import plan_digest
 from fedveil.flower.mixer_link import MixerLink
-from fedveil.flower.round_log import ABOUT, About, RoundLog, RoundOutcome
+from fedveil.flower.round_log import ABOUT, About, Outcome, RoundLog
 from fedveil.flower.transport import Transport
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.records import data_of
@@ -56,7 +56,7 @@ class Server:
         folder: Path,
         data_root: Path | None = None,
         *,
-        on_outcome: Callable[[RoundOutcome], None] = lambda outcome: None,
+        on_outcome: Callable[[Outcome], None] = lambda outcome: None,
         allow_code: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,

@@ -17,7 +17,7 @@ from fedveil.errors import BadInput
 from fedveil.flower.app_process import end_with_parent, separate_draws
 from fedveil.flower.engine import RemoteEngine
 from fedveil.flower.federation import read_federation
-from fedveil.flower.round_log import RoundOutcome
+from fedveil.flower.round_log import Outcome
 from fedveil.flower.run_server import Server
 from fedveil.flower.wire import GridTransport
 from fedveil.runs.recipe import load_recipe
@@ -55,7 +55,7 @@ def _path(config: Any, key: str) -> str:
     return path
 
 
-def _log_outcome(server: Server, outcome: RoundOutcome) -> None:
+def _log_outcome(server: Server, outcome: Outcome) -> None:
     """Log who answered, unless the cohort is secret: logs go to whoever called `flwr run`."""
     engine = server.run.training.engine
     if isinstance(engine, RemoteEngine) and not engine.steady:

@@ -7,7 +7,7 @@ from fedveil.training.server import ServerState
 
 
 @dataclass(frozen=True)
-class Round:
+class FinishedRound:
     """A finished round: its line of metrics, the number of clients, and who was refused."""
 
     line: dict[str, Any]
@@ -24,14 +24,14 @@ class Done:
 
     state: ServerState
     before: list[dict[str, Any]]
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[FinishedRound] = field(default_factory=list)
 
-    def add(self, round: Round, state: ServerState) -> None:
+    def add(self, round: FinishedRound, state: ServerState) -> None:
         """Add a round, which leads to `state`."""
         self.rounds.append(round)
         self.state = state
 
     @property
-    def settled(self) -> list[Round]:
+    def settled(self) -> list[FinishedRound]:
         """The rounds that the state includes."""
         return [round for round in self.rounds if round.line["round"] <= self.state.round]

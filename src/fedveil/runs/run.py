@@ -26,7 +26,7 @@ from fedveil.runs.build import build, resolved
 from fedveil.runs.closing import digests, recipe_digest
 from fedveil.runs.diagnosis import diagnose
 from fedveil.runs.disk import check_free, check_run_name, locked, reserve, write_atomic
-from fedveil.runs.done import Done, Round
+from fedveil.runs.done import Done, FinishedRound
 from fedveil.runs.ending import Ending, room
 from fedveil.runs.evidence import file_of, head_of_result, save_head, saved_head
 from fedveil.runs.ledgers import Shared, open_ledger
@@ -223,7 +223,7 @@ class Run:
         ):
             for result in self.training.rounds(done.state, ledger):
                 line, names = result.numbers(), self.training.gate.names(result)
-                done.add(Round(line, result.clients or 0, names), result.state)
+                done.add(FinishedRound(line, result.clients or 0, names), result.state)
                 file.write(json_text(line))
                 file.flush()
                 if result.round % self.recipe.engine.checkpoint == 0:
