@@ -69,7 +69,7 @@ from fedveil.privacy.sampling import Sampler as Sampler
 from fedveil.privacy.secure import planned_for as planned_for
 from fedveil.privacy.secure import secured as secured
 from fedveil.privacy.watching import Watched as Watched
-from fedveil.runs.opened import OpenedRun as OpenedRun
+from fedveil.runs.opened_run import OpenedRun as OpenedRun
 from fedveil.training.adversary import Adversary as Adversary
 from fedveil.training.adversary import Chance as Chance
 from fedveil.training.adversary import ReportAttack as ReportAttack

@@ -17,7 +17,7 @@ from fedveil.privacy.accounting.claims import (
 )
 from fedveil.runs import toml
 from fedveil.runs.recipe import load_recipe, recipe_in
-from tests.runs.report.test_page import words
+from tests.runs.report.test_run_page import words
 
 SCRIPT = "<script>alert(1)</script>"
 CLAIM = PrivacyClaim(

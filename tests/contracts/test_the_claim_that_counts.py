@@ -35,13 +35,13 @@ from fedveil.runs.compare import rows_of
 from fedveil.runs.ending import Ending
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.report.comparison import comparison_page
-from fedveil.runs.report.page import run_page
-from fedveil.runs.report.seen import Seen
+from fedveil.runs.report.run_contents import RunContents
+from fedveil.runs.report.run_page import run_page
 from fedveil.runs.run import Run, _budget
 from fedveil.tuning.cells import Prepared
 from fedveil.tuning.sweep import _told
 from fedveil.watch.cards import card, row
-from fedveil.watch.look import Followed
+from fedveil.watch.run_status import FollowedRun
 from tests.runs.conftest import BASE
 
 LIMIT = 40.0
@@ -162,7 +162,7 @@ def test_runs_side_by_side(folder, claims):
 
 @KINDS
 def test_the_report(folder, claims):
-    page = plain(run_page(Seen.at(folder(claims))).decode())
+    page = plain(run_page(RunContents.at(folder(claims))).decode())
     assert f"In full: {COUNTS}." in page
     assert f"{left(claims)} left of the budget" in page
     assert f"Left: {budgeted(claims).left_of(LIMIT)}." in page
@@ -175,11 +175,11 @@ def test_the_report(folder, claims):
 
 @KINDS
 def test_the_live_page(folder, claims):
-    look = Followed(folder(claims), "run").look()
-    assert look.claim == COUNTS
-    assert look.spent == budgeted(claims)
-    assert str(COUNTS) in plain(str(row(look)["claim"]))
-    shown = plain(" ".join(part.text for part in card(look, full=True).values()))
+    status = FollowedRun(folder(claims), "run").status()
+    assert status.claim == COUNTS
+    assert status.spent == budgeted(claims)
+    assert str(COUNTS) in plain(str(row(status)["claim"]))
+    shown = plain(" ".join(part.text for part in card(status, full=True).values()))
     assert f"Left: {budgeted(claims).left_of(LIMIT)}." in shown
     assert f"spent: {budgeted(claims)}" in shown
 

@@ -17,8 +17,7 @@ from typer.main import get_command
 from typer.utils import get_params_from_function
 
 import fedveil
-from fedveil.cli.help import as_written
-from fedveil.cli.main import app
+from fedveil.cli.main import app, as_written
 from fedveil.runs.glossary import find_term
 
 RECIPES = sorted(

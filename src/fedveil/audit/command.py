@@ -14,7 +14,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.evidence import charged_lines, check_charged
-from fedveil.runs.opened import OpenedRun
+from fedveil.runs.opened_run import OpenedRun
 from fedveil.runs.own import brought
 from fedveil.runs.recipe import here
 from fedveil.training.session import Training

@@ -11,7 +11,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 from fedveil.runs.recipe import recipe_in
 from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.page import listed, section, table
+from fedveil.web.layout import listed, section, table
 
 _HOLDS = (
     "No claim is violated. A lower bound below a claim does not prove the claim: what an attack "

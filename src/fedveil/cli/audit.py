@@ -1,4 +1,4 @@
-"""`fedveil audit`: what attacks find of a finished run, or of this installation, beside claims."""
+"""`fedveil audit`: attacks on a finished run, or on this installation, beside the claims."""
 
 import json
 import sys
@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from fedveil.checks import check_workers
-from fedveil.cli.loading import loading
 from fedveil.cli.options import (
     Address,
     AllowCode,
@@ -20,6 +19,7 @@ from fedveil.cli.options import (
     check_out,
     check_path,
     cluster_of,
+    loading,
 )
 from fedveil.errors import BadInput
 

@@ -1,4 +1,4 @@
-"""`site.toml`: what the owner of a site says of it, read strictly."""
+"""`site.toml`: the owner's description of a site and its policy, read strictly."""
 
 import tomllib
 from pathlib import Path
@@ -145,7 +145,7 @@ FORMS = forms_of(SiteFile)
 
 
 def read_site_file(path: Path) -> SiteFile:
-    """Read and check a `site.toml`; paths come back absolute.
+    """Read and check a `site.toml`, and make its paths absolute.
 
     | edge | behaviour |
     |---|---|
@@ -164,11 +164,11 @@ def read_site_file(path: Path) -> SiteFile:
             raise
         raise BadInput(f"{path} cannot be read: {e}") from e
     try:
-        found = SiteFile.model_validate(raw)
+        site = SiteFile.model_validate(raw)
     except ValidationError as e:
         raise BadInput(f"{path}: {explained(e, FORMS)}") from e
-    _check_values(path, found)
-    return _resolved(path, found)
+    _check_values(path, site)
+    return _resolved(path, site)
 
 
 def recipe_of(site: SiteFile) -> Recipe:

@@ -18,8 +18,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedveil.errors import BadInput, BudgetExhausted
-from fedveil.flower.arrays import flat, moved, shaped
 from fedveil.flower.engine import Asked
+from fedveil.flower.model_vector import flat, moved, shaped
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.clip_schedules import Lengths

@@ -1,4 +1,4 @@
-"""docs/recipes.md, made of what `fedveil explain` tells.
+"""docs/recipes.md, from the same data as `fedveil explain`.
 
 python -m fedveil.runs.reference > docs/recipes.md
 """

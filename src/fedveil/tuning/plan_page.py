@@ -8,7 +8,7 @@ from fedveil.tuning.report import Report, Row
 from fedveil.web.chart import Chart, Line, figure
 from fedveil.web.heat import Heat, heat_figure
 from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.page import listed, page, section, table, text_block
+from fedveil.web.layout import listed, page, section, table, text_block
 
 _MOST_ROWS = 100
 

@@ -15,7 +15,7 @@ from fedveil.tuning.labels import axis_label
 from fedveil.web.chart import Chart, Line, figure
 from fedveil.web.heat import Heat, heat_figure
 from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.page import listed, page, section, table
+from fedveil.web.layout import listed, page, section, table
 
 _MOST_LINES, _MOST_MAPS = 8, 6
 _NOTHING = "nothing claimed"

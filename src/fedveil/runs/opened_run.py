@@ -1,4 +1,4 @@
-"""A run as its directory tells it: claims, history, result, and the model for use."""
+"""A finished run, opened from its directory: claims, history, result, and the model."""
 
 import html
 import json
@@ -34,11 +34,16 @@ from fedveil.training.evaluate import BATCH, evaluate
 
 @dataclass(frozen=True, eq=False)
 class OpenedRun:
-    """What a run left. Its files are read when they are asked for; one that was changed since is
-    refused, as far as the run's ledger is there to tell.
+    """What a run left in its directory.
 
-    `model` is needed for runs of an own module, which no file holds: a module of the same layers,
-    with whatever weights. `allow_code` says that the code which the run's recipe names may be run.
+    Files are read on first use. A file that was changed since the run ended is refused if the run's
+    ledger is there.
+
+    Attributes:
+        folder: The run directory.
+        recipe: The recipe that was trained.
+        model: For a run of the user's own module, a module with the same layers and any weights.
+        allow_code: Whether code that the recipe names may be run.
     """
 
     folder: Path
@@ -65,8 +70,8 @@ class OpenedRun:
             )
         path = left(path)
         try:
-            found: dict[str, Any] = json.loads(path.read_text())
-            return found
+            result: dict[str, Any] = json.loads(path.read_text())
+            return result
         except (OSError, ValueError) as e:
             raise BadInput(f"{path} cannot be read: {e}") from e
 
@@ -77,12 +82,12 @@ class OpenedRun:
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """The claim that counts; None if nothing is claimed."""
+        """The claim that counts, or None if nothing is claimed."""
         return counting(self.claims)
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One row per round, as in metrics.jsonl; round 0 is before the first."""
+        """One row per round, as in metrics.jsonl. Round 0 is before training."""
         return metrics_file.read(self.folder / "metrics.jsonl")[0]
 
     @cached_property
@@ -97,7 +102,11 @@ class OpenedRun:
         if stored.model.name != OWN:
             words = (stored.schema.words or stored.model.words) or 0
             task = task_of(
-                *(stored.model, stored.record_shape, stored.target, self.recipe.seed, words),
+                stored.model,
+                stored.record_shape,
+                stored.target,
+                self.recipe.seed,
+                words,
                 allow_code=self.allow_code,
             )
         elif self.model is None:
@@ -129,15 +138,14 @@ class OpenedRun:
         schema = self.stored.schema
         x = self.stored.inputs(_table(rows))
         pieces = [taken(x, slice(a, a + BATCH)) for a in range(0, max(1, count(x)), BATCH)]
-        found = [schema.decode(self._outputs(piece), piece) for piece in pieces]
-        return {key: np.concatenate([part[key] for part in found]) for key in found[0]}
+        parts = [schema.decode(self._outputs(piece), piece) for piece in pieces]
+        return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
     def evaluate(self, rows: object) -> dict[str, float]:
-        """Loss and metrics on rows with a target; for arrays, {"x": records, "y": targets}.
+        """Loss and metrics on rows with a target.
 
-        Inputs by name stand beside "y" under their names.
-
-        They are measured in the clear: what is published of them is outside every claim.
+        Arrays are given as {"x": records, "y": targets}, or with inputs by their names beside "y".
+        The metrics have no noise: publishing them is outside every claim.
         """
         schema, rows = self.stored.schema, _table(rows)
         x, y = self.stored.inputs(rows), schema.targets(rows)
@@ -160,8 +168,8 @@ class OpenedRun:
             _ = self.result
         except BadInput as e:
             return f"OpenedRun({str(self.folder)!r}, {e})"
-        told = "nothing is claimed" if self.claim is None else self.claim.short
-        return f"OpenedRun({str(self.folder)!r}, {self._measured}, {told})"
+        claim = "nothing is claimed" if self.claim is None else self.claim.short
+        return f"OpenedRun({str(self.folder)!r}, {self._measured}, {claim})"
 
     @property
     def _measured(self) -> str:
@@ -175,12 +183,12 @@ class OpenedRun:
             result = self.result
         except BadInput:
             return html.escape(repr(self))
-        told = f"<b>{html.escape(result['recipe'])}</b>: {result['rounds']} rounds, "
-        told += f"{html.escape(self._measured)}; stopped by {html.escape(result['stopped'])}; "
-        told += f"<code>{html.escape(str(self.folder))}</code>"
+        summary = f"<b>{html.escape(result['recipe'])}</b>: {result['rounds']} rounds, "
+        summary += f"{html.escape(self._measured)}; stopped by {html.escape(result['stopped'])}; "
+        summary += f"<code>{html.escape(str(self.folder))}</code>"
         claims = "".join(claim._repr_html_() for claim in self.claims) or "nothing is claimed"
         notes = "".join(f"<li>{html.escape(note)}</li>" for note in result["notes"])
-        return f"<p>{told}</p>{claims}" + (f"<ul>{notes}</ul>" if notes else "")
+        return f"<p>{summary}</p>{claims}" + (f"<ul>{notes}</ul>" if notes else "")
 
 
 def _table(rows: object) -> object:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.ledger.file import Charge
-from fedveil.runs.report.seen import Seen
+from fedveil.runs.report.run_contents import RunContents
 from fedveil.web.html import Content, Markup, tag
-from fedveil.web.page import section, table
+from fedveil.web.layout import section, table
 
 _HIDDEN = (
     "When rounds were charged is not shown: how long a round takes grows with its cohort, which is "
@@ -14,25 +14,25 @@ _HIDDEN = (
 )
 
 
-def ledger_section(seen: Seen) -> Markup:
-    """Charges, what is left, and the verification; troubles are said first."""
-    said: list[Content] = [tag("p", trouble, class_="warn") for trouble in seen.trouble]
-    if seen.verified:
-        said.append(tag("p", f"Verified when this page was written: {seen.verified}."))
-    statement = seen.statement
+def ledger_section(contents: RunContents) -> Markup:
+    """The ledger's problems, its verification, the charges, and what is left."""
+    said: list[Content] = [tag("p", trouble, class_="warn") for trouble in contents.trouble]
+    if contents.verified:
+        said.append(tag("p", f"Verified when this page was written: {contents.verified}."))
+    statement = contents.statement
     if statement is not None:
-        rows = charge_rows(statement.charges, times=not seen.secure)
+        rows = charge_rows(statement.charges, times=not contents.secure)
         said.append(table(rows, f"Charges of {statement.run}", wide=True) if rows else None)
         said.append(tag("p", f"{_capital(statement.remainder())}."))
-        said.append(tag("p", _HIDDEN, class_="note") if seen.secure and rows else None)
+        said.append(tag("p", _HIDDEN, class_="note") if contents.secure and rows else None)
     said.append(
         tag(
             "p",
             "This page is drawn from the run's files. They are covered by the ledger, the page is "
             "not: check them with ",
-            tag("code", f"fedveil ledger {seen.folder} --verify"),
+            tag("code", f"fedveil ledger {contents.folder} --verify"),
             " and draw it again with ",
-            tag("code", f"fedveil report {seen.folder}"),
+            tag("code", f"fedveil report {contents.folder}"),
             ".",
             class_="note",
         )

@@ -1,4 +1,4 @@
-"""A model as Flower carries it, and as the one vector that clips and noise are for."""
+"""Conversion between a model as Flower carries it and the one vector that is clipped and noised."""
 
 import math
 
@@ -10,16 +10,16 @@ from fedveil.errors import BadInput
 
 
 def flat(record: ArrayRecord) -> torch.Tensor:
-    """All arrays behind each other, float32 [P]; BadInput if some are no real numbers."""
+    """All arrays concatenated, float32 [P]. Raises `BadInput` if one has no real numbers."""
     parts = []
     for name, array in record.items():
-        found = array.numpy()
-        if found.dtype.kind != "f":
+        values = array.numpy()
+        if values.dtype.kind != "f":
             raise BadInput(
-                f"the model's array {name!r} is {found.dtype}: only real numbers can be protected; "
-                "leave counters and other buffers out of what is sent"
+                f"the model's array {name!r} is {values.dtype}: only real numbers can be "
+                "protected; leave counters and other buffers out of what is sent"
             )
-        parts.append(torch.tensor(found.astype(np.float32).reshape(-1)))
+        parts.append(torch.tensor(values.astype(np.float32).reshape(-1)))
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
@@ -35,9 +35,9 @@ def shaped(vector: torch.Tensor, like: ArrayRecord) -> ArrayRecord:
 
 
 def moved(record: ArrayRecord, start: ArrayRecord) -> torch.Tensor:
-    """How far a model is from where it started, float32 [P]; no numbers if it is another model.
+    """The difference of a model from where it started, float32 [P], or empty for another model.
 
-    A vector of another length is what acceptance refuses by name.
+    Acceptance refuses a vector of another length by the client's name.
     """
     forms = [[(name, array.shape) for name, array in each.items()] for each in (record, start)]
     if forms[0] != forms[1]:

@@ -14,47 +14,51 @@ from fedveil.runs.evidence import charged_of
 from fedveil.runs.ledgers import Shared
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
-from fedveil.watch.folder import Folder
-from fedveil.watch.look import Followed, State
+from fedveil.watch.run_status import FollowedRun, State
+from fedveil.watch.runs_folder import RunsFolder
 
 from ..runs.conftest import BASE
 
 
 def look(folder):
-    return Followed(folder, folder.name).look()
+    return FollowedRun(folder, folder.name).status()
 
 
 def test_a_run_that_has_ended(copied):
     found = look(copied("ended"))
-    assert (found.state, found.planned, found.seen.rounds) == (State.ENDED, 4, 4)
-    assert (found.seen.result["stopped"], found.asked, found.seen.trouble) == ("rounds", False, [])
-    assert found.claim == charged_of(found.seen.folder).claims[0]
+    assert (found.state, found.planned, found.contents.rounds) == (State.ENDED, 4, 4)
+    assert (found.contents.result["stopped"], found.asked, found.contents.trouble) == (
+        "rounds",
+        False,
+        [],
+    )
+    assert found.claim == charged_of(found.contents.folder).claims[0]
 
 
 def test_a_budget_that_stopped_it(copied):
     found = look(copied("budget"))
-    assert (found.state, found.seen.result["stopped"]) == (State.ENDED, "budget")
-    assert found.seen.rounds < found.planned
-    assert found.claim.epsilon <= found.seen.limit == 5
+    assert (found.state, found.contents.result["stopped"]) == (State.ENDED, "budget")
+    assert found.contents.rounds < found.planned
+    assert found.claim.epsilon <= found.contents.limit == 5
 
 
 def test_one_that_nobody_runs_and_that_has_not_ended_was_killed(copied):
     found = look(copied("open"))
-    assert (found.state, found.seen.rounds, found.seen.result) == (State.GONE, 2, {})
+    assert (found.state, found.contents.rounds, found.contents.result) == (State.GONE, 2, {})
 
 
 def test_running_until_its_process_has_gone(copied):
     from fedveil.runs.disk import locked
 
     folder = copied("open")
-    followed = Followed(folder, "open")
+    followed = FollowedRun(folder, "open")
     with locked(folder):
-        first = followed.look()
+        first = followed.status()
         assert (first.state, first.asked) == (State.RUNNING, False)
-        assert followed.look() is first
+        assert followed.status() is first
         stop_request.ask(folder)
-        assert followed.look().asked
-    assert (followed.look().state, followed.look().asked) == (State.GONE, False)
+        assert followed.status().asked
+    assert (followed.status().state, followed.status().asked) == (State.GONE, False)
 
 
 def test_an_older_result_does_not_speak_for_a_run_that_was_resumed(copied, made, holding):
@@ -63,7 +67,7 @@ def test_an_older_result_does_not_speak_for_a_run_that_was_resumed(copied, made,
         shutil.copy(made / "ended" / name, folder)
     assert look(folder).state is State.GONE
     holding(folder)
-    assert (look(folder).state, look(folder).seen.result) == (State.RUNNING, {})
+    assert (look(folder).state, look(folder).contents.result) == (State.RUNNING, {})
 
 
 def test_what_is_left_counts_the_round_that_is_under_way(copied):
@@ -71,13 +75,13 @@ def test_what_is_left_counts_the_round_that_is_under_way(copied):
     folder = copied("open")
     whole = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_text("".join(whole[:2]))
-    seen = look(folder).seen
-    assert charged_of(folder).rounds == len(seen.statement.charges) == 2
-    assert seen.rounds == 1
+    contents = look(folder).contents
+    assert charged_of(folder).rounds == len(contents.statement.charges) == 2
+    assert contents.rounds == 1
     spent = look(folder).claim.epsilon
     exact = charged_of(folder).claims[0].epsilon
     assert exact <= spent <= exact * 1.01
-    assert spent > seen.history[-1]["epsilon"]
+    assert spent > contents.history[-1]["epsilon"]
 
 
 def test_rounds_that_were_done_again_are_spent(copied, made):
@@ -134,7 +138,7 @@ def test_runs_on_a_shared_ledger_are_told_apart(root):
         run.execute(lambda line: None)
     for seed in (1, 2):
         found = look(root / f"run-{seed}")
-        assert (found.state, len(found.seen.statement.charges)) == (State.ENDED, 4)
+        assert (found.state, len(found.contents.statement.charges)) == (State.ENDED, 4)
 
 
 HOSTILE = {
@@ -163,12 +167,12 @@ def test_whatever_is_in_a_file_the_run_is_looked_at(copied, holding, which, name
     (folder / name).write_bytes(content)
     if which == "open":
         holding(folder)
-    looks = Folder(folder.parent).looks()
-    assert {one.name for one in looks} == {which, "budget"}
-    for one in looks:
-        assert run_view(one.id, looks).parts
-    assert all_view(looks).parts
-    assert next(one for one in looks if one.name == "budget").state is State.ENDED
+    statuses = RunsFolder(folder.parent).statuses()
+    assert {one.name for one in statuses} == {which, "budget"}
+    for one in statuses:
+        assert run_view(one.id, statuses).parts
+    assert all_view(statuses).parts
+    assert next(one for one in statuses if one.name == "budget").state is State.ENDED
 
 
 def test_a_result_that_was_changed_is_not_believed(copied):
@@ -178,17 +182,17 @@ def test_a_result_that_was_changed_is_not_believed(copied):
     (folder / "result.json").write_text(json.dumps(result))
     found = look(folder)
     assert found.claim.epsilon > 0.1
-    assert any("it was changed" in trouble for trouble in found.seen.trouble)
+    assert any("it was changed" in trouble for trouble in found.contents.trouble)
 
 
 def test_a_ledger_that_cannot_be_read_for_a_moment_is_as_it_was(copied, holding, monkeypatch):
     from fedveil.errors import BadInput
-    from fedveil.watch import look as module
+    from fedveil.watch import run_status as module
 
     folder = copied("open")
     holding(folder)
-    followed = Followed(folder, "open")
-    before = followed.look()
+    followed = FollowedRun(folder, "open")
+    before = followed.status()
 
     def failing(folder):
         raise BadInput("it is being written all the time")
@@ -196,8 +200,8 @@ def test_a_ledger_that_cannot_be_read_for_a_moment_is_as_it_was(copied, holding,
     monkeypatch.setattr(module, "charged_of", failing)
     with (folder / "metrics.jsonl").open("a") as f:
         f.write("\n")
-    during = followed.look()
+    during = followed.status()
     assert during is not before
     assert during.claim == before.claim
     monkeypatch.undo()
-    assert followed.look() is not during
+    assert followed.status() is not during

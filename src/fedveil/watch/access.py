@@ -1,6 +1,6 @@
-"""Who may ask this server: whoever has the address with its token, from a page of its own.
+"""Access to the live page: only requests with the token, from the server's own pages.
 
-Everything is checked before a request is looked at:
+Every request is checked before anything else happens:
 
 | request | answer |
 |---|---|
@@ -35,7 +35,7 @@ _HEADERS = {
 
 
 @dataclass(frozen=True)
-class Address:
+class PageAddress:
     """Where the server listens, and the token that its paths begin with."""
 
     host: str
@@ -67,9 +67,9 @@ class Address:
 
 
 class Guard:
-    """An application behind an address: what does not belong is refused before it is looked at."""
+    """Middleware that refuses requests without the right host, token and origin."""
 
-    def __init__(self, app: ASGIApp, address: Address) -> None:
+    def __init__(self, app: ASGIApp, address: PageAddress) -> None:
         self._app, self._address = app, address
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""What a report is drawn from: a run directory as it is, ended or not, whoever wrote it."""
+"""The contents of a run directory for a report, ended or not, without trusting who wrote it."""
 
 import json
 import math
@@ -21,11 +21,17 @@ _OWN = frozenset({"round", "clients", "clipped", "snr", "refused", "clip", "epsi
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A run directory, read and not believed: texts are texts, and numbers are looked at.
+class RunContents:
+    """The contents of a run directory. Numbers are checked, and texts are shown as texts.
 
-    `result` is empty for a run that has not ended; `statement` is None without a ledger, and
-    `trouble` says what does not fit between the directory and its ledger.
+    Attributes:
+        folder: The run directory.
+        recipe: The text of recipe.toml.
+        history: The lines of metrics.jsonl.
+        result: What result.json holds, empty if the run has not ended.
+        statement: The ledger's statement on the run, or None without a ledger.
+        verified: The verdict of the ledger's verification, or "".
+        trouble: Where the directory and its ledger disagree.
     """
 
     folder: Path
@@ -37,7 +43,7 @@ class Seen:
     trouble: list[str]
 
     @classmethod
-    def at(cls, folder: Path) -> "Seen":
+    def at(cls, folder: Path) -> "RunContents":
         """Read a run directory.
 
         | edge | behaviour |
@@ -75,7 +81,7 @@ class Seen:
 
     @property
     def name(self) -> str:
-        """What the run is called: by its recipe, or by its directory before it has ended."""
+        """The recipe's name, or the directory's before the run has ended."""
         return str(self.result.get("recipe", self.folder.name))
 
     @cached_property
@@ -100,39 +106,39 @@ class Seen:
             limit = self.statement.budget
         else:
             budget = self.result.get("budget")
-            told = budget.get("epsilon") if isinstance(budget, dict) else None
-            limit = float(told) if isinstance(told, int | float) else None
+            epsilon = budget.get("epsilon") if isinstance(budget, dict) else None
+            limit = float(epsilon) if isinstance(epsilon, int | float) else None
         return None if limit is None or math.isinf(limit) else limit
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What was measured at the end, or last."""
-        found = self.result.get("metrics")
-        if isinstance(found, dict):
-            return found
+        """The metrics at the end, or those measured last."""
+        metrics = self.result.get("metrics")
+        if isinstance(metrics, dict):
+            return metrics
         return {name: self._last(name) for name in self.measured}
 
     @property
     def measured(self) -> list[str]:
         """The columns that were measured, a task's own metric before the loss."""
         names = dict.fromkeys(name for line in self.history for name in line)
-        found = [n for n in names if n not in _OWN and n != "seconds" and "/" not in n]
-        return [*(n for n in found if n != "loss"), *(n for n in found if n == "loss")]
+        metrics = [n for n in names if n not in _OWN and n != "seconds" and "/" not in n]
+        return [*(n for n in metrics if n != "loss"), *(n for n in metrics if n == "loss")]
 
     @property
     def secure(self) -> bool:
-        """Whether noise is the operating system's, so that diagnostics and times are not told."""
+        """Whether noise is the operating system's, so that diagnostics and times are hidden."""
         return any(claim.noise is NoiseSource.SECURE for claim in self.claims)
 
     @property
     def diagnosed(self) -> bool:
-        """Whether what clients' data tell of a round was recorded."""
+        """Whether diagnostics from clients' data were recorded."""
         return any(line.get("clipped") is not None for line in self.history)
 
     @property
     def notes(self) -> list[str]:
-        found = self.result.get("notes", [])
-        return [str(note) for note in found] if isinstance(found, list) else [str(found)]
+        notes = self.result.get("notes", [])
+        return [str(note) for note in notes] if isinstance(notes, list) else [str(notes)]
 
     def series(self, name: str) -> list[tuple[float, float | None]]:
         """A column over rounds."""
@@ -140,15 +146,15 @@ class Seen:
 
     def widths(self, name: str) -> dict[float, float]:
         """Half the 95 % interval of a metric by round, where it was measured with a price."""
-        found = self.series(f"{name}{INTERVAL}")
-        return {round: width for round, width in found if width is not None}
+        widths = self.series(f"{name}{INTERVAL}")
+        return {round: width for round, width in widths if width is not None}
 
     def label(self, name: str) -> str:
-        """What a metric is called beside its number."""
+        """The label of a metric's number."""
         return f"{name} on {measured_on(self.claims)}" if self.widths(name) else f"test {name}"
 
     def interval(self, name: str) -> str:
-        """The last of them, to stand behind a number; "" where there is none."""
+        """The last interval of a metric as text to follow its number, or ""."""
         widths = self.widths(name)
         return f" ± {number_text(widths[max(widths)])}" if widths else ""
 
@@ -175,12 +181,12 @@ def _result(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(left(path).read_text())
+        result = json.loads(left(path).read_text())
     except (OSError, ValueError, RecursionError) as e:
         raise BadInput(f"{path} cannot be read: {e}") from e
-    if not isinstance(found, dict) or not found:
-        raise BadInput(f"{path} is not a run's result: it holds {type(found).__name__}")
-    return found
+    if not isinstance(result, dict) or not result:
+        raise BadInput(f"{path} is not a run's result: it holds {type(result).__name__}")
+    return result
 
 
 def claims_in(result: dict[str, Any], path: Path) -> tuple[PrivacyClaim, ...]:

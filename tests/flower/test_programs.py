@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from fedveil.flower import processes
+from fedveil.flower import programs
 from fedveil.flower.certificates import Authority
-from fedveil.flower.processes import Process, ProcessFailed, answers, own_environment, stop_all
+from fedveil.flower.programs import Process, ProcessFailed, answers, own_environment, stop_all
 
 DEAF = """
 import signal, time
@@ -55,7 +55,7 @@ def test_does_not_wait_for_ever(start):
 
 
 def test_all_are_asked_to_end_and_then_made_to(start, monkeypatch):
-    monkeypatch.setattr(processes, "_GRACE", 0.3)
+    monkeypatch.setattr(programs, "_GRACE", 0.3)
     gentle, deaf = start("import time; time.sleep(60)"), start(DEAF)
     deaf.wait_for(lambda: "up" in deaf.output, "up", seconds=30)
     stop_all([gentle, deaf])
@@ -71,7 +71,7 @@ def test_ctrl_c_while_stopping_leaves_nobody_behind(start, monkeypatch):
     def interrupted(seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(processes.time, "sleep", interrupted)
+    monkeypatch.setattr(programs.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         stop_all([process])
     assert not process.running
@@ -95,7 +95,7 @@ def test_what_it_started_is_killed_with_it(start):
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells of a parent's end")
 def test_it_ends_when_whoever_started_it_is_killed(tmp_path):
     code = (
-        "from pathlib import Path; import sys, time; from fedveil.flower.processes import Process; "
+        "from pathlib import Path; import sys, time; from fedveil.flower.programs import Process; "
         "p = Process.start('it', [sys.executable, '-c', 'import time; time.sleep(60)'], "
         "Path('it.log')); print(p.popen.pid, flush=True); time.sleep(60)"
     )

@@ -1,7 +1,7 @@
-"""A federation's server: the run of the simulator, whose clients are sites.
+"""A federation's server: a run like `fedveil run`, whose clients are sites.
 
-Recipe, ledger, checkpoints and result are those of `fedveil run`; only the engine is another. A
-server that is started again with the same run directory resumes.
+Recipe, ledger, checkpoints and result are the same, only the engine differs. A server that is
+started again with the same run directory resumes.
 """
 
 import time
@@ -33,7 +33,7 @@ _LOOK = 1.0  # seconds from one look at who is online to the next
 
 
 class TooFewSites(FedveilError):
-    """Not enough sites are online; nothing was charged for the round that would have come."""
+    """Not enough sites are online. Nothing was charged for the next round."""
 
 
 @dataclass
@@ -56,14 +56,15 @@ class Server:
         folder: Path,
         data_root: Path | None = None,
         *,
-        told: Callable[[Outcome], None] = lambda outcome: None,
+        on_outcome: Callable[[Outcome], None] = lambda outcome: None,
         allow_code: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> "Server":
-        """A new run in `folder`, or the one that is there, which is then resumed.
+        """Start a run in `folder`, or resume the one that is there.
 
-        `told` is called with each round's outcome: it names sites, and is for the server's eyes.
+        `on_outcome` is called with each round's outcome. It names sites, which only the server may
+        see.
         """
         federation.check()
         check_recipe(recipe)
@@ -73,7 +74,15 @@ class Server:
         def make_engine(job: Job) -> RemoteEngine:
             mixer = None if federation.mixer is None else MixerLink(federation.mixer)
             return RemoteEngine(
-                *(job, federation, transport, about, log, told, mixer), clock=clock, sleep=sleep
+                job,
+                federation,
+                transport,
+                about,
+                log,
+                on_outcome,
+                mixer,
+                clock=clock,
+                sleep=sleep,
             )
 
         own: dict[str, Any] = {
@@ -91,9 +100,9 @@ class Server:
         return cls(run, federation, transport, about, clock, sleep)
 
     def serve(self, on_round: OnRound = lambda line: None) -> dict[str, Any]:
-        """Train to the end, the budget or Ctrl-C; returns the result, as `Run.execute` does.
+        """Train like `Run.execute`, and return the result.
 
-        Before a round is charged, `minimum` sites are online; where they do not come, the run ends
+        A round is charged only when `minimum` sites are online. If they do not come, the run ends
         as after Ctrl-C, and `TooFewSites` is raised.
         """
         last = self.run.training.plan.permitted
@@ -123,7 +132,7 @@ class Server:
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse what of a recipe is for simulations only."""
+    """Refuse recipes with parts that are for simulations only."""
     if recipe.attack is not None:
         raise BadInput("[attack] is for simulations: leave it out")
     if recipe.engine.checkpoint != 1:
@@ -136,13 +145,14 @@ def check_recipe(recipe: Recipe) -> None:
 def data_without_records(
     recipe: Recipe, federation: Federation, data_root: Path | None, run: str
 ) -> FederatedData:
-    """The test split, for clients that are the federation's sites; nobody's records stay.
+    """The test split, with the federation's sites as clients and without any records.
 
-    They are known by the name of the run: whether sites have the same records as in another run,
-    the server cannot tell, and shared noise would cancel in the difference of the two models.
+    The data's fingerprint has the run's id in it. The server cannot know whether sites have the
+    same records as in another run, and noise that two runs share would cancel in the difference of
+    their models.
     """
     if federation.data is not None:
         recipe = recipe.model_copy(update={"data": federation.data})
     records = [site.records for site in federation.sites]
-    found = data_of(recipe, data_root).at_sites(federation.names, records, run)
-    return replace(found, remarks=(*found.remarks, CARRIED, ABSENT))
+    data = data_of(recipe, data_root).at_sites(federation.names, records, run)
+    return replace(data, remarks=(*data.remarks, CARRIED, ABSENT))

@@ -1,11 +1,21 @@
-"""Flower's threads draw from a generator of their own."""
+"""Flower's threads draw from a generator of their own, and an app ends with its parent."""
 
 import random
+import subprocess
 import sys
 
 import pytest
 
-from fedveil.flower.own_draws import separate_draws
+from fedveil.flower.app_process import separate_draws
+
+APP = """
+import sys, threading
+from fedveil.flower import app_process
+app_process._GRACE = app_process._POLL = 0.05
+app_process.end_with_parent()
+print("up", flush=True)
+threading.Event().wait(60)
+"""
 
 USED = ("flwr.supercore.heartbeat", "flwr.supercore.retry.retry_invoker")
 
@@ -48,3 +58,37 @@ def test_a_site_sees_to_it_in_the_process_that_answers(monkeypatch):
     with client_app.app._lifespan(None):
         assert heartbeat.random is not random
         assert watched
+
+
+@pytest.fixture
+def app():
+    started = []
+
+    def begin(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-c", APP, *arguments], stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout.readline() == "up\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_it_ends_when_its_parent_does(app):
+    parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = app("--token", "x", "--parent-pid", str(parent.pid))
+    assert process.poll() is None
+    parent.kill()
+    parent.wait()
+    assert process.wait(60) == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("--parent-pid",), ("--token", "x")])
+def test_nobody_is_watched_who_was_not_named(app, arguments):
+    process = app(*arguments)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)

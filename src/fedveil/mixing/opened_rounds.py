@@ -7,8 +7,8 @@ from pathlib import Path
 from fedveil.errors import BadInput
 
 
-class Opened:
-    """Numbers of the rounds that were ever opened: a round is opened once, across restarts.
+class OpenedRounds:
+    """The numbers of all rounds that were ever opened: none opens twice, across restarts.
 
     Guarantee: when `add` returns, the number is on the disk, and every later mixer on the same
     file has it in `numbers`.

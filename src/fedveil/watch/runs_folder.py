@@ -4,31 +4,33 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedveil.watch.look import Followed, Look, State
+from fedveil.watch.run_status import FollowedRun, RunStatus, State
 
 DEEPEST, MOST_RUNS, MOST_FOLDERS = 3, 500, 10_000
 """Levels of folders that are searched, runs that are followed, folders that are opened."""
 
 
-class Folder:
-    """The runs under `root`, itself included; whatever lies outside is not reached.
+class RunsFolder:
+    """The runs in and below `root`.
 
-    Links to folders are not followed, so that every run is below `root`. A run is asked for by its
-    `id`, which a page was given, and never by a path.
+    Links to folders are not followed, so nothing outside `root` is read. A page names a run by its
+    `id`, never by a path.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._runs: dict[str, Followed] = {}
+        self._runs: dict[str, FollowedRun] = {}
 
-    def looks(self) -> list[Look]:
-        """Every run now: those that are running first, then the latest."""
+    def statuses(self) -> list[RunStatus]:
+        """The status of every run: running ones first, then the latest."""
         self._search()
-        found = [run.look() for run in self._runs.values()]
-        return sorted(found, key=lambda look: (look.state is not State.RUNNING, -look.changed))
+        statuses = [run.status() for run in self._runs.values()]
+        return sorted(
+            statuses, key=lambda status: (status.state is not State.RUNNING, -status.changed)
+        )
 
-    def find(self, id: str) -> Followed | None:
-        """The run of that id, if it was found under the folder and is still there."""
+    def find(self, id: str) -> FollowedRun | None:
+        """The run with that id, or None if it is not or no longer under the folder."""
         run = self._runs.get(id)
         return run if run is not None and _is_run(run.folder) else None
 
@@ -40,7 +42,7 @@ class Folder:
             if len(there) == MOST_RUNS:
                 break
         known = {run.folder: run for run in self._runs.values()}
-        runs = [known.get(folder) or Followed(folder, name) for folder, name in there.items()]
+        runs = [known.get(folder) or FollowedRun(folder, name) for folder, name in there.items()]
         self._runs = {run.id: run for run in runs}
 
 

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.watch import files
-from fedveil.watch.files import Tail, check_plain, content_of
+from fedveil.watch import run_files
+from fedveil.watch.run_files import Tail, check_plain, content_of
 
 
 def line(round, **more):
@@ -21,7 +21,7 @@ def metrics(tmp_path):
 
 
 def rounds(tail):
-    tail.look()
+    tail.read_new()
     return [one["round"] for one in tail.history]
 
 
@@ -44,7 +44,7 @@ def test_a_file_that_was_replaced_or_cut_is_read_from_its_start(metrics, tmp_pat
     new = tmp_path / "new"
     new.write_text("".join(line(round, loss=1.0) for round in range(6)))
     new.replace(metrics)
-    tail.look()
+    tail.read_new()
     assert [one["loss"] for one in tail.history] == [1.0] * 6
     metrics.write_text(line(0))
     assert rounds(tail) == [0]
@@ -80,7 +80,7 @@ def test_links_pipes_folders_and_huge_files_are_refused_without_waiting(tmp_path
     with pytest.raises(BadInput, match=r"is not a file|cannot be read"):
         content_of(path)
     path.rmdir()
-    monkeypatch.setitem(files.MOST, "recipe.toml", 10)
+    monkeypatch.setitem(run_files.MOST, "recipe.toml", 10)
     path.write_text("x" * 11)
     with pytest.raises(BadInput, match="more than a run leaves"):
         content_of(path)

@@ -20,8 +20,8 @@ from fedveil.runs import stop_request
 from fedveil.runs.closing import is_open
 from fedveil.runs.disk import in_use
 from fedveil.runs.evidence import charged_of, file_of, left
-from fedveil.runs.report.seen import Seen, claims_in
-from fedveil.watch.files import LARGEST_LEDGER, MOST, Tail, content_of
+from fedveil.runs.report.run_contents import RunContents, claims_in
+from fedveil.watch.run_files import LARGEST_LEDGER, MOST, Tail, content_of
 
 _PARTS = (*MOST, stop_request.NAME, "ledger.json")
 
@@ -37,17 +37,23 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """A run at one moment. `planned` is its number of rounds, None where that cannot be told.
+class RunStatus:
+    """A run at one moment.
 
-    `asked` says that it was asked to end after its round. `changed` is when its files were written
-    last; it orders runs and is not shown.
+    Attributes:
+        id: Names the run in the page's links.
+        name: The directory, relative to the folder that is watched.
+        state: Running, ended, or gone.
+        contents: What the run directory holds.
+        planned: The number of rounds in the recipe, or None if it cannot be read.
+        asked: Whether the run was asked to end after its current round.
+        changed: When its files were last written. It orders runs and is not shown.
     """
 
     id: str
     name: str
     state: State
-    seen: Seen
+    contents: RunContents
     planned: int | None
     asked: bool
     changed: float
@@ -58,23 +64,23 @@ class Look:
 
         None if nothing is claimed, or if that is not known.
         """
-        return counting(self.seen.claims)
+        return counting(self.contents.claims)
 
     @property
     def spent(self) -> PrivacyClaim | None:
-        """What the budget has paid for so far; of a run that has ended, the budget's claim."""
-        claims = self.seen.claims
+        """What the budget has paid for so far, or the budget's claim of a run that has ended."""
+        claims = self.contents.claims
         running = None if self.state is State.ENDED else smaller(claims)
         return budgeted(claims) if running is None else running
 
     @property
     def known(self) -> bool:
-        """Whether it can be told what is spent: by the ledger, or by what the run left."""
-        return self.seen.ended or self.seen.statement is not None
+        """Whether the spending is known, from the ledger or from the run's result."""
+        return self.contents.ended or self.contents.statement is not None
 
 
-class Followed:
-    """A run directory that is looked at again and again; what has not changed is not read again."""
+class FollowedRun:
+    """A run directory that is read again whenever its files have changed."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = folder, name
@@ -83,10 +89,10 @@ class Followed:
         self._spending: Spending | None = None
         self._charges: tuple[Charged | None, bool] = (None, False)
         self._seen_as: object = None
-        self._last: Look | None = None
+        self._last: RunStatus | None = None
 
-    def look(self) -> Look:
-        """The run now; the same object as long as nothing has happened to it."""
+    def status(self) -> RunStatus:
+        """The run now. It is the same object as long as no file has changed."""
         running = in_use(self.folder)
         sign = (running, *map(_sign, self._files()))
         if self._last is None or sign != self._seen_as:
@@ -97,11 +103,11 @@ class Followed:
                 self._last = self._unreadable(e, running=running)
         return self._last
 
-    def _unreadable(self, error: Exception, *, running: bool) -> Look:
-        told = f"{self.folder} cannot be read: {type(error).__name__}"
-        seen = Seen(self.folder, "", [], {}, None, "", [told])
+    def _unreadable(self, error: Exception, *, running: bool) -> RunStatus:
+        trouble = f"{self.folder} cannot be read: {type(error).__name__}"
+        contents = RunContents(self.folder, "", [], {}, None, "", [trouble])
         state = State.RUNNING if running else State.GONE
-        return Look(self.id, self.name, state, seen, None, asked=False, changed=0.0)
+        return RunStatus(self.id, self.name, state, contents, None, asked=False, changed=0.0)
 
     def _files(self) -> list[Path]:
         files = [self.folder / name for name in _PARTS]
@@ -111,17 +117,17 @@ class Followed:
             return files
         return [*files, ledger, Path(f"{ledger}-wal")]
 
-    def _read(self, *, running: bool) -> Look:
+    def _read(self, *, running: bool) -> RunStatus:
         trouble: list[str] = []
         recipe = self._part(trouble, lambda: content_of(self.folder / "recipe.toml")) or b""
         text = recipe.decode(errors="replace")
         planned = _planned(text)
-        self._part(trouble, self._tail.look)
+        self._part(trouble, self._tail.read_new)
         charged, opened = self._account(trouble, running=running)
         path = self.folder / "result.json"
         result = None if running or opened else self._part(trouble, self._result)
         claims = None if result is None else self._part(trouble, lambda: claims_in(result, path))
-        seen = Seen(
+        contents = RunContents(
             folder=self.folder,
             recipe=text,
             history=list(self._tail.history),
@@ -130,11 +136,11 @@ class Followed:
             verified="",
             trouble=[*trouble, *self._tail.trouble],
         )
-        return Look(
+        return RunStatus(
             id=self.id,
             name=self.name,
-            state=State.RUNNING if running else State.ENDED if seen.ended else State.GONE,
-            seen=seen,
+            state=State.RUNNING if running else State.ENDED if contents.ended else State.GONE,
+            contents=contents,
             planned=planned,
             asked=running and stop_request.asked(self.folder),
             changed=max((_changed(path) for path in self._files()), default=0.0),
@@ -142,7 +148,7 @@ class Followed:
 
     @staticmethod
     def _part(trouble: list[str], read: Callable[[], _T]) -> _T | None:
-        """What can be read of the directory; what cannot is said."""
+        """Read a part of the directory, or note in `trouble` why it cannot be read."""
         try:
             return read()
         except BadInput as e:
@@ -152,8 +158,8 @@ class Followed:
     def _account(self, trouble: list[str], *, running: bool) -> tuple[Charged | None, bool]:
         """What was charged, and whether the run is open by its ledger: running, or killed.
 
-        A ledger that could not be read while it was written is as it was at the last look, and is
-        looked at again.
+        A ledger that is being written may be unreadable for a moment. The charges are then those of
+        the last reading, and the next one tries again.
         """
         try:
             self._charges = self._charged()
@@ -171,8 +177,8 @@ class Followed:
             return None, False
         if file.stat().st_size > LARGEST_LEDGER:
             raise BadInput(f"{file} has {file.stat().st_size:,} bytes: more than is looked at")
-        found = charged_of(self.folder)
-        return found, found is not None and is_open(file, found.run)
+        charged = charged_of(self.folder)
+        return charged, charged is not None and is_open(file, charged.run)
 
     def _result(self) -> dict[str, Any] | None:
         path = self.folder / "result.json"
@@ -181,12 +187,12 @@ class Followed:
             return None
         left(path)
         try:
-            found = json.loads(content)
+            result = json.loads(content)
         except (ValueError, RecursionError) as e:
             raise BadInput(f"{path} cannot be read: {e}") from e
-        if not isinstance(found, dict):
-            raise BadInput(f"{path} is not a run's result: it holds {type(found).__name__}")
-        return found
+        if not isinstance(result, dict):
+            raise BadInput(f"{path} is not a run's result: it holds {type(result).__name__}")
+        return result
 
     def _statement(
         self, charged: Charged | None, planned: int | None, *, spent: bool
@@ -219,7 +225,7 @@ def _planned(recipe: str) -> int | None:
 
 
 def _sign(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file does."""
+    """A value that changes when the file does."""
     try:
         about = path.lstat()
     except (OSError, ValueError):

@@ -71,7 +71,7 @@ class Process:
         return self.popen.poll() is None
 
     def wait_for(self, ready: Callable[[], bool], what: str, seconds: float = STARTING) -> None:
-        """Wait until something holds; ProcessFailed if it ends before, or takes too long."""
+        """Wait until `ready` holds. Raises `ProcessFailed` if it ends before or takes too long."""
         deadline = time.monotonic() + seconds
         while not ready():
             if not self.running:
@@ -81,7 +81,7 @@ class Process:
             time.sleep(_PAUSE)
 
     def wait(self, seconds: float) -> int:
-        """Wait for its end, and return its code; ProcessFailed if it takes too long."""
+        """Wait for its end and return its exit code. `ProcessFailed` if it takes too long."""
         try:
             return self.popen.wait(seconds)
         except subprocess.TimeoutExpired as e:
@@ -95,20 +95,20 @@ class Process:
 
     @property
     def output(self) -> str:
-        """All that it has said."""
+        """Its output so far."""
         return self.log.read_text(errors="replace")
 
     @property
     def last_words(self) -> str:
-        """The last line that it said, without what a terminal makes of it."""
+        """The last line of its output that is not blank."""
         lines = [line.strip() for line in self.output[-_TAIL:].splitlines() if line.strip()]
         return lines[-1] if lines else "it said nothing"
 
 
 def end_with_us() -> None:
-    """In the new process: where the system can do it, end when the process that started it does.
+    """Runs in a new process: end when the parent does, on systems that can do this.
 
-    Whoever is killed at once has no time to stop what it started.
+    A parent that is killed has no time to stop what it started.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)

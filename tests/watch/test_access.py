@@ -4,10 +4,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from fedveil.runs import stop_request
+from fedveil.watch.access import PageAddress
 from fedveil.watch.app import make_app
-from fedveil.watch.folder import Folder
-from fedveil.watch.guard import Address
-from fedveil.watch.stream import Looking
+from fedveil.watch.runs_folder import RunsFolder
+from fedveil.watch.stream import Watcher
 
 from .conftest import ADDRESS, OWN, id_of
 
@@ -18,7 +18,7 @@ PATHS = ("", "run?id=x", "events", "report?id=x", "what-if", "answer", "recipe")
 @pytest.fixture
 def bare(root):
     """A client that sends nothing of its own accord."""
-    return TestClient(make_app(Looking(Folder(root)), ADDRESS), base_url=OWN)
+    return TestClient(make_app(Watcher(RunsFolder(root)), ADDRESS), base_url=OWN)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -58,12 +58,12 @@ def test_loopback_is_also_called_localhost(bare):
 
 
 def test_on_all_addresses_any_address_is_its_own_and_no_name_is():
-    everywhere = Address("0.0.0.0", 80, "t")
+    everywhere = PageAddress("0.0.0.0", 80, "t")
     assert everywhere.is_own("10.1.2.3:80")
     assert not everywhere.is_own("localhost:80")
     assert not everywhere.is_own("evil.example:80")
-    assert Address("::1", 80, "t").is_own("[::1]:80")
-    assert Address("::1", 80, "t").url == "http://[::1]:80/t/"
+    assert PageAddress("::1", 80, "t").is_own("[::1]:80")
+    assert PageAddress("::1", 80, "t").url == "http://[::1]:80/t/"
 
 
 CROSS = (

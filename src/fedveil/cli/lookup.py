@@ -1,4 +1,4 @@
-"""`fedveil recipes`, `explain`, `account` and `ledger`: nothing is trained."""
+"""`fedveil recipes`, `explain`, `account` and `ledger`: commands that train nothing."""
 
 import json
 import sys
@@ -34,21 +34,21 @@ def explain(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Tell what a recipe's keys, or the words of a claim, mean.
+    """Explain the keys of a recipe, or the terms of a claim.
 
-    A key is told with what it may be and which shipped recipes set it; a term, such as zero-out,
-    as the glossary has it.
+    A key comes with its type, its range and the shipped recipes that set it. A term, such as
+    zero-out, comes with its entry in the glossary.
     """
     from fedveil.runs.explain import overview
     from fedveil.runs.glossary import looked_up
 
     term, part = (None, None) if name is None else looked_up(" ".join(name))
     if json_:
-        found = {
+        meaning = {
             **({} if part is None else part.to_dict()),
             **({"term": term.to_dict()} if term else {}),
         }
-        print(json.dumps(overview() if name is None else found, indent=2))
+        print(json.dumps(overview() if name is None else meaning, indent=2))
         return
     from rich.console import Console
 
@@ -101,7 +101,7 @@ def ledger(
     export: Annotated[Path | None, typer.Option(help="Write everything as JSON.")] = None,
     json_: Json = False,
 ) -> None:
-    """Say what a run promises and when that holds, what it spent, and every charge."""
+    """Print what a run promises, under which conditions, what it spent, and every charge."""
     from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 
     if head is not None and not verify:
@@ -115,23 +115,23 @@ def ledger(
         export_ledger(path, export)
         print(f"written: {export}")
         return
-    told = statements_of(path)
-    for warning in told.warnings:
+    statements = statements_of(path)
+    for warning in statements.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if json_:
-        print(json.dumps(told.to_dict(), indent=2))
+        print(json.dumps(statements.to_dict(), indent=2))
         return
     from rich.console import Console
 
     from fedveil.console import print_charges, print_promise, print_terms, print_totals
 
     console = Console(markup=False, emoji=False, highlight=False)
-    for run in told.runs:
+    for run in statements.runs:
         print_promise(console, run)
-    for run in told.runs:
+    for run in statements.runs:
         print_totals(console, run)
-    if told.common is not None:
-        console.print(told.common, soft_wrap=True)
-    for run in told.runs:
+    if statements.common is not None:
+        console.print(statements.common, soft_wrap=True)
+    for run in statements.runs:
         print_charges(console, run)
-    print_terms(console, [claim for run in told.runs for claim in run.claims])
+    print_terms(console, [claim for run in statements.runs for claim in run.claims])

@@ -13,8 +13,8 @@ import pytest
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.runs.closing import digests
-from fedveil.runs.report.page import run_page, write_report
-from fedveil.runs.report.seen import Seen
+from fedveil.runs.report.run_contents import RunContents
+from fedveil.runs.report.run_page import run_page, write_report
 from fedveil.runs.run import Run
 
 from ..conftest import BASE
@@ -81,8 +81,8 @@ def test_a_run_leaves_a_page_that_opens_with_its_claim(made):
     ],
 )
 def test_it_says_why_there_were_no_more_rounds(made, stopped, said):
-    seen = Seen.at(made / "central")
-    assert said in words(run_page(replace(seen, result=seen.result | {"stopped": stopped})))
+    contents = RunContents.at(made / "central")
+    assert said in words(run_page(replace(contents, result=contents.result | {"stopped": stopped})))
 
 
 def test_it_says_whom_one_trusts_and_what_numbers_are(made):
@@ -94,9 +94,9 @@ def test_it_says_whom_one_trusts_and_what_numbers_are(made):
 
 
 def test_it_has_the_epsilon_of_somebody_with_several_clients(made):
-    seen = Seen.at(made / "central")
-    text = words(run_page(seen))
-    claim = seen.claims[0]
+    contents = RunContents.at(made / "central")
+    text = words(run_page(contents))
+    claim = contents.claims[0]
     table = text.partition("Epsilon at delta 0.0001 for several clients of one person (zero-out")[2]
     for units in (1, 2, 4, 8):
         assert f" {units} {claim.for_units(units).value} " in table
@@ -105,11 +105,11 @@ def test_it_has_the_epsilon_of_somebody_with_several_clients(made):
 
 
 def test_a_result_of_an_earlier_version_says_that_several_clients_are_unknown(made):
-    seen = Seen.at(made / "central")
-    told = [dict(claim) for claim in seen.result["claims"]]
+    contents = RunContents.at(made / "central")
+    told = [dict(claim) for claim in contents.result["claims"]]
     for claim in told:
         del claim["composed"], claim["units"]
-    text = words(run_page(replace(seen, result=seen.result | {"claims": told})))
+    text = words(run_page(replace(contents, result=contents.result | {"claims": told})))
     assert "somebody with several clients is larger, and cannot be computed" in text
     assert "of one person (zero-out" not in text
 
@@ -173,10 +173,10 @@ def test_secure_runs_hide_what_private_data_tell(start):
 
 
 def test_an_open_run_is_drawn_from_its_ledger(made):
-    seen = Seen.at(made / "open")
-    assert not seen.ended
-    assert [claim.condition for claim in seen.claims] == ["", "", NOT_DECIDED]
-    text = words(run_page(seen))
+    contents = RunContents.at(made / "open")
+    assert not contents.ended
+    assert [claim.condition for claim in contents.claims] == ["", "", NOT_DECIDED]
+    text = words(run_page(contents))
     assert "has not ended" in text
     assert "the run is open" in text
 
@@ -189,14 +189,14 @@ def test_a_changed_result_is_refused_and_a_broken_ledger_is_said(folder):
         write_report(folder)
     result.write_text(text)
     (folder / "metrics.jsonl").write_text("")
-    assert "metrics.jsonl is not the one" in words(run_page(Seen.at(folder)))
+    assert "metrics.jsonl is not the one" in words(run_page(RunContents.at(folder)))
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "metrics.jsonl"])
 def test_a_directory_without_a_run_is_refused(folder, name):
     (folder / name).unlink()
     with pytest.raises(BadInput, match="holds no run"):
-        Seen.at(folder)
+        RunContents.at(folder)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_result_that_is_none_is_refused(folder, content):
     (folder / "ledger.db").unlink()
     (folder / "result.json").write_text(content)
     with pytest.raises(BadInput, match="result"):
-        run_page(Seen.at(folder))
+        run_page(RunContents.at(folder))
 
 
 def hostile(value):
@@ -248,7 +248,7 @@ def test_markup_in_every_field_is_shown_as_text(folder):
     (folder / "ledger.db").unlink()
     (folder / "result.json").write_text(json.dumps(evil))
     moved = folder.rename(folder.with_name(f"run {SCRIPT.replace('/', '-')}"))
-    page = run_page(Seen.at(moved)).decode()
+    page = run_page(RunContents.at(moved)).decode()
     assert page.count("<script>") == 1
     assert "<img" not in page
     assert page.count("&lt;script&gt;") > 30
@@ -273,9 +273,11 @@ class Elements(HTMLParser):
 
 
 def test_a_ledger_s_own_texts_are_text(folder, monkeypatch):
-    seen = Seen.at(folder)
-    named = seen.statement.__class__(SCRIPT, seen.statement.charges, seen.claims, 8.0)
-    evil = Seen(seen.folder, seen.recipe, seen.history, seen.result, named, SCRIPT, [SCRIPT])
+    contents = RunContents.at(folder)
+    named = contents.statement.__class__(SCRIPT, contents.statement.charges, contents.claims, 8.0)
+    evil = RunContents(
+        contents.folder, contents.recipe, contents.history, contents.result, named, SCRIPT, [SCRIPT]
+    )
     page = run_page(evil).decode()
     assert page.count("<script>") == 1
     assert page.count("&lt;script&gt;") >= 3
@@ -291,7 +293,7 @@ def many(folder, rounds):
     ]
     long[rounds // 3]["loss"] = 77.7
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in long))
-    return run_page(Seen.at(folder)).decode()
+    return run_page(RunContents.at(folder)).decode()
 
 
 @pytest.mark.parametrize("rounds", [1_000, 10_000])
@@ -317,7 +319,7 @@ def test_epsilon_that_was_computed_now_and_then_has_a_band(folder):
     kept = [{**lines[-1], "round": r, "epsilon": -(-r // 10) * 10.0} for r in range(1, 41)]
     text = "".join(json.dumps(line) + "\n" for line in [lines[0], *kept])
     (folder / "metrics.jsonl").write_text(text)
-    page = run_page(Seen.at(folder)).decode()
+    page = run_page(RunContents.at(folder)).decode()
     spent = page.partition('id="spent"')[2].partition("</figure>")[0]
     assert 'class="band s0"' in spent
     values = re.findall(r"<td>([^<]*)</td>", spent)

@@ -1,11 +1,11 @@
-"""Files of a run directory, read by somebody who does not know who wrote them.
+"""Reading the files of a run directory without trusting whoever wrote them.
 
 | edge | behaviour |
 |---|---|
 | no such file | None, or nothing new |
 | a link, a folder, a pipe or a device | BadInput: it is not what a run leaves |
 | longer than a run's files are | BadInput before it is read |
-| a line that is half written | left for the next look |
+| a line that is half written | left for the next reading |
 """
 
 import os
@@ -23,7 +23,7 @@ LARGEST_LEDGER = 1 << 30
 
 
 def content_of(path: Path) -> bytes | None:
-    """The content of a file; None if there is none."""
+    """The content of a file, or None if it does not exist."""
     try:
         with _opened(path) as file:
             return file.read()
@@ -45,7 +45,7 @@ def check_plain(folder: Path) -> None:
 
 
 class Tail:
-    """The lines of a metrics file, of which each look reads what is new."""
+    """The lines of a metrics file that grows."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,8 +61,8 @@ class Tail:
             return []
         return [f"metrics.jsonl was damaged after {len(self.history)} lines: the rest is left out"]
 
-    def look(self) -> None:
-        """Read on; from the start where the file is another one, or was cut."""
+    def read_new(self) -> None:
+        """Read what was added, or all of it if the file was replaced or cut."""
         try:
             with _opened(self._path) as file:
                 about = os.fstat(file.fileno())
@@ -90,7 +90,7 @@ class Tail:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """A regular file of reasonable length; another kind is neither waited for nor followed."""
+    """Open a regular file of reasonable length. Links are not followed, pipes not waited for."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as e:

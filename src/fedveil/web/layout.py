@@ -20,9 +20,8 @@ def page(
     """A page that opens from disk, asks for nothing over the network and prints on A4.
 
     Guarantee: its policy has the hashes of its own script and style, so that a browser runs no
-    other, whatever found its way into `content`; nothing is loaded from anywhere. One that is
-    `served` may ask its own server, and nobody else. `style` and `script` are a package's own, to
-    follow those that every page has.
+    other, whatever `content` holds, and loads nothing from elsewhere. A page that is `served` may
+    connect to its own server only. `style` and `script` are added to those that every page has.
     """
     style = "\n".join(part for part in (text_of(_HERE / "page.css"), style) if part)
     script = "\n".join(part for part in (text_of(_HERE / "page.js"), script) if part)
@@ -64,7 +63,7 @@ def table(
     numbers: bool = False,
     wide: bool = False,
 ) -> Markup:
-    """A table with one column per key of the first row; it scrolls by itself where it is wide."""
+    """A table with one column per key of the first row. It scrolls if it is too wide."""
     if not rows:
         return tag("p", f"{caption}: nothing")
     names = list(rows[0])
@@ -89,7 +88,7 @@ def table(
 
 
 def facts(pairs: Mapping[str, Content]) -> Markup:
-    """What things are, by name."""
+    """A list of names and their values."""
     return tag("dl", [[tag("dt", name), tag("dd", value)] for name, value in pairs.items()])
 
 
@@ -104,7 +103,7 @@ def text_block(text: str, label: str) -> Markup:
 
 
 def folded(summary: str, *content: Content) -> Markup:
-    """What is shown when it is asked for."""
+    """Content that is hidden until its summary is clicked."""
     return tag("details", tag("summary", summary), *content)
 
 
