@@ -19,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedveil.audit.inversion import InversionAudit, Reconstruction
-from fedveil.audit.leak import Leak
-from fedveil.audit.pictures import side_by_side
+from fedveil.audit.findings import Leak
+from fedveil.audit.inversion import side_by_side
 from fedveil.audit.property import PropertyAudit
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput

@@ -11,13 +11,13 @@ from fedveil.audit.inversion import (
     check_images,
     mean_measure,
     pixels_of,
+    side_by_side,
 )
-from fedveil.audit.pictures import side_by_side
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
-from tests.audit.test_command import left
+from tests.audit.test_audit_command import left
 
 FEW = ("engine.workers=1", "data.clients=40", "rounds=3", "engine.mode=looped")
 QUICK = InversionAudit(clients=1, steps=60, restarts=1)

@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 import fedveil as fv
-from fedveil.attacks.attack import BackdoorAttack
-from fedveil.audit import command
+from fedveil.attacks.backdoor_attack import BackdoorAttack
+from fedveil.audit import audit_command
 from fedveil.console import print_promise, print_result, print_totals
 from fedveil.errors import BadInput
 from fedveil.papers.lines import claim_of
@@ -247,9 +247,9 @@ def test_figures_of_papers_are_over_the_epsilon_of_their_budgets():
 @KINDS
 def test_an_audit_that_finds_nothing_to_attack_names_it(folder, claims, monkeypatch):
     found = SimpleNamespace(findings=[], leaks=[])
-    monkeypatch.setattr(command, "attacked", lambda *_: found)
-    monkeypatch.setattr(command, "charged_lines", lambda _: None)
-    monkeypatch.setattr(command, "check_charged", lambda *_: None)
-    monkeypatch.setattr(command.Audited, "to_dict", lambda self: {})
+    monkeypatch.setattr(audit_command, "run_attacks", lambda *_: found)
+    monkeypatch.setattr(audit_command, "charged_lines", lambda _: None)
+    monkeypatch.setattr(audit_command, "check_charged", lambda *_: None)
+    monkeypatch.setattr(audit_command.AuditResult, "to_dict", lambda self: {})
     with pytest.raises(BadInput, match=r"none of them is for epsilon 22\.22 "):
-        command.audit(folder(claims), command.Question(attacks=("one-run",)))
+        audit_command.audit(folder(claims), audit_command.AuditSettings(attacks=("one-run",)))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedveil.audit import watching
-from fedveil.audit.attack import Question
+from fedveil.audit import white_box_attackers
+from fedveil.audit.all_attacks import AuditSettings
 from fedveil.papers import naseri_privacy
 from fedveil.papers.experiment import Experiment
 from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP
@@ -18,9 +18,9 @@ FEW = ("randomiser", "canaries", "one-run", "membership", "white-box", "property
 def small(out):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(naseri_privacy, "deployments", lambda experiment: [SMALL])
-        patch.setattr(watching, "WATCHED", 2)
-        few = Question(FEW, draws=1000, canaries=50, references=4, workers=1)
-        patch.setattr(naseri_privacy, "question", lambda experiment, where: few)
+        patch.setattr(white_box_attackers, "WATCHED", 2)
+        few = AuditSettings(FEW, draws=1000, canaries=50, references=4, workers=1)
+        patch.setattr(naseri_privacy, "audit_settings", lambda experiment, where: few)
         return naseri_privacy.privacy(Experiment(out, repeat=2, workers=1))
 
 
@@ -54,7 +54,7 @@ def test_no_epsilon_of_the_page_is_bare(page, check_epsilons):
 
 
 def test_a_row_that_is_done_is_not_attacked_again(page, monkeypatch):
-    monkeypatch.setattr(naseri_privacy, "attacked", None)
+    monkeypatch.setattr(naseri_privacy, "run_attacks", None)
     assert small(page.out).tables == page.tables
 
 

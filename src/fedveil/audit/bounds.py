@@ -95,7 +95,7 @@ def most(found: Any, of: int, alpha: float) -> Any:
 
 
 @dataclass(frozen=True)
-class AnyMechanism:
+class GeneralBound:
     """Of whatever was released: TPR <= e^epsilon FPR + delta.
 
     Guarantee: (epsilon, delta)-DP implies that for every guess that was fixed before these draws.
@@ -127,7 +127,7 @@ class AnyMechanism:
 
 
 @dataclass(frozen=True)
-class OfGaussian:
+class GaussianBound:
     """Of a Gaussian mechanism, of which mu = sensitivity / std is all there is to know.
 
     Guarantee: mu-GDP implies Phi^-1(TPR) - Phi^-1(FPR) <= mu for every guess (Dong, Roth and Su
@@ -173,7 +173,7 @@ An upper bound on it: a quick one where many are compared, as fine as the claim 
 
 
 @dataclass(frozen=True)
-class OfKind:
+class SameKindBound:
     """Of the claimed kind of release, sampled and composed as claimed, with noise nobody knows.
 
     `curve` is what it would cost with a given noise multiplier. The bound is the epsilon, at
@@ -230,7 +230,7 @@ class OfKind:
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedBound:
     """An epsilon that follows from a sensitivity which was computed and not guessed from draws.
 
     Guarantee: that of the computation; no confidence is needed.

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.audit.finding import Finding
+from fedveil.audit.findings import Finding
 from fedveil.audit.one_shot import fitted
 from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
 from fedveil.audit.scores import Scores, counted, gap

@@ -6,21 +6,22 @@ stands what costs nothing: the mean image of the test split.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib.figure import Figure
 from scipy.special import stdtrit
 
-from fedveil.attacks.inversion import Inversion, Method, Pixels
-from fedveil.attacks.labels import label_shares, labels_of
-from fedveil.attacks.likeness import matched, psnr, ssim
-from fedveil.attacks.rehearsal import Rehearsal
-from fedveil.audit.leak import Leak, Measure
+from fedveil.audit.findings import Leak, Measure
+from fedveil.audit.gradient_inversion import Inversion, Method, Pixels, label_shares, labels_of
+from fedveil.audit.image_similarity import matched, psnr, ssim
 from fedveil.audit.seen import Witness, again, beside, check_own, replayed, views
+from fedveil.audit.simulated_client import SimulatedClient
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
@@ -29,6 +30,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.training.round import Ask
 from fedveil.training.session import Training
+from fedveil.tuning.figures import INK, SMALL, canvas
 
 ATTACK = "inversion"
 CLIENTS = 4
@@ -232,7 +234,7 @@ def pixels_of(data: FederatedData) -> Pixels:
     return Pixels(float(x.min()), float(x.max()))
 
 
-def rehearsal_of(training: Training, ask: Ask) -> Rehearsal:
+def rehearsal_of(training: Training, ask: Ask) -> SimulatedClient:
     """What the attacker knows of the round: model, work, clip, and ranges of two-valued reports."""
     plan, state = training.plan, ask.state
     clip = plan.clip(state.moving, ask.round)
@@ -244,7 +246,7 @@ def rehearsal_of(training: Training, ask: Ask) -> Rehearsal:
         shift = state.params if ranges.perturb == "weights" else torch.zeros_like(state.params)
         low, high = centre - radius - shift, centre + radius - shift
     known = (training.task, training.work, state.params, clip, ask.round, training.data.classes)
-    return Rehearsal(*known, low, high)
+    return SimulatedClient(*known, low, high)
 
 
 def mean_measure(name: str, values: Numbers) -> Measure:
@@ -255,3 +257,44 @@ def mean_measure(name: str, values: Numbers) -> Measure:
     reach = float(stdtrit(len(values) - 1, (1 + _CONFIDENCE) / 2))
     half = reach * float(values.std(ddof=1)) / math.sqrt(len(values))
     return Measure(name, mean, mean - half, mean + half)
+
+
+_INCH, _TEXT, _LETTERS = 0.75, 4.0, 42
+
+
+def side_by_side(found: Mapping[str, Reconstruction], most: int = 8) -> Figure:
+    """One row of originals, then a row per reconstruction beside its name and mean PSNR.
+
+    All of them are of the same records, of which the first `most` are drawn.
+    """
+    if not found:
+        raise BadInput("there are no reconstructions to draw: give one at least")
+    first = next(iter(found.values()))
+    if any(not np.array_equal(each.originals, first.originals) for each in found.values()):
+        raise BadInput("reconstructions of different records cannot share a row of originals")
+    count = min(most, len(first.originals))
+    rows = {"original": first.originals} | {
+        f"{name}\nPSNR {each.psnr.mean():.1f} dB": each.found for name, each in found.items()
+    }
+    said = (
+        "PSNR, a mean over records: higher is more alike. Who saw no update can answer the mean "
+        f"image of the test split, which has {first.mean_psnr.mean():.1f} dB."
+    )
+    size = (_INCH * (_TEXT + count), _INCH * len(rows))
+    figure = canvas("Gradient inversion: what updates show of records", [said], size)
+    ratios = [_TEXT, *([1] * count)]
+    axes = figure.subplots(len(rows), 1 + count, squeeze=False, width_ratios=ratios)
+    for (label, *line), (name, images) in zip(axes, rows.items(), strict=True):
+        label.axis("off")
+        words = "\n".join(textwrap.fill(each, _LETTERS) for each in name.splitlines())
+        where = {"ha": "right", "va": "center", "transform": label.transAxes}
+        label.text(1.0, 0.5, words, size=SMALL, color=INK, **where)
+        for at, image in zip(line, images, strict=False):
+            at.imshow(_drawn(image), cmap="gray", vmin=first.pixels.low, vmax=first.pixels.high)
+            at.set(xticks=[], yticks=[])
+    return figure
+
+
+def _drawn(image: Images) -> Images:
+    """[H, W], or [H, W, 3] in colour."""
+    return image[0] if len(image) == 1 else np.moveaxis(image[:3], 0, -1)

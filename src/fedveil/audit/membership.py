@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.attacks.likelihood import References, lira, lira_offline, rmia, rmia_offline
-from fedveil.audit.halves import Halves, OnTraining
-from fedveil.audit.kept import Kept
-from fedveil.audit.leak import Leak
+from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit.findings import Leak
+from fedveil.audit.likelihood import References, lira, lira_offline, rmia, rmia_offline
 from fedveil.audit.roc import Roc, roc_figure
 from fedveil.audit.seen import check_own
+from fedveil.audit.shadow_models import OnTraining, ShadowModels
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.training.engines.on_ray.cluster import RayCluster
@@ -44,7 +44,7 @@ class Membership:
     references: int = REFERENCES
     seed: int = 0
     workers: int = 0
-    kept: Kept = field(default_factory=Kept)
+    cache: AuditCache = field(default_factory=AuditCache)
     cluster: RayCluster | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -62,18 +62,20 @@ class Membership:
     ) -> Iterator[Leak]:
         """One for each way of scoring, best known first."""
         check_own(training, ATTACK)
-        found = self.curves(Halves(training, self.references // 2 + 1, self.seed), on_training)
+        found = self.curves(
+            ShadowModels(training, self.references // 2 + 1, self.seed), on_training
+        )
         what = f"{training.data.records:,} records, in and out; {self.references} references"
-        self.kept.picture(ATTACK, lambda: roc_figure(found, what, claim))
+        self.cache.save_figure(ATTACK, lambda: roc_figure(found, what, claim))
         for way, roc in found.items():
             yield Leak(ATTACK, f"{way}: {what}", roc.measures, claim)
 
     def curves(
-        self, halves: Halves, on_training: OnTraining = lambda done, of: None
+        self, shadow_models: ShadowModels, on_training: OnTraining = lambda done, of: None
     ) -> dict[str, Roc]:
         """Scores by way of scoring."""
-        losses = halves.losses(self.kept, self.workers, self.cluster, on_training)
-        return attacked(losses, halves.inside)
+        losses = shadow_models.losses(self.cache, self.workers, self.cluster, on_training)
+        return attacked(losses, shadow_models.inside)
 
 
 def attacked(losses: Numbers, inside: npt.NDArray[np.bool_]) -> dict[str, Roc]:

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.attacks.auc import auc, auc_interval
-from fedveil.attacks.multi_task import MultiTask, last_layer
-from fedveil.attacks.telling import Telling
-from fedveil.audit.holders import PLANTED, Flags, Question, question
-from fedveil.audit.leak import Leak, Measure
+from fedveil.audit.findings import Leak, Measure
+from fedveil.audit.multi_task import MultiTask, last_layer
+from fedveil.audit.property_classifier import PropertyClassifier
+from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
+from fedveil.audit.roc import auc, auc_interval
 from fedveil.audit.seen import View, Witness, again, beside, check_own, replayed, views
 from fedveil.errors import BadInput
 from fedveil.identity import seed_of
@@ -41,7 +41,7 @@ OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
-class Told:
+class PropertyScores:
     """What the attacker says of the clients it saw: scores, added up over rounds."""
 
     total: Values
@@ -99,7 +99,7 @@ class PropertyAudit:
     def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
         """One for each view, passive; and as many active ones."""
         check_own(training, ATTACK)
-        asked = question(self.property, training.data, self.auxiliary, self.seed)
+        asked = property_labels(self.property, training.data, self.auxiliary, self.seed)
         rounds = min(self.rounds, training.plan.permitted)
         kinds = ["passively", "actively"] if self.active and _hidden(training) else ["passively"]
         for number, kind in enumerate(kinds):
@@ -111,7 +111,7 @@ class PropertyAudit:
                 attacked = replace(attacked, adversary=attacker)
             clients = Witness(attacked, asked.data, attacked.streams)
             mine = [Witness(attacked, asked.own, own) for own in self._streams(training)]
-            told = {view: Told(np.zeros(len(asked.has))) for view in views(training.plan)}
+            told = {view: PropertyScores(np.zeros(len(asked.has))) for view in views(training.plan)}
             for ask in replayed(attacked, rounds):
                 self._watch(clients, mine, asked, ask, ids, told)
                 on_step(number * rounds + ask.round, len(kinds) * rounds)
@@ -125,10 +125,10 @@ class PropertyAudit:
         self,
         clients: Witness,
         mine: list[Witness],
-        asked: Question,
+        asked: PropertyLabels,
         ask: Ask,
         apart: Ids,
-        told: dict[View, Told],
+        told: dict[View, PropertyScores],
     ) -> None:
         """Score one round's reports, by what the attacker's own records make of its model."""
         ids = ask.ids[~np.isin(ask.ids, apart)]
@@ -139,7 +139,7 @@ class PropertyAudit:
         made = mine[0].unnoised(ask.round, ask.state, names, every).numpy()
         for view, scores in told.items():
             shown = [each.seen(view, ask.round, ask.state, names, every).numpy() for each in mine]
-            telling = Telling.fitted(made, np.concatenate(shown), asked.own_has)
+            telling = PropertyClassifier.fitted(made, np.concatenate(shown), asked.own_has)
             rows = clients.seen(view, ask.round, ask.state, ids, ids).numpy()
             scores.add_(ids, telling.scores(rows))
 
@@ -148,7 +148,7 @@ class PropertyAudit:
         secure = training.plan.secure
         return [Streams(seed_of("property", self.seed, k), secure) for k in range(_DRAWS)]
 
-    def _attacker(self, training: Training, asked: Question) -> MultiTask:
+    def _attacker(self, training: Training, asked: PropertyLabels) -> MultiTask:
         """Clients drawn at random that train on the attacker's records."""
         if self.attackers >= training.data.clients // 2:
             raise BadInput(

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedveil.audit.bounds import AnyMechanism, Counts, Evidence, OfGaussian, OfKind
-from fedveil.audit.finding import Finding
+from fedveil.audit.bounds import Counts, Evidence, GaussianBound, GeneralBound, SameKindBound
+from fedveil.audit.dp_sgd_views import step_views
+from fedveil.audit.findings import Finding
 from fedveil.audit.scores import Scores, choosing, counted, gap, log_ratio
-from fedveil.audit.steps import step_views
 from fedveil.audit.views import (
     Bench,
     Ids,
@@ -162,7 +162,7 @@ class Randomiser:
 
         claim = claim_of(line, 1)
         counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
-        return Finding(ATTACK, "one weight of one report", claim, AnyMechanism(counts, claim.delta))
+        return Finding(ATTACK, "one weight of one report", claim, GeneralBound(counts, claim.delta))
 
     def _shuffled(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
         """One position behind the shuffler, all others low; every position is a draw."""
@@ -213,10 +213,10 @@ def evidence_of(line: BudgetLine, turns: int, claim: PrivacyClaim, counts: Count
 
     match event:
         case Gaussian() | GaussianWithCurator():
-            return OfGaussian(counts, claim.delta)
+            return GaussianBound(counts, claim.delta)
         case PoissonSampled() | GaussianWithBit() | Shuffled():
-            return OfKind(counts, claim.delta, curve)
-    return AnyMechanism(counts, claim.delta)
+            return SameKindBound(counts, claim.delta, curve)
+    return GeneralBound(counts, claim.delta)
 
 
 def with_noise(event: Event, noise: float) -> Event:

@@ -3,6 +3,7 @@
 Intervals are at 95 % and over records, for the models as they were trained.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from scipy.optimize import brentq
 from scipy.special import ndtri
+from scipy.stats import rankdata
 
 from fedveil.audit.bounds import least, most
-from fedveil.audit.leak import Measure
+from fedveil.audit.findings import Measure
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.tuning.figures import SOFT, aside, canvas, line_style, name_axes, stroke
@@ -187,3 +190,47 @@ def _best(members: Scores, others: Scores) -> float:
     hits = 1 - np.searchsorted(np.sort(members), thresholds) / len(members)
     rejected = np.searchsorted(np.sort(others), thresholds) / len(others)
     return float(thresholds[np.argmax(hits + rejected)])
+
+
+_NEAR = 1e-9
+
+Values = npt.NDArray[np.float64]
+
+
+def auc(scores: Values, has: npt.NDArray[np.bool_]) -> float:
+    """How often one that has it scores above one that has not; ties count half.
+
+    >>> auc(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True]))
+    0.875
+    """
+    count = int(has.sum())
+    above = float(rankdata(scores)[has].sum()) - count * (count + 1) / 2
+    return above / (count * (len(has) - count))
+
+
+def auc_interval(area: float, with_: int, without: int, confidence: float) -> tuple[float, float]:
+    """Where the true area lies: all values that `area` does not contradict.
+
+    Hanley and McNeil's variance at the value in question, not at the estimate, with both numbers
+    of cases replaced by their mean less one (Newcombe 2006, method 5): an area of 1 of few clients
+    still has an interval. Holds for independent cases.
+    """
+    reach = float(ndtri((1 + confidence) / 2))
+    most = max((with_ + without) / 2 - 1, 0.0)
+
+    def off(true: float) -> float:
+        ahead = (1 - true) / (2 - true)
+        behind = true / (1 + true)
+        variance = true * (1 - true) * (1 + most * (ahead + behind)) / (with_ * without)
+        return reach * math.sqrt(variance)
+
+    def below(true: float) -> float:
+        return area - true - off(true)
+
+    def above(true: float) -> float:
+        return true - area - off(true)
+
+    under, over = max(area - _NEAR, 0.0), min(area + _NEAR, 1.0)  # at 0 and 1 nothing varies
+    low = float(brentq(below, 0.0, under)) if below(under) < 0 < below(0.0) else 0.0
+    high = float(brentq(above, over, 1.0)) if above(over) < 0 < above(1.0) else 1.0
+    return low, high

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fedveil.audit.finding import ALARM, Finding
+from fedveil.audit.findings import ALARM, Finding
 from fedveil.audit.randomisers import Randomiser
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile

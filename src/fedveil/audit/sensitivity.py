@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.audit.bounds import Computed
-from fedveil.audit.finding import Finding
+from fedveil.audit.bounds import ComputedBound
+from fedveil.audit.findings import Finding
 from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
@@ -45,7 +45,7 @@ def findings(training: Training, seed: int = 0) -> Iterator[Finding]:
         event = PoissonSampled(plan.steps.rate, worse) if plan.steps.rate < 1 else worse
         value = epsilon(event, line.per * turns, claim.delta, line.relation)
     what = f"a record moves a step by {reach:.4g} clips at most"
-    yield Finding(ATTACK, what, claim, Computed(value, tried))
+    yield Finding(ATTACK, what, claim, ComputedBound(value, tried))
 
 
 def _reach(training: Training, generator: np.random.Generator) -> tuple[float, int]:

@@ -6,8 +6,7 @@ from decimal import ROUND_FLOOR
 
 from fedveil.audit import inversion, membership, white_box
 from fedveil.audit import property as properties
-from fedveil.audit.finding import SHOWN, Finding
-from fedveil.audit.leak import Leak, Measure
+from fedveil.audit.findings import SHOWN, Finding, Leak, Measure
 from fedveil.audit.roc import AUC, tpr_at
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 

@@ -1,6 +1,6 @@
 """Membership, white box (Nasr et al. 2019): an attacker inside the training, not after it.
 
-Four attackers look at what each record leaves in models and reports (`audit.watching`): the server
+Four attackers look at what each record leaves in models and reports (`audit.white_box_attackers`): the server
 and a client, passive and active. Each knows of half of the records whether they were trained on,
 learns from these what members look like, and guesses about the others.
 """
@@ -11,12 +11,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.audit.halves import Halves, OnTraining
-from fedveil.audit.kept import Kept
-from fedveil.audit.leak import Leak
+from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit.findings import Leak
 from fedveil.audit.roc import Roc, roc_figure
 from fedveil.audit.seen import check_own
-from fedveil.audit.watching import Asked, by_active_client, by_active_server, by_client, by_server
+from fedveil.audit.shadow_models import OnTraining, ShadowModels
+from fedveil.audit.white_box_attackers import (
+    Asked,
+    by_active_client,
+    by_active_server,
+    by_client,
+    by_server,
+)
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
@@ -49,7 +55,7 @@ class WhiteBox:
 
     seed: int = 0
     workers: int = 0
-    kept: Kept = field(default_factory=Kept)
+    cache: AuditCache = field(default_factory=AuditCache)
     cluster: RayCluster | None = field(default=None, repr=False)
 
     def leaks(
@@ -60,51 +66,53 @@ class WhiteBox:
     ) -> Iterator[Leak]:
         """One for each attacker; nothing is claimed against a server that the claim trusts."""
         check_own(training, ATTACK)
-        found = self.curves(Halves(training, 1, self.seed), on_training)
+        found = self.curves(ShadowModels(training, 1, self.seed), on_training)
         what = f"{training.data.records:,} records, in and out; half of them known"
-        self.kept.picture(ATTACK, lambda: roc_figure(found, what, claim))
+        self.cache.save_figure(ATTACK, lambda: roc_figure(found, what, claim))
         against = claim if claim is not None and claim.trust in _SEES_REPORTS else None
         for who, roc in found.items():
             beside = against if who in (SERVER, ACTIVE_SERVER) else claim
             yield Leak(ATTACK, f"{who}: {what}", roc.measures, beside)
 
     def curves(
-        self, halves: Halves, on_training: OnTraining = lambda done, of: None
+        self, shadow_models: ShadowModels, on_training: OnTraining = lambda done, of: None
     ) -> dict[str, Roc]:
         """Scores by attacker: of each record, once in and once not."""
-        seen, first = self._seen(halves, on_training), halves.inside[0]
+        seen, first = self._seen(shadow_models, on_training), shadow_models.inside[0]
         found = {}
         for place, (who, _) in enumerate(ATTACKERS):
             pair = seen[2 * place : 2 * place + 2]
             one, other = (
                 guessed(rows, inside, self.seed)
-                for rows, inside in zip(pair, halves.inside, strict=True)
+                for rows, inside in zip(pair, shadow_models.inside, strict=True)
             )
             members, others = np.where(first, one, other), np.where(first, other, one)
             found[who] = Roc(members, others, paired=True)
         return found
 
-    def _seen(self, halves: Halves, on_training: OnTraining) -> list[Numbers]:
+    def _seen(self, shadow_models: ShadowModels, on_training: OnTraining) -> list[Numbers]:
         """What each attacker sees in either training of the pair, by `watched`'s numbers."""
         count = 2 * len(ATTACKERS)
-        found = {n: self.kept.array(_name(n)) for n in range(count)}
+        found = {n: self.cache.load(_name(n)) for n in range(count)}
         left = [n for n in found if found[n] is None]
-        for number, rows in self._watched(halves, left):
+        for number, rows in self._watched(shadow_models, left):
             found[number] = rows
-            self.kept.keep(_name(number), rows)
+            self.cache.save(_name(number), rows)
             on_training(sum(each is not None for each in found.values()), count)
         return [each for each in found.values() if each is not None]
 
-    def _watched(self, halves: Halves, left: Sequence[int]) -> Iterator[tuple[int, Numbers]]:
-        jobs = [(halves, [number]) for number in left]
+    def _watched(
+        self, shadow_models: ShadowModels, left: Sequence[int]
+    ) -> Iterator[tuple[int, Numbers]]:
+        jobs = [(shadow_models, [number]) for number in left]
         for job, (rows,) in bench_outcomes(jobs, watched, self.workers, self.cluster):
             yield left[job], rows
 
 
-def watched(halves: Halves, numbers: Sequence[int]) -> list[Numbers]:
+def watched(shadow_models: ShadowModels, numbers: Sequence[int]) -> list[Numbers]:
     """What attacker number // 2 sees in training number % 2 of a pair."""
-    asked = Asked(halves.training.data, halves.seed)
-    return [ATTACKERS[n // 2][1](halves.at(n % 2), asked) for n in numbers]
+    asked = Asked(shadow_models.training.data, shadow_models.seed)
+    return [ATTACKERS[n // 2][1](shadow_models.at(n % 2), asked) for n in numbers]
 
 
 def guessed(rows: Numbers, inside: npt.NDArray[np.bool_], seed: int) -> Numbers:

@@ -80,14 +80,14 @@ def audit(
     with loading(quiet=quiet):
         from rich.console import Console
 
-        from fedveil.audit.attack import Question
-        from fedveil.audit.command import audit as audited
+        from fedveil.audit.all_attacks import AuditSettings
+        from fedveil.audit.audit_command import audit as audited
         from fedveil.audit.self_test import self_test as tested
         from fedveil.console import Counter, print_findings, print_leaks, print_rows, print_terms
         from fedveil.training.engines.workers import WorkerLost
 
         chosen = None if attacks is None else tuple(attacks.split(","))
-        question = Question(
+        settings = AuditSettings(
             *(chosen, draws, canaries, references, property_, seed, workers), cluster=cluster
         )
     progress = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
@@ -96,12 +96,12 @@ def audit(
     try:
         with Counter(progress, "steps") as counter:
             if run is None:
-                found = tuple(tested(question.randomiser, counter.show))
+                found = tuple(tested(settings.randomiser, counter.show))
                 told = {"findings": [finding.to_dict() for finding in found]}
             else:
                 whole = audited(
                     run,
-                    question,
+                    settings,
                     data,
                     out=out,
                     allow_code=allow_code,

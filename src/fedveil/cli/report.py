@@ -51,7 +51,7 @@ def _written(folders: list[Path], out: Path | None, audits: list[Path]) -> Path:
             raise BadInput(f"--audit is about a run and {folder} holds a sweep: name a run")
         content = sweep_page(folder)
     else:
-        from fedveil.audit.page import audit_section
+        from fedveil.audit.audit_section import audit_section
         from fedveil.runs.report.page import run_page
         from fedveil.runs.report.seen import Seen
 

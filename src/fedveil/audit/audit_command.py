@@ -1,0 +1,117 @@
+"""`fedveil audit`: a finished run, run_attacks again from its recipe; the run itself is only read."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedveil.audit.all_attacks import LEAKS, AttackResults, AuditSettings, OnStep, run_attacks
+from fedveil.audit.audit_cache import FOUND, AuditCache, audited_digest
+from fedveil.audit.findings import Finding, Leak
+from fedveil.audit.seen import claimed
+from fedveil.audit.summary import summary
+from fedveil.errors import BadInput
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.runs.build import build
+from fedveil.runs.evidence import charged_lines, check_charged
+from fedveil.runs.opened import OpenedRun
+from fedveil.runs.own import brought
+from fedveil.runs.recipe import here
+from fedveil.training.session import Training
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What was found about a run: bounds on epsilon, and what other attacks learn."""
+
+    run: OpenedRun
+    plan: PrivacyPlan
+    found: AttackResults
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.found.findings
+
+    @property
+    def leaks(self) -> tuple[Leak, ...]:
+        return self.found.leaks
+
+    @property
+    def violated(self) -> bool:
+        return any(finding.violated for finding in self.findings)
+
+    @property
+    def row(self) -> dict[str, str]:
+        """All of it in one row."""
+        metrics = {name: _number(value) for name, value in self.run.result["metrics"].items()}
+        return {**metrics, **summary(self.findings, self.leaks, claimed(self.plan))}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "run_dir": str(self.run.folder),
+            "recipe": self.run.recipe.name,
+            "metrics": self.run.result["metrics"],
+            "findings": [finding.to_dict() for finding in self.findings],
+            "leaks": [leak.to_dict() for leak in self.leaks],
+            "left_out": list(self.found.left_out),
+            "violated": self.violated,
+        }
+
+
+def audit(
+    folder: Path,
+    settings: AuditSettings,
+    data_root: Path | None = None,
+    *,
+    out: Path | None = None,
+    allow_code: bool = False,
+    on_step: OnStep = lambda attack, done, of: None,
+) -> AuditResult:
+    """Attack what the recipe of a finished run does; nothing of the run is charged or changed.
+
+    Its plan, its model and its clients are built again; noise and coins are the audit's own. All
+    findings together have one false alarm in ten thousand audits. `out` is where trained models'
+    losses and figures are cache, so that an interrupted audit can be resumed.
+
+    | edge | behaviour |
+    |---|---|
+    | the run has not ended, or a file of it was changed | BadInput |
+    | its ledger says that it had other noise than this version makes of its recipe | BadInput |
+    | the run has records or a module of its own, which no file holds | BadInput |
+    | none of the attacks fits what the run claims, or does not | BadInput |
+    | `out` is, or is in, the directory of the run | BadInput |
+    """
+    run = OpenedRun.at(folder, allow_code=allow_code)
+    if not run.claims and not set(settings.attacks or LEAKS) & set(LEAKS):
+        raise BadInput(
+            f"{folder} claims nothing: there is no claim to hold an attack against; "
+            f"use --attacks {','.join(LEAKS)}"
+        )
+    brought(run.recipe, None, None)
+    charged = charged_lines(folder)
+    if out is not None and folder.resolve() in (out.resolve(), *out.resolve().parents):
+        raise BadInput(f"--out {out} is in the run's own directory: an audit leaves it as it is")
+    training = build(here(run.recipe), data_root, allow_code=allow_code)
+    check_charged(folder, charged, training.plan.every_line)
+    training = replace(training, workers=1, plan=replace(training.plan, metrics=None))
+    with AuditCache.at(out, _identity(run, training, settings)) as cache:
+        found = run_attacks(training, settings, cache, on_step)
+        whole = AuditResult(run, training.plan, found)
+        cache.save_json(Path(FOUND).stem, whole.to_dict())
+    if not found.findings and not found.leaks:
+        told = "a run that claims nothing" if run.claim is None else run.claim.short
+        raise BadInput(f"--attacks {','.join(settings.attacks or ())}: none of them is for {told}")
+    return whole
+
+
+def _identity(run: OpenedRun, training: Training, settings: AuditSettings) -> dict[str, Any]:
+    """What the trained models of an audit follow from."""
+    return {
+        "recipe": audited_digest(run.recipe),
+        "data": training.data.fingerprint,
+        "seed": settings.seed,
+    }
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
