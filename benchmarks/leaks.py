@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fedveil.audit.inversion import InversionAudit, Reconstruction
 from fedveil.audit.findings import Leak
-from fedveil.audit.inversion import side_by_side
+from fedveil.audit.inversion import InversionAudit, Reconstruction, side_by_side
 from fedveil.audit.property import PropertyAudit
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput

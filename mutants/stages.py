@@ -33,7 +33,7 @@ _ALSO = {
             "runs/report/comparison.py",
             "runs/report/curves.py",
             "runs/report/page.py",
-            "tuning/cells.py",
+            "tuning/prepared_cell.py",
         ),
         (_COUNTS,),
     ),

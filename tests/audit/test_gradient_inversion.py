@@ -26,8 +26,8 @@ STEPS = {Method.DLG: 60, Method.IDLG: 60, Method.COSINE: 150}
 
 
 def one_gradient(task, x, y):
-    rehearsal = SimulatedClient(task, OneGradient(), task.parameters.clone(), None, 1, 10)
-    return rehearsal, rehearsal.update(torch.from_numpy(x), torch.from_numpy(y)).detach()
+    client = SimulatedClient(task, OneGradient(), task.parameters.clone(), None, 1, 10)
+    return client, client.update(torch.from_numpy(x), torch.from_numpy(y)).detach()
 
 
 def closed_form(task, seen):
@@ -42,11 +42,11 @@ def test_a_linear_model_is_inverted_as_by_its_closed_form(method):
     task = build_task("softmax", (1, 8, 8), 10, seed=1, hidden=())
     records = digits.load()
     x, y = records.x[5:6], records.y[5:6]
-    rehearsal, seen = one_gradient(task, x, y)
+    client, seen = one_gradient(task, x, y)
     known = closed_form(task, seen)
     np.testing.assert_allclose(known, x[0], atol=1e-5)
     inversion = Inversion(method, steps=STEPS[method], restarts=1, smooth=0.0)
-    found = inversion.invert(rehearsal, seen, (1, 8, 8), PIXELS, y, seed=3)
+    found = inversion.invert(client, seen, (1, 8, 8), PIXELS, y, seed=3)
     assert found.labels.tolist() == y.tolist()
     assert psnr(found.x[0], known, 1.0) > 30
     assert found.distance < 1e-2
@@ -55,21 +55,21 @@ def test_a_linear_model_is_inverted_as_by_its_closed_form(method):
 def test_the_closest_of_several_guesses_is_kept():
     task = build_task("mlp", (1, 8, 8), 10, seed=1, hidden=(8,))
     records = digits.load()
-    rehearsal, seen = one_gradient(task, records.x[:1], records.y[:1])
+    client, seen = one_gradient(task, records.x[:1], records.y[:1])
 
     def distance(restarts):
         few = Inversion(Method.COSINE, steps=5, restarts=restarts)
-        return few.invert(rehearsal, seen, (1, 8, 8), PIXELS, records.y[:1], seed=3).distance
+        return few.invert(client, seen, (1, 8, 8), PIXELS, records.y[:1], seed=3).distance
 
     assert distance(6) < distance(1)
 
 
 def test_what_is_found_lies_in_the_range_of_public_pixels():
     task = build_task("softmax", (1, 8, 8), 10, seed=1, hidden=())
-    rehearsal, seen = one_gradient(task, digits.load().x[:1], digits.load().y[:1])
+    client, seen = one_gradient(task, digits.load().x[:1], digits.load().y[:1])
     for method in Method:
         few = Inversion(method, steps=5, restarts=1)
-        found = few.invert(rehearsal, seen, (1, 8, 8), Pixels(-0.5, 0.25), np.array([1]), seed=0)
+        found = few.invert(client, seen, (1, 8, 8), Pixels(-0.5, 0.25), np.array([1]), seed=0)
         assert -0.5 <= found.x.min() <= found.x.max() <= 0.25
 
 
@@ -85,9 +85,9 @@ def test_a_28_x_28_digit_is_seen_through_the_cnn():
     x = np.zeros((1, 1, 28, 28), dtype=np.float32)
     x[:, :, 2:26, 2:26] = np.kron(records.x[:1], np.ones((3, 3), dtype=np.float32))
     task = build_task("fu-cnn", (1, 28, 28), 10, seed=1, hidden=())
-    rehearsal, seen = one_gradient(task, x, records.y[:1])
+    client, seen = one_gradient(task, x, records.y[:1])
     inversion = Inversion(steps=200, restarts=1)
-    found = inversion.invert(rehearsal, seen, (1, 28, 28), PIXELS, records.y[:1], seed=0)
+    found = inversion.invert(client, seen, (1, 28, 28), PIXELS, records.y[:1], seed=0)
     assert psnr(found.x[0], x[0], 1.0) > 20
 
 

@@ -18,7 +18,7 @@ from fedveil.audit.likelihood import (
     scaled,
     slope,
 )
-from fedveil.audit.membership import attacked
+from fedveil.audit.membership import curves_of
 from fedveil.audit.shadow_models import ShadowModels
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
@@ -111,7 +111,7 @@ def plain_rmia(chances, population, inside, target, references):
 
 def test_both_attacks_match_references_trained_and_scored_apart(shadow_models):
     """On embedded data: other trainings, other code, the same AUC to 0.02."""
-    ours = attacked(shadow_models.losses(AuditCache(), workers=1), shadow_models.inside)
+    ours = curves_of(shadow_models.losses(AuditCache(), workers=1), shadow_models.inside)
     inside = shadow_models.inside
     trained = [descended(shadow_models, each) for each in inside]
     chances = np.array([own for own, _, _ in trained])

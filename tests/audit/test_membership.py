@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.audit.membership import ATTACK, Membership, attacked
+from fedveil.audit.membership import ATTACK, Membership, curves_of
 from fedveil.audit.shadow_models import ShadowModels
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
@@ -63,7 +63,7 @@ def test_the_number_of_references_with_a_record_says_nothing():
     """Losses at random: nothing is found, however few references there are (five sigmas)."""
     shadow_models = ShadowModels(plain(noise_labels(RECORDS, 1)), 3)
     losses = np.random.default_rng(5).gamma(1.0, size=(6, RECORDS + 20))
-    for roc in attacked(losses, shadow_models.inside).values():
+    for roc in curves_of(losses, shadow_models.inside).values():
         sigma = (roc.auc.high - roc.auc.low) / 3.92
         assert abs(roc.auc.value - 0.5) < 5 * sigma
 
@@ -75,7 +75,7 @@ def test_members_are_scored_by_the_model_that_trained_on_them():
     losses = np.ones((6, records + 20))
     losses[:, :records] -= 0.5 * shadow_models.inside
     losses += 0.01 * np.random.default_rng(0).random(losses.shape)
-    for roc in attacked(losses, shadow_models.inside).values():
+    for roc in curves_of(losses, shadow_models.inside).values():
         assert roc.auc.value == 1.0
 
 

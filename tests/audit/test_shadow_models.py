@@ -1,4 +1,4 @@
-"""Trainings on random halves: who is in which, whose noise is whose, and what is cache of them."""
+"""Shadow models: which records each trains on, whose noise is whose, and what is cached."""
 
 from dataclasses import replace
 

@@ -50,8 +50,8 @@ def test_the_rehearsal_is_the_work(work, clip):
     task = build_task("mlp", (1, 8, 8), 10, seed=3, hidden=(16,))
     generator = np.random.default_rng(0)
     x, y = generator.random((5, 1, 8, 8)).astype(np.float32), generator.integers(10, size=5)
-    rehearsal = SimulatedClient(task, work, task.parameters.clone(), clip, 2, 10)
-    found = rehearsal.update(torch.from_numpy(x), torch.from_numpy(y))
+    client = SimulatedClient(task, work, task.parameters.clone(), clip, 2, 10)
+    found = client.update(torch.from_numpy(x), torch.from_numpy(y))
     torch.testing.assert_close(found.detach(), done(task, work, clip, x, y), rtol=2e-4, atol=2e-6)
 
 
@@ -69,12 +69,12 @@ def test_batches_are_taken_in_turn_and_begin_anew_in_every_pass():
 
 def test_uncertain_labels_count_by_their_chances():
     task = build_task("softmax", (1, 8, 8), 10, seed=3, hidden=())
-    rehearsal = SimulatedClient(task, OneGradient(), task.parameters.clone(), None, 1, 10)
+    client = SimulatedClient(task, OneGradient(), task.parameters.clone(), None, 1, 10)
     x, chances = torch.rand(1, 1, 8, 8), torch.zeros(1, 10)
     chances[0, 2], chances[0, 5] = 0.25, 0.75
-    parts = [rehearsal.update(x, torch.tensor([label])) for label in (2, 5)]
+    parts = [client.update(x, torch.tensor([label])) for label in (2, 5)]
     torch.testing.assert_close(
-        rehearsal.update(x, chances).detach(), (0.25 * parts[0] + 0.75 * parts[1]).detach()
+        client.update(x, chances).detach(), (0.25 * parts[0] + 0.75 * parts[1]).detach()
     )
 
 

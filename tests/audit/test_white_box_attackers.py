@@ -8,8 +8,8 @@ from fedveil.audit import white_box_attackers
 from fedveil.audit.shadow_models import ShadowModels
 from fedveil.audit.traces import gradients_at, losses_of
 from fedveil.audit.white_box_attackers import (
-    Asked,
-    Seen,
+    RecordTraces,
+    TargetRecords,
     by_active_client,
     by_active_server,
     by_client,
@@ -29,7 +29,7 @@ def noted(monkeypatch, attacker, **changes):
     monkeypatch.setattr(white_box_attackers.Serial, "run", noting)
     monkeypatch.setattr(white_box_attackers, "WATCHED", 2)
     shadow_models = ShadowModels(plain(**changes), 1)
-    attacker(shadow_models.at(0), Asked(shadow_models.training.data, 0))
+    attacker(shadow_models.at(0), TargetRecords(shadow_models.training.data, 0))
     return sent
 
 
@@ -48,10 +48,11 @@ def test_the_active_client_takes_part_whenever_it_asks_and_looks_a_round_later(m
     passive = noted(monkeypatch, by_client)
     assert not torch.equal(sent[1][2], passive[1][2])
     shadow_models = ShadowModels(plain(), 1)
-    rows = by_active_client(shadow_models.at(0), Asked(shadow_models.training.data, 0))
+    rows = by_active_client(shadow_models.at(0), TargetRecords(shadow_models.training.data, 0))
     assert (
         rows.shape[1]
-        == 2 * by_client(shadow_models.at(0), Asked(shadow_models.training.data, 0)).shape[1]
+        == 2
+        * by_client(shadow_models.at(0), TargetRecords(shadow_models.training.data, 0)).shape[1]
     )
     assert (np.abs(rows).sum(axis=0) > 0).all()
 
@@ -62,7 +63,7 @@ def test_a_passive_client_changes_nothing():
     alone, data = shadow_models.at(0), shadow_models.training.data
     *_, last = alone.rounds(alone.start(), white_box_attackers.new_ledger(alone.plan))
     final = losses_of(alone.task, last.state.params, data.x, data.y)
-    rows = by_client(shadow_models.at(0), Asked(data, 0))
+    rows = by_client(shadow_models.at(0), TargetRecords(data, 0))
     assert rows[:, rows.shape[1] // 2] == pytest.approx(final, rel=1e-4)
 
 
@@ -70,7 +71,7 @@ def test_a_server_looks_at_the_reports_of_a_records_own_client():
     """One round: the loss after the client's own step, not after the mean step."""
     shadow_models = ShadowModels(plain(rounds=1), 1)
     data, half = shadow_models.training.data, shadow_models.at(0)
-    rows = white_box_attackers.by_server(half, Asked(data, 0))
+    rows = white_box_attackers.by_server(half, TargetRecords(data, 0))
     task, start = half.task, half.start().params
     for client in range(data.clients):
         own = slice(half.data.offsets[client], half.data.offsets[client + 1])
@@ -81,7 +82,7 @@ def test_a_server_looks_at_the_reports_of_a_records_own_client():
 
 
 def test_what_a_record_showed_is_its_mean_and_its_last():
-    seen = Seen(3)
+    seen = RecordTraces(3)
     assert seen.features.shape == (3, 0)
     seen.add(np.array([0, 2]), np.array([[1.0], [5.0]]))
     seen.add(np.array([0]), np.array([[3.0]]))
@@ -89,6 +90,6 @@ def test_what_a_record_showed_is_its_mean_and_its_last():
 
 
 def test_every_record_is_asked_about_once():
-    aims = Asked(federation(), 0).dealt([1, 3, 7])
+    aims = TargetRecords(federation(), 0).by_round([1, 3, 7])
     assert sorted(np.concatenate(list(aims.values()))) == list(range(39))
     assert [len(rows) for rows in aims.values()] == [13, 13, 13]

@@ -19,7 +19,7 @@ from fedveil.attacks.backdoor_attack import BackdoorAttack
 from fedveil.audit import audit_command
 from fedveil.console import print_promise, print_result, print_totals
 from fedveil.errors import BadInput
-from fedveil.papers.lines import claim_of
+from fedveil.papers.experiment import claim_of
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -38,7 +38,7 @@ from fedveil.runs.report.comparison import comparison_page
 from fedveil.runs.report.page import run_page
 from fedveil.runs.report.seen import Seen
 from fedveil.runs.run import Run, _budget
-from fedveil.tuning.cells import Prepared
+from fedveil.tuning.prepared_cell import PreparedCell
 from fedveil.tuning.sweep import _told
 from fedveil.watch.cards import card, row
 from fedveil.watch.look import Followed
@@ -229,7 +229,7 @@ def test_an_attack_is_certified_against_by_it(claims):
 @pytest.mark.parametrize("claims", [(COUNTS, *OTHERS[:1]), (PUBLISHED, COUNTS)])
 def test_cells_of_a_sweep(claims):
     plan = SimpleNamespace(claims=lambda rounds: claims, permitted=4)
-    cell = Prepared(None, plan, None, None, 0.0)
+    cell = PreparedCell(None, plan, None, None, 0.0)
     assert cell.claim == COUNTS
     heading, texts = _told([cell.claims])
     assert "22.22" in texts[0]

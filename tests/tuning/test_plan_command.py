@@ -5,8 +5,8 @@ import json
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.tuning.command import SizeOptions, by_recipe, space_of, tell
-from fedveil.tuning.report import Report, Row
+from fedveil.tuning.plan_command import SizeOptions, by_recipe, space_of, tell
+from fedveil.tuning.plan_report import PlanOption, PlanReport
 from fedveil.tuning.trials import Laboratory
 
 DEFAULT = ("1,2,3,4,6,12", "12,24,36,60,120")
@@ -14,7 +14,7 @@ DEFAULT = ("1,2,3,4,6,12", "12,24,36,60,120")
 
 def report(*values):
     rows = [
-        Row(
+        PlanOption(
             steps=e,
             rounds=1,
             choice={},
@@ -27,7 +27,7 @@ def report(*values):
         )
         for e, value in enumerate(values, 1)
     ]
-    return Report("title", "loss", rows, ["because"], ["take care"], "rounds = 1\n")
+    return PlanReport("title", "loss", rows, ["because"], ["take care"], "rounds = 1\n")
 
 
 def test_lists_of_numbers():

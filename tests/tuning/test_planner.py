@@ -10,7 +10,7 @@ from fedveil.runs import toml
 from fedveil.runs.recipe import load_recipe
 from fedveil.tuning.axes import recipe_of
 from fedveil.tuning.candidates import Space
-from fedveil.tuning.cells import Outcome
+from fedveil.tuning.prepared_cell import TrialOutcome
 from fedveil.tuning.simulate import simulate
 from fedveil.tuning.theorise import theorise
 from fedveil.tuning.trials import Laboratory
@@ -29,7 +29,7 @@ class Made(Laboratory):
     def trial(self, prepared, repetitions):
         recipe = prepared.cell.recipe
         self.asked += [(recipe, repetition) for repetition in repetitions]
-        return [Outcome(recipe.rounds, {"loss": self.loss(recipe, r)}) for r in repetitions]
+        return [TrialOutcome(recipe.rounds, {"loss": self.loss(recipe, r)}) for r in repetitions]
 
 
 def far_from(steps, rounds):

@@ -1,6 +1,6 @@
-"""All attacks on one training, one after the other: which of them, how large, and what they found.
+"""`run_attacks`: all attacks on one training, in order, with their sizes and their results.
 
-A training is run_attacks as its recipe says, whether a run was made of it or not.
+The training is built from a recipe. It need not have been run.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,13 +35,16 @@ from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
 
 BOUNDS = (
-    *(randomisers.ATTACK, sensitivity.ATTACK, fitted_statistics.ATTACK),
-    *(canaries.ATTACK, record_canaries.ATTACK),
+    randomisers.ATTACK,
+    sensitivity.ATTACK,
+    fitted_statistics.ATTACK,
+    canaries.ATTACK,
+    record_canaries.ATTACK,
 )
 """Attacks that bound epsilon from below, and so need a claim."""
 
 LEAKS = (membership.ATTACK, white_box.ATTACK, properties.ATTACK, inversion.ATTACK)
-"""Attacks that say how much they learn, whether anything is claimed or not."""
+"""Attacks that measure what they learn, with or without a claim."""
 
 ATTACKS = (*BOUNDS, *LEAKS)
 
@@ -51,12 +54,18 @@ OnStep = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """Which attacks, how many draws of each input, canaries and reference models, and their seed.
+    """Which attacks to run, and how large they are.
 
-    `attacks` None is all that fit. `property` is what is asked of clients (`PropertyAudit`).
-    `workers` are the processes that train reference models, 0 one per core, of the `cluster` if
-    there is one and else of this machine. `inversion` says how long images are looked for; its seed
-    is the settings's.
+    Attributes:
+        attacks: Names of attacks, None for all that fit the training.
+        draws: Draws of each input of a randomiser.
+        canaries: The number of canary clients or canary records.
+        references: Reference models of the membership attack.
+        property: The property that is inferred of clients (`PropertyAudit`).
+        seed: Of all the audit's own draws.
+        workers: Processes that train reference models, 0 for one per core.
+        inversion: How images are reconstructed. Its seed is replaced by `seed`.
+        cluster: The Ray cluster that trains reference models instead of this machine.
 
     | edge | behaviour |
     |---|---|
@@ -104,7 +113,10 @@ class AuditSettings:
 
 @dataclass(frozen=True)
 class AttackResults:
-    """What attacks found, and why some were left out that nobody asked for by name."""
+    """Results of the attacks that ran, and why others were left out.
+
+    An attack that was named and does not fit is refused, not left out.
+    """
 
     findings: tuple[Finding, ...]
     leaks: tuple[Leak, ...]
@@ -117,11 +129,11 @@ def run_attacks(
     cache: AuditCache | None = None,
     on_step: OnStep = lambda attack, done, of: None,
 ) -> AttackResults:
-    """Attack a training; what it would charge or release is not touched.
+    """Attack a training. Nothing is charged, and nothing of a run is changed.
 
-    All findings together have one false alarm in ten thousand. Attacks that bound epsilon are for
-    trainings that claim something. An attack that does not fit the training is refused where it was
-    asked for by name, and otherwise left out.
+    The probability of a false alarm is one in ten thousand over all findings together. Attacks that
+    bound epsilon run only if the training makes a claim. An attack that does not fit the training
+    is refused if it was named, and otherwise left out.
     """
     findings: list[Finding] = []
     leaks: list[Leak] = []
@@ -149,22 +161,22 @@ def _findings(
 ) -> list[Finding]:
     match attack:
         case randomisers.ATTACK:
-            found = list(settings.randomiser.findings(training.plan))
+            findings = list(settings.randomiser.findings(training.plan))
             on_step(1, 1)
         case sensitivity.ATTACK:
-            found = list(sensitivity.findings(training, settings.seed))
+            findings = list(sensitivity.findings(training, settings.seed))
             on_step(1, 1)
         case fitted_statistics.ATTACK:
-            found = list(fitted_statistics.findings(training))
+            findings = list(fitted_statistics.findings(training))
             on_step(1, 1)
         case canaries.ATTACK:
-            found = list(settings.clients.findings(training, on_step))
+            findings = list(settings.clients.findings(training, on_step))
         case record_canaries.ATTACK:
             few = max(50, min(settings.canaries, 25 * training.data.clients))
-            found = list(OneRunAudit(few, settings.seed).findings(training, on_step))
+            findings = list(OneRunAudit(few, settings.seed).findings(training, on_step))
         case _:
             raise AssertionError(f"{attack} bounds nothing")
-    return found
+    return findings
 
 
 def _leaks(
@@ -184,9 +196,9 @@ def _leaks(
         case properties.ATTACK:
             yield from settings.properties.leaks(training, on_step)
         case inversion.ATTACK:
-            looking = replace(settings.inversion, seed=settings.seed)
-            pairs = list(looking.seen(training, on_step))
-            views = {found.view: found for found, _ in pairs}
+            inversion_audit = replace(settings.inversion, seed=settings.seed)
+            pairs = list(inversion_audit.reconstructions(training, on_step))
+            views = {images.view: images for images, _ in pairs}
             cache.save_figure(attack, lambda: side_by_side(views))
             yield from (leak for _, leak in pairs)
         case _:

@@ -1,4 +1,4 @@
-"""`fedveil audit`: a finished run, run_attacks again from its recipe; the run itself is only read."""
+"""`fedveil audit`: attack a finished run, built again from its recipe. The run is only read."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,19 +21,23 @@ from fedveil.training.session import Training
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What was found about a run: bounds on epsilon, and what other attacks learn."""
+    """The result of an audit: the run, its plan, and what the attacks found.
+
+    Attributes:
+        results: Bounds on epsilon, and what other attacks learn.
+    """
 
     run: OpenedRun
     plan: PrivacyPlan
-    found: AttackResults
+    results: AttackResults
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        return self.found.findings
+        return self.results.findings
 
     @property
     def leaks(self) -> tuple[Leak, ...]:
-        return self.found.leaks
+        return self.results.leaks
 
     @property
     def violated(self) -> bool:
@@ -41,7 +45,7 @@ class AuditResult:
 
     @property
     def row(self) -> dict[str, str]:
-        """All of it in one row."""
+        """The metrics of the run and the summary of the attacks, in one row."""
         metrics = {name: _number(value) for name, value in self.run.result["metrics"].items()}
         return {**metrics, **summary(self.findings, self.leaks, claimed(self.plan))}
 
@@ -53,7 +57,7 @@ class AuditResult:
             "metrics": self.run.result["metrics"],
             "findings": [finding.to_dict() for finding in self.findings],
             "leaks": [leak.to_dict() for leak in self.leaks],
-            "left_out": list(self.found.left_out),
+            "left_out": list(self.results.left_out),
             "violated": self.violated,
         }
 
@@ -67,11 +71,18 @@ def audit(
     allow_code: bool = False,
     on_step: OnStep = lambda attack, done, of: None,
 ) -> AuditResult:
-    """Attack what the recipe of a finished run does; nothing of the run is charged or changed.
+    """Attack the training that the recipe of a finished run describes. The run is not changed.
 
-    Its plan, its model and its clients are built again; noise and coins are the audit's own. All
-    findings together have one false alarm in ten thousand audits. `out` is where trained models'
-    losses and figures are cache, so that an interrupted audit can be resumed.
+    Plan, model and clients are built again. Noise and coins are drawn anew. The probability of a
+    false alarm is one in ten thousand over all findings together.
+
+    Args:
+        folder: The directory of the run.
+        settings: Which attacks, and how large.
+        data_root: Where data sets are stored.
+        out: Directory for figures and shadow models' losses. An interrupted audit resumes there.
+        allow_code: Whether code that the recipe names may run.
+        on_step: Called with (attack, steps done, steps in all).
 
     | edge | behaviour |
     |---|---|
@@ -95,17 +106,19 @@ def audit(
     check_charged(folder, charged, training.plan.every_line)
     training = replace(training, workers=1, plan=replace(training.plan, metrics=None))
     with AuditCache.at(out, _identity(run, training, settings)) as cache:
-        found = run_attacks(training, settings, cache, on_step)
-        whole = AuditResult(run, training.plan, found)
+        results = run_attacks(training, settings, cache, on_step)
+        whole = AuditResult(run, training.plan, results)
         cache.save_json(Path(FOUND).stem, whole.to_dict())
-    if not found.findings and not found.leaks:
-        told = "a run that claims nothing" if run.claim is None else run.claim.short
-        raise BadInput(f"--attacks {','.join(settings.attacks or ())}: none of them is for {told}")
+    if not results.findings and not results.leaks:
+        target = "a run that claims nothing" if run.claim is None else run.claim.short
+        raise BadInput(
+            f"--attacks {','.join(settings.attacks or ())}: none of them is for {target}"
+        )
     return whole
 
 
 def _identity(run: OpenedRun, training: Training, settings: AuditSettings) -> dict[str, Any]:
-    """What the trained models of an audit follow from."""
+    """What determines the shadow models of an audit."""
     return {
         "recipe": audited_digest(run.recipe),
         "data": training.data.fingerprint,

@@ -1,4 +1,4 @@
-"""What an audit found, as a part of the report of the run that was attacked."""
+"""The section of a run's report that shows the results of its audit."""
 
 import json
 import math
@@ -22,7 +22,7 @@ _VIOLATED = "A claim is violated: more is released than is claimed."
 
 
 def audit_section(audit: Path, run: Path) -> Markup:
-    """The attack table of an audit: what is claimed beside what attacks found.
+    """The tables of an audit: each claim beside what attacks found.
 
     | edge | behaviour |
     |---|---|
@@ -40,17 +40,17 @@ def audit_section(audit: Path, run: Path) -> Markup:
         violated = bool(found["violated"])
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         raise BadInput(f"{audit / FOUND} cannot be read: {e}") from e
-    said: list[Content] = []
+    content: list[Content] = []
     if findings:
         verdict = tag("p", _VIOLATED, class_="warn") if violated else tag("p", _HOLDS)
-        said += [verdict, table(findings, "Claimed beside empirical", wide=True)]
+        content += [verdict, table(findings, "Claimed beside empirical", wide=True)]
         if any(one["likeliest epsilon"] for one in findings):
-            said.append(tag("p", _LIKELIEST, class_="note"))
+            content.append(tag("p", _LIKELIEST, class_="note"))
     if leaks:
-        said.append(table(leaks, "What attacks learn, intervals at 95 %", wide=True))
+        content.append(table(leaks, "What attacks learn, intervals at 95 %", wide=True))
     if left_out:
-        said += [tag("h3", "Left out"), listed(left_out)]
-    return section("Attacks on this run", *said, id="audit")
+        content += [tag("h3", "Left out"), listed(left_out)]
+    return section("Attacks on this run", *content, id="audit")
 
 
 def _finding(one: dict[str, Any]) -> dict[str, Content]:
@@ -78,10 +78,10 @@ def _leak(one: dict[str, Any]) -> dict[str, Content]:
 
 def _measure(measure: dict[str, Any]) -> str:
     value, low, high = measure["value"], measure["low"], measure["high"]
-    told = number_text(float("nan" if value is None else value))
+    text = number_text(float("nan" if value is None else value))
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-        return told
-    return f"{told} ({number_text(float(low))} to {number_text(float(high))})"
+        return text
+    return f"{text} ({number_text(float(low))} to {number_text(float(high))})"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""Gradient inversion: records that would have made an update, found by making them.
+"""Gradient inversion: search for records that would have produced an observed update.
 
-A guess is trained on as the client would have trained (`audit.simulated_client`), and moved until what
-comes out is what was seen. DLG matches by the squared distance and guesses labels along with the
-records (Zhu et al. 2019); iDLG reads the labels off the last layer first (Zhao et al. 2020); the
-cosine method matches directions, which a clip does not change, and prefers images of little total
-variation (Geiping et al. 2020).
+The attacker guesses records, simulates the client's training on them (`audit.simulated_client`),
+and changes the guess until the simulated update matches the observed one.
+
+- DLG minimises the squared distance and guesses labels along with records (Zhu et al. 2019).
+- iDLG reads the labels off the last layer first (Zhao et al. 2020).
+- The cosine method matches directions, which a clip does not change, and prefers images of little
+  total variation (Geiping et al. 2020).
 """
 
 from collections.abc import Callable
@@ -25,7 +27,7 @@ _DROPS = (3 / 8, 5 / 8, 7 / 8)
 
 
 class Method(StrEnum):
-    """Which distance is made small, by which optimiser."""
+    """The distance that is minimised, and by which optimiser."""
 
     DLG = "dlg"
     IDLG = "idlg"
@@ -34,7 +36,7 @@ class Method(StrEnum):
 
 @dataclass(frozen=True)
 class Pixels:
-    """The range of the records' values, as public records have it."""
+    """The range of pixel values in public records."""
 
     low: float
     high: float
@@ -47,19 +49,23 @@ class Pixels:
 
     @property
     def peak(self) -> float:
-        """How far apart two values can be."""
+        """The width of the range."""
         return self.high - self.low
 
     def of(self, unit: torch.Tensor) -> torch.Tensor:
-        """Values in the range from values in [0, 1]."""
+        """Scale values from [0, 1] to the range."""
         return self.low + self.peak * unit
 
 
 @dataclass(frozen=True, eq=False)
 class InvertedRecords:
-    """Reconstructed records [B, ...] and labels [B], and how far what they make is from the seen.
+    """Reconstructed records and labels.
 
-    `distance` is that of the method: what the attacker itself can compare guesses by.
+    Attributes:
+        x: Records [B, ...].
+        labels: Labels [B].
+        distance: Between the simulated and the observed update, as the method measures it. The
+            attacker can compare guesses by it.
     """
 
     x: npt.NDArray[np.float32]
@@ -69,9 +75,14 @@ class InvertedRecords:
 
 @dataclass(frozen=True)
 class Inversion:
-    """`steps` of the optimiser from each of `restarts` random guesses; the closest one is kept.
+    """Search by one method from several random guesses, and keep the closest result.
 
-    `lr` and `smooth`, the weight of the total variation, are those of the cosine method.
+    Attributes:
+        method: The distance and its optimiser.
+        steps: Steps of the optimiser from each guess.
+        restarts: The number of random guesses.
+        lr: Learning rate of the cosine method.
+        smooth: Weight of the total variation in the cosine method.
     """
 
     method: Method = Method.COSINE
@@ -87,38 +98,44 @@ class Inversion:
 
     def invert(
         self,
-        rehearsal: SimulatedClient,
+        client: SimulatedClient,
         seen: torch.Tensor,
         shape: tuple[int, ...],
         pixels: Pixels,
         labels: npt.NDArray[np.int64],
         seed: int,
     ) -> InvertedRecords:
-        """Records of `shape` that make the update `seen` [P].
+        """Find records whose simulated update matches the update `seen`.
 
-        `labels` [B] are those that were read off it; DLG takes their number, and guesses them.
+        Args:
+            client: Simulates the client's work.
+            seen: The observed update, [P].
+            shape: The shape of one record.
+            pixels: The range of values.
+            labels: Labels [B] read off the update. DLG uses only their number.
+            seed: Draws the guesses.
         """
         generator = torch.Generator().manual_seed(seed)
         guesses = []
         for _ in range(self.restarts):
             unit = torch.rand((len(labels), *shape), generator=generator)
             if self.method is Method.COSINE:
-                guesses.append(self._aligned(rehearsal, seen, unit, pixels, labels))
+                guesses.append(self._aligned(client, seen, unit, pixels, labels))
             else:
-                logits = torch.randn((len(labels), rehearsal.classes), generator=generator)
+                logits = torch.randn((len(labels), client.classes), generator=generator)
                 known = None if self.method is Method.DLG else labels
-                guesses.append(self._closest(rehearsal, seen, unit, pixels, logits, known))
+                guesses.append(self._closest(client, seen, unit, pixels, logits, known))
         return min(guesses, key=lambda found: found.distance)
 
     def _aligned(
         self,
-        rehearsal: SimulatedClient,
+        client: SimulatedClient,
         seen: torch.Tensor,
         unit: torch.Tensor,
         pixels: Pixels,
         labels: npt.NDArray[np.int64],
     ) -> InvertedRecords:
-        """By Adam on the sign of the gradient, within the range of pixels throughout."""
+        """The cosine method: Adam on the sign of the gradient, within the range of pixels."""
         certain = torch.from_numpy(labels)
         unit = unit.clone().requires_grad_()
         adam = torch.optim.Adam([unit], lr=self.lr)
@@ -126,7 +143,7 @@ class Inversion:
         slower = torch.optim.lr_scheduler.MultiStepLR(adam, drops, gamma=0.1)
         best = InvertedRecords(_pixels(unit, pixels), labels, float("inf"))
         for _ in range(self.steps):
-            away = _angle(rehearsal.update(pixels.of(unit), certain), seen)
+            away = _angle(client.update(pixels.of(unit), certain), seen)
             if float(away.detach()) < best.distance:
                 best = InvertedRecords(_pixels(unit, pixels), labels, float(away.detach()))
             cost = away + self.smooth * variation(unit)
@@ -140,14 +157,14 @@ class Inversion:
 
     def _closest(
         self,
-        rehearsal: SimulatedClient,
+        client: SimulatedClient,
         seen: torch.Tensor,
         unit: torch.Tensor,
         pixels: Pixels,
         logits: torch.Tensor,
         labels: npt.NDArray[np.int64] | None,
     ) -> InvertedRecords:
-        """By L-BFGS on the squared distance over the squared length of what was seen."""
+        """DLG and iDLG: L-BFGS on the squared distance, relative to the observed update."""
         unit, logits = unit.clone().requires_grad_(), logits.clone().requires_grad_()
         certain = None if labels is None else torch.from_numpy(labels)
         free = [unit] if certain is not None else [unit, logits]
@@ -158,7 +175,7 @@ class Inversion:
 
         def distance() -> torch.Tensor:
             chances = logits.softmax(dim=1) if certain is None else certain
-            made = rehearsal.update(pixels.of(unit), chances)
+            made = client.update(pixels.of(unit), chances)
             return (made - seen).square().sum() / length
 
         def closure() -> torch.Tensor:
@@ -174,9 +191,9 @@ class Inversion:
                 if not bool(torch.isfinite(unit).all()):
                     unit.nan_to_num_(0.5, 1.0, 0.0)
                     break
-        told = logits.argmax(dim=1).numpy() if labels is None else labels
+        guessed = logits.argmax(dim=1).numpy() if labels is None else labels
         return InvertedRecords(
-            _pixels(unit, pixels), told, float(distance().detach().nan_to_num(torch.inf))
+            _pixels(unit, pixels), guessed, float(distance().detach().nan_to_num(torch.inf))
         )
 
 
@@ -198,10 +215,12 @@ def _pixels(unit: torch.Tensor, pixels: Pixels) -> npt.NDArray[np.float32]:
 
 
 def label_shares(task: Task, update: torch.Tensor, classes: int) -> npt.NDArray[np.float64]:
-    """How much each class is asked for by an update [P]: larger where records have the label.
+    """A score for each class from an update [P], larger if records have the label.
 
-    The last layer's bias says it by its sign. Without one, rows of the weights are multiples of
-    one vector if there is one record, and the label's is the longest.
+    The gradient of the cross-entropy at a logit is the probability of the class less the share of
+    records with that label. One record makes exactly one of them negative (iDLG, Zhao et al. 2020).
+    The score is the update of the last layer's bias. Without a bias it is the norm of the class's
+    row of weights: for one record all rows are multiples of one vector, and its label's is longest.
     """
     named = task.named(update.detach().double())
     last = [value for value in named.values() if value.shape[:1] == (classes,)]
@@ -217,11 +236,11 @@ def label_shares(task: Task, update: torch.Tensor, classes: int) -> npt.NDArray[
 def labels_of(
     shares: npt.NDArray[np.float64], chances: npt.NDArray[np.float64], records: int
 ) -> npt.NDArray[np.int64]:
-    """The labels of `records` records, ascending, from what an update asks for.
+    """The labels of `records` records, ascending, from the scores of `label_shares`.
 
-    `chances` are the probabilities that the round's model gives classes on public records. A class
-    that has n_c of n records is asked for by s (n_c / n - chance). What it is scaled by, s, is told
-    by a class that has none. Exact for one record.
+    A class with n_c of n records has the score s (n_c / n - chance), where `chances` are the mean
+    probabilities that the round's model gives to classes on public records. The scale s follows
+    from a class without records. Exact for one record.
     """
     if records == 1:
         return np.array([int(np.argmax(shares))])

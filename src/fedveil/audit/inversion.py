@@ -173,7 +173,7 @@ class InversionAudit:
         inversion = Inversion(Method(self.method), self.steps, self.restarts)
         seed = int(np.random.default_rng([self.seed, k]).integers(2**31))
         found = inversion.invert(
-            *(rehearsal_of(training, ask), seen, x.shape[1:], pixels_of(data), labels, seed)
+            *(simulated_client(training, ask), seen, x.shape[1:], pixels_of(data), labels, seed)
         )
         return found.x, found.labels
 
@@ -234,7 +234,7 @@ def pixels_of(data: FederatedData) -> Pixels:
     return Pixels(float(x.min()), float(x.max()))
 
 
-def rehearsal_of(training: Training, ask: Ask) -> SimulatedClient:
+def simulated_client(training: Training, ask: Ask) -> SimulatedClient:
     """What the attacker knows of the round: model, work, clip, and ranges of two-valued reports."""
     plan, state = training.plan, ask.state
     clip = plan.clip(state.moving, ask.round)

@@ -1,7 +1,7 @@
-"""Was this record trained on? Likelihood ratios against models trained with and without it.
+"""Membership scores: LiRA and RMIA, from losses of reference models trained with and without.
 
-The attacker sees the loss of a record under the model that it attacks, and under reference models
-of the same recipe whose training records it knows. A loss is minus the logarithm of a probability:
+The attacker sees the loss of a record under the attacked model, and under reference models of the
+same recipe whose training records it knows. A loss is minus the logarithm of a probability p:
 exactly so for cross-entropy, and up to a constant for a squared error.
 
 LiRA (Carlini et al. 2022, 2112.03570) takes log(p / (1 - p)) for Gaussian, with a mean per record
@@ -21,12 +21,12 @@ Numbers = npt.NDArray[np.float64]
 Inside = npt.NDArray[np.bool_]
 
 ENOUGH = 64
-"""Reference models from which on LiRA takes a variance for each record (Carlini et al., VI-B)."""
+"""With this many reference models LiRA has a variance per record (Carlini et al., VI-B)."""
 
 GAMMA = 1.0
-"""How much likelier a record must have become than one of the population, to beat it.
+"""The factor by which a record's ratio must exceed that of a population record.
 
-Within one model every gamma gives the same order, up to ties: 1 leaves fewest of them."""
+Within one model every gamma gives the same order up to ties, and 1 has the fewest ties."""
 
 _LEAST_LOSS = 1e-14
 _LEAST_SPREAD = 1e-12
@@ -35,9 +35,12 @@ _LEAST_CHANCE = 1e-300
 
 @dataclass(frozen=True, eq=False)
 class References:
-    """Losses of records [models, records], which of them each model trained on, and the population.
+    """Losses of the reference models.
 
-    `population` [models, others] are losses of records that no model trained on.
+    Attributes:
+        losses: Of the attacked records, [models, records].
+        inside: Which model was trained on which record, [models, records].
+        population: Losses of records that no model was trained on, [models, others].
 
     | edge | behaviour |
     |---|---|
@@ -86,10 +89,10 @@ def scaled(losses: Numbers) -> Numbers:
 
 
 def lira(losses: Numbers, references: References) -> Numbers:
-    """How much likelier each loss [records] is with its record trained on than without, as a log.
+    """The log likelihood ratio of each loss [records]: record trained on, against not.
 
-    Online: it needs reference models that trained on the very records. With fewer than 64 of them
-    a variance is that of all records together.
+    Online: some reference models were trained on the attacked records. With fewer than 64 models
+    all records share one variance.
     """
     values, inside = scaled(references.losses), references.inside
     ratio = np.zeros(len(losses))
@@ -100,9 +103,9 @@ def lira(losses: Numbers, references: References) -> Numbers:
 
 
 def lira_offline(losses: Numbers, references: References) -> Numbers:
-    """How far each loss lies above what models give that did not train on its record.
+    """log(p / (1 - p)) of each record, in standard deviations above models without the record.
 
-    In standard deviations: the probability that such a model gives less grows with it.
+    Offline: only reference models that were not trained on the record count.
     """
     mean, spread = _gaussian(scaled(references.losses), ~references.inside)
     return (scaled(losses) - mean) / spread
@@ -111,10 +114,10 @@ def lira_offline(losses: Numbers, references: References) -> Numbers:
 def rmia(
     losses: Numbers, population: Numbers, references: References, gamma: float = GAMMA
 ) -> Numbers:
-    """The share of the population that each record beats by `gamma` in p / (mean p).
+    """The share of the population that each record exceeds by `gamma` in p / (mean p).
 
-    Online: the mean over reference models with and without the record, half and half. Those of
-    the population have only models without; `outside_mean` says what stands for the others.
+    Online: the mean is over reference models with and without the record, in equal parts. No model
+    was trained on a population record, so `outside_mean` estimates the missing part.
     """
     chances, inside = np.exp(-references.losses), references.inside
     with_, without = _mean(chances, inside), _mean(chances, ~inside)
@@ -125,9 +128,9 @@ def rmia(
 def rmia_offline(
     losses: Numbers, population: Numbers, references: References, gamma: float = GAMMA
 ) -> Numbers:
-    """The same from models alone that did not train on the record.
+    """RMIA from reference models that were not trained on the record.
 
-    The scale `a` is fitted on what the reference models do to their own training records.
+    The scale `a` of `outside_mean` is fitted on the reference models' own training records.
     """
     chances, inside = np.exp(-references.losses), references.inside
     with_, without = _mean(chances, inside), _mean(chances, ~inside)
@@ -161,8 +164,8 @@ def _beaten(
 ) -> Numbers:
     """The share of the population whose ratio is at most 1 / gamma of each record's.
 
-    Records that beat equally many are ordered by their ratios, within half a step: otherwise all
-    that beat everybody would be one, and no threshold could tell few false alarms apart.
+    Ties are broken by the ratios, within half a step. Otherwise all records that exceed the whole
+    population would have one score, and no threshold could have few false alarms.
     """
     own = -losses - np.log(np.maximum(expected, _LEAST_CHANCE))
     theirs = np.sort(-population - np.log(np.maximum(expected_there, _LEAST_CHANCE)))

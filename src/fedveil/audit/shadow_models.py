@@ -1,10 +1,9 @@
-"""Many trainings of one recipe, each on a random half of every client's records.
+"""Shadow models: trainings of one recipe, each on a random half of every client's records.
 
-Trainings come in pairs: what one of a pair leaves out, the other one trains on. So every record is
-in exactly one of each pair, and in half of any number of pairs, whichever training is attacked:
-how many models trained on a record says nothing about one more. All trainings start from the
-recipe's own first model, which everybody in a federation knows, and each draws its own cohorts,
-batches and noise (`Training.streams`), because its records are its own.
+Trainings come in pairs: one trains on the records that the other leaves out. So each record is in
+half of the models of any set of pairs, and the number of reference models that trained on a record
+tells nothing about the attacked one. All trainings start from the recipe's first model, which
+everybody in a federation knows. Each draws its own cohorts, batches and noise (`Training.streams`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.session import Training, new_ledger
-from fedveil.tuning.ray_bench import bench_outcomes
+from fedveil.tuning.trial_pools import pool_outcomes
 
 Numbers = npt.NDArray[np.float64]
 Inside = npt.NDArray[np.bool_]
@@ -37,7 +36,12 @@ _NEVER = 1 << 60
 
 @dataclass(frozen=True, eq=False)
 class ShadowModels:
-    """`pairs` pairs of trainings like `training`, from `seed`.
+    """Pairs of trainings on complementary halves of the records.
+
+    Attributes:
+        training: The training that they are like.
+        pairs: The number of pairs.
+        seed: Draws the halves.
 
     | edge | behaviour |
     |---|---|
@@ -65,7 +69,7 @@ class ShadowModels:
 
     @cached_property
     def inside(self) -> Inside:
-        """Which training has which of the clients' records, [trainings, records]."""
+        """Which training uses which record, [trainings, records]."""
         return np.concatenate([self._pair(k) for k in range(self.pairs)])
 
     def _pair(self, pair: int) -> Inside:
@@ -80,18 +84,18 @@ class ShadowModels:
         return np.stack([first, ~first])
 
     def at(self, number: int) -> Training:
-        """The training of that number."""
+        """Training number `number`, with its half of the records."""
         data = kept_records(self.training.data, self.inside[number])
         return replace(self._common, data=data, seed=self._seed)
 
     @cached_property
     def _seed(self) -> int:
-        """Of the audit's own draws: not the run's, even where a half were all of its records."""
+        """The seed of all trainings, not the run's: no noise is shared with the run."""
         return int(np.random.default_rng([self.seed, 0x5EED]).integers(2**31))
 
     @cached_property
     def _common(self) -> Training:
-        """What all of them share: how they are computed is settled once."""
+        """What all trainings share: mode and chunk are chosen once."""
         engine = replace(self.training, workers=1).engine
         if not isinstance(engine, Serial):
             raise AssertionError("an audit runs in this process")
@@ -113,31 +117,31 @@ class ShadowModels:
     ) -> Numbers:
         """Every model's losses on all clients' records and then on the test split, [models, n].
 
-        What `cache` has is not trained again; the others are, over all cores of this machine or of
-        the `cluster`, and cache at once.
+        Models whose losses are in `cache` are not trained again. The others train on all cores of
+        this machine or of the `cluster`, and their losses are saved as soon as they are there.
         """
-        found = {n: cache.load(_name(n)) for n in range(self.count)}
-        left = [n for n in found if found[n] is None]
+        losses_by_number = {n: cache.load(_name(n)) for n in range(self.count)}
+        left = [n for n in losses_by_number if losses_by_number[n] is None]
         processes = workers or (available() if cluster is None else max(1, len(left)))
         together = max(1, min(fitting_together(self._common), -(-len(left) // processes)))
         blocks = [left[a : a + together] for a in range(0, len(left), together)]
         for numbers, losses in self._trained(blocks, workers, cluster):
             for number, each in zip(numbers, losses, strict=True):
-                found[number] = each
+                losses_by_number[number] = each
                 cache.save(_name(number), each)
-            on_training(sum(each is not None for each in found.values()), self.count)
-        return np.stack([each for each in found.values() if each is not None])
+            on_training(sum(each is not None for each in losses_by_number.values()), self.count)
+        return np.stack([each for each in losses_by_number.values() if each is not None])
 
     def _trained(
         self, blocks: Sequence[Sequence[int]], workers: int, cluster: RayCluster | None
     ) -> Iterator[tuple[Sequence[int], list[Numbers]]]:
-        """(numbers of trainings, their losses) as they finish."""
+        """Yield (numbers of trainings, their losses) as they finish."""
         jobs = [(self, numbers) for numbers in blocks]
-        for job, losses in bench_outcomes(jobs, ShadowModels.trained, workers, cluster):
+        for job, losses in pool_outcomes(jobs, ShadowModels.trained, workers, cluster):
             yield blocks[job], losses
 
     def trained(self, numbers: Sequence[int]) -> list[Numbers]:
-        """Train some of them, together where they fit, and return their losses."""
+        """Train some of the models, together where they fit, and return their losses."""
         trainings = [self.at(number) for number in numbers]
         last: dict[int, torch.Tensor] = {}
         if len(trainings) > 1:
@@ -162,7 +166,7 @@ class ShadowModels:
 
 
 def kept_records(data: FederatedData, inside: Inside) -> FederatedData:
-    """The same clients with those of their records that are marked."""
+    """The same clients with only the records that `inside` marks."""
     owners = np.repeat(np.arange(data.clients), data.sizes)
     sizes = np.bincount(owners[inside], minlength=data.clients)
     return replace(

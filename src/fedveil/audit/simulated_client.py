@@ -1,8 +1,7 @@
-"""A client's local work, rehearsed by an attacker that guesses its records.
+"""A client's local work, simulated by an attacker and differentiable in the records.
 
-The same steps as `training.work` and `training.dp_sgd`, without their noise, as something that can
-be differentiated with respect to the records. What the attacker does not know is left out: in
-which order a pass takes the records, and which of them joined a Poisson batch.
+The same steps as `training.work` and `training.dp_sgd`, without noise. What the attacker does not
+know is left out: the order of records in a pass, and which records joined a Poisson batch.
 """
 
 from collections.abc import Callable
@@ -25,10 +24,20 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, eq=False)
 class SimulatedClient:
-    """The round's model, the work and its clip, as everybody knows them.
+    """Simulates one client in one round, from what everybody knows.
 
-    `low` and `high` [P] are what two-valued reports clamp an update to, where there are any.
-    Labels are certain, integers [B], or guessed along with the records, chances [B, classes].
+    Labels are integers [B] where they are known, or probabilities [B, classes] where they are
+    guessed along with the records.
+
+    Attributes:
+        task: Model and loss.
+        work: What clients do in a round.
+        start: The round's model, [P].
+        clip: The round's clip.
+        round: The number of the round.
+        classes: The number of labels.
+        low: Lower ends [P] to which two-point reports clamp an update.
+        high: Upper ends [P].
     """
 
     task: Task
@@ -47,7 +56,7 @@ class SimulatedClient:
             )
 
     def update(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """What a client with records x [B, ...] would send, [P]: differentiable in both."""
+        """The update [P] of a client with records x [B, ...], differentiable in records and labels."""
         with torch.enable_grad():
             match self.work:
                 case OneGradient():
@@ -73,7 +82,7 @@ class SimulatedClient:
         return self._walked(work, step, rates, per_update)
 
     def _dp_sgd(self, work: ClientDpSgd, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Every record in every step, counted as often as it joins on average."""
+        """DP-SGD with every record in every step, weighted by how often it joins on average."""
         size = work.noisy.nominal or len(x)
 
         def step(k: int, here: torch.Tensor) -> torch.Tensor:
@@ -107,7 +116,7 @@ class SimulatedClient:
     def _gradient(
         self, params: torch.Tensor, x: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
-        """Of the mean loss at `params`, [P]; labels that are uncertain count by their chances."""
+        """The gradient of the mean loss at `params`, [P]. Guessed labels are weighted by probability."""
         if not params.requires_grad:
             params = params.clone().requires_grad_()
         named = self.task.named(params)
@@ -137,7 +146,7 @@ def _per_pass(batches: Batches, records: int) -> int:
 
 
 def _batch(batches: Batches, records: int, step: int) -> slice:
-    """The records of a local step, in the attacker's own order, the same in every pass."""
+    """The records of a local step, in an order of the attacker that is the same in every pass."""
     size = batches.size or records
     first = (step % _per_pass(batches, records)) * size
     return slice(first, first + size)

@@ -1,9 +1,9 @@
-"""What attackers inside a training see of every record: the server or a client, passive or active.
+"""Four attackers inside a training: the server or a client, passive or active.
 
-In some rounds, evenly over the training, they look at what a record shows of a step that was made
-(`audit.traces`). The server looks at a client's report, from the model that it sent, and at the
-records that are asked of this client. A client looks at the global models, and at all records: it
-does not know who took part.
+In `WATCHED` rounds, spread evenly over the training, each computes traces of target records
+(`audit.traces`) in a step of the training. The server compares the model that it sent with each
+client's report, and traces the target records of that client. A client compares the global models
+before and after the round, and traces all target records: it does not know who took part.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,16 +26,26 @@ from fedveil.training.round import Ask, RoundResult
 from fedveil.training.session import Training, new_ledger
 from fedveil.training.sums import CohortSum
 
+WATCHED = 5
+"""The number of rounds that attackers watch, the last round among them."""
+
+Numbers = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Ascending(Adversary):
-    """Client `client` sends, in the rounds that `aims` names, a step uphill on those records.
+    """The active client of Nasr et al. (2019): it raises the loss of target records.
 
-    `aims` are rows of `asked`. The step is `boost` times as long as raises their mean loss by one,
-    so that it survives the mean over the cohort; without noise, if the server takes that. In other
-    rounds the client is honest.
+    If somebody trains on such a record, the next rounds bring its loss down again. The client
+    skips noise where the server accepts that, and is honest in all other rounds.
+
+    Attributes:
+        asked: The target records.
+        client: The id of the client that attacks.
+        aims: The rows of `asked` whose loss is raised, by round.
+        boost: The factor on the step that raises their mean loss by one, so that the step survives
+            the mean over the cohort.
     """
 
     task: Task
@@ -67,7 +77,7 @@ class Ascending(Adversary):
         return chance.sent(chance.skipping(self.boost * step[None]))
 
     def aimed_at(self, round: int) -> tuple[Inputs[Array], Array]:
-        """What is asked about in a round."""
+        """Features and targets of the records whose loss is raised in a round."""
         rows = self.aims[round]
         return taken(self.asked.x, rows), self.asked.y[rows]
 
@@ -75,50 +85,43 @@ class Ascending(Adversary):
         return "one client attacks membership in this simulation: the claim is about the others"
 
 
-WATCHED = 5
-"""Rounds that are watched, the last among them."""
-
-Numbers = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.int64]
-
-
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """The records in question: each client's own and as many that it does not have."""
+class TargetRecords:
+    """The records whose membership is guessed: for each client its own, half of them trained on."""
 
     data: FederatedData
     seed: int
 
     def at(self, rows: Rows) -> tuple[Inputs[Array], Array]:
-        """Features and targets."""
+        """Features and targets of some rows."""
         return taken(self.data.x, rows), self.data.y[rows]
 
     def of(self, client: int) -> Rows:
-        """Those that are asked of a client."""
+        """The rows of a client."""
         return np.arange(self.data.offsets[client], self.data.offsets[client + 1])
 
-    def some_of(self, client: int, round: int) -> Rows:
-        """Half of them, another half in every round."""
+    def half_of(self, client: int, round: int) -> Rows:
+        """A random half of a client's rows, a new one in every round."""
         generator = np.random.default_rng([self.seed, client, round, 0xA5C])
         own = self.of(client)
         return np.sort(generator.permutation(own)[: max(1, len(own) // 2)])
 
-    def dealt(self, rounds: list[int]) -> dict[int, Rows]:
-        """All records, each in one of the rounds."""
+    def by_round(self, rounds: list[int]) -> dict[int, Rows]:
+        """All rows, divided at random among the rounds."""
         order = np.random.default_rng([self.seed, 0xDEA1]).permutation(self.data.records)
         parts = np.array_split(order, len(rounds))
         return {round: np.sort(part) for round, part in zip(rounds, parts, strict=True)}
 
 
-class Seen:
-    """What each record showed, on average and when it was last looked at."""
+class RecordTraces:
+    """Traces of each record: their mean over the rounds, and the latest."""
 
     def __init__(self, records: int) -> None:
         self._times = np.zeros(records)
         self._sum = self._last = np.zeros((records, 0))
 
     def add(self, rows: Rows, shown: Numbers) -> None:
-        """Take in [rows, features]."""
+        """Add the traces [rows, features] of one round."""
         if not self._times.any():
             self._sum = np.zeros((len(self._times), shown.shape[1]))
             self._last = self._sum.copy()
@@ -128,27 +131,29 @@ class Seen:
 
     @property
     def features(self) -> Numbers:
-        """[records, 2 x features]; zeros for a record that was never looked at."""
+        """Means and latest traces, [records, 2 x features], zeros for a record never traced."""
         mean = self._sum / np.maximum(self._times, 1)[:, None]
         return np.concatenate([mean, self._last], axis=1)
 
 
-def by_server(training: Training, asked: Asked) -> Numbers:
-    """The passive server: it looks at every report of a watched round."""
-    seen, rounds, task = Seen(asked.data.records), watched_rounds(training), training.task
+def by_server(training: Training, targets: TargetRecords) -> Numbers:
+    """The passive server: it traces records in every report of a watched round."""
+    history, task = RecordTraces(targets.data.records), training.task
+    rounds = watched_rounds(training)
     for ask, total, _ in _played(training, _plainly):
         for client, report in _reports(total) if ask.round in rounds else ():
-            rows, before = asked.of(client), ask.state.params
-            seen.add(rows, traces(task, before, before + report, *asked.at(rows)))
-    return seen.features
+            rows, before = targets.of(client), ask.state.params
+            history.add(rows, traces(task, before, before + report, *targets.at(rows)))
+    return history.features
 
 
-def by_active_server(training: Training, asked: Asked) -> Numbers:
+def by_active_server(training: Training, targets: TargetRecords) -> Numbers:
     """The active server: in watched rounds it sends each client a model of its own.
 
-    On that, the loss of half of the records that are asked of the client has been raised.
+    In that model the loss of half of the client's target records has been raised.
     """
-    seen, rounds, task = Seen(asked.data.records), watched_rounds(training), training.task
+    history, task = RecordTraces(targets.data.records), training.task
+    rounds = watched_rounds(training)
     starts: dict[int, torch.Tensor] = {}
 
     def send(engine: Serial, ask: Ask) -> CohortSum:
@@ -157,60 +162,61 @@ def by_active_server(training: Training, asked: Asked) -> Numbers:
             return _plainly(engine, ask)
         total = engine.job.zero()
         for client in ask.ids.tolist():
-            rows = asked.some_of(client, ask.round)
-            starts[client] = ascended(task, ask.state.params, *asked.at(rows))
+            rows = targets.half_of(client, ask.round)
+            starts[client] = ascended(task, ask.state.params, *targets.at(rows))
             state = replace(ask.state, params=starts[client])
             total.add_(engine.run(ask.round, np.array([client]), state))
         return total
 
     for ask, total, _ in _played(training, send):
         for client, report in _reports(total) if starts else ():
-            rows, before = asked.some_of(client, ask.round), starts[client]
-            seen.add(rows, traces(task, before, before + report, *asked.at(rows)))
-    return seen.features
+            rows, before = targets.half_of(client, ask.round), starts[client]
+            history.add(rows, traces(task, before, before + report, *targets.at(rows)))
+    return history.features
 
 
-def by_client(training: Training, asked: Asked) -> Numbers:
-    """The passive client: it looks at the global models before and after watched rounds."""
-    seen, rounds, task = Seen(asked.data.records), watched_rounds(training), training.task
-    every = np.arange(asked.data.records)
+def by_client(training: Training, targets: TargetRecords) -> Numbers:
+    """The passive client: it compares the global models before and after watched rounds."""
+    history, task = RecordTraces(targets.data.records), training.task
+    rounds = watched_rounds(training)
+    every = np.arange(targets.data.records)
     for ask, _, result in _played(training, _plainly):
         if ask.round in rounds:
             step = ask.state.params, result.state.params
-            seen.add(every, traces(task, *step, *asked.at(every)))
-    return seen.features
+            history.add(every, traces(task, *step, *targets.at(every)))
+    return history.features
 
 
-def by_active_client(training: Training, asked: Asked) -> Numbers:
-    """The active client: it raises the loss of some records, and looks at them a round later.
+def by_active_client(training: Training, targets: TargetRecords) -> Numbers:
+    """The active client: it raises the loss of some records, and traces them a round later.
 
-    It is client 0, takes part in watched rounds whether it is drawn or not, and looks at the
-    global models as a passive one does besides.
+    It is client 0 and takes part in watched rounds whether it is drawn or not. It also traces all
+    records in watched rounds, as the passive client does.
     """
     plan, task = training.plan, training.task
     rounds = watched_rounds(training)
-    aims = asked.dealt([r for r in rounds if r < plan.permitted] or rounds)
+    aims = targets.by_round([r for r in rounds if r < plan.permitted] or rounds)
     boost = plan.expected / float(getattr(training.server, "lr", 1.0))
-    attacker = Ascending(task, asked.data, 0, aims, boost)
-    seen, back = Seen(asked.data.records), Seen(asked.data.records)
-    every = np.arange(asked.data.records)
+    attacker = Ascending(task, targets.data, 0, aims, boost)
+    history, back = RecordTraces(targets.data.records), RecordTraces(targets.data.records)
+    every = np.arange(targets.data.records)
     for ask, _, result in _played(replace(training, adversary=attacker), _plainly):
         step = ask.state.params, result.state.params
         if ask.round in rounds:
-            seen.add(every, traces(task, *step, *asked.at(every)))
+            history.add(every, traces(task, *step, *targets.at(every)))
         if ask.round - 1 in aims:
             rows = aims[ask.round - 1]
-            back.add(rows, traces(task, *step, *asked.at(rows)))
-    return np.concatenate([seen.features, back.features], axis=1)
+            back.add(rows, traces(task, *step, *targets.at(rows)))
+    return np.concatenate([history.features, back.features], axis=1)
 
 
 def watched_rounds(training: Training) -> list[int]:
-    """The rounds that are looked at."""
+    """The numbers of the watched rounds."""
     return sorted({int(r) for r in np.linspace(1, training.plan.permitted, WATCHED).round()})
 
 
 Sending = Callable[[Serial, Ask], CohortSum]
-"""How a round's cohort is asked, and what it comes to."""
+"""Computes the sum of a round's cohort."""
 
 
 def _plainly(engine: Serial, ask: Ask) -> CohortSum:
@@ -218,7 +224,7 @@ def _plainly(engine: Serial, ask: Ask) -> CohortSum:
 
 
 def _played(training: Training, send: Sending) -> Iterator[tuple[Ask, CohortSum, RoundResult]]:
-    """The rounds of a training, with all reports kept: (what was asked, what came, the result)."""
+    """Run a training and yield (ask, sum with all reports, result) of every round."""
     engine = training.engine
     if not isinstance(engine, Serial):
         raise AssertionError("an audit runs in this process")
@@ -235,6 +241,6 @@ def _played(training: Training, send: Sending) -> Iterator[tuple[Ask, CohortSum,
 
 
 def _reports(total: CohortSum) -> Iterator[tuple[int, torch.Tensor]]:
-    """(client, its update) of everybody whose report was not refused."""
+    """Yield (client, its update) for every report that was accepted."""
     for ids, rows in total.kept or []:
         yield from zip(ids.tolist(), rows, strict=True)

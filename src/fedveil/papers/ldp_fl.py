@@ -34,11 +34,11 @@ from fedveil.papers.ldp_fl_settings import (
     left_open,
     studies,
 )
-from fedveil.papers.page import Page, TextTable
+from fedveil.papers.paper_page import Page, TextTable
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import stroke
+from fedveil.tuning.means import Mean
 from fedveil.tuning.panels import PERCENT, Panel, Series, draw, numbered
-from fedveil.tuning.statistics import Mean
 
 
 def epsilon(experiment: Experiment) -> Page:

@@ -14,9 +14,8 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from fedveil.attacks.certificate import BASE_RATE, in_words
-from fedveil.papers.experiment import Experiment, Item
-from fedveil.papers.lines import claim_of, learning_curve, meaning
-from fedveil.papers.naseri import UNPUBLISHED
+from fedveil.papers.experiment import Experiment, Item, claim_of, learning_curve, meaning
+from fedveil.papers.naseri import UNPUBLISHED, Defence
 from fedveil.papers.naseri_arenas import ARENAS, Arena
 from fedveil.papers.naseri_defences import (
     ATTACKERS,
@@ -27,15 +26,14 @@ from fedveil.papers.naseri_defences import (
     NOBODY,
     NOISES,
     UNDEFENDED,
-    Defence,
     defences,
     legend,
 )
-from fedveil.papers.page import Finding, Page, TextTable
+from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import promises, stroke
+from fedveil.tuning.means import Mean, mean_of
 from fedveil.tuning.panels import PERCENT, Panel, Series, draw
-from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("1", "4", "20")
@@ -57,7 +55,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Measured:
+class DefenceResult:
     """What a defence came to: its sweep, one cell for each epsilon."""
 
     defence: Defence
@@ -77,7 +75,7 @@ class Measured:
         return [Rates(main, works) for main, works in pairs]
 
 
-Table = Mapping[str, Measured]
+Table = Mapping[str, DefenceResult]
 """By the name of the defence."""
 
 
@@ -112,7 +110,7 @@ def told(arena: Arena, repeat: int) -> list[str]:
         + ". The tasks digits and femnist have all rows."
     )
     return [
-        f"**Federation.** {arena.deployment}.",
+        f"**Federation.** {arena.federation}.",
         f"**Backdoor.** {arena.backdoor}.",
         f"**Attacker.** One, in every round beside the clients that are drawn. {arena.attacker}. "
         "In the rows of LDP-SGD, DP-FedAvg and LDP-FL, where each report is protected by itself, "
@@ -147,7 +145,7 @@ def findings(
     bound: Rates,
     central: Sequence[Rates],
     noises: Mapping[str, Rates],
-) -> list[Finding]:
+) -> list[PaperStatement]:
     """What is to be seen: `central` in the order of `EPSILONS`, LDP-SGD by what attackers do."""
     works, gradients = undefended.backdoor.value, {h: r.backdoor for h, r in noises.items()}
     lost = nobody.main.value - undefended.main.value
@@ -158,13 +156,13 @@ def findings(
         return f"{rates.backdoor.value:.1f} % for {points:.1f} points"
 
     return [
-        Finding(
+        PaperStatement(
             "Undefended, one boosted attacker brings the backdoor in and leaves the main task.",
             works > WORKS and lost < LOST,
             f"Rule: above {WORKS:g} %, less than {LOST:g} points lost. Here {works:.1f} % "
             f"({nobody.backdoor.value:.1f} % without an attacker), {lost:.1f} points lost.",
         ),
-        Finding(
+        PaperStatement(
             "Norm bounding and central DP bring it down.",
             max(rates.backdoor.value for rates in stopped) < works - LESS,
             f"Rule: by more than {LESS:g} points each. Here {cost(bound)} of the main task with "
@@ -172,7 +170,7 @@ def findings(
             + ", ".join(f"{cost(c)} at epsilon {e}" for c, e in zip(central, EPSILONS, strict=True))
             + ".",
         ),
-        Finding(
+        PaperStatement(
             "Noise that clients add does not hold those who leave it out: under LDP-SGD, attackers "
             "that skip it do better than those that comply.",
             gradients["skip"].value > gradients["comply"].value + LESS,
@@ -192,10 +190,10 @@ ITEMS: dict[str, Item] = {
 }
 
 
-def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, Measured]:
-    every = f"evaluate.every={-(-arena.deployment.rounds // _POINTS)}"
+def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, DefenceResult]:
+    every = f"evaluate.every={-(-arena.federation.rounds // _POINTS)}"
     return {
-        row.name: Measured(
+        row.name: DefenceResult(
             row,
             experiment.sweep(
                 f"naseri-{arena.name}-{_folder(row)}",
@@ -260,7 +258,7 @@ def _over_epsilon(found: Table, metric: str) -> Panel:
     )
 
 
-def _named(one: Measured) -> str:
+def _named(one: DefenceResult) -> str:
     if one.defence.name == CENTRAL:
         return f"{CENTRAL}, per client"
     return f"DP-SGD, {one.defence.name.removeprefix(LOCAL)}, per record"

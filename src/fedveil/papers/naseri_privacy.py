@@ -25,15 +25,15 @@ from fedveil.papers.naseri import (
     NONE,
     UNPUBLISHED,
     Defence,
-    Deployment,
+    PaperFederation,
     defences,
     federations,
 )
-from fedveil.papers.page import Finding, Page, TextTable
+from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import Training
-from fedveil.tuning.statistics import Mean, mean_of
+from fedveil.tuning.means import Mean, mean_of
 
 EPSILONS = ("1", "8")
 GRADIENTS = "LDP-SGD"
@@ -44,7 +44,7 @@ _HEADERS = ("defence", "accuracy, %", *COLUMNS)
 
 
 @dataclass(frozen=True)
-class Row:
+class PrivacyRow:
     """One recipe at one epsilon, or without any: its accuracy, and what attackers found.
 
     `cells` are the table's, from `COLUMNS` on; `best` is the best AUC of each attack that has one.
@@ -61,9 +61,9 @@ class Row:
         return (self.defence, str(self.accuracy), *self.cells)
 
 
-def deployments(experiment: Experiment) -> list[Deployment]:
+def attacked_federations(experiment: Experiment) -> list[PaperFederation]:
     """Location30, on which models remember, and the embedded digits, which are images."""
-    location = Deployment(
+    location = PaperFederation(
         "location30",
         "Location30",
         "iid",
@@ -83,7 +83,7 @@ def deployments(experiment: Experiment) -> list[Deployment]:
     return [location, replace(digits, rounds=20)]
 
 
-def rows_of(where: Deployment) -> list[tuple[Defence, str]]:
+def rows_of(where: PaperFederation) -> list[tuple[Defence, str]]:
     """(defence, epsilon): the paper's, and gradients that clients protect from everybody."""
     gradients = (
         *(*where.shared, *where.fixed, "client.kind=gradient", f"budget.delta={DELTA}"),
@@ -99,7 +99,7 @@ def rows_of(where: Deployment) -> list[tuple[Defence, str]]:
     return [*found, (Defence(GRADIENTS, "ldp-sgd", gradients, private=True), EPSILONS[-1])]
 
 
-def audit_settings(experiment: Experiment, where: Deployment) -> AuditSettings:
+def audit_settings(experiment: Experiment, where: PaperFederation) -> AuditSettings:
     """Which attacks, and how large they are: properties and inversion are asked of images."""
     of_records = (*BOUNDS, membership.ATTACK, white_box.ATTACK)
     return AuditSettings(
@@ -116,9 +116,9 @@ def audit_settings(experiment: Experiment, where: Deployment) -> AuditSettings:
 
 
 def privacy(experiment: Experiment) -> Page:
-    """Every defence and epsilon, and every attack on it, as one table for each deployment."""
+    """Every defence and epsilon, and every attack on it, as one table for each federation."""
     page, repeat = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
-    cases = deployments(experiment)
+    cases = attacked_federations(experiment)
     audit = audit_settings(experiment, cases[0])
     page.settings += [
         f"The numbers of the paper are {UNPUBLISHED}; all of these are ours. Accuracy on the test "
@@ -148,7 +148,7 @@ def privacy(experiment: Experiment) -> Page:
     return page
 
 
-def findings(title: str, rows: list[Row]) -> list[Finding]:
+def findings(title: str, rows: list[PrivacyRow]) -> list[PaperStatement]:
     """What is to be seen in a table."""
     by = {(row.defence, row.epsilon): row for row in rows}
     none, inside_none = (by[NONE, ""].best[a] for a in (membership.ATTACK, white_box.ATTACK))
@@ -156,20 +156,20 @@ def findings(title: str, rows: list[Row]) -> list[Finding]:
     record, client = (by[name, least].best[membership.ATTACK] for name in (LOCAL, CENTRAL))
     inside = {name: by[name, least].best[white_box.ATTACK] for name in (LOCAL, CENTRAL)}
     return [
-        Finding(
+        PaperStatement(
             f"{title}: undefended, membership is found, and by an attacker inside the training "
             "more surely.",
             REMEMBERS < none < inside_none,
             f"Rule: both AUC above {REMEMBERS:g}, the second above the first. Here {none:.3f} "
             f"black box and {inside_none:.3f} white box.",
         ),
-        Finding(
+        PaperStatement(
             f"{title}: both kinds of DP take membership away from who sees the models.",
             max(abs(record - 0.5), abs(client - 0.5)) <= LOST,
             f"Rule: the best AUC within {LOST:g} of 1/2 at the smallest epsilon. Here {record:.3f} "
             f"(local) and {client:.3f} (central).",
         ),
-        Finding(
+        PaperStatement(
             f"{title}: central DP does not protect from the server it trusts; local DP does.",
             inside[CENTRAL] > inside[LOCAL],
             "Rule: the best white-box AUC, the server's included, is higher under central DP at "
@@ -183,11 +183,11 @@ ITEMS: dict[str, Item] = {"privacy": privacy}
 
 def _row(
     experiment: Experiment,
-    where: Deployment,
+    where: PaperFederation,
     defence: Defence,
     epsilon: str,
     repeat: int,
-) -> Row:
+) -> PrivacyRow:
     audit = audit_settings(experiment, where)
     settings = (*defence.settings, *([f"budget.epsilon={epsilon}"] if epsilon else []))
     name = f"naseri-privacy-{where.data}-{defence.recipe}{f'-{epsilon}' if epsilon else ''}"
@@ -208,7 +208,7 @@ def _row(
             cells = summary(results.findings, results.leaks, claim)
             saved = {"asked": sizes, "cells": list(cells.values()), "best": _best(results.leaks)}
             cache.save_json("row", saved)
-    return Row(defence.name, epsilon, accuracy, tuple(saved["cells"]), saved["best"])
+    return PrivacyRow(defence.name, epsilon, accuracy, tuple(saved["cells"]), saved["best"])
 
 
 def _training(experiment: Experiment, recipe: str, settings: tuple[str, ...]) -> Training:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedveil.errors import BadInput
 from fedveil.papers.experiment import Experiment, Item
-from fedveil.papers.page import Page
+from fedveil.papers.paper_page import Page
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.tuning.figures import png
 

@@ -13,7 +13,7 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.tuning.cells import Prepared
+from fedveil.tuning.prepared_cell import PreparedCell
 
 _TRUSTED = tuple(Trust)
 
@@ -35,7 +35,7 @@ class Cost:
     caveat: str
 
     @classmethod
-    def of(cls, trainings: Sequence[tuple[Prepared, int]]) -> "Cost":
+    def of(cls, trainings: Sequence[tuple[PreparedCell, int]]) -> "Cost":
         """The cost of (cell, how many trainings of it)."""
         return cls(
             sum(count for _, count in trainings),
@@ -80,7 +80,7 @@ class Cost:
 
 
 def together(
-    trainings: Iterable[tuple[Prepared, int]],
+    trainings: Iterable[tuple[PreparedCell, int]],
 ) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
     """(the total of all trainings as charged, the total as read otherwise) of (cell, how many).
 
@@ -177,7 +177,7 @@ def _account(lines: Sequence[BudgetLine], rounds: int) -> list[PrivacyClaim]:
     return list(found.values())
 
 
-def _caveat(trainings: Sequence[tuple[Prepared, int]]) -> str:
+def _caveat(trainings: Sequence[tuple[PreparedCell, int]]) -> str:
     """What sums of repetitions leave out where each divides the records differently; or ""."""
     sections = [prepared.cell.recipe.data for prepared, count in trainings if count > 1]
     if all(data.seedless for data in sections):

@@ -27,7 +27,7 @@ from fedveil.tuning.figures import (
     name_axes,
     stroke,
 )
-from fedveil.tuning.statistics import Mean
+from fedveil.tuning.means import Mean
 
 PERCENT, SHARE, ANYWHERE = (0.0, 100.0), (0.0, 1.0), (-math.inf, math.inf)
 """What numbers cannot leave."""

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fedveil.tuning.cells import Prepared
-from fedveil.tuning.report import pair_of
-from fedveil.tuning.statistics import Mean, mean_of, worse
+from fedveil.tuning.means import Mean, mean_of, worse
+from fedveil.tuning.plan_report import pair_of
+from fedveil.tuning.prepared_cell import PreparedCell
 from fedveil.tuning.trials import Laboratory
 
 OnTrial = Callable[[int, int, str], None]
@@ -38,7 +38,7 @@ _LEAST = 4
 class Arm:
     """One candidate and the losses of its repetitions so far."""
 
-    prepared: Prepared
+    prepared: PreparedCell
     losses: list[float] = field(default_factory=list)
 
     @property
@@ -58,7 +58,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Arms from best to worst (those tried more often first, those that diverged and those not
     tried last), the number of trials made, and the seconds that they took.
 
@@ -92,10 +92,10 @@ def rungs(arms: int) -> list[int]:
 
 def search(
     laboratory: Laboratory,
-    cells: Sequence[Prepared],
+    cells: Sequence[PreparedCell],
     repeat: int,
     on_trial: OnTrial = lambda done, total, name: None,
-) -> Found:
+) -> SearchResult:
     """The arms in order, by their mean loss; nobody is tried more than `repeat` times.
 
     `on_trial` is told the trials planned so far: how often the next rung tries its arms depends on
@@ -112,7 +112,7 @@ class _Search:
         self._laboratory, self._arms, self._on_trial = laboratory, arms, on_trial
         self._repeat, self._done, self._spent = repeat, 0, 0.0
 
-    def found(self) -> Found:
+    def found(self) -> SearchResult:
         began, budget = time.perf_counter(), SHARE * self._repeat * sum(a.cost for a in self._arms)
         alive, before, sizes = self._tried_once(), 1, rungs(len(self._arms))[1:]
         places: list[list[Arm]] = []
@@ -130,7 +130,7 @@ class _Search:
         ranked = [arm for group in (alive, *reversed(places)) for arm in group]
         ranked += [arm for arm in self._arms if not arm.losses]
         ranked.sort(key=lambda arm: not math.isfinite(arm.mean.value))
-        return Found(ranked, self._done, time.perf_counter() - began)
+        return SearchResult(ranked, self._done, time.perf_counter() - began)
 
     def _tried_once(self) -> list[Arm]:
         """Arms that differ in their rounds only, from few to many, until the loss has risen."""

@@ -9,11 +9,11 @@ from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections.noise_section import NoNoiseSection
 from fedveil.tuning.axes import Cell, recipe_of
 from fedveil.tuning.candidates import Space, alike, candidates
-from fedveil.tuning.cells import Prepared
 from fedveil.tuning.cost import Cost
-from fedveil.tuning.report import (
-    Report,
-    Row,
+from fedveil.tuning.means import mean_of
+from fedveil.tuning.plan_report import (
+    PlanOption,
+    PlanReport,
     check_budget,
     pair_of,
     place_of,
@@ -21,8 +21,8 @@ from fedveil.tuning.report import (
     rounds_told,
     row_of,
 )
-from fedveil.tuning.search import Arm, Found, OnTrial, search
-from fedveil.tuning.statistics import mean_of
+from fedveil.tuning.prepared_cell import PreparedCell
+from fedveil.tuning.search import Arm, OnTrial, SearchResult, search
 from fedveil.tuning.trials import Laboratory, seeded
 
 _NO_NOISE = NoNoiseSection(kind="none")
@@ -39,7 +39,7 @@ def simulate(
     repeat: int,
     against: Sequence[str] = (),
     on_trial: OnTrial = lambda done, total, name: None,
-) -> Report:
+) -> PlanReport:
     """Rank the space by training: successive halving at one budget in every cell.
 
     `against` are recipes to compare with: each gets the same data, model, budget and space. One
@@ -62,7 +62,7 @@ def simulate(
             "fewer --iterations"
         )
     why, quiet = _why(laboratory, found)
-    return Report(
+    return PlanReport(
         title=f"{base.cell.recipe.name}: ranked by training, {found.trials} trials of "
         f"{len(prepared)} recipes in {found.seconds:.1f} s",
         measure="loss",
@@ -76,7 +76,7 @@ def simulate(
     )
 
 
-def _tried(found: Found, arm: Arm) -> Row:
+def _tried(found: SearchResult, arm: Arm) -> PlanOption:
     value = arm.mean.value if arm.losses else math.nan
     return row_of(arm.prepared, value, arm.mean.half, str(arm.mean), _remark(found, arm))
 
@@ -86,8 +86,8 @@ class _LeftOut(Exception):
 
 
 def _comparable(
-    laboratory: Laboratory, recipe: Recipe, base: Prepared, other: str, space: Space
-) -> list[Prepared]:
+    laboratory: Laboratory, recipe: Recipe, base: PreparedCell, other: str, space: Space
+) -> list[PreparedCell]:
     """Another recipe's cells, if they promise what the base does."""
     plain = load_recipe(other)
     if recipe.budget is not None and plain.budget is None:
@@ -109,7 +109,7 @@ def _named(cell: Cell, source: str) -> Cell:
     return Cell((("recipe", source), *cell.choice), cell.recipe)
 
 
-def _promise(prepared: Prepared) -> str:
+def _promise(prepared: PreparedCell) -> str:
     claim = budgeted(prepared.claims)
     if claim is None:
         return "nothing"
@@ -117,7 +117,7 @@ def _promise(prepared: Prepared) -> str:
     return f"each {claim.unit} ({claim.neighbours} neighbours) under {claim.trust} trust{label}"
 
 
-def _remark(found: Found, arm: Arm) -> str:
+def _remark(found: SearchResult, arm: Arm) -> str:
     count = len(arm.losses)
     if count == 0:
         return "with fewer rounds the loss had risen already"
@@ -130,7 +130,7 @@ def _remark(found: Found, arm: Arm) -> str:
     return f"{count} repetitions, {verdict} (p = {p:.2g})"
 
 
-def _why(laboratory: Laboratory, found: Found) -> tuple[list[str], int]:
+def _why(laboratory: Laboratory, found: SearchResult) -> tuple[list[str], int]:
     """The first's loss with noise and without, beside its rivals'; and the trainings it took."""
     rounds, length = pair_of(found.winner.prepared.cell)[1], place_of(found.winner.prepared.cell)[1]
     told = {"the first": found.winner}
@@ -170,7 +170,7 @@ def _told(name: str, arm: Arm, quiet: Sequence[float]) -> str:
     return f"{text}, loss {noisy.value:.4g} with it and {without} without"
 
 
-def _without_noise(laboratory: Laboratory, arm: Arm) -> Prepared | None:
+def _without_noise(laboratory: Laboratory, arm: Arm) -> PreparedCell | None:
     """The same option without noise, where that is a recipe."""
     recipe, noise = arm.prepared.cell.recipe, arm.prepared.cell.recipe.noise
     clipped = getattr(recipe.clip, "kind", "") in ("fixed", "poly")
@@ -180,7 +180,7 @@ def _without_noise(laboratory: Laboratory, arm: Arm) -> Prepared | None:
     return laboratory.prepare(Cell(arm.prepared.cell.choice, quiet), arm.prepared.mode)
 
 
-def _tuning_cost(found: Found, quiet: int) -> str:
+def _tuning_cost(found: SearchResult, quiet: int) -> str:
     claim = found.winner.prepared.claim
     if claim is None:
         return (

@@ -26,9 +26,9 @@ from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.training.gradients.choice import Mode
 from fedveil.tuning.axes import Axis, Cell, cells
-from fedveil.tuning.cells import Outcome, Prepared
 from fedveil.tuning.cost import Cost
-from fedveil.tuning.statistics import Mean, mean_of
+from fedveil.tuning.means import Mean, mean_of
+from fedveil.tuning.prepared_cell import PreparedCell, TrialOutcome
 from fedveil.tuning.sweep_page import sweep_page
 from fedveil.tuning.trials import Laboratory
 
@@ -54,8 +54,8 @@ class Sweep:
     cells: list[Cell]
     repeat: int
     laboratory: Laboratory
-    _done: dict[tuple[int, int], Outcome] = field(default_factory=dict)
-    _prepared: list[Prepared] = field(default_factory=list)
+    _done: dict[tuple[int, int], TrialOutcome] = field(default_factory=dict)
+    _prepared: list[PreparedCell] = field(default_factory=list)
 
     @classmethod
     def open(
@@ -80,7 +80,7 @@ class Sweep:
         return sweep
 
     @property
-    def prepared(self) -> list[Prepared]:
+    def prepared(self) -> list[PreparedCell]:
         """The cells as built, in the grid's order."""
         return self._prepared
 
@@ -121,7 +121,7 @@ class Sweep:
                     on_trial(len(self._done), total, self.cells[cell].name)
             self._write_tables()
 
-    def outcomes(self, cell: int) -> list[Outcome]:
+    def outcomes(self, cell: int) -> list[TrialOutcome]:
         """What the repetitions of a cell came to, in order."""
         return [self._done[r, cell] for r in range(self.repeat)]
 
@@ -287,10 +287,10 @@ class Sweep:
         if others:
             raise BadInput(f"--out {self.folder} holds {others[0]} and no sweep: use another")
 
-    def _read_trials(self) -> dict[tuple[int, int], Outcome]:
+    def _read_trials(self) -> dict[tuple[int, int], TrialOutcome]:
         """The trials on disk, up to the first line that a crash cut short."""
         path = self.folder / "trials.jsonl"
-        found: dict[tuple[int, int], Outcome] = {}
+        found: dict[tuple[int, int], TrialOutcome] = {}
         if not path.exists():
             return found
         for text in path.read_text(errors="replace").splitlines():
@@ -338,7 +338,7 @@ def _short(claims: Sequence[PrivacyClaim]) -> str:
     return said or _NOTHING
 
 
-def _line(repetition: int, cell: int, outcome: Outcome) -> str:
+def _line(repetition: int, cell: int, outcome: TrialOutcome) -> str:
     return (
         json.dumps(
             {
@@ -358,12 +358,12 @@ def _plain(metrics: dict[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _outcome(line: dict[str, Any]) -> Outcome:
+def _outcome(line: dict[str, Any]) -> TrialOutcome:
     def read(metrics: dict[str, float | None]) -> dict[str, float]:
         return {name: math.nan if v is None else float(v) for name, v in metrics.items()}
 
     curve = tuple((int(r), read(m)) for r, m in line["curve"])
-    return Outcome(int(line["rounds"]), read(line["metrics"]), curve)
+    return TrialOutcome(int(line["rounds"]), read(line["metrics"]), curve)
 
 
 def _number(value: Any) -> Any:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.tuning.axes import Axis
-from fedveil.tuning.labels import axis_label
+from fedveil.tuning.axes import Axis, axis_label
 from fedveil.web.chart import Chart, Line, figure
 from fedveil.web.heat import Heat, heat_figure
 from fedveil.web.html import Content, Markup, number_text, tag

@@ -237,7 +237,7 @@ def _cohort_error(constants: Constants, sizes: Sizes, steps: int) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Convergence:
     """What happens to the error as T grows, E fixed or E chosen best: it goes like T^exponent."""
 
     exponent: float
@@ -255,17 +255,17 @@ class Verdict:
         )
 
 
-def verdict(exponent: float) -> Verdict:
+def convergence(exponent: float) -> Convergence:
     """Theorems 4 and 5 as they must be read (with E = 1 for z < 1: no larger E does better).
 
-    >>> verdict(2.0).best, verdict(0.5).best, verdict(1.0).best
+    >>> convergence(2.0).best, convergence(0.5).best, convergence(1.0).best
     (0.3333333333333333, -0.5, 0.0)
     """
     if not (exponent >= 0 and math.isfinite(exponent)):
         raise BadInput(f"z is {exponent}: a number >= 0 is needed")
     fixed = max(exponent - 1, -1.0)
     best = fixed if exponent <= 1 else (exponent - 1) / (exponent + 1)
-    return Verdict(exponent, fixed, best)
+    return Convergence(exponent, fixed, best)
 
 
 def rule_of_thumb(exponent: float, iterations: int) -> float | None:

@@ -13,7 +13,7 @@ from fedveil.tuning.axes import Cell
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """Where one training ended: the test metrics, and those along the way as (round, metrics).
 
     A metric that is not finite is NaN: the training diverged.
@@ -25,7 +25,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedCell:
     """A cell that was built once: its plan and execution mode serve every repetition.
 
     `noise` is the standard deviation of the noise on one coordinate of the first round's mean

@@ -16,9 +16,9 @@ from fedveil.errors import BadInput
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.glossary import terms_line
 from fedveil.tuning.candidates import STEPS, Space
-from fedveil.tuning.formula import Choice, Question, choices, thumb
+from fedveil.tuning.formula import Choice, FormulaSettings, choices, thumb
 from fedveil.tuning.plan_page import axes_of, plan_page
-from fedveil.tuning.report import Report
+from fedveil.tuning.plan_report import PlanReport
 from fedveil.tuning.search import OnTrial
 from fedveil.tuning.simulate import simulate
 from fedveil.tuning.theorise import theorise
@@ -41,8 +41,8 @@ class SizeOptions:
     noise: str | None = None
     trust: str | None = None
 
-    def question(self) -> Question:
-        """The question they ask; refuses one that is not whole."""
+    def settings(self) -> FormulaSettings:
+        """The settings, if the options are complete."""
         missing = [
             f"--{name.replace('_', '-')}"
             for name in ("clients", "per_round", "parameters", "epsilon")
@@ -58,7 +58,7 @@ class SizeOptions:
             raise BadInput(f"--noise is {self.noise!r}: use laplace or gaussian")
         if self.trust not in (None, "local", "central"):
             raise BadInput(f"--trust is {self.trust!r}: use local or central")
-        return Question(
+        return FormulaSettings(
             Sizes(self.clients or 0, self.per_round or 0, self.parameters or 0),
             self.epsilon or 0.0,
             delta,
@@ -80,11 +80,11 @@ def by_formula(sizes: SizeOptions, space: Space, *, as_json: bool) -> None:
     """No data, no training: what the noise leaves of the signal."""
     if space.clips or space.rates:
         raise BadInput("--clips and --rates need a recipe: name one")
-    question = sizes.question()
-    found = choices(question, space.steps, space.iterations)
+    settings = sizes.settings()
+    found = choices(settings, space.steps, space.iterations)
     most = max(space.iterations)
     if as_json:
-        print(json.dumps(_formula_json(question, found, most), indent=2))
+        print(json.dumps(_formula_json(settings, found, most), indent=2))
         return
     table = Table(title="strongest signal first", title_justify="left")
     for name in ("E", "T", "rounds", "reports per client", "noise / clip", "signal / noise"):
@@ -100,8 +100,8 @@ def by_formula(sizes: SizeOptions, space: Space, *, as_json: bool) -> None:
         )
     console = Console(markup=False, emoji=False)
     console.print(table)
-    _say(console, f"z = {question.exponent:g}: {question.verdict}")
-    _say(console, f"theory without constants: {thumb(question, most)}")
+    _say(console, f"z = {settings.exponent:g}: {settings.convergence}")
+    _say(console, f"theory without constants: {thumb(settings, most)}")
     _say(console, f"the claim of the first: {found[0].claim}")
     _say(
         console,
@@ -122,7 +122,7 @@ def by_recipe(
     repeat: int,
     out: Path | None,
     on_trial: OnTrial,
-) -> Report:
+) -> PlanReport:
     """On the recipe's data: by the theory's bound, or by trying."""
     if against and not simulated:
         raise BadInput("--against compares by training: add --simulate")
@@ -146,7 +146,7 @@ def space_of(steps: str, iterations: str, clips: str, rates: str) -> Space:
     return Space(e, t, _numbers("clips", clips), _numbers("rates", rates))
 
 
-def tell(report: Report, recipe: str, out: Path | None, *, as_json: bool) -> None:
+def tell(report: PlanReport, recipe: str, out: Path | None, *, as_json: bool) -> None:
     """Write the recipe that won, and print the report."""
     path = _written(report, out, recipe)
     if as_json:
@@ -155,7 +155,7 @@ def tell(report: Report, recipe: str, out: Path | None, *, as_json: bool) -> Non
         _print_report(Console(markup=False, emoji=False), report, path)
 
 
-def _print_report(console: Console, report: Report, path: Path) -> None:
+def _print_report(console: Console, report: PlanReport, path: Path) -> None:
     table = Table()
     keys = list(dict.fromkeys(key for row in report.rows for key in row.choice))
     told = any(row.remark for row in report.rows)
@@ -185,7 +185,7 @@ def _print_report(console: Console, report: Report, path: Path) -> None:
     _say(console, f"run it: fedveil run {path}")
 
 
-def _print_heat(console: Console, report: Report) -> None:
+def _print_heat(console: Console, report: PlanReport) -> None:
     steps, times = axes_of(report)
     _say(console, f"the least {report.measure} over E (down) and T (across):")
     table = Table()
@@ -202,7 +202,7 @@ def _heat_text(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "diverged"
 
 
-def _written(report: Report, out: Path | None, recipe: str) -> Path:
+def _written(report: PlanReport, out: Path | None, recipe: str) -> Path:
     """Write the recipe, and its page beside it."""
     name = Path(recipe).stem
     path = out or _free(Path("runs"), f"plan-{name}")
@@ -234,7 +234,7 @@ def _free(folder: Path, name: str) -> Path:
     raise BadInput(f"{folder}/{name}.toml and 999 more exist: use --out")
 
 
-def _report_json(report: Report, path: Path) -> dict[str, Any]:
+def _report_json(report: PlanReport, path: Path) -> dict[str, Any]:
     return {
         "title": report.title,
         "options": [
@@ -262,11 +262,11 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _formula_json(question: Question, found: Sequence[Choice], most: int) -> dict[str, Any]:
+def _formula_json(settings: FormulaSettings, found: Sequence[Choice], most: int) -> dict[str, Any]:
     return {
-        "z": question.exponent,
-        "verdict": str(question.verdict),
-        "rule": thumb(question, most),
+        "z": settings.exponent,
+        "verdict": str(settings.convergence),
+        "rule": thumb(settings, most),
         "options": [
             {
                 "steps": choice.steps,

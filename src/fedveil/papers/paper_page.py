@@ -28,7 +28,7 @@ class TextTable:
 
 
 @dataclass(frozen=True)
-class Finding:
+class PaperStatement:
     """Something the paper says, and whether it is seen here."""
 
     statement: str
@@ -53,7 +53,7 @@ class Page:
     settings: list[str] = field(default_factory=list)
     left_open: list[tuple[str, str]] = field(default_factory=list)
     tables: list[TextTable] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[PaperStatement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     figures: dict[str, Figure] = field(default_factory=dict)
 

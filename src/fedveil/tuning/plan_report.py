@@ -7,13 +7,13 @@ from fedveil.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.recipe import Recipe
 from fedveil.tuning.axes import Cell
-from fedveil.tuning.cells import Prepared
+from fedveil.tuning.prepared_cell import PreparedCell
 
 _STEPS_KEYS = ("client.steps", "client.epochs")
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanOption:
     """One option of a report, best first: `value` is its loss or bound, `told` the same for people.
 
     `value` is NaN for an option that was not tried; `half` is half the width of the loss's 95 %
@@ -37,7 +37,7 @@ class Row:
 
 
 @dataclass
-class Report:
+class PlanReport:
     """What a planner found: ranked options, why the first wins, and what the search cost.
 
     `measure` is what options are ranked by, `recipe` the winner as a file that `fedveil run` takes,
@@ -46,7 +46,7 @@ class Report:
 
     title: str
     measure: str
-    rows: list[Row]
+    rows: list[PlanOption]
     why: list[str]
     warnings: list[str]
     recipe: str
@@ -61,12 +61,14 @@ class Report:
         return found
 
 
-def row_of(prepared: Prepared, value: float, half: float, told: str, remark: str = "") -> Row:
+def row_of(
+    prepared: PreparedCell, value: float, half: float, told: str, remark: str = ""
+) -> PlanOption:
     """An option with its value, as number and for people."""
     steps, rounds = pair_of(prepared.cell)
     choice = {k: v for k, v in prepared.cell.choice if k not in ("rounds", *_STEPS_KEYS)}
     private = "; ".join(map(str, prepared.claims)) or "nothing claimed"
-    return Row(
+    return PlanOption(
         steps=steps,
         rounds=rounds,
         choice=choice,

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from fedveil.papers.page import Finding, Page, TextTable
+from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 
 
 def test_a_table_is_markdown():
@@ -20,10 +20,10 @@ def test_a_row_must_fit_its_headers():
 
 
 def test_a_finding_says_whether_it_was_seen():
-    assert Finding("It grows.", True, "From 1 to 2.").markdown() == (
+    assert PaperStatement("It grows.", True, "From 1 to 2.").markdown() == (
         "- **confirmed**: It grows. From 1 to 2."
     )
-    assert Finding("It grows.", False, "It fell.").markdown() == (
+    assert PaperStatement("It grows.", False, "It fell.").markdown() == (
         "- **not confirmed**: It grows. It fell."
     )
 
@@ -34,7 +34,7 @@ def test_a_page_has_everything_in_order():
         settings=["Some data."],
         left_open=[("learning rate", "0.1")],
         tables=[TextTable(("x",), (("1",),))],
-        findings=[Finding("A.", True, "B."), Finding("C.", False, "D.")],
+        findings=[PaperStatement("A.", True, "B."), PaperStatement("C.", False, "D.")],
         notes=["A note."],
         figures={"one.png": Figure()},
     )
