@@ -98,7 +98,7 @@ def inversion(case: str) -> None:
     def leaks() -> Iterator[tuple[str, Leak]]:
         for name, settings in RECIPES.items():
             fixed = (*IMAGES[case], "data.clients=500", "data.seed=1", "engine.mode=looped")
-            for found, leak in asked.seen(training(name, *fixed, *settings)):
+            for found, leak in asked.reconstructions(training(name, *fixed, *settings)):
                 pictures[f"{name}, {found.view.split(',')[0]}"] = found
                 yield name, replace(leak, what=found.view)
 

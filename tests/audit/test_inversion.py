@@ -85,7 +85,7 @@ def test_two_valued_reports_show_nothing_behind_the_shuffler():
 
 def test_a_later_round_and_a_batch():
     few = replace(QUICK, records=2, round=2, steps=20)
-    ((found, leak),) = few.seen(training("fedsgd", "sample.size=10"))
+    ((found, leak),) = few.reconstructions(training("fedsgd", "sample.size=10"))
     assert found.found.shape == found.originals.shape == (2, 1, 8, 8)
     assert leak.what.startswith("an update of 2 records in round 2")
 
@@ -164,7 +164,7 @@ def test_records_that_are_no_images_are_refused():
 @pytest.mark.slow
 def test_a_picture_has_originals_and_reconstructions():
     quick = replace(QUICK, steps=2)
-    central = list(quick.seen(training("central", "client.epochs=1")))
+    central = list(quick.reconstructions(training("central", "client.epochs=1")))
     found = {leak.what: each for each, leak in central}
     one, both = side_by_side({"only": next(iter(found.values()))}), side_by_side(found)
     shown = [[at.images[0] for at in figure.axes if at.images] for figure in (one, both)]
@@ -175,6 +175,6 @@ def test_a_picture_has_originals_and_reconstructions():
     assert all(label.endswith(" dB") for label in labels[1:])
     with pytest.raises(BadInput, match="no reconstructions"):
         side_by_side({})
-    ((other, _),) = replace(quick, seed=5).seen(training("fedsgd", "sample.size=10"))
+    ((other, _),) = replace(quick, seed=5).reconstructions(training("fedsgd", "sample.size=10"))
     with pytest.raises(BadInput, match="different records"):
         side_by_side({"a": other, **found})

@@ -1,4 +1,4 @@
-"""Properties told from updates: planted ones undefended, and none where there is none."""
+"""Properties inferred from updates: planted ones undefended, and none where there is none."""
 
 from dataclasses import replace
 
@@ -114,10 +114,10 @@ def test_other_properties_are_attacked_as_well():
 
 
 def test_clients_of_one_kind_are_refused():
-    told = PropertyScores(np.zeros(4))
-    told.add_(np.array([0, 1]), np.array([0.1, 0.2]))
+    scores = PropertyScores(4)
+    scores.add_(np.array([0, 1]), np.array([0.1, 0.2]))
     with pytest.raises(BadInput, match="all of the 2 clients that took part have the property"):
-        told.leak(np.array([True, True, False, False]))
+        scores.leak(np.array([True, True, False, False]))
 
 
 def test_a_run_with_an_attack_of_its_own_is_refused():

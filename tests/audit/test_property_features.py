@@ -1,11 +1,11 @@
-"""Traits of images and of tables, measured on records whose traits are known."""
+"""Features of images and of tables, measured on records whose features are known."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedveil.audit.property_features import brightness, relative, slant, thickness, trait_of
+from fedveil.audit.property_features import brightness, feature_of, relative, slant, thickness
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 
@@ -59,11 +59,11 @@ def loans():
 
 def test_the_share_of_a_value_in_a_table(loans):
     x = np.asarray(loans.x)
-    share = trait_of("purpose=house", loans)(x)
+    share = feature_of("purpose=house", loans)(x)
     assert set(share) == {0.0, 1.0}
     assert share.mean() == pytest.approx(0.2, abs=0.1)
-    assert trait_of("amount", loans)(x).shape == (len(x),)
-    house, car = (trait_of(f"purpose={value}", loans)(x) for value in ("house", "car"))
+    assert feature_of("amount", loans)(x).shape == (len(x),)
+    house, car = (feature_of(f"purpose={value}", loans)(x) for value in ("house", "car"))
     assert (house + car == 1).all()
 
 
@@ -78,19 +78,19 @@ def test_the_share_of_a_value_in_a_table(loans):
 )
 def test_a_trait_that_a_table_does_not_have(loans, name, words):
     with pytest.raises(BadInput, match=words):
-        trait_of(name, loans)
+        feature_of(name, loans)
 
 
 def test_traits_that_records_do_not_have():
     images = data_of(np.random.default_rng(0).random((6, 1, 5, 5)).astype(np.float32))
     with pytest.raises(BadInput, match="use planted, brightness, thickness, slant"):
-        trait_of("colour", images)
+        feature_of("colour", images)
     words = data_of(np.zeros((6, 5), dtype=np.int64))
     with pytest.raises(BadInput, match="texts or whole numbers"):
-        trait_of("brightness", words)
+        feature_of("brightness", words)
     several = {"a": np.zeros((6, 2), dtype=np.float32), "b": np.zeros((6, 3), dtype=np.float32)}
     named = replace(
         images, x={k: np.concatenate([v, v]) for k, v in several.items()}, test_x=several
     )
     with pytest.raises(BadInput, match="inputs a, b"):
-        trait_of("brightness", named)
+        feature_of("brightness", named)

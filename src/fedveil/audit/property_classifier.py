@@ -1,9 +1,8 @@
-"""PropertyClassifier clients with a property from clients without it, by their updates alone.
+"""A classifier of updates: from a client with the property, or from one without it?
 
-Linear discriminant analysis in the span of updates that the attacker has made itself: their means
-are known without noise, and their spread is that of what is seen, noise included. Against noise
-that is the same in all directions it is a matched filter, so that an update of any length is told
-as well as its noise allows.
+Linear discriminant analysis in the span of updates that the attacker computed itself. The means of
+both kinds are known without noise, and the covariance is that of updates as they are seen, noise
+included. Against noise that is the same in all directions it is a matched filter.
 """
 
 from dataclasses import dataclass
@@ -20,10 +19,13 @@ _LITTLE = 0.1
 
 @dataclass(frozen=True, eq=False)
 class PropertyClassifier:
-    """A direction [P] and the score of a row that lies between the two kinds.
+    """A linear classifier of updates.
 
-    Where there is hardly any noise, `magnitudes` are looked at beside the numbers themselves,
-    direction [2 P]: that a weight has a gradient at all tells what occurs in a client's records.
+    Attributes:
+        direction: Weights of the features, [P] or [2 P].
+        middle: The threshold between the two kinds.
+        magnitudes: Whether absolute values are features too. They are where there is hardly any
+            noise: that a weight has a gradient at all shows what occurs in a client's records.
     """
 
     direction: Values
@@ -32,9 +34,12 @@ class PropertyClassifier:
 
     @classmethod
     def fitted(cls, made: Rows, seen: Rows, has: npt.NDArray[np.bool_]) -> "PropertyClassifier":
-        """From updates `made` [N, P] of the attacker's, of which `has` [N] have the property.
+        """Fit the classifier on the attacker's own updates.
 
-        `seen` [D x N, P] are the same as they would be seen, D times, each with its own noise.
+        Args:
+            made: Updates without noise, [N, P].
+            seen: The same updates as they would be seen, D times with fresh noise, [D x N, P].
+            has: Which of the N updates are of clients with the property.
         """
         from sklearn.covariance import ledoit_wolf
 
@@ -54,7 +59,7 @@ class PropertyClassifier:
         return cls(along, middle, magnitudes)
 
     def scores(self, rows: Rows) -> Values:
-        """Of updates [K, P]: positive for those that look as if they had the property."""
+        """Scores of updates [K, P], positive where the property is likelier."""
         features = _features(rows, self.magnitudes).astype(np.float64)
         return np.asarray(features @ self.direction - self.middle)
 

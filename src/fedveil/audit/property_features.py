@@ -1,7 +1,7 @@
-"""Traits: numbers that records have beside what a model is to learn of them.
+"""Features of records that define properties of clients, apart from the labels.
 
-A property of a client is a trait of its records on average: how thick or slanted its strokes are,
-how bright its images, which share of its rows has a certain value.
+A client has a property if a feature of its records is high on average: how thick or slanted its
+strokes are, how bright its images, how many of its rows have a certain value.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def brightness(x: Array) -> Values:
 
 
 def thickness(x: Array) -> Values:
-    """How thick the strokes of images [N, C, H, W] are, in pixels: twice ink over its outline.
+    """The thickness of strokes in images [N, C, H, W], in pixels: twice the ink over its outline.
 
     A straight stroke of thickness d and length l has ink d l and an outline of 2 l.
     """
@@ -41,7 +41,7 @@ def thickness(x: Array) -> Values:
 
 
 def slant(x: Array) -> Values:
-    """How far strokes of images [N, C, H, W] lean to the right, per row upwards.
+    """How far strokes in images [N, C, H, W] lean to the right, per row upwards.
 
     From second moments of the ink: the covariance of column and row over the variance of rows.
     """
@@ -58,11 +58,11 @@ def slant(x: Array) -> Values:
     return found
 
 
-OF_IMAGES = {"brightness": brightness, "thickness": thickness, "slant": slant}
+IMAGE_FEATURES = {"brightness": brightness, "thickness": thickness, "slant": slant}
 
 
 def check_real(data: FederatedData) -> Array:
-    """The records, if they are real numbers in one array; others have no traits here."""
+    """Return the records if they are real numbers in one array, and refuse others."""
     if isinstance(data.x, dict):
         raise BadInput(
             f"properties are of records of one array and these have inputs {', '.join(data.x)}: "
@@ -76,23 +76,23 @@ def check_real(data: FederatedData) -> Array:
     return data.x
 
 
-def trait_of(name: str, data: FederatedData) -> RecordFeature:
-    """The trait that is called `name`: one of images, or `column` or `column=value` of a table."""
+def feature_of(name: str, data: FederatedData) -> RecordFeature:
+    """The feature called `name`: of images, or `column` or `column=value` of a table."""
     x = check_real(data)
-    if name in OF_IMAGES:
+    if name in IMAGE_FEATURES:
         if x.ndim != 4:
             raise BadInput(
                 f"property {name!r} is of images [channels, height, width] and the records have "
                 f"shape {x.shape[1:]}: name a column of the table"
             )
-        return OF_IMAGES[name]
+        return IMAGE_FEATURES[name]
     if data.schema is None:
-        raise BadInput(f"property {shown(name)}: use planted, {', '.join(OF_IMAGES)}")
+        raise BadInput(f"property {shown(name)}: use planted, {', '.join(IMAGE_FEATURES)}")
     return _of_column(name, data.schema)
 
 
 def _of_column(name: str, schema: TableSchema) -> RecordFeature:
-    """A number of a table's records as it is, or 1 where a column has a value."""
+    """The value of a number column, or 1 where a category column has the value."""
     column, _, value = name.partition("=")
     first = 0
     for each in schema.features:
@@ -113,9 +113,9 @@ def _of_column(name: str, schema: TableSchema) -> RecordFeature:
 
 
 def relative(values: Values, y: Array, public: Values, public_y: Array, classes: int) -> Values:
-    """Traits less the median of public records with the same label, so that labels do not show.
+    """Subtract the median of public records with the same label, so that labels do not show.
 
-    Where a number is predicted, less the median of all of them.
+    Where targets are numbers, the median of all public records is subtracted.
     """
     if not classes or y.ndim != 1:
         return values - np.median(public)

@@ -1,7 +1,7 @@
-"""Who has a property: the clients that have it, and clients that an attacker makes up.
+"""Which clients have a property, and clients that an attacker makes up with and without it.
 
-The attacker's clients have records of the test split, which belongs to nobody. A planted property
-is made here, in a copy of the clients' records.
+The attacker's clients have records of the test split, which belongs to no client. The property
+"planted" is made here, in a copy of the clients' records.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.audit.property_features import RecordFeature, check_real, relative, trait_of
+from fedveil.audit.property_features import RecordFeature, check_real, feature_of, relative
 from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
@@ -24,7 +24,14 @@ _DIMMED = 0.6
 
 @dataclass(frozen=True, eq=False)
 class PropertyLabels:
-    """The clients' records, which clients have the property, and the attacker's own clients."""
+    """Clients and their property labels.
+
+    Attributes:
+        data: The clients' records.
+        has: Which clients have the property.
+        own: Clients that the attacker makes up.
+        own_has: Which of these have the property.
+    """
 
     data: FederatedData
     has: Flags
@@ -33,7 +40,7 @@ class PropertyLabels:
 
 
 def property_labels(name: str, data: FederatedData, auxiliary: int, seed: int) -> PropertyLabels:
-    """Who has the property `name`, and `auxiliary` clients of the attacker's with and without it.
+    """Label clients by the property `name`, and make up `auxiliary` clients of each kind.
 
     | edge | behaviour |
     |---|---|
@@ -49,19 +56,19 @@ def property_labels(name: str, data: FederatedData, auxiliary: int, seed: int) -
         rows = np.repeat(has, data.sizes)
         planted = np.where(_across(rows, x), _dimmed(x), x).astype(x.dtype)
         return PropertyLabels(replace(data, x=planted), has, *_planted(data, auxiliary, generator))
-    trait = trait_of(name, data)
-    public = trait(np.asarray(data.test_x))
-    values = relative(trait(np.asarray(data.x)), data.y, public, data.test_y, data.classes)
+    feature = feature_of(name, data)
+    public = feature(np.asarray(data.test_x))
+    values = relative(feature(np.asarray(data.x)), data.y, public, data.test_y, data.classes)
     means = np.add.reduceat(values, data.offsets[:-1]) / data.sizes
     has = means > np.median(means)
     _check_both(name, has)
-    return PropertyLabels(data, has, *_drawn(name, trait, data, auxiliary, generator))
+    return PropertyLabels(data, has, *_drawn(name, feature, data, auxiliary, generator))
 
 
 def _planted(
     data: FederatedData, auxiliary: int, generator: np.random.Generator
 ) -> tuple[FederatedData, Flags]:
-    """Clients of test records at random, every other one's dimmed."""
+    """Clients with random test records, dimmed for every other client."""
     has, size = _kinds(data, auxiliary)
     rows = generator.integers(len(data.test_y), size=(len(has), size))
     own = _owning(data, rows)
@@ -72,14 +79,18 @@ def _planted(
 
 def _drawn(
     name: str,
-    trait: RecordFeature,
+    feature: RecordFeature,
     data: FederatedData,
     auxiliary: int,
     generator: np.random.Generator,
 ) -> tuple[FederatedData, Flags]:
-    """Clients of test records: a share of one half to all of the trait's upper half, or less."""
+    """Clients with random test records.
+
+    Between half and all of the records of a client with the property are from the feature's upper
+    half, and as many from the lower half for a client without it.
+    """
     has, size = _kinds(data, auxiliary)
-    public = trait(np.asarray(data.test_x))
+    public = feature(np.asarray(data.test_x))
     above = relative(public, data.test_y, public, data.test_y, data.classes)
     upper = above > 0 if (above > 0).any() else above >= 0
     if upper.all():
@@ -95,7 +106,7 @@ def _drawn(
 
 
 def _kinds(data: FederatedData, auxiliary: int) -> tuple[Flags, int]:
-    """(which of the attacker's clients have the property, how many records: as half of all)."""
+    """(mask of attacker clients with the property, records per client: the median)."""
     return np.arange(2 * auxiliary) % 2 == 1, max(1, int(np.median(data.sizes)))
 
 

@@ -56,7 +56,7 @@ class SimulatedClient:
             )
 
     def update(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The update [P] of a client with records x [B, ...], differentiable in records and labels."""
+        """The update [P] of a client with records x [B, ...], differentiable in both."""
         with torch.enable_grad():
             match self.work:
                 case OneGradient():
@@ -116,7 +116,7 @@ class SimulatedClient:
     def _gradient(
         self, params: torch.Tensor, x: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
-        """The gradient of the mean loss at `params`, [P]. Guessed labels are weighted by probability."""
+        """The gradient of the mean loss at `params`, [P], over guessed labels by probability."""
         if not params.requires_grad:
             params = params.clone().requires_grad_()
         named = self.task.named(params)
