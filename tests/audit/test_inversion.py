@@ -95,7 +95,7 @@ def test_the_range_of_pixels_is_that_of_the_test_split():
     fedsgd = training("fedsgd", "sample.size=10")
     elsewhere = replace(fedsgd, data=replace(fedsgd.data, x=3 * np.asarray(fedsgd.data.x)))
     assert (pixels_of(elsewhere.data).low, pixels_of(elsewhere.data).high) == (0.0, 1.0)
-    ((found, _),) = replace(QUICK, steps=5).seen(elsewhere)
+    ((found, _),) = replace(QUICK, steps=5).reconstructions(elsewhere)
     assert found.found.max() <= 1.0 < found.originals.max()
 
 

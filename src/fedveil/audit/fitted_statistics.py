@@ -1,8 +1,8 @@
-"""Statistics of clients' records, used in the clear: they show in the records themselves.
+"""Detects features that were standardised by statistics of the clients' own records.
 
-Features that were standardised by the mean and deviation of the clients' own records have mean 0
-and deviation 1 over these, to the last digits; with statistics from elsewhere they come close at
-best. A run whose claim says that something was fitted in the clear has said it.
+Such features have mean 0 and standard deviation 1 over these records, to the last digits. With
+statistics from elsewhere they only come close. A run whose claim states that something was fitted
+in the clear is not audited for it.
 """
 
 import math
@@ -30,7 +30,7 @@ _DENSITY = 1 / math.sqrt(2 * math.pi)
 
 @dataclass(frozen=True)
 class NoNoiseBound:
-    """A release without noise, unless chance has made it look like one with probability `p`.
+    """Evidence that a release has no noise, with p-value `p`.
 
     Guarantee: no epsilon is large enough for statistics that are used as they are.
     """
@@ -45,7 +45,10 @@ class NoNoiseBound:
 
 
 def findings(training: Training) -> Iterator[Finding]:
-    """One, of records of real numbers; none where the claim says what was fitted on them."""
+    """One finding for records of real numbers.
+
+    None if the claim states what was fitted on them.
+    """
     plan, data = training.plan, training.data
     line = strict_line(plan)
     if line is None or isinstance(data.x, dict) or data.x.dtype.kind != "f":
@@ -62,11 +65,13 @@ def findings(training: Training) -> Iterator[Finding]:
 
 
 def chance(*parts: Rows) -> tuple[float, int]:
-    """How likely some feature of [records, features], or all together, is this near to standard.
+    """(p-value, number of standardised features) of records [records, features].
 
-    (that, how many features are.) Guarantee: an upper bound by the local limit theorem, over all
-    features by the union bound, if records are drawn independently and what they were standardised
-    by is not made of them. Deviations may be those of a sample or of a population.
+    The p-value is for a feature, or all features together, to be this near to standard by chance.
+
+    Guarantee: an upper bound by the local limit theorem, over all features by the union bound, if
+    records are drawn independently and standardised by statistics that do not depend on them.
+    Deviations may be those of a sample or of a population.
 
     | edge | behaviour |
     |---|---|
@@ -105,7 +110,7 @@ def _moments(parts: Sequence[Rows], records: int) -> tuple[Column, Column]:
 
 
 def _one(numbers: npt.NDArray[Any]) -> float:
-    """How likely it is that mean and deviation both are as near to 0 and 1 as these."""
+    """The probability that mean and deviation are both this near to 0 and 1 by chance."""
     values = numbers.astype(np.float64)
     root, mean = math.sqrt(len(values)), float(values.mean())
     deviation = float(values.std())

@@ -1,8 +1,8 @@
-"""The active attack on properties: a client that teaches the joint model to tell them apart.
+"""The active attack on properties: clients that train the joint model for the property.
 
-It trains on records of its own for the task and, at the same time, for a second head that tells
-records with the property from records without it (Melis et al. 2019, multi-task learning). What it
-sends is clipped and randomised like everybody's: nothing in the protocol is broken.
+They train on their own records for the task and, at the same time, for a second head that separates
+records with the property from records without it (Melis et al. 2019, multi-task learning). Their
+reports are clipped and randomised like all others, so they follow the protocol.
 """
 
 from dataclasses import dataclass
@@ -27,10 +27,21 @@ _STEEP = 4.0
 
 @dataclass(frozen=True, eq=False)
 class MultiTask(Adversary):
-    """Clients `ids` train on x, y of which `has` have the property, `weight` times for that.
+    """Clients that train for the task and for a property.
 
-    They take part in every round, drawn or not. The second head is drawn once from `seed` and stays
-    as it is, so that all rounds pull the model's last hidden layer in the same direction.
+    They take part in every round, drawn or not. The second head is drawn once and stays fixed, so
+    that all rounds pull the model's last hidden layer in the same direction.
+
+    Attributes:
+        task: The joint model and its loss.
+        ids: The clients.
+        x: Their records.
+        y: Targets.
+        has: Which records have the property.
+        weight: Weight of the second head's loss.
+        steps: Local steps.
+        lr: Learning rate.
+        seed: Draws the second head.
     """
 
     task: Task
@@ -70,7 +81,7 @@ class MultiTask(Adversary):
         return chance.sent(chance.complying(rows))
 
     def trained(self, start: torch.Tensor) -> torch.Tensor:
-        """Where both objectives lead from the round's model, less that model, [P]."""
+        """The update [P] of local training for both objectives."""
         params = start.clone()
         for _ in range(self.steps):
             with torch.enable_grad():
@@ -81,7 +92,7 @@ class MultiTask(Adversary):
         return params - start
 
     def _cost(self, named: Named) -> torch.Tensor:
-        """The task's mean loss and that of the second head."""
+        """The mean loss of the task, plus that of the second head."""
         seen: list[torch.Tensor] = []
         layer = last_layer(self.task)
         hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -89,8 +100,8 @@ class MultiTask(Adversary):
             outputs = self.task.outputs(named, self.x)
         finally:
             hook.remove()
-        told = seen[0].flatten(1) @ self._head
-        second = nn.functional.binary_cross_entropy_with_logits(told, self.has.float())
+        logits = seen[0].flatten(1) @ self._head
+        second = nn.functional.binary_cross_entropy_with_logits(logits, self.has.float())
         return self.task.each_loss(outputs, self.y).mean() + self.weight * second
 
     @cached_property
@@ -108,7 +119,7 @@ class MultiTask(Adversary):
 
 
 def last_layer(task: Task) -> nn.Linear:
-    """The layer that the model ends with; refused where nothing that learns comes before it."""
+    """The last layer of the model, refused if no layer with parameters comes before it."""
     layers = [layer for layer in task.layers.values() if list(layer.parameters(recurse=False))]
     if len(layers) < 2 or not isinstance(layers[-1], nn.Linear):
         raise BadInput(

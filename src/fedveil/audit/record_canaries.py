@@ -1,8 +1,8 @@
 """Canary records in a training of DP-SGD: one run, an exact p-value (Steinke et al. 2023).
 
-Records of no meaning with labels at random are dealt to the clients; a coin decides for each
-whether it is in. The server, against which the claim is made, sees every client's update: a canary
-is scored by how far its client's updates go along its own gradient at the round's model.
+Random records with random labels are dealt to the clients, and a coin decides for each whether it
+is in. The claim is made against the server, which sees every client's update. The score of a canary
+is the product of its client's updates with its own gradient at the round's model.
 """
 
 from collections.abc import Iterator
@@ -37,12 +37,12 @@ from fedveil.training.work import OneGradient
 ATTACK = "one-run"
 CANARIES = 500
 SHARES = (0.05, 0.2, 1.0)
-"""Of the canaries that are guessed about: few and surely, or all."""
+"""Shares of the canaries that are guessed: few with certainty, or all."""
 
 
 @dataclass(frozen=True)
 class OneRunAudit:
-    """`canaries` records in one training, from `seed`."""
+    """The one-run audit, with `canaries` records in one training drawn from `seed`."""
 
     canaries: int = CANARIES
     seed: int = 0
@@ -54,7 +54,7 @@ class OneRunAudit:
     def findings(
         self, training: Training, on_training: OnTraining = lambda done, of: None
     ) -> Iterator[Finding]:
-        """One, where clients run DP-SGD; none elsewhere."""
+        """One finding if clients run DP-SGD, and none otherwise."""
         plan = training.plan
         line = strict_line(plan)
         if line is None or plan.steps is None:
@@ -72,7 +72,7 @@ class OneRunAudit:
         yield Finding(ATTACK, what, claim, evidence)
 
     def scores(self, training: Training) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
-        """(who was in, how far updates went along each canary's gradient)."""
+        """(which canaries were in, the score of each)."""
         generator = np.random.default_rng([self.seed, 0x0E])
         data, plan = training.data, _nominal(training)
         canaries = _drawn(data, self.canaries, generator)
@@ -124,7 +124,7 @@ class OneRunAudit:
 
 
 def _nominal(training: Training) -> PrivacyPlan:
-    """The training's plan with one nominal number of records, so that sizes tell nothing."""
+    """The training's plan with a nominal number of records, so that sizes reveal nothing."""
     plan, steps = training.plan, training.plan.steps
     if steps is None or plan.schedule is None:
         raise AssertionError("a plan without noisy steps")
@@ -142,7 +142,7 @@ def _nominal(training: Training) -> PrivacyPlan:
 
 
 def _drawn(data: FederatedData, count: int, generator: np.random.Generator) -> FederatedData:
-    """Canaries, each the one record of its own client: features and labels at random."""
+    """Canaries with random features and labels, each the only record of its own client."""
     x: Any = data.x
     few = generator.integers(len(x), size=(2, count))
     spread = float(np.asarray(x[few[0]], dtype=np.float64).std()) or 1.0
@@ -158,7 +158,7 @@ def _with(
     owners: npt.NDArray[np.int64],
     inside: npt.NDArray[np.bool_],
 ) -> FederatedData:
-    """The clients' records and, behind each client's own, the canaries that are in."""
+    """The clients' records, each followed by its canaries that are in."""
     x: Any = data.x
     more: Any = canaries.x
     mine = [np.flatnonzero((owners == k) & inside) for k in range(data.clients)]

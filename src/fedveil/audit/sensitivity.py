@@ -1,7 +1,7 @@
-"""How far one record moves a step of DP-SGD in the run's own model: never further than the clip.
+"""The sensitivity of a DP-SGD step in the run's own model: at most the clip.
 
-Noise is switched off, every record joins, and a wild record is put beside a client's own. If the
-model lets records see each other and nobody noticed, the sum of clipped gradients moves by more.
+Noise is switched off, every record joins, and an extreme record is added to a client's own. If the
+model mixes records and nobody noticed, the sum of clipped gradients moves by more than the clip.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ _ROUNDING = 1e-3
 
 
 def findings(training: Training, seed: int = 0) -> Iterator[Finding]:
-    """One, where clients run DP-SGD on records of real numbers; none elsewhere."""
+    """One finding if clients run DP-SGD on records of real numbers, and none otherwise."""
     plan, data = training.plan, training.data
     line = strict_line(plan)
     if line is None or plan.steps is None or isinstance(data.x, dict) or data.x.dtype.kind != "f":
@@ -49,7 +49,7 @@ def findings(training: Training, seed: int = 0) -> Iterator[Finding]:
 
 
 def _reach(training: Training, generator: np.random.Generator) -> tuple[float, int]:
-    """The furthest that a wild record has moved the sum of clipped gradients, in clips."""
+    """(the most that an extreme record moves the sum of clipped gradients, in clips; records tried)."""
     plan, engine = training.plan, replace(training, workers=1).engine
     if not isinstance(engine, Serial):
         raise AssertionError("an audit runs in this process")

@@ -1,8 +1,8 @@
-"""What a record leaves in models that were trained on it: losses, outputs and gradients by layer.
+"""Traces of a record in a step of training: losses, and products with gradients by layer.
 
-After Nasr, Shokri and Houmansadr (2019, 1812.00910): an attacker who sees a model before and after
-somebody trained it looks at how a record's loss fell, how long its gradient is in each layer, and
-whether the model went where that gradient points.
+After Nasr, Shokri and Houmansadr (2019, 1812.00910). An attacker who sees a model before and after
+a step computes how much a record's loss fell, how long its gradient is in each layer, and whether
+the step points along that gradient.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ _STEPS = 2.0 ** np.arange(-6, 7)
 
 def losses_of(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> Numbers:
     """The loss of each record under a model, in eval mode, from its outputs in float64."""
-    found = [np.zeros(0)]
+    losses = [np.zeros(0)]
     with torch.inference_mode(), one_thread():
         for a in range(0, count(x), BATCH):
             part = slice(a, a + BATCH)
@@ -36,12 +36,12 @@ def losses_of(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> N
             targets = torch.tensor(y[part])
             if targets.is_floating_point():
                 targets = targets.double()
-            found.append(task.each_loss(outputs.double(), targets).double().numpy())
-    return np.concatenate(found)
+            losses.append(task.each_loss(outputs.double(), targets).double().numpy())
+    return np.concatenate(losses)
 
 
 def gradients_at(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> torch.Tensor:
-    """The gradient of each record's loss, rows [B, P]; nothing is dropped."""
+    """The gradient of each record's loss, rows [B, P], without dropout."""
     with one_thread():
         return example_gradients(task, params.clone(), tensors(x), torch.tensor(y)).detach()
 
@@ -49,7 +49,7 @@ def gradients_at(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -
 def traces(
     task: Task, before: torch.Tensor, after: torch.Tensor, x: Inputs[Array], y: Array
 ) -> Numbers:
-    """What each record shows of the step from `before` to `after`, [records, features].
+    """Traces of each record in the step from `before` to `after`, [records, features].
 
     The loss afterwards and what it fell by, log(p / (1 - p)) afterwards, and for each layer the
     logarithm of the gradient's length before, its product with the step, and their cosine.
@@ -85,9 +85,9 @@ def _pieces(task: Task, x: Inputs[Array]) -> list[slice]:
 
 
 def ascended(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> torch.Tensor:
-    """A model uphill from `params` on these records: their mean loss has risen by one, or nearly.
+    """A model in which the mean loss of these records is higher by one, or nearly.
 
-    One step along the mean gradient, as long as that takes, among powers of two.
+    One step from `params` along the mean gradient. Its length is a power of two.
     """
     direction = torch.zeros_like(params)
     for some in _pieces(task, x):
