@@ -1,4 +1,4 @@
-"""`BackdoorAttack`: clients that poison what they learn from and blow up what they send."""
+"""`BackdoorAttack`: clients that train on poisoned records and scale up their updates."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,7 +28,7 @@ from fedveil.training.work import ClientWork
 
 
 class AttackerNoise(StrEnum):
-    """What attackers do about the noise that clients are to add."""
+    """Whether attackers add the noise that clients are to add, skip it, or cancel it in pairs."""
 
     COMPLY = "comply"
     SKIP = "skip"
@@ -37,10 +37,14 @@ class AttackerNoise(StrEnum):
 
 @dataclass(frozen=True)
 class When:
-    """The rounds in which attackers attack: `every` so many from `start` to `end`, both included.
+    """The rounds in which attackers attack.
 
-    `present`: they see to it that they are in the cohorts of those rounds; otherwise they attack
-    when they are drawn. One round is a single shot.
+    Attributes:
+        start: The first round.
+        end: The last round, None for the last of the training.
+        every: The distance of two attacks in rounds.
+        present: Whether attackers join the cohorts of those rounds uninvited. Otherwise they attack
+            when they are drawn.
     """
 
     start: int = 1
@@ -129,7 +133,7 @@ class BackdoorAttack(Adversary):
         work: ClientWork | None = None,
         seed: int = 0,
     ) -> "BackdoorAttack":
-        """So many clients, chosen at random, that attack with a backdoor; with 0 it is measured.
+        """An attack by random clients. With 0 attackers the backdoor is only measured.
 
         | edge | behaviour |
         |---|---|
@@ -159,7 +163,7 @@ class BackdoorAttack(Adversary):
         return cls(chosen, held, records, boost, project, noise, when or When(), work)
 
     def cohort(self, round: int, ids: Ids) -> Ids:
-        """With the attackers in it, if they see to that: beside the clients that were drawn."""
+        """The clients that were drawn, and the attackers if they join uninvited."""
         if not self.when.present or not self.when.due(round):
             return ids
         return np.union1d(ids, self.attackers)
@@ -173,7 +177,7 @@ class BackdoorAttack(Adversary):
         return np.searchsorted(self.attackers, ids)
 
     def report(self, chance: Chance) -> Sent:
-        """One after the other: train, boost, and do with noise what was agreed."""
+        """Train, boost, and then comply with, skip or cancel the noise."""
         clip, within = chance.turn.clip, None
         if self.project and clip is not None:
             within = Clip(clip.value / self.boost, clip.norm)
@@ -192,9 +196,9 @@ class BackdoorAttack(Adversary):
         return chance.sent(self._hiding(chance, rows, clip))
 
     def _hiding(self, chance: Chance, rows: torch.Tensor, clip: Clip | None) -> torch.Tensor:
-        """The clipped update, and a noise whose opposite the partner sends.
+        """The clipped update with noise that the partner's noise cancels.
 
-        Partners are the attackers of the round's cohort, by twos; one who has none complies.
+        Partners are pairs of attackers in the round's cohort. One without a partner complies.
         """
         turn = chance.turn
         together = np.sort(np.intersect1d(self.attackers, turn.everyone))
@@ -222,7 +226,7 @@ class BackdoorAttack(Adversary):
         return {"backdoor": given / max(wanted, 1)}
 
     def check_plan(self, plan: PrivacyPlan) -> None:
-        """Refuse a protocol in which this attack makes no sense, or breaks what a claim assumes."""
+        """Refuse a plan for which this attack makes no sense, or breaks what its claim assumes."""
         if self.noise is AttackerNoise.HIDE and not plan.release.additive:
             raise BadInput(
                 "attack.noise is 'hide' and clients add no Gaussian or Laplace noise: leave it "

@@ -100,7 +100,7 @@ class WritersBackdoor:
         return np.asarray(single(data.x)[held]), np.full(len(held), self.target)
 
     def _halves(self, data: FederatedData) -> Pairs:
-        """The rows that attackers know, and those that measure; every other one of each writer."""
+        """(rows that attackers know, rows that measure), alternating for each writer."""
         rows = np.flatnonzero(np.asarray(data.y) == self.source)
         owners = np.searchsorted(data.offsets, rows, side="right") - 1
         counts = np.bincount(owners, minlength=data.clients)

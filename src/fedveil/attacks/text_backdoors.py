@@ -94,7 +94,7 @@ class SentenceBackdoor:
 
 
 def numbers_of(name: str, text: str, data: FederatedData) -> Array:
-    """The words of an attacker's text by number; refuses one that the model does not know."""
+    """The word numbers of an attacker's text. Refuses words outside the vocabulary."""
     vocabulary, words = text_of(data).known, tokens(text)
     if not words:
         raise BadInput(f"{name} is {text!r}: at least one word is needed")

@@ -1,4 +1,4 @@
-"""What a server sees of one record in DP-SGD: a client's turns, through the work that it does.
+"""What a server sees of one record in DP-SGD: reports of a client over several turns.
 
 The model is one linear layer and the loss a squared error, so that a record whose features are
 zero contributes nothing at all, and another's gradient points along its features, far beyond the
@@ -30,7 +30,7 @@ _BLOCK = 1 << 16
 def step_views(
     plan: PrivacyPlan, streams: Streams, sign: float, turns: int, draws: int
 ) -> Iterator[tuple[Values, Values, Values]]:
-    """Updates of clients whose only record is there (`sign` 1) or contributes nothing.
+    """Yield updates of clients whose only record is there (`sign` 1) or contributes nothing.
 
     As `audit.views.client_views` has it: [turns, draws] along the record's gradient, of the client,
     [1, turns, draws] of another without such a record, and nothing that a clip was told.

@@ -1,4 +1,4 @@
-"""`Finding`: what one attack found, beside the claim that it was held against."""
+"""Results of attacks: a `Finding` bounds epsilon, a `Leak` measures what was learnt."""
 
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR
@@ -13,14 +13,11 @@ SHOWN = 0.05
 """Lower bounds are shown at 95 %."""
 
 ALARM = 1e-4
-"""A claim is called violated where chance would do so in one audit of ten thousand."""
+"""The probability of a false alarm: one audit in ten thousand."""
 
 
 class Verdict(StrEnum):
-    """What is said of a claim: this attack does not violate it, or by chance only, or it does.
-
-    No attack proves a claim.
-    """
+    """Whether an attack violates a claim. No attack proves one."""
 
     NOT_VIOLATED = "not violated"
     CHANCE = "above, which chance explains"
@@ -29,10 +26,15 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A lower bound on epsilon from `evidence` about `what`, and the claim about the same.
+    """A lower bound on epsilon beside the claim about the same release.
 
-    `estimate`, where there is one, is the likeliest epsilon, without any confidence. `alarm` is
-    the chance of a false alarm that this finding is allowed.
+    Attributes:
+        attack: The name of the attack.
+        what: What was attacked, in words.
+        claim: The claim that the bound is compared with.
+        evidence: The counts or scores that the bound follows from.
+        alarm: The probability of a false alarm that this finding is allowed.
+        estimate: The likeliest epsilon, without confidence, where there is one.
     """
 
     attack: str
@@ -49,7 +51,7 @@ class Finding:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Violated only if the bound exceeds the claim where it is hardly ever wrong.
+        """Violated only if the bound at error probability `alarm` exceeds the claim.
 
         A bound at 95 % is wrong once in twenty audits where the attack is as good as the claim
         allows; an exit code must not be.
@@ -94,7 +96,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Measure:
-    """One number about an attack, `low` to `high` its 95 % interval where there is one."""
+    """One measure of an attack, with its 95 % interval where there is one."""
 
     name: str
     value: float
@@ -113,9 +115,13 @@ class Measure:
 
 @dataclass(frozen=True)
 class Leak:
-    """What an attack learnt about `what`: no bound on epsilon, so that it refutes no claim.
+    """How well an attack did. It does not bound epsilon, so it refutes no claim.
 
-    `claim` is None where the run claims nothing, as the baselines do.
+    Attributes:
+        attack: The name of the attack.
+        what: What was attacked, in words.
+        measures: In the field's own measures, such as AUC or PSNR.
+        claim: The claim that covers this attacker. None if nothing is claimed.
     """
 
     attack: str

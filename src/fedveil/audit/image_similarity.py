@@ -1,4 +1,4 @@
-"""How alike two images are: PSNR, SSIM, and which reconstruction is of which record."""
+"""Similarity of images: PSNR, SSIM, and which reconstruction is of which record."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 Images = npt.NDArray[Any]
 
 MOST = 100.0
-"""The PSNR of equal images, in dB: what single precision could not tell apart."""
+"""The PSNR of equal images, in dB, at the limit of single precision."""
 
 _WINDOW = 7
 _K1, _K2 = 0.01, 0.03

@@ -49,7 +49,7 @@ def findings(training: Training, seed: int = 0) -> Iterator[Finding]:
 
 
 def _reach(training: Training, generator: np.random.Generator) -> tuple[float, int]:
-    """(the most that an extreme record moves the sum of clipped gradients, in clips; records tried)."""
+    """(the most that an extreme record moves the sum, in clips; the number of records tried)."""
     plan, engine = training.plan, replace(training, workers=1).engine
     if not isinstance(engine, Serial):
         raise AssertionError("an audit runs in this process")
