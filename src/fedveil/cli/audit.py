@@ -88,7 +88,14 @@ def audit(
 
         chosen = None if attacks is None else tuple(attacks.split(","))
         settings = AuditSettings(
-            *(chosen, draws, canaries, references, property_, seed, workers), cluster=cluster
+            attacks=chosen,
+            draws=draws,
+            canaries=canaries,
+            references=references,
+            property=property_,
+            seed=seed,
+            workers=workers,
+            cluster=cluster,
         )
     progress = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     console = Console(markup=False, emoji=False)

@@ -73,7 +73,12 @@ def reproduce(
     try:
         with Counter(console, "trials") as counter:
             experiment = Experiment(
-                *(folder, ExperimentScale(scale), repeat, data, workers, counter.show_of),
+                folder,
+                scale=ExperimentScale(scale),
+                repeat=repeat,
+                root=data,
+                workers=workers,
+                on_trial=counter.show_of,
                 cluster=cluster,
             )
             path = run_items(paper, items, experiment, " ".join(parts), show)

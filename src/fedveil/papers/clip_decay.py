@@ -50,7 +50,7 @@ Line = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DecaySetting:
-    """The federation of one scale; `tried` is how long each learning rate is tried."""
+    """The federation of one scale. `tried` is the number of rounds for each learning rate."""
 
     data: str
     clients: int
@@ -102,7 +102,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Curve:
-    """Test accuracy and loss of a schedule over the rounds; a loss that diverged is infinite."""
+    """Test accuracy and loss of a schedule by round. A loss that diverged is infinite."""
 
     rounds: tuple[int, ...]
     accuracy: Line
@@ -131,7 +131,7 @@ def setting(experiment: Experiment, data: str) -> DecaySetting:
 
 
 def families(refresh: int) -> tuple[Family, ...]:
-    """The schedules of the clip, the paper's and two from a larger one; power 0 is constant."""
+    """The clip schedules of the paper, and two from a larger clip. Power 0 is constant."""
     values = Axis("clip.value", CLIPS)
     return (
         Family("constant", ("clip.kind=fixed",), (values,), tuple(f"clip{c}" for c in CLIPS)),
@@ -423,7 +423,7 @@ def _claims_table(sweeps: Mapping[str, Sweep]) -> TextTable:
 
 
 def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str, Sweep]) -> Figure:
-    """Accuracy above, loss below; a column for each group of schedules, the baseline in all."""
+    """Accuracy above, loss below, a column for each group of schedules and the baseline in all."""
     said = (
         f"Softmax regression, {here.clients:,} clients, {here.cohort} per round. Names have the "
         "schedule, the bound C_0 that it starts from, and its power or quantile."

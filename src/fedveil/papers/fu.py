@@ -75,7 +75,7 @@ class FuSetting:
 
 
 def setting(experiment: Experiment, *, everyone: bool = False) -> FuSetting:
-    """Real clients at quick scale; the paper's number of them, drawn, at paper scale."""
+    """Real clients at quick scale, and as many as the paper has, drawn, at paper scale."""
     if experiment.scale is ExperimentScale.QUICK:
         clients, how = 1349, "1,349 clients, the real loans of the training split, each once"
     else:
@@ -206,7 +206,7 @@ def table2(experiment: Experiment) -> Page:
 
 
 def fig5(experiment: Experiment) -> Page:
-    """Final loss against E; fills Table III."""
+    """Final loss against E, which fills Table III."""
     page, settings, repeat = _begin(
         experiment, "Fig. 5 and Table III: final loss against E, T = 120"
     )
@@ -268,7 +268,7 @@ RULES: dict[str, Callable[[int], float]] = {
 
 
 def fig7(experiment: Experiment) -> Page:
-    """E as a function of T, with everybody in every round; the bound's own minimiser beside it."""
+    """E as a function of T with everybody in every round, beside the bound's minimiser."""
     page, settings, repeat = _begin(
         experiment, "Fig. 7: E as a function of T, epsilon = 3, b = N", everyone=True
     )

@@ -115,7 +115,7 @@ class PaperFederation:
 
 @dataclass(frozen=True)
 class Defence:
-    """A recipe and its keys; a `private` one is run at every epsilon."""
+    """A recipe and its keys. A `private` one is run at every epsilon."""
 
     name: str
     recipe: str
@@ -268,7 +268,7 @@ _HEADERS = (
 
 
 def _measure(experiment: Experiment, page: Page, federation: PaperFederation, repeat: int) -> Panel:
-    """Run a federation's grid; add its table and findings to the page, and return its lines."""
+    """Run a federation's grid, add its table and findings to the page, and return its lines."""
     rows: list[tuple[str, ...]] = []
     lines: dict[str, list[Mean]] = {}
     claims: dict[str, PrivacyClaim] = {}

@@ -45,9 +45,14 @@ _HEADERS = ("defence", "accuracy, %", *COLUMNS)
 
 @dataclass(frozen=True)
 class PrivacyRow:
-    """One recipe at one epsilon, or without any: its accuracy, and what attackers found.
+    """A defence at one epsilon, or without any: its accuracy, and what attackers found.
 
-    `cells` are the table's, from `COLUMNS` on; `best` is the best AUC of each attack that has one.
+    Attributes:
+        defence: Its name.
+        epsilon: Of the budget, "" without one.
+        accuracy: On the test split, in percent.
+        cells: The cells of the table from `COLUMNS` on.
+        best: The best AUC of each attack that has one.
     """
 
     defence: str

@@ -29,7 +29,7 @@ class TextTable:
 
 @dataclass(frozen=True)
 class PaperStatement:
-    """Something the paper says, and whether it is seen here."""
+    """A statement of the paper, and whether it is confirmed here."""
 
     statement: str
     seen: bool

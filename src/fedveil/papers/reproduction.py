@@ -47,7 +47,7 @@ def reproduce(
     command: str,
     on_page: Callable[[str, Page], None],
 ) -> Path:
-    """Run the items and write one page with their figures; returns the page.
+    """Run the items, write one page with their figures, and return its path.
 
     What the items refuse at once, for want of data, leaves nothing behind.
     """

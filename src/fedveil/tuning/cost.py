@@ -45,7 +45,7 @@ class Cost:
         )
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """The totals in one line: as charged, and after it the other reading of the same."""
         text = _in_words(self.charged)
         if self.read:
@@ -60,7 +60,7 @@ class Cost:
         if self.charged:
             said.append(
                 f"together: {self.trainings - self.unclaimed} trainings on these records, whose "
-                f"epsilons and deltas add up to {self.told}"
+                f"epsilons and deltas add up to {self.text}"
             )
         if self.unclaimed:
             said.append(
@@ -139,7 +139,7 @@ def _added(one: PrivacyClaim, other: PrivacyClaim) -> PrivacyClaim:
 
 
 def _in_words(total: Sequence[PrivacyClaim]) -> str:
-    """One claim; several, with a warning that none of them is all."""
+    """One claim as it is, or several with a warning that none of them is all."""
     text = " and ".join(map(str, total))
     if len(total) > 1:
         text += (
@@ -150,7 +150,7 @@ def _in_words(total: Sequence[PrivacyClaim]) -> str:
 
 
 def _costs(plan: PrivacyPlan) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
-    """What one training costs, as it is charged, and as it is read otherwise; [] if it is not."""
+    """The claims of one training as it is charged, then other readings, if there are any."""
     charged = [line for line in plan.lines if not line.reading]
     readings = {
         line.covers: line for line in plan.lines if line.reading and line.unit is not Unit.WEIGHT
@@ -178,7 +178,7 @@ def _account(lines: Sequence[BudgetLine], rounds: int) -> list[PrivacyClaim]:
 
 
 def _caveat(trainings: Sequence[tuple[PreparedCell, int]]) -> str:
-    """What sums of repetitions leave out where each divides the records differently; or ""."""
+    """What the sum over repetitions leaves out if each divides the records differently, or ""."""
     sections = [prepared.cell.recipe.data for prepared, count in trainings if count > 1]
     if all(data.seedless for data in sections):
         return ""

@@ -1,4 +1,4 @@
-"""What can be said of E and T before any data are seen: noise, and how much signal it leaves."""
+"""E and T by formulas alone, without data: the noise, and how much signal it leaves."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,15 @@ from fedveil.tuning.theory import Convergence, Sizes, convergence, rule_of_thumb
 
 @dataclass(frozen=True)
 class FormulaSettings:
-    """A federation's sizes, the claim that is wanted, and who adds which noise."""
+    """What the formulas need.
+
+    Attributes:
+        sizes: Clients, cohort and parameters.
+        epsilon: Of the wanted claim.
+        delta: Of the wanted claim.
+        laplace: Whether noise is Laplace. Otherwise it is Gaussian.
+        trusted_server: Whether the server adds the noise. Otherwise clients do.
+    """
 
     sizes: Sizes
     epsilon: float
@@ -34,7 +42,7 @@ class FormulaSettings:
 
     @property
     def exponent(self) -> float:
-        """z of the mechanism."""
+        """The exponent z of the mechanism: noise variance grows like T^z."""
         return 2.0 if self.laplace else 1.0
 
     @property
@@ -77,7 +85,7 @@ class Choice:
 def choices(
     settings: FormulaSettings, steps: Sequence[int], iterations: Sequence[int]
 ) -> list[Choice]:
-    """Every E and T that go together, the strongest signal first; ties by more local work."""
+    """Every E with every T that it fits, strongest signal first, then more local work."""
     found: dict[tuple[int, int], Choice] = {}
     by_rounds: dict[int, tuple[float, PrivacyClaim]] = {}
     for t in iterations:
@@ -106,7 +114,7 @@ def choices(
 
 
 def thumb(settings: FormulaSettings, iterations: int) -> str:
-    """The rule of theory without constants, in words."""
+    """The rule of thumb for E, in words."""
     found = rule_of_thumb(settings.exponent, iterations)
     if found is None:
         return "constants decide about E: estimate them (give a recipe) or simulate (--simulate)"

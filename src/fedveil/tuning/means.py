@@ -1,4 +1,4 @@
-"""Means with their intervals, and whether one thing is worse than another."""
+"""Means of repetitions with intervals, and a paired test of two options."""
 
 import math
 from collections.abc import Sequence

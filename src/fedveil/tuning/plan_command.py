@@ -1,4 +1,4 @@
-"""`fedveil plan`: from the words of the command line to a ranked table and a recipe."""
+"""`fedveil plan`: from command line options to a ranked table and a recipe."""
 
 import json
 import math
@@ -31,7 +31,7 @@ _DELTA = 1e-5
 
 @dataclass(frozen=True)
 class SizeOptions:
-    """What formulas alone go by."""
+    """Options of a plan by formulas, without a recipe."""
 
     clients: int | None
     per_round: int | None
@@ -67,7 +67,7 @@ class SizeOptions:
         )
 
     def check_unused(self) -> None:
-        """With a recipe all of this is the recipe's to say."""
+        """Refuse these options beside a recipe, which sets them itself."""
         for field in fields(self):
             if getattr(self, field.name) is not None:
                 raise BadInput(
@@ -77,7 +77,7 @@ class SizeOptions:
 
 
 def by_formula(sizes: SizeOptions, space: Space, *, as_json: bool) -> None:
-    """No data, no training: what the noise leaves of the signal."""
+    """Plan by formulas, without data or training: how much signal the noise leaves."""
     if space.clips or space.rates:
         raise BadInput("--clips and --rates need a recipe: name one")
     settings = sizes.settings()
@@ -123,7 +123,7 @@ def by_recipe(
     out: Path | None,
     on_trial: OnTrial,
 ) -> PlanReport:
-    """On the recipe's data: by the theory's bound, or by trying."""
+    """Plan on the recipe's data: by the bound of the theory, or by training."""
     if against and not simulated:
         raise BadInput("--against compares by training: add --simulate")
     if out is not None:
@@ -146,7 +146,7 @@ def space_of(steps: str, iterations: str, clips: str, rates: str) -> Space:
     return Space(e, t, _numbers("clips", clips), _numbers("rates", rates))
 
 
-def tell(report: PlanReport, recipe: str, out: Path | None, *, as_json: bool) -> None:
+def write_and_print(report: PlanReport, recipe: str, out: Path | None, *, as_json: bool) -> None:
     """Write the recipe that won, and print the report."""
     path = _written(report, out, recipe)
     if as_json:
@@ -158,8 +158,16 @@ def tell(report: PlanReport, recipe: str, out: Path | None, *, as_json: bool) ->
 def _print_report(console: Console, report: PlanReport, path: Path) -> None:
     table = Table()
     keys = list(dict.fromkeys(key for row in report.rows for key in row.choice))
-    told = any(row.remark for row in report.rows)
-    for name in ("E", "T", "rounds", *keys, report.measure, "noise", *(["remark"] if told else [])):
+    remarks = any(row.remark for row in report.rows)
+    for name in (
+        "E",
+        "T",
+        "rounds",
+        *keys,
+        report.measure,
+        "noise",
+        *(["remark"] if remarks else []),
+    ):
         table.add_column(name, overflow="fold")
     for row in report.rows[:_SHOWN]:
         table.add_row(
@@ -167,9 +175,9 @@ def _print_report(console: Console, report: PlanReport, path: Path) -> None:
             str(row.iterations),
             str(row.rounds),
             *(row.choice.get(key, "") for key in keys),
-            row.told,
-            row.told_noise,
-            *([row.remark] if told else []),
+            row.value_text,
+            row.noise_text,
+            *([row.remark] if remarks else []),
         )
     _say(console, report.title)
     console.print(table)
@@ -216,7 +224,7 @@ def _written(report: PlanReport, out: Path | None, recipe: str) -> Path:
 
 
 def _check_out(out: Path) -> None:
-    """Refuse, before any training, what cannot be written in the end."""
+    """Refuse, before any training, a path that cannot be written."""
     if out.suffix != ".toml" or out.exists():
         raise BadInput(f"--out {out}: name a .toml file that does not exist")
     if out.with_suffix(".html").exists():

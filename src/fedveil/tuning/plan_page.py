@@ -14,7 +14,7 @@ _MOST_ROWS = 100
 
 
 def plan_page(report: PlanReport, name: str) -> bytes:
-    """Everything that a plan found; `name` is the recipe that it writes."""
+    """The page of a plan. `name` is the file name of the recommended recipe."""
     first = report.rows[0]
     choice = "".join(f", {axis_label(key)} {value}" for key, value in first.choice.items())
     chosen = f"{first.rounds:,} rounds of {first.steps} local steps{choice}"
@@ -25,7 +25,7 @@ def plan_page(report: PlanReport, name: str) -> bytes:
         tag("p", report.title, class_="sub"),
         tag(
             "div",
-            tag("p", f"Recommended: {chosen}, with {report.measure} {first.told}."),
+            tag("p", f"Recommended: {chosen}, with {report.measure} {first.value_text}."),
             tag("p", f"Its claim: {first.privacy}."),
             class_="claim",
         ),
@@ -103,7 +103,7 @@ def _table(report: PlanReport) -> Markup:
                 "rounds": row.rounds,
                 **{axis_label(key): text for key, text in row.choice.items()},
                 report.measure: value,
-                "noise on a coordinate of the mean update": row.told_noise,
+                "noise on a coordinate of the mean update": row.noise_text,
                 "remark": row.remark,
                 "claim": row.privacy,
             }

@@ -14,10 +14,19 @@ _STEPS_KEYS = ("client.steps", "client.epochs")
 
 @dataclass(frozen=True)
 class PlanOption:
-    """One option of a report, best first: `value` is its loss or bound, `told` the same for people.
+    """One option of a report.
 
-    `value` is NaN for an option that was not tried; `half` is half the width of the loss's 95 %
-    interval, NaN where there is none.
+    Attributes:
+        steps: Local steps per round, E.
+        rounds: Rounds.
+        choice: Other keys and their values.
+        value: Loss or bound, NaN if the option was not tried.
+        half: Half the width of the loss's 95 % interval, NaN if there is none.
+        value_text: `value` with its interval, for people.
+        noise: Standard deviation on a coordinate of the first round's mean update.
+        noise_text: `noise` for people.
+        privacy: The claims, as text.
+        remark: How often the option was tried, and whether it is clearly worse.
     """
 
     steps: int
@@ -25,9 +34,9 @@ class PlanOption:
     choice: dict[str, str]
     value: float
     half: float
-    told: str
+    value_text: str
     noise: float
-    told_noise: str
+    noise_text: str
     privacy: str
     remark: str = ""
 
@@ -38,10 +47,15 @@ class PlanOption:
 
 @dataclass
 class PlanReport:
-    """What a planner found: ranked options, why the first wins, and what the search cost.
+    """The result of planning.
 
-    `measure` is what options are ranked by, `recipe` the winner as a file that `fedveil run` takes,
-    `heat` the least of the measure by (E, T).
+    Attributes:
+        title: One line.
+        measure: The name of the value that options are ranked by.
+        rows: Options, best first.
+        why: Reasons for the first option.
+        warnings: Notes, such as what the search itself cost.
+        recipe: The first option as a TOML file.
     """
 
     title: str
@@ -53,6 +67,7 @@ class PlanReport:
 
     @property
     def heat(self) -> dict[tuple[int, int], float]:
+        """The least value by (E, T)."""
         found: dict[tuple[int, int], float] = {}
         for row in self.rows:
             at = (row.steps, row.iterations)
@@ -62,9 +77,9 @@ class PlanReport:
 
 
 def row_of(
-    prepared: PreparedCell, value: float, half: float, told: str, remark: str = ""
+    prepared: PreparedCell, value: float, half: float, value_text: str, remark: str = ""
 ) -> PlanOption:
-    """An option with its value, as number and for people."""
+    """The option of a prepared cell."""
     steps, rounds = pair_of(prepared.cell)
     choice = {k: v for k, v in prepared.cell.choice if k not in ("rounds", *_STEPS_KEYS)}
     private = "; ".join(map(str, prepared.claims)) or "nothing claimed"
@@ -74,9 +89,9 @@ def row_of(
         choice=choice,
         value=value,
         half=half,
-        told=told,
+        value_text=value_text,
         noise=prepared.noise,
-        told_noise=prepared.told_noise,
+        noise_text=prepared.noise_text,
         privacy=private,
         remark=remark,
     )
@@ -95,7 +110,7 @@ def place_of(cell: Cell) -> tuple[int, int]:
     return steps, steps * rounds
 
 
-def rounds_told(count: int) -> str:
+def rounds_text(count: int) -> str:
     """A number of rounds in words."""
     return "1 round" if count == 1 else f"{count} rounds"
 

@@ -1,4 +1,4 @@
-"""A cell that was built, and what one training of it came to."""
+"""`PreparedCell`: a cell with its plan, and `TrialOutcome`: the result of one training."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,12 @@ from fedveil.tuning.axes import Cell
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """Where one training ended: the test metrics, and those along the way as (round, metrics).
+    """The result of one training. A metric is NaN if the training diverged.
 
-    A metric that is not finite is NaN: the training diverged.
+    Attributes:
+        rounds: The rounds that ran.
+        metrics: Test metrics at the end.
+        curve: (round, metrics) along the way.
     """
 
     rounds: int
@@ -26,11 +29,16 @@ class TrialOutcome:
 
 @dataclass(frozen=True, eq=False)
 class PreparedCell:
-    """A cell that was built once: its plan and execution mode serve every repetition.
+    """A cell that was built once. Its plan and mode serve every repetition.
 
-    `noise` is the standard deviation of the noise on one coordinate of the first round's mean
-    update, 0 without noise and NaN where it is part of training. `together` is how many repetitions
-    are one computation.
+    Attributes:
+        cell: The recipe and its choices.
+        plan: The privacy plan.
+        mode: The execution mode.
+        work: What clients do.
+        noise: Standard deviation of the noise on one coordinate of the first round's mean update, 0
+            without noise, NaN if noise is part of local training.
+        together: The number of repetitions that are one computation.
     """
 
     cell: Cell
@@ -41,33 +49,33 @@ class PreparedCell:
     together: int = 1
 
     def blocks(self, first: int, last: int) -> list[tuple[int, ...]]:
-        """Repetitions first .. last - 1, those together that are one computation."""
+        """Repetitions first .. last - 1 in blocks that are one computation each."""
         return [
             tuple(range(r, min(r + self.together, last))) for r in range(first, last, self.together)
         ]
 
     @property
-    def told_noise(self) -> str:
-        """The noise for people."""
+    def noise_text(self) -> str:
+        """`noise` for people."""
         return "in training" if math.isnan(self.noise) else f"{self.noise:.3g}"
 
     @property
     def claim(self) -> PrivacyClaim | None:
-        """What the cell's rounds guarantee, if anything: the claim that counts."""
+        """The headline claim of the cell's rounds, if any."""
         return counting(self.claims)
 
     @cached_property
     def claims(self) -> list[PrivacyClaim]:
-        """The claims that have to be told: the tightest for each thing that is released and trust.
+        """The claims to show: the tightest for each kind of release and trust.
 
         The strict reading comes after one as published, the one without a shuffler after its own.
         """
         every = self.plan.claims(self.plan.permitted)
-        told = list(every[:1])
+        shown = list(every[:1])
         for claim in every[1:]:
             if not claim.as_published and all(
                 (claim.covers, claim.trust) != (other.covers, other.trust) or other.as_published
-                for other in told
+                for other in shown
             ):
-                told.append(claim)
-        return told
+                shown.append(claim)
+        return shown

@@ -43,7 +43,7 @@ _OWN_FILES = ("lock", ".sweep.json.tmp")
 
 @dataclass
 class Sweep:
-    """A grid of cells and its directory; `run` trains what is missing.
+    """A grid of cells and its directory. `run` trains what is missing.
 
     Trials are stored one by one and each is a function of recipe and seed alone, so a sweep that
     was killed and started again repeats no finished trial and ends with the same tables.
@@ -141,8 +141,8 @@ class Sweep:
         rows = []
         for c, cell in enumerate(self.cells):
             means = {metric: str(self.mean(c, metric)) for metric in self.metrics}
-            told = {"noise": self._prepared[c].told_noise, heading: claims[c]}
-            rows.append({**dict(cell.choice), **means, **told})
+            privacy = {"noise": self._prepared[c].noise_text, heading: claims[c]}
+            rows.append({**dict(cell.choice), **means, **privacy})
         return rows
 
     @cached_property
@@ -202,8 +202,8 @@ class Sweep:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
         modes = [str(prepared.mode) for prepared in self._prepared]
         about = {**self._identity(), "first": _plain_recipe(self.cells[0])}
-        told = {"modes": modes, "versions": versions, "together": self.cost.to_dict()}
-        return json.dumps({**about, **told}, indent=2)
+        results = {"modes": modes, "versions": versions, "together": self.cost.to_dict()}
+        return json.dumps({**about, **results}, indent=2)
 
     def _identity(self) -> dict[str, Any]:
         """What makes two sweeps the same."""
@@ -229,7 +229,7 @@ class Sweep:
         self._done = self._read_trials()
 
     def _stored_modes(self) -> list[Mode] | None:
-        """The execution modes of the sweep that is in the folder; refuses any but this sweep."""
+        """The execution modes of the sweep in the folder. Another sweep is refused."""
         stored = self._stored()
         if stored is None:
             self._check_empty()
@@ -311,7 +311,7 @@ def _plain_recipe(cell: Cell) -> dict[str, Any]:
 
 
 def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe as --set names them; what is left out is not there."""
+    """The keys of a recipe as --set names them, without those left out."""
     found: dict[str, Any] = {}
     for key, value in recipe.items():
         inner = value.items() if isinstance(value, dict) else None
@@ -330,7 +330,7 @@ def _told(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str]]:
 
 
 def _short(claims: Sequence[PrivacyClaim]) -> str:
-    """The claims in a few words; the strict one is called so where it stands beside a label."""
+    """The claims in a few words. A strict one is marked if it stands beside one as published."""
     said = ""
     for before, claim in zip([None, *claims], claims, strict=False):
         join = "; strictly " if before and before.as_published else "; "

@@ -61,7 +61,7 @@ class Swept:
         return [name for name in self.rows[0] if f"{name}_half" in self.rows[0]]
 
     def value(self, cell: int, name: str) -> float:
-        """A number of a cell; NaN where there is none."""
+        """A number of a cell, NaN if there is none."""
         return _number(self.rows[cell].get(name))
 
     def choice(self, cell: int) -> dict[str, str]:
@@ -127,8 +127,8 @@ def _row(swept: Swept, cell: int) -> dict[str, Content]:
         row[axis_label(key)] = value
     for metric in swept.metrics:
         half = swept.value(cell, f"{metric}_half")
-        told = number_text(swept.value(cell, metric))
-        row[f"test {metric}"] = told if math.isnan(half) else f"{told} +- {half:.2g}"
+        text = number_text(swept.value(cell, metric))
+        row[f"test {metric}"] = text if math.isnan(half) else f"{text} +- {half:.2g}"
     row["claim"] = swept.rows[cell].get("claims") or _NOTHING
     return row
 
@@ -184,7 +184,7 @@ def _by_epsilon(swept: Swept, cells: Sequence[int]) -> list[list[int]]:
 
 
 def _line(swept: Swept, name: str, placed: Sequence[tuple[float, int]], metric: str) -> Line:
-    """Means of cells at their places, with intervals; what diverged is left out."""
+    """Means of cells at their places, with intervals, without those that diverged."""
     kept = [(x, k) for x, k in placed if math.isfinite(swept.value(k, metric))]
     points = [(x, swept.value(k, metric)) for x, k in kept]
     return Line(name, points, "line", [swept.value(k, f"{metric}_half") for _, k in kept])
@@ -264,10 +264,10 @@ def _others(swept: Swept, but: Sequence[int]) -> list[tuple[str, dict[int, int]]
     found = []
     for places in itertools.product(*(range(len(swept.axes[i].values)) for i in rest)):
         fixed = dict(zip(rest, places, strict=True))
-        told = [
+        choices = [
             f"{axis_label(swept.axes[i].key)} {swept.axes[i].values[p]}" for i, p in fixed.items()
         ]
-        found.append((", ".join(told), fixed))
+        found.append((", ".join(choices), fixed))
     return found
 
 
@@ -280,7 +280,7 @@ def _index(swept: Swept, places: dict[int, int]) -> int:
 
 
 def _places(axis: Axis) -> list[float] | None:
-    """Where values are on an axis of numbers; None if one of them is not a number."""
+    """Places of values on an axis of numbers, or None if one is not a number."""
     found = [_number(value) for value in axis.values]
     return found if all(map(math.isfinite, found)) else None
 

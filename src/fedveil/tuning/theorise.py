@@ -21,7 +21,7 @@ from fedveil.tuning.plan_report import (
     check_budget,
     pair_of,
     recipe_text,
-    rounds_told,
+    rounds_text,
     row_of,
 )
 from fedveil.tuning.theory import (
@@ -94,7 +94,7 @@ def theorise(
             f"{constants.heterogeneity:.3g}, G {constants.gradient:.3g}, |start - optimum|^2 "
             f"{constants.distance:.3g}",
             f"the bound ranks; as a number it is far above what happens; it is {bounds.label}",
-            f"with E = {steps} the bound is least after {rounds_told(star)}"
+            f"with E = {steps} the bound is least after {rounds_text(star)}"
             + (", the most looked at" if star == _MOST_ROUNDS else ""),
         ],
         warnings=warnings,
@@ -142,7 +142,7 @@ def bounds_of(constants: Constants, sizes: Sizes, noise: Noise, work: ClientSgd)
 
 
 def noise_of(recipe: Recipe) -> Noise:
-    """The recipe's noise as the theory sees it; only what clients add to clipped gradients."""
+    """The recipe's noise as the theory sees it: what clients add to clipped gradients."""
     clip, noise, budget = recipe.clip, recipe.noise, recipe.budget
     if noise.kind == "none":
         return NoNoise()

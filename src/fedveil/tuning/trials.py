@@ -38,7 +38,7 @@ Track = list[tuple[int, dict[str, float]]]
 
 @dataclass
 class Laboratory:
-    """Prepares cells and runs their trials; keeps the records it has read.
+    """Prepares cells and runs their trials, with the records cached.
 
     `curves`: the model is measured as often as the recipe says, not only at the end. Trials run on
     `workers` processes (0: one per core), of `cluster` if there is one and else of this machine,
@@ -113,7 +113,7 @@ class Laboratory:
     def trials(
         self, jobs: Sequence[tuple[PreparedCell, Sequence[int]]]
     ) -> Iterator[tuple[int, list[TrialOutcome]]]:
-        """(number of the job, its outcomes) as they finish, over all cores; in order on one."""
+        """Yield (number of the job, its outcomes) as they finish, over all cores."""
         if len(jobs) <= 1 or (self.cluster is None and self._count == 1):
             for number, job in enumerate(jobs):
                 yield number, self.trial(*job)
@@ -161,7 +161,7 @@ class Laboratory:
         return TrialOutcome(track[-1][0], curve[-1][1], tuple(curve) if self.curves else ())
 
     def data(self, recipe: Recipe) -> FederatedData:
-        """The recipe's clients; those of the last two repetitions are kept."""
+        """The recipe's clients, cached for the last two repetitions."""
         section = recipe.data.model_dump_json()
         key = f"{recipe.seed if recipe.data.seed is None else ''} {section}"
         if key not in self._divided:
