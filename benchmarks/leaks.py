@@ -139,9 +139,9 @@ def loans(folder: str) -> str:
     return f"data.path={Path(folder) / 'loans'}"
 
 
-def properties(case: str, trait: str, only: list[str]) -> None:
+def properties(case: str, feature: str, only: list[str]) -> None:
     """Every recipe, one property."""
-    asked = PropertyAudit(trait, rounds=10, active=PASSIVELY not in only)
+    asked = PropertyAudit(feature, rounds=10, active=PASSIVELY not in only)
     only = [name for name in only if name != PASSIVELY]
 
     def leaks() -> Iterator[tuple[str, Leak]]:
@@ -157,7 +157,7 @@ def properties(case: str, trait: str, only: list[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = (loans(folder),) if case == "loans" else ()
-        table(f"{case}, {trait}", leaks())
+        table(f"{case}, {feature}", leaks())
 
 
 if __name__ == "__main__":
@@ -167,8 +167,8 @@ if __name__ == "__main__":
             inversion(case)
         case ["methods"]:
             methods()
-        case ["properties", case, trait, *only]:
-            properties(case, trait, only)
+        case ["properties", case, feature, *only]:
+            properties(case, feature, only)
         case _:
             raise SystemExit(__doc__)
     print(f"\n{time.perf_counter() - began:.0f} s")

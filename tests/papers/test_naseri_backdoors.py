@@ -100,7 +100,7 @@ def test_rows_are_recipes_against_one_backdoor(
 def test_pages_say_what_they_leave_out(tmp_path: Path) -> None:
     for arena_of in ARENAS:
         arena = arena_of(Experiment(tmp_path))
-        told = " ".join(naseri_backdoors.told(arena, 3))
+        told = " ".join(naseri_backdoors.settings_text(arena, 3))
         assert bool(arena.left_out) == ("Left out here" in told)
         assert "; ".join(arena.left_out) in told
         assert arena.backdoor in told

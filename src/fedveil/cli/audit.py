@@ -46,7 +46,7 @@ def audit(
         str,
         typer.Option(
             "--property",
-            help="What is asked of clients: planted, a trait of images (thickness, slant, "
+            help="What is asked of clients: planted, a feature of images (thickness, slant, "
             "brightness), or COLUMN[=VALUE] of a table.",
         ),
     ] = "planted",

@@ -118,5 +118,5 @@ def claim_of(sweep: Sweep) -> PrivacyClaim:
 def meaning(*claims: PrivacyClaim) -> str:
     """What a page's epsilons mean where no other words stand beside them."""
     return "Every epsilon here, unless it says otherwise: " + "; ".join(
-        f"epsilon {told}" for told in dict.fromkeys(claim.words for claim in claims)
+        f"epsilon {words}" for words in dict.fromkeys(claim.words for claim in claims)
     )

@@ -50,18 +50,18 @@ def after_rounds(sweep: Sweep) -> dict[int, Mean]:
 def readings(plan: PrivacyPlan, rounds: int) -> tuple[PrivacyClaim, PrivacyClaim, PrivacyClaim]:
     """A client's claims of `rounds` planned rounds: with a shuffler, without one, by addition."""
     shorter = replace(plan, rounds=rounds)
-    told = [claim for claim in shorter.claims(rounds) if not claim.as_published]
-    shuffled = next(c for c in told if c.trust is Trust.SHUFFLED)
-    exact = next(c for c in told if c.accountant is Accountant.BINOMIAL)
-    added = next(c for c in told if c.accountant is Accountant.PURE)
+    claims = [claim for claim in shorter.claims(rounds) if not claim.as_published]
+    shuffled = next(c for c in claims if c.trust is Trust.SHUFFLED)
+    exact = next(c for c in claims if c.accountant is Accountant.BINOMIAL)
+    added = next(c for c in claims if c.accountant is Accountant.PURE)
     return shuffled, exact, added
 
 
 def worth(sweep: Sweep, cell: int, rounds: int | None = None) -> tuple[str, ...]:
     """The readings as text after `rounds`, None all of them."""
     plan = sweep.prepared[cell].plan
-    told = readings(plan, plan.permitted if rounds is None else rounds)
-    return tuple(claim.value for claim in told)
+    every = readings(plan, plan.permitted if rounds is None else rounds)
+    return tuple(claim.value for claim in every)
 
 
 def stays_high(

@@ -1,7 +1,7 @@
 """LDP-FL: what the paper publishes, and the studies that stand for it here.
 
 A study is one data set at one scale. What the paper leaves open, and where a scale departs from it,
-is told in words for the pages.
+is described for the pages.
 """
 
 from collections.abc import Mapping

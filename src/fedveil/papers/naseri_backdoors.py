@@ -84,7 +84,7 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     arena, repeat = arena_of(experiment), experiment.repetitions(3, 5)
     page, found = Page(arena.title), _measured(experiment, arena, repeat)
     claims = [claim_of(one.sweep) for one in found.values() if one.defence.private]
-    page.settings += [*told(arena, repeat), meaning(*claims)]
+    page.settings += [*settings_text(arena, repeat), meaning(*claims)]
     page.tables.append(TextTable(_HEADERS, tuple(_rows(found))))
     page.findings += findings(
         found[NOBODY].rates[0],
@@ -102,7 +102,7 @@ def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) ->
     return page
 
 
-def told(arena: Arena, repeat: int) -> list[str]:
+def settings_text(arena: Arena, repeat: int) -> list[str]:
     """What was done: federation, backdoor, attacker, and what rows and columns are."""
     short = (
         "\n\nLeft out here, so that the task takes minutes: "
@@ -132,7 +132,7 @@ def notes(certificates: Sequence[str]) -> list[str]:
         "**What the claims of central DP certify by themselves**, whatever the attack, if the "
         f"backdoor works for {BASE_RATE:.0%} of records without attackers. This is about attackers "
         "that take part only when they are drawn; those above are in every round, which no claim "
-        "covers.\n\n" + "\n".join(f"- {told}" for told in certificates),
+        "covers.\n\n" + "\n".join(f"- {text}" for text in certificates),
         "**What this does not say.** These are numbers about one simple attacker. Attackers that "
         "adapt to a defence, or that comply with the noise and cooperate, have been published "
         "since and do better: a low number in this table is no defence.",
