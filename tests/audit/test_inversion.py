@@ -86,7 +86,7 @@ def test_two_valued_reports_show_nothing_behind_the_shuffler():
 def test_a_later_round_and_a_batch():
     few = replace(QUICK, records=2, round=2, steps=20)
     ((found, leak),) = few.reconstructions(training("fedsgd", "sample.size=10"))
-    assert found.found.shape == found.originals.shape == (2, 1, 8, 8)
+    assert found.reconstructed.shape == found.originals.shape == (2, 1, 8, 8)
     assert leak.what.startswith("an update of 2 records in round 2")
 
 
@@ -96,7 +96,7 @@ def test_the_range_of_pixels_is_that_of_the_test_split():
     elsewhere = replace(fedsgd, data=replace(fedsgd.data, x=3 * np.asarray(fedsgd.data.x)))
     assert (pixels_of(elsewhere.data).low, pixels_of(elsewhere.data).high) == (0.0, 1.0)
     ((found, _),) = replace(QUICK, steps=5).reconstructions(elsewhere)
-    assert found.found.max() <= 1.0 < found.originals.max()
+    assert found.reconstructed.max() <= 1.0 < found.originals.max()
 
 
 def test_intervals_are_student_s():

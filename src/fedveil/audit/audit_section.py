@@ -28,16 +28,16 @@ def audit_section(audit: Path, run: Path) -> Markup:
     |---|---|
     | no audit in the directory, or one that has not ended | BadInput |
     | an audit of another recipe | BadInput |
-    | texts with markup in what was found | shown as text |
+    | texts with markup in the results | shown as text |
     """
-    about, found = _read(audit / ABOUT), _read(audit / FOUND)
+    about, results = _read(audit / ABOUT), _read(audit / FOUND)
     if about.get("recipe") != audited_digest(recipe_in(run)):
         raise BadInput(f"--audit {audit} is of another recipe than {run}: name an audit of it")
     try:
-        findings = [_finding(one) for one in found["findings"]]
-        leaks = [_leak(one) for one in found["leaks"]]
-        left_out = [str(one) for one in found["left_out"]]
-        violated = bool(found["violated"])
+        findings = [_finding(one) for one in results["findings"]]
+        leaks = [_leak(one) for one in results["leaks"]]
+        left_out = [str(one) for one in results["left_out"]]
+        violated = bool(results["violated"])
     except (LookupError, TypeError, ValueError, AttributeError) as e:
         raise BadInput(f"{audit / FOUND} cannot be read: {e}") from e
     content: list[Content] = []

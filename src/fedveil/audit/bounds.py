@@ -71,9 +71,9 @@ class Counts:
     negatives: int
 
     def __post_init__(self) -> None:
-        for found, of in ((self.hits, self.positives), (self.alarms, self.negatives)):
-            if of < 1 or not 0 <= found <= of:
-                raise BadInput(f"{found} guesses of {of}: at least one, and no more than all")
+        for count, of in ((self.hits, self.positives), (self.alarms, self.negatives)):
+            if of < 1 or not 0 <= count <= of:
+                raise BadInput(f"{count} guesses of {of}: at least one, and no more than all")
 
     @property
     def draws(self) -> int:
@@ -88,16 +88,16 @@ class Counts:
         return float(most(self.alarms, self.negatives, _checked(alpha)))
 
 
-def least(found: Any, of: int, alpha: float) -> Any:
+def least(count: Any, of: int, alpha: float) -> Any:
     """The one-sided lower bound of Clopper and Pearson, for one count or an array of them."""
-    found = np.asarray(found, dtype=np.float64)
-    inside = betaincinv(np.maximum(found, 1.0), of - np.maximum(found, 1.0) + 1, alpha)
-    return np.where(found > 0, inside, 0.0)
+    count = np.asarray(count, dtype=np.float64)
+    inside = betaincinv(np.maximum(count, 1.0), of - np.maximum(count, 1.0) + 1, alpha)
+    return np.where(count > 0, inside, 0.0)
 
 
-def most(found: Any, of: int, alpha: float) -> Any:
+def most(count: Any, of: int, alpha: float) -> Any:
     """The one-sided upper bound of Clopper and Pearson, for one count or an array of them."""
-    return 1.0 - least(of - np.asarray(found), of, alpha)
+    return 1.0 - least(of - np.asarray(count), of, alpha)
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ class Inversion:
                 logits = torch.randn((len(labels), client.classes), generator=generator)
                 known = None if self.method is Method.DLG else labels
                 guesses.append(self._closest(client, seen, unit, pixels, logits, known))
-        return min(guesses, key=lambda found: found.distance)
+        return min(guesses, key=lambda guess: guess.distance)
 
     def _aligned(
         self,
@@ -179,10 +179,10 @@ class Inversion:
             return (made - seen).square().sum() / length
 
         def closure() -> torch.Tensor:
-            found = distance()
-            for each, slope in zip(free, torch.autograd.grad(found, free), strict=True):
+            loss = distance()
+            for each, slope in zip(free, torch.autograd.grad(loss, free), strict=True):
                 each.grad = slope
-            return found.detach()
+            return loss.detach()
 
         step: Callable[[Callable[[], torch.Tensor]], torch.Tensor] = lbfgs.step
         for _ in range(-(-self.steps // _INNER)):
@@ -210,8 +210,8 @@ def _angle(made: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 
 
 def _pixels(unit: torch.Tensor, pixels: Pixels) -> npt.NDArray[np.float32]:
-    found: npt.NDArray[np.float32] = pixels.of(unit.detach().clamp(0.0, 1.0)).numpy().copy()
-    return found
+    image: npt.NDArray[np.float32] = pixels.of(unit.detach().clamp(0.0, 1.0)).numpy().copy()
+    return image
 
 
 def label_shares(task: Task, update: torch.Tensor, classes: int) -> npt.NDArray[np.float64]:
@@ -229,8 +229,8 @@ def label_shares(task: Task, update: torch.Tensor, classes: int) -> npt.NDArray[
             f"no parameter of the model has one row for each of {classes} labels: labels cannot be "
             "told from an update; use --method dlg, which guesses them"
         )
-    found = last[-1] if last[-1].ndim == 1 else last[-1].reshape(classes, -1).norm(dim=1)
-    return np.asarray(found.numpy(), dtype=np.float64)
+    scores = last[-1] if last[-1].ndim == 1 else last[-1].reshape(classes, -1).norm(dim=1)
+    return np.asarray(scores.numpy(), dtype=np.float64)
 
 
 def labels_of(
@@ -246,8 +246,8 @@ def labels_of(
         return np.array([int(np.argmax(shares))])
     scale = float(np.max(-shares / chances))
     left = shares / scale + chances if scale > 0 else shares.copy()
-    found = []
+    labels = []
     for _ in range(records):
-        found.append(int(np.argmax(left)))
-        left[found[-1]] -= 1 / records
-    return np.sort(np.array(found, dtype=np.int64))
+        labels.append(int(np.argmax(left)))
+        left[labels[-1]] -= 1 / records
+    return np.sort(np.array(labels, dtype=np.int64))

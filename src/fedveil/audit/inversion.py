@@ -52,7 +52,7 @@ class Reconstruction:
     Attributes:
         view: Who sees the update, in words.
         originals: Records [N, C, H, W].
-        found: Reconstructions [N, C, H, W].
+        reconstructed: Reconstructions [N, C, H, W].
         psnr: Of each reconstruction, [N].
         ssim: Of each reconstruction, [N].
         mean_psnr: Of the test split's mean image, for each record [N].
@@ -62,7 +62,7 @@ class Reconstruction:
 
     view: str
     originals: Images
-    found: Images
+    reconstructed: Images
     psnr: Numbers
     ssim: Numbers
     mean_psnr: Numbers
@@ -148,14 +148,14 @@ class InversionAudit:
         done, of = 0, len(kinds) * len(ids)
         for view in kinds:
             seen = witness.seen(view, self.round, last.state, ids, whose)
-            found, labels = [], []
+            guesses, labels = [], []
             for k in range(len(ids)):
                 x, y = self._inverted(attacked, last, seen[k], k)
-                found.append(x)
+                guesses.append(x)
                 labels.append(y)
                 done += 1
                 on_step(done, of)
-            yield self._compared(victims, found, labels, view.told(training.plan))
+            yield self._compared(victims, guesses, labels, view.told(training.plan))
 
     def _streams(self, training: Training) -> Streams:
         """Streams of this audit, which no training shares."""
@@ -201,7 +201,7 @@ class InversionAudit:
     def _compared(
         self,
         victims: FederatedData,
-        found: list[Images],
+        reconstructed: list[Images],
         labels: list[npt.NDArray[np.int64]],
         view: str,
     ) -> Reconstruction:
@@ -210,7 +210,7 @@ class InversionAudit:
         test_x: Any = victims.test_x
         mean = np.asarray(test_x, dtype=np.float64).mean(axis=0)
         ordered, right = [], []
-        for k, guesses in enumerate(found):
+        for k, guesses in enumerate(reconstructed):
             own = slice(k * self.records, (k + 1) * self.records)
             order = matched(x[own], guesses)
             ordered.append(guesses[order])
@@ -291,19 +291,22 @@ def mean_measure(name: str, values: Numbers) -> Measure:
 _INCH, _TEXT, _LETTERS = 0.75, 4.0, 42
 
 
-def side_by_side(found: Mapping[str, Reconstruction], most: int = 8) -> Figure:
+def side_by_side(reconstructions: Mapping[str, Reconstruction], most: int = 8) -> Figure:
     """One row of originals, then a row per reconstruction beside its name and mean PSNR.
 
     All of them are of the same records, of which the first `most` are drawn.
     """
-    if not found:
+    if not reconstructions:
         raise BadInput("there are no reconstructions to draw: give one at least")
-    first = next(iter(found.values()))
-    if any(not np.array_equal(each.originals, first.originals) for each in found.values()):
+    first = next(iter(reconstructions.values()))
+    if any(
+        not np.array_equal(each.originals, first.originals) for each in reconstructions.values()
+    ):
         raise BadInput("reconstructions of different records cannot share a row of originals")
     count = min(most, len(first.originals))
     rows = {"original": first.originals} | {
-        f"{name}\nPSNR {each.psnr.mean():.1f} dB": each.found for name, each in found.items()
+        f"{name}\nPSNR {each.psnr.mean():.1f} dB": each.reconstructed
+        for name, each in reconstructions.items()
     }
     said = (
         "PSNR, a mean over records: higher is more alike. Who saw no update can answer the mean "

@@ -82,21 +82,21 @@ Table = Mapping[str, DefenceResult]
 def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) -> Page:
     """One arena: every defence against its backdoor."""
     arena, repeat = arena_of(experiment), experiment.repetitions(3, 5)
-    page, found = Page(arena.title), _measured(experiment, arena, repeat)
-    claims = [claim_of(one.sweep) for one in found.values() if one.defence.private]
+    page, results = Page(arena.title), _measured(experiment, arena, repeat)
+    claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
     page.settings += [*settings_text(arena, repeat), meaning(*claims)]
-    page.tables.append(TextTable(_HEADERS, tuple(_rows(found))))
+    page.tables.append(TextTable(_HEADERS, tuple(_rows(results))))
     page.findings += findings(
-        found[NOBODY].rates[0],
-        found[UNDEFENDED].rates[0],
-        found[BOUND].rates[0],
-        found[CENTRAL].rates,
-        {how: found[f"{GRADIENTS}{how}"].rates[0] for how in NOISES},
+        results[NOBODY].rates[0],
+        results[UNDEFENDED].rates[0],
+        results[BOUND].rates[0],
+        results[CENTRAL].rates,
+        {how: results[f"{GRADIENTS}{how}"].rates[0] for how in NOISES},
     )
-    page.figures[f"naseri-backdoor-{arena.name}.png"] = _figure(arena, found)
+    page.figures[f"naseri-backdoor-{arena.name}.png"] = _figure(arena, results)
     certificates = [
         in_words(prepared.claim, BASE_RATE, drawn=True)
-        for prepared in found[CENTRAL].sweep.prepared
+        for prepared in results[CENTRAL].sweep.prepared
     ]
     page.notes += notes(certificates)
     return page
@@ -213,25 +213,25 @@ def _folder(row: Defence) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", row.name.lower()))
 
 
-def _rows(found: Table) -> list[tuple[str, ...]]:
+def _rows(results: Table) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for name, measured in found.items():
+    for name, measured in results.items():
         for prepared, rates in zip(measured.sweep.prepared, measured.rates, strict=True):
             claims = "; ".join(claim.short for claim in prepared.claims) or "nothing claimed"
             rows.append((name, claims, str(rates.main), str(rates.backdoor)))
     return rows
 
 
-def _figure(arena: Arena, found: Table) -> Figure:
+def _figure(arena: Arena, results: Table) -> Figure:
     """Both metrics over rounds where nothing is claimed, and over epsilon where something is."""
-    panels = [panel(found, up) for up in _UPS for panel in (_over_rounds, _over_epsilon)]
-    claims = [claim_of(one.sweep) for one in found.values() if one.defence.private]
+    panels = [panel(results, up) for up in _UPS for panel in (_over_rounds, _over_epsilon)]
+    claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
     said = "One attacker in every round; after Naseri et al. 2022, in our sizes."
     return draw(f"{arena.title}, by defence", [said, *promises(claims)], panels, columns=2)
 
 
-def _over_rounds(found: Table, metric: str) -> Panel:
-    shown = [one for one in found.values() if not one.sweep.prepared[0].claims]
+def _over_rounds(results: Table, metric: str) -> Panel:
+    shown = [one for one in results.values() if not one.sweep.prepared[0].claims]
     lines = []
     for i, one in enumerate(shown):
         rounds, means = learning_curve(one.sweep, 0, metric)
@@ -240,9 +240,9 @@ def _over_rounds(found: Table, metric: str) -> Panel:
     return Panel(lines, "rounds done", _UPS[metric], title, within=PERCENT)
 
 
-def _over_epsilon(found: Table, metric: str) -> Panel:
-    claimless = sum(not one.sweep.prepared[0].claims for one in found.values())
-    private = [one for one in found.values() if one.defence.private]
+def _over_epsilon(results: Table, metric: str) -> Panel:
+    claimless = sum(not one.sweep.prepared[0].claims for one in results.values())
+    private = [one for one in results.values() if one.defence.private]
     places = [float(epsilon) for epsilon in EPSILONS]
     return Panel(
         [
@@ -252,7 +252,7 @@ def _over_epsilon(found: Table, metric: str) -> Panel:
         "epsilon (for whom: see the legend)",
         _UPS[metric],
         "Defences with a claim, at the end" if metric == MAIN else "",
-        levels={"no\ndefence": found[UNDEFENDED].at_end(metric)[0].value},
+        levels={"no\ndefence": results[UNDEFENDED].at_end(metric)[0].value},
         log_x=True,
         within=PERCENT,
     )

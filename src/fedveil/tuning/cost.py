@@ -108,13 +108,13 @@ def together(
 
 def _total(accounts: Sequence[tuple[list[PrivacyClaim], int]]) -> list[PrivacyClaim]:
     """The claims of all accounts, each so many times, added up by unit and neighbours."""
-    found: dict[tuple[object, ...], PrivacyClaim] = {}
+    totals: dict[tuple[object, ...], PrivacyClaim] = {}
     for account, count in accounts:
         for claim in account:
             kind = (claim.unit, claim.neighbours)
             every = claim if count == 1 else _times(claim, count)
-            found[kind] = _added(found[kind], every) if kind in found else every
-    return list(found.values())
+            totals[kind] = _added(totals[kind], every) if kind in totals else every
+    return list(totals.values())
 
 
 def _times(claim: PrivacyClaim, count: int) -> PrivacyClaim:
@@ -163,18 +163,18 @@ def _costs(plan: PrivacyPlan) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
 
 def _account(lines: Sequence[BudgetLine], rounds: int) -> list[PrivacyClaim]:
     """The lines' claims after so many rounds, those that concern the same unit as one."""
-    found: dict[tuple[object, ...], PrivacyClaim] = {}
+    totals: dict[tuple[object, ...], PrivacyClaim] = {}
     for line in sorted(lines, key=lambda line: line.members is None):
         claim = replace(line.claims(line.participations(rounds))[0], covers="updates")
         kind = (claim.unit, claim.neighbours, claim.as_published)
-        before = found.get(kind)
+        before = totals.get(kind)
         if before is None:
-            found[kind] = claim
+            totals[kind] = claim
         elif line.members is None:
-            found[kind] = _added(before, claim)
+            totals[kind] = _added(before, claim)
         elif claim.epsilon > before.epsilon:
-            found[kind] = claim
-    return list(found.values())
+            totals[kind] = claim
+    return list(totals.values())
 
 
 def _caveat(trainings: Sequence[tuple[PreparedCell, int]]) -> str:

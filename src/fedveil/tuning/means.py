@@ -40,15 +40,15 @@ def mean_of(values: Sequence[float]) -> Mean:
     >>> str(mean_of([1.0, 2.0, 3.0]))
     '2 +- 2.5'
     """
-    found = np.asarray(values, dtype=np.float64)
-    wrong = int((~np.isfinite(found)).sum())
-    if wrong or len(found) == 0:
-        return Mean(math.inf, math.nan, len(found), wrong)
-    if len(found) == 1:
-        return Mean(float(found[0]), math.nan, 1)
-    spread = found.std(ddof=1) / math.sqrt(len(found))
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(found) - 1)
-    return Mean(float(found.mean()), float(quantile * spread), len(found))
+    array = np.asarray(values, dtype=np.float64)
+    wrong = int((~np.isfinite(array)).sum())
+    if wrong or len(array) == 0:
+        return Mean(math.inf, math.nan, len(array), wrong)
+    if len(array) == 1:
+        return Mean(float(array[0]), math.nan, 1)
+    spread = array.std(ddof=1) / math.sqrt(len(array))
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(array) - 1)
+    return Mean(float(array.mean()), float(quantile * spread), len(array))
 
 
 def worse(candidate: Sequence[float], best: Sequence[float]) -> float:

@@ -81,15 +81,15 @@ def by_formula(sizes: SizeOptions, space: Space, *, as_json: bool) -> None:
     if space.clips or space.rates:
         raise BadInput("--clips and --rates need a recipe: name one")
     settings = sizes.settings()
-    found = choices(settings, space.steps, space.iterations)
+    ranked = choices(settings, space.steps, space.iterations)
     most = max(space.iterations)
     if as_json:
-        print(json.dumps(_formula_json(settings, found, most), indent=2))
+        print(json.dumps(_formula_json(settings, ranked, most), indent=2))
         return
     table = Table(title="strongest signal first", title_justify="left")
     for name in ("E", "T", "rounds", "reports per client", "noise / clip", "signal / noise"):
         table.add_column(name, justify="right")
-    for choice in found[:_SHOWN]:
+    for choice in ranked[:_SHOWN]:
         table.add_row(
             str(choice.steps),
             str(choice.iterations),
@@ -102,13 +102,13 @@ def by_formula(sizes: SizeOptions, space: Space, *, as_json: bool) -> None:
     console.print(table)
     _say(console, f"z = {settings.exponent:g}: {settings.convergence}")
     _say(console, f"theory without constants: {thumb(settings, most)}")
-    _say(console, f"the claim of the first: {found[0].claim}")
+    _say(console, f"the claim of the first: {ranked[0].claim}")
     _say(
         console,
         "noise / clip: on a coordinate of a round's mean update, as a share of the clip on one "
         "client's update; signal / noise: of the whole run, if every update reached the clip",
     )
-    _say(console, terms_line([found[0].claim]))
+    _say(console, terms_line([ranked[0].claim]))
 
 
 def by_recipe(
@@ -270,7 +270,7 @@ def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _formula_json(settings: FormulaSettings, found: Sequence[Choice], most: int) -> dict[str, Any]:
+def _formula_json(settings: FormulaSettings, ranked: Sequence[Choice], most: int) -> dict[str, Any]:
     return {
         "z": settings.exponent,
         "verdict": str(settings.convergence),
@@ -285,7 +285,7 @@ def _formula_json(settings: FormulaSettings, found: Sequence[Choice], most: int)
                 "signal": choice.signal,
                 "claim": choice.claim.to_dict(),
             }
-            for choice in found
+            for choice in ranked
         ],
     }
 
@@ -304,9 +304,9 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in text.split(",")) if text.strip() else ()
+        numbers = tuple(float(part) for part in text.split(",")) if text.strip() else ()
     except ValueError as e:
         raise BadInput(f"--{name} is {text!r}: numbers with commas in between are needed") from e
-    if len(set(found)) != len(found):
+    if len(set(numbers)) != len(numbers):
         raise BadInput(f"--{name} is {text!r}: a number appears twice")
-    return found
+    return numbers

@@ -87,10 +87,10 @@ def rungs(arms: int) -> list[int]:
     >>> rungs(30), rungs(2), rungs(1)
     ([30, 10, 4], [2], [1])
     """
-    found = [arms]
-    while found[-1] > _FINALISTS:
-        found.append(max(_FINALISTS, math.ceil(found[-1] / _KEPT)))
-    return found
+    sizes = [arms]
+    while sizes[-1] > _FINALISTS:
+        sizes.append(max(_FINALISTS, math.ceil(sizes[-1] / _KEPT)))
+    return sizes
 
 
 def search(
@@ -105,7 +105,7 @@ def search(
     repeats its arms depends on which ones they are.
     """
     with laboratory.held(cells):
-        return _Search(laboratory, [Arm(prepared) for prepared in cells], repeat, on_trial).found()
+        return _Search(laboratory, [Arm(prepared) for prepared in cells], repeat, on_trial).result()
 
 
 class _Search:
@@ -115,7 +115,7 @@ class _Search:
         self._laboratory, self._arms, self._on_trial = laboratory, arms, on_trial
         self._repeat, self._done, self._spent = repeat, 0, 0.0
 
-    def found(self) -> SearchResult:
+    def result(self) -> SearchResult:
         began, budget = time.perf_counter(), SHARE * self._repeat * sum(a.cost for a in self._arms)
         alive, before, sizes = self._tried_once(), 1, rungs(len(self._arms))[1:]
         places: list[list[Arm]] = []
@@ -163,11 +163,11 @@ class _Search:
 
 def _ladders(arms: Sequence[Arm]) -> list[list[Arm]]:
     """Arms that differ in nothing but their rounds together, those of few rounds first."""
-    found: dict[object, list[Arm]] = {}
+    ladders: dict[object, list[Arm]] = {}
     for arm in sorted(arms, key=lambda arm: arm.prepared.cell.recipe.total_rounds):
         rest = tuple(pair for pair in arm.prepared.cell.choice if pair[0] != "rounds")
-        found.setdefault(rest, []).append(arm)
-    return list(found.values())
+        ladders.setdefault(rest, []).append(arm)
+    return list(ladders.values())
 
 
 def _risen(arms: Sequence[Arm]) -> bool:

@@ -242,8 +242,8 @@ class Sweep:
         if not path.exists():
             return None
         try:
-            found = json.loads(path.read_text())
-            known, whole = found["format"], len(found["modes"]) == len(found["recipes"])
+            about = json.loads(path.read_text())
+            known, whole = about["format"], len(about["modes"]) == len(about["recipes"])
         except (OSError, ValueError, KeyError, TypeError):
             known, whole = None, False
         if whole and known == 1:
@@ -252,7 +252,7 @@ class Sweep:
             )
         if not whole or known != _FORMAT:
             raise BadInput(f"{path} is not a sweep's: use another --out")
-        return dict(found)
+        return dict(about)
 
     def _check_same(self, stored: dict[str, Any]) -> None:
         now = json.loads(json.dumps(self._identity()))
@@ -290,16 +290,16 @@ class Sweep:
     def _read_trials(self) -> dict[tuple[int, int], TrialOutcome]:
         """The trials on disk, up to the first line that a crash cut short."""
         path = self.folder / "trials.jsonl"
-        found: dict[tuple[int, int], TrialOutcome] = {}
+        outcomes: dict[tuple[int, int], TrialOutcome] = {}
         if not path.exists():
-            return found
+            return outcomes
         for text in path.read_text(errors="replace").splitlines():
             try:
                 line = json.loads(text)
-                found[line["repetition"], line["cell"]] = _outcome(line)
+                outcomes[line["repetition"], line["cell"]] = _outcome(line)
             except (ValueError, KeyError, TypeError, AttributeError):
                 break
-        return found
+        return outcomes
 
     def _rewrite_trials(self) -> None:
         text = "".join(_line(r, c, outcome) for (r, c), outcome in self._done.items())
@@ -312,11 +312,11 @@ def _plain_recipe(cell: Cell) -> dict[str, Any]:
 
 def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
     """The keys of a recipe as --set names them, without those left out."""
-    found: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for key, value in recipe.items():
         inner = value.items() if isinstance(value, dict) else None
-        found |= {key: value} if inner is None else {f"{key}.{k}": v for k, v in inner}
-    return {key: value for key, value in found.items() if value is not None}
+        keys |= {key: value} if inner is None else {f"{key}.{k}": v for k, v in inner}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _told(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str]]:
