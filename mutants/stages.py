@@ -25,7 +25,7 @@ _COUNTS = "contracts/test_the_claim_that_counts.py"
 _ALSO = {
     **dict.fromkeys(
         (
-            "attacks/attack.py",
+            "attacks/backdoor_attack.py",
             "console.py",
             "privacy/accounting/claims.py",
             "privacy/accounting/meaning.py",
@@ -33,21 +33,21 @@ _ALSO = {
             "runs/report/comparison.py",
             "runs/report/curves.py",
             "runs/report/run_page.py",
-            "tuning/cells.py",
+            "tuning/prepared_cell.py",
         ),
         (_COUNTS,),
     ),
-    "attacks/ascent.py": ("audit/test_watching.py",),
-    "attacks/attack.py": ("attacks/test_attack.py",),
-    "audit/attack.py": ("audit/test_itself.py", "audit/test_command.py"),
+    "audit/white_box_attackers.py": ("audit/test_white_box_attackers.py",),
+    "attacks/backdoor_attack.py": ("attacks/test_backdoor_attack.py",),
+    "audit/all_attacks.py": ("audit/test_itself.py", "audit/test_audit_command.py"),
     "audit/canaries.py": ("audit/test_itself.py", "audit/test_planted_bugs.py"),
     "audit/randomisers.py": ("audit/test_itself.py", "audit/test_planted_bugs.py"),
-    "audit/records.py": ("audit/test_itself.py", "audit/test_planted_bugs.py"),
+    "audit/record_canaries.py": ("audit/test_itself.py", "audit/test_planted_bugs.py"),
     "audit/self_test.py": ("audit/test_itself.py",),
-    "audit/finding.py": (
+    "audit/findings.py": (
         "audit/test_itself.py",
         "audit/test_planted_bugs.py",
-        "audit/test_command.py",
+        "audit/test_audit_command.py",
     ),
     "audit/views.py": ("audit/test_planted_bugs.py",),
     "data/user_arrays.py": ("data/test_federated.py", "training/test_whole_numbers.py"),
@@ -92,8 +92,8 @@ _ALSO = {
         "privacy/accounting/test_composition_reports.py",
         "privacy/accounting/test_composition.py",
     ),
-    "training/adversary.py": ("attacks/test_attack.py",),
-    "training/aggregates.py": ("training/test_aggregates.py", "attacks/test_attack.py"),
+    "training/adversary.py": ("attacks/test_backdoor_attack.py",),
+    "training/aggregates.py": ("training/test_aggregates.py", "attacks/test_backdoor_attack.py"),
     "privacy/accounting/spending.py": (
         "privacy/test_plan.py",
         "contracts/test_enemies_ending.py",

@@ -19,8 +19,7 @@ from fedveil.runs.explain import Part, apart, recipes_text
 from fedveil.runs.glossary import Term, terms, terms_line
 
 if TYPE_CHECKING:  # tables need no torch
-    from fedveil.audit.finding import Finding
-    from fedveil.audit.leak import Leak
+    from fedveil.audit.findings import Finding, Leak
     from fedveil.runs.run import Run
 
 

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 import fedveil
-from fedveil.attacks.ascent import Ascending
-from fedveil.attacks.attack import AttackerNoise, BackdoorAttack, When
-from fedveil.attacks.multi_task import MultiTask
+from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
 from fedveil.audit.canaries import CanaryClients
+from fedveil.audit.multi_task import MultiTask
+from fedveil.audit.white_box_attackers import Ascending
 from fedveil.data.federated import FederatedData
 from fedveil.identity import identity
 from fedveil.models import metrics, text

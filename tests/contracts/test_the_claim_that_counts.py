@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 
 import fedveil as fv
-from fedveil.attacks.attack import BackdoorAttack
-from fedveil.audit import command
+from fedveil.attacks.backdoor_attack import BackdoorAttack
+from fedveil.audit import audit_command
 from fedveil.console import print_promise, print_result, print_totals
 from fedveil.errors import BadInput
-from fedveil.papers.lines import claim_of
+from fedveil.papers.experiment import claim_of
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -38,7 +38,7 @@ from fedveil.runs.report.comparison import comparison_page
 from fedveil.runs.report.run_contents import RunContents
 from fedveil.runs.report.run_page import run_page
 from fedveil.runs.run import Run, _budget
-from fedveil.tuning.cells import Prepared
+from fedveil.tuning.prepared_cell import PreparedCell
 from fedveil.tuning.sweep import _told
 from fedveil.watch.cards import card, row
 from fedveil.watch.run_status import FollowedRun
@@ -236,7 +236,7 @@ def test_an_attack_is_certified_against_by_it(claims):
 @pytest.mark.parametrize("claims", [(COUNTS, *OTHERS[:1]), (PUBLISHED, COUNTS)])
 def test_cells_of_a_sweep(claims):
     plan = SimpleNamespace(claims=lambda rounds: claims, permitted=4)
-    cell = Prepared(None, plan, None, None, 0.0)
+    cell = PreparedCell(None, plan, None, None, 0.0)
     assert cell.claim == COUNTS
     heading, texts = _told([cell.claims])
     assert "22.22" in texts[0]
@@ -254,9 +254,9 @@ def test_figures_of_papers_are_over_the_epsilon_of_their_budgets():
 @KINDS
 def test_an_audit_that_finds_nothing_to_attack_names_it(folder, claims, monkeypatch):
     found = SimpleNamespace(findings=[], leaks=[])
-    monkeypatch.setattr(command, "attacked", lambda *_: found)
-    monkeypatch.setattr(command, "charged_lines", lambda _: None)
-    monkeypatch.setattr(command, "check_charged", lambda *_: None)
-    monkeypatch.setattr(command.Audited, "to_dict", lambda self: {})
+    monkeypatch.setattr(audit_command, "run_attacks", lambda *_: found)
+    monkeypatch.setattr(audit_command, "charged_lines", lambda _: None)
+    monkeypatch.setattr(audit_command, "check_charged", lambda *_: None)
+    monkeypatch.setattr(audit_command.AuditResult, "to_dict", lambda self: {})
     with pytest.raises(BadInput, match=r"none of them is for epsilon 22\.22 "):
-        command.audit(folder(claims), command.Question(attacks=("one-run",)))
+        audit_command.audit(folder(claims), audit_command.AuditSettings(attacks=("one-run",)))

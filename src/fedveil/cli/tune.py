@@ -97,7 +97,13 @@ def plan(
         from fedveil.runs.recipe import load_recipe
 
         check_data(data, [load_recipe(recipe, set_ or ()).data.name])
-    from fedveil.tuning.command import SizeOptions, by_formula, by_recipe, space_of, tell
+    from fedveil.tuning.plan_command import (
+        SizeOptions,
+        by_formula,
+        by_recipe,
+        space_of,
+        write_and_print,
+    )
 
     sizes = SizeOptions(clients, per_round, parameters, epsilon, delta, noise, trust)
     space = space_of(steps, iterations, clips, rates)
@@ -126,7 +132,7 @@ def plan(
             out=out,
             on_trial=counter.show,
         )
-    tell(report, recipe, out, as_json=json_)
+    write_and_print(report, recipe, out, as_json=json_)
     return 0
 
 

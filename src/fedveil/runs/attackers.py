@@ -1,9 +1,9 @@
 """From a recipe's [attack] section to the adversary of its training."""
 
-from fedveil.attacks.attack import AttackerNoise, BackdoorAttack, When
 from fedveil.attacks.backdoor import Backdoor
-from fedveil.attacks.images import ColourBackdoor, PixelTrigger, WritersBackdoor
-from fedveil.attacks.texts import PhraseBackdoor, SentenceBackdoor
+from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
+from fedveil.attacks.image_backdoors import ColourBackdoor, PixelTrigger, WritersBackdoor
+from fedveil.attacks.text_backdoors import PhraseBackdoor, SentenceBackdoor
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
