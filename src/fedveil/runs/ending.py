@@ -89,7 +89,8 @@ class Ending:
                 ", and any other run on the same data adds to the claim" if self.claims else ""
             )
         fit = "more than a million" if more >= _MANY else more or "no"
-        return f"{text}; on {self.file} {common.spent_text(spent)}, and {fit} more rounds like these fit"
+        spent_text = common.spent_text(spent)
+        return f"{text}; on {self.file} {spent_text}, and {fit} more rounds like these fit"
 
 
 def room(ledger: Ledger, permitted: int, file: Path) -> str | None:

@@ -66,7 +66,9 @@ def answer_parts(settings: Settings, *, fine: bool) -> str:
     if fine:
         answer = refined(settings)
         needed = answer.needed
-        parts["answer-claim"] = tag("div", claim_box(Meaning.from_claims(answer.claims)), _others(answer))
+        parts["answer-claim"] = tag(
+            "div", claim_box(Meaning.from_claims(answer.claims)), _others(answer)
+        )
         parts["answer-budget"] = _budget(settings, answer)
         parts["answer-splits"] = _splits(settings, answer)
     else:
