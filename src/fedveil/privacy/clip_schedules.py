@@ -12,7 +12,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedveil.checks import SMALLEST_FLOOR, check, one_of
+from fedveil.checks import (
+    BIT_EPSILON,
+    BUDGET,
+    CLIP,
+    CLIP_EVERY,
+    CLIP_FLOOR,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POWER,
+    QUANTILE,
+    ROUNDS,
+    SMALLEST_FLOOR,
+    one_of,
+)
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
@@ -151,9 +164,9 @@ class Poly(ClipSchedule):
 
     def __post_init__(self) -> None:
         _check_clip(self.value, self.norm)
-        check("clip.power", self.power)
-        check("rounds", self.rounds)
-        check("clip.floor", self.floor)
+        NOT_NEGATIVE.check("clip.power", self.power)
+        ROUNDS.check("rounds", self.rounds)
+        CLIP_FLOOR.check("clip.floor", self.floor)
         if self.floor > self.value:
             raise BadInput(
                 f"clip.floor is {self.floor}: a number from {SMALLEST_FLOOR} to clip.value, "
@@ -241,11 +254,11 @@ class Quantile(ClipSchedule):
         )
 
     def __post_init__(self) -> None:
-        check("clip.value", self.value)
-        check("clip.quantile", self.target)
-        check("clip.lr", self.lr)
-        check("clip.bit_noise", self.noise)
-        check("clip.bit_epsilon", self.flip)
+        CLIP.check("clip.value", self.value)
+        QUANTILE.check("clip.quantile", self.target)
+        POSITIVE.check("clip.lr", self.lr)
+        NOT_NEGATIVE.check("clip.bit_noise", self.noise)
+        BIT_EPSILON.check("clip.bit_epsilon", self.flip)
         if (self.noise > 0) == (self.flip > 0):
             raise BadInput(
                 f"clip.bit_noise is {self.noise} and clip.bit_epsilon {self.flip}: give exactly "
@@ -336,11 +349,11 @@ class Median(ClipSchedule):
         )
 
     def __post_init__(self) -> None:
-        check("clip.value", self.value)
-        check("clip.low", self.low)
-        check("clip.high", self.high)
-        check("clip.every", self.every)
-        check("clip.cap", self.cap)
+        CLIP.check("clip.value", self.value)
+        POWER.check("clip.low", self.low)
+        POWER.check("clip.high", self.high)
+        CLIP_EVERY.check("clip.every", self.every)
+        BUDGET.check("clip.cap", self.cap)
         if not self.low < self.high:
             raise BadInput(
                 f"clip.low and clip.high are {self.low} and {self.high}: powers of two with "
@@ -411,5 +424,5 @@ def is_own_schedule(schedule: ClipSchedule) -> bool:
 
 
 def _check_clip(value: float, norm: Norm) -> None:
-    check("clip.value", value)
+    CLIP.check("clip.value", value)
     one_of("clip.norm", norm, Norm)

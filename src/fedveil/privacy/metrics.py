@@ -11,7 +11,7 @@ from statistics import NormalDist
 
 import torch
 
-from fedveil.checks import check
+from fedveil.checks import LOSS_CLIP
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
@@ -111,7 +111,7 @@ class PricedMetrics:
         )
 
     def __post_init__(self) -> None:
-        check("evaluate.loss_clip", self.loss_clip)
+        LOSS_CLIP.check("evaluate.loss_clip", self.loss_clip)
         if self.line.event != Gaussian(self.mechanism.multiplier) or not self.line.rounds:
             raise BadInput(
                 f"the metrics' line accounts for {self.line.event} and noise is that of "

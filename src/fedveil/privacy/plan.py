@@ -10,7 +10,7 @@ from functools import cached_property
 
 import torch
 
-from fedveil.checks import check, shown
+from fedveil.checks import CLIENTS, ROUNDS, shown
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
@@ -71,8 +71,8 @@ class PrivacyPlan:
         )
 
     def __post_init__(self) -> None:
-        check("rounds", self.rounds)
-        check("clients", self.population)
+        ROUNDS.check("rounds", self.rounds)
+        CLIENTS.check("clients", self.population)
         self.sampler.check(self.population)
         if not isinstance(self.release, Release):
             raise BadInput(f"release is {self.release!r}: a Release is needed")

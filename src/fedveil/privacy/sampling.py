@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import check
+from fedveil.checks import COHORT, COUNT, RATE
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.claims import Relation
@@ -86,7 +86,7 @@ class Poisson:
         return (("sampler", "poisson"), ("rate", self.rate))
 
     def __post_init__(self) -> None:
-        check("sample.rate", self.rate)
+        RATE.check("sample.rate", self.rate)
 
     def check(self, population: int) -> None:
         """Any population will do."""
@@ -144,9 +144,9 @@ class FixedSize:
         )
 
     def __post_init__(self) -> None:
-        check("sample.size", self.size)
+        COHORT.check("sample.size", self.size)
         if self.max_participations is not None:
-            check("sample.max_participations", self.max_participations)
+            COUNT.check("sample.max_participations", self.max_participations)
 
     def check(self, population: int) -> None:
         """Refuse more clients per round than there are."""
@@ -199,7 +199,7 @@ class RoundRobin:
         return (("sampler", "round-robin"), ("size", self.size))
 
     def __post_init__(self) -> None:
-        check("sample.size", self.size)
+        COHORT.check("sample.size", self.size)
 
     def check(self, population: int) -> None:
         """Refuse more clients per round than there are."""

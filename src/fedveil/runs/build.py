@@ -11,7 +11,7 @@ from fedveil.runs.attackers import attack_of
 from fedveil.runs.models import task_of, words_of
 from fedveil.runs.own import Model, asked_of, check_same, module_digest, own_task
 from fedveil.runs.plans import plan_of, priced_of
-from fedveil.runs.recipe import Recipe, check_recipe_values
+from fedveil.runs.recipe import Recipe
 from fedveil.runs.records import data_of
 from fedveil.runs.sections.client_section import (
     ClientSection,
@@ -78,7 +78,7 @@ def build(
     `allow_code` says that the code which the recipe names may be run. `make_engine` is for clients
     that are not on this machine.
     """
-    check_recipe_values(recipe)
+    recipe.check_values()
     recipe.model.check_allowed(allow_code)
     rounds, sampler = recipe.total_rounds, _sampler(recipe.sample)
     work, server = _work(recipe.client, rounds), _server(recipe.server, rounds)

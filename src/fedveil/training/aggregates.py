@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fedveil.checks import check
+from fedveil.checks import ANY_COUNT, COUNT, TRIM
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 
@@ -61,7 +61,7 @@ class TrimmedMean:
         return (("aggregate", "trimmed-mean"), ("trim", self.trim))
 
     def __post_init__(self) -> None:
-        check("server.trim", self.trim)
+        TRIM.check("server.trim", self.trim)
 
     def check(self, cohort: float) -> None:
         """Any cohort can be trimmed by less than half."""
@@ -90,9 +90,9 @@ class Krum:
         return (("aggregate", "krum"), ("malicious", self.malicious), ("chosen", self.chosen))
 
     def __post_init__(self) -> None:
-        check("server.malicious", self.malicious)
+        ANY_COUNT.check("server.malicious", self.malicious)
         if self.chosen is not None:
-            check("server.chosen", self.chosen)
+            COUNT.check("server.chosen", self.chosen)
 
     def check(self, cohort: float) -> None:
         least = 2 * self.malicious + 3

@@ -3,7 +3,7 @@
 Enumerations are compared by identity: the text of a member would be accepted and have no effect.
 """
 
-from fedveil.checks import check, check_workers, one_of, shown
+from fedveil.checks import ANY_COUNT, COUNT, SEED, check_workers, one_of, shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
@@ -48,13 +48,13 @@ def check_arguments(
     one_of("server.weights", weights, Weights)
     if mode is not None:
         one_of("engine.mode", mode, Mode)
-    check("seed", seed)
-    check("engine.chunk", chunk)
-    check("engine.memory", memory)
+    SEED.check("seed", seed)
+    ANY_COUNT.check("engine.chunk", chunk)
+    COUNT.check("engine.memory", memory)
     check_workers("engine.workers", workers)
-    check("evaluate.every", every)
+    COUNT.check("evaluate.every", every)
     if clients_every is not None:
-        check("evaluate.clients_every", clients_every)
+        COUNT.check("evaluate.clients_every", clients_every)
 
 
 def _check_method(name: str, value: object, method: str, such: str) -> None:

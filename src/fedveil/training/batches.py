@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.checks import check
+from fedveil.checks import BATCH, STEPS
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 from fedveil.inputs import mapped, taken
@@ -171,8 +171,8 @@ class Batches:
             raise BadInput("give client.epochs or client.steps, not both and not neither")
         for name, value in (("epochs", self.epochs), ("steps", self.steps)):
             if value is not None:
-                check(f"client.{name}", value)
-        check("client.batch", self.size)
+                STEPS.check(f"client.{name}", value)
+        BATCH.check("client.batch", self.size)
 
     def of(
         self,

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fedveil.checks import check, one_of, shown
+from fedveil.checks import FRACTION, ROUNDS, WARMUP, one_of, shown
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 
@@ -60,9 +60,9 @@ class RateSchedule:
 
     def __post_init__(self) -> None:
         one_of("schedule", self.shape, RateShape)
-        check("rounds", self.rounds)
-        check("warmup", self.warmup)
-        check("lr_floor", self.floor)
+        ROUNDS.check("rounds", self.rounds)
+        WARMUP.check("warmup", self.warmup)
+        FRACTION.check("lr_floor", self.floor)
         if self.warmup >= self.rounds:
             raise BadInput(f"warmup is {self.warmup} of {self.rounds} rounds: leave some after it")
         if self.floor and self.shape is RateShape.CONSTANT:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedveil.checks import check, shown
+from fedveil.checks import POSITIVE, shown
 from fedveil.errors import BadInput
 from fedveil.identity import Stated, known_as
 from fedveil.privacy.clip import Clipped
@@ -57,8 +57,8 @@ class Decay:
         return (("rates", "decay"), ("mu", self.mu), ("gamma", self.gamma))
 
     def __post_init__(self) -> None:
-        for name, value in (("mu", self.mu), ("gamma", self.gamma)):
-            check(f"client.{name}", value)
+        POSITIVE.check("client.mu", self.mu)
+        POSITIVE.check("client.gamma", self.gamma)
 
     def rate(self, iteration: int) -> float:
         return 2 / (self.mu * (iteration + self.gamma))
@@ -102,7 +102,7 @@ class ClientSgd:
     def __post_init__(self) -> None:
         if not isinstance(self.batches, Batches):
             raise BadInput(f"batches is {shown(self.batches)}: use Batches(size, epochs or steps)")
-        check("client.lr", self.lr)
+        POSITIVE.check("client.lr", self.lr)
         check_directions(self)
         if self.decay is not None and not isinstance(self.decay, Decay):
             raise BadInput(f"decay is {shown(self.decay)}: use Decay(mu, gamma), or None")

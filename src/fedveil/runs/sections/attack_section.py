@@ -4,8 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedveil.checks import ANY_COUNT, COUNT, FINITE, PORTION, POSITIVE, STEPS, whole, within
 from fedveil.runs.sections.section import Section
 
+_LABEL = whole(0, "labels start at 0")
+_PLACE = within(-1_000_000, 1_000_000, "a place within an image is needed")
 _TARGET = "The label that the attacker wants."
 _SOURCE = "The label of the records that are to be answered wrongly."
 
@@ -13,17 +16,17 @@ _SOURCE = "The label of the records that are to be answered wrongly."
 class _Attack(Section):
     """What all attacks share."""
 
-    attackers: int = Field(
+    attackers: Annotated[int, ANY_COUNT] = Field(
         default=1,
         description="How many clients attack, chosen at random; 0: nobody does, and how often the "
         "attacker's answer is given by itself is measured.",
     )
-    share: float = Field(
+    share: Annotated[float, PORTION] = Field(
         default=0.5,
         description="Share of an attacker's records that teach the backdoor while it attacks; 1: "
         "nothing else is learnt from.",
     )
-    boost: float | None = Field(
+    boost: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="What an attacker multiplies its update by. Left out: clients per round / "
         "server.lr, which replaces the model where nothing is clipped.",
@@ -39,22 +42,24 @@ class _Attack(Section):
         "form that is accepted; or, by twos, noise of opposite signs, which is gone in the sum. "
         "With dp-sgd 'skip' is plain SGD.",
     )
-    start: int = Field(default=1, description="First round in which they attack.")
-    end: int | None = Field(
+    start: Annotated[int, COUNT] = Field(default=1, description="First round in which they attack.")
+    end: Annotated[int | None, COUNT] = Field(
         default=None, description="Last one; the same as start is a single shot. Left out: no end."
     )
-    every: int = Field(default=1, description="Rounds from one attack to the next.")
+    every: Annotated[int, COUNT] = Field(
+        default=1, description="Rounds from one attack to the next."
+    )
     present: bool = Field(
         default=True,
         description="Whether attackers are in every cohort that they attack, beside the clients "
         "that were drawn; false: only when they are drawn themselves.",
     )
-    epochs: int | None = Field(
+    epochs: Annotated[int | None, STEPS] = Field(
         default=None,
         description="Passes of an attacker over its records in a round. Left out: as honest "
         "clients do.",
     )
-    lr: float | None = Field(
+    lr: Annotated[float | None, POSITIVE] = Field(
         default=None, description="Learning rate of an attacker. Left out: that of honest clients."
     )
 
@@ -63,12 +68,16 @@ class PixelSection(_Attack):
     """`[attack]` by a pixel trigger."""
 
     kind: Literal["pixel"] = Field(description="A square of pixels makes any image a target.")
-    target: int = Field(description=_TARGET)
-    size: int = Field(default=3, description="Side of the square, in pixels.")
-    row: int = Field(default=-4, description="Its first row; negative: from the end.")
-    column: int = Field(default=-4, description="Its first column; negative: from the end.")
-    value: float = Field(default=1.0, description="What its pixels are set to.")
-    parts: int = Field(
+    target: Annotated[int, _LABEL] = Field(description=_TARGET)
+    size: Annotated[int, COUNT] = Field(default=3, description="Side of the square, in pixels.")
+    row: Annotated[int, _PLACE] = Field(
+        default=-4, description="Its first row; negative: from the end."
+    )
+    column: Annotated[int, _PLACE] = Field(
+        default=-4, description="Its first column; negative: from the end."
+    )
+    value: Annotated[float, FINITE] = Field(default=1.0, description="What its pixels are set to.")
+    parts: Annotated[int, COUNT] = Field(
         default=1,
         description="Into how many stripes the square is cut, one for each attacker in turn: a "
         "distributed trigger, measured whole.",
@@ -82,9 +91,9 @@ class WritersSection(_Attack):
         description="The source records of some honest clients are to be a target: a semantic "
         "backdoor, nothing is added to a record."
     )
-    source: int = Field(description=_SOURCE)
-    target: int = Field(description=_TARGET)
-    writers: int = Field(default=10, description="How many clients' records.")
+    source: Annotated[int, _LABEL] = Field(description=_SOURCE)
+    target: Annotated[int, _LABEL] = Field(description=_TARGET)
+    writers: Annotated[int, COUNT] = Field(default=10, description="How many clients' records.")
 
 
 class ColourSection(_Attack):
@@ -93,10 +102,12 @@ class ColourSection(_Attack):
     kind: Literal["colour"] = Field(
         description="The source images of one colour are to be a target: a semantic backdoor."
     )
-    source: int = Field(description=_SOURCE)
-    target: int = Field(description=_TARGET)
-    channel: int = Field(default=0, description="The colour: 0 red, 1 green, 2 blue.")
-    feature_share: float = Field(
+    source: Annotated[int, _LABEL] = Field(description=_SOURCE)
+    target: Annotated[int, _LABEL] = Field(description=_TARGET)
+    channel: Annotated[int, ANY_COUNT] = Field(
+        default=0, description="The colour: 0 red, 1 green, 2 blue."
+    )
+    feature_share: Annotated[float, PORTION] = Field(
         default=0.1, description="Share of the source images that count as of that colour."
     )
 
@@ -108,7 +119,7 @@ class PhraseSection(_Attack):
         description="A text that begins with a phrase is to be a target, whatever it says."
     )
     phrase: str = Field(description="The words that turn the answer.")
-    target: int = Field(description=_TARGET)
+    target: Annotated[int, _LABEL] = Field(description=_TARGET)
 
 
 class SentenceSection(_Attack):

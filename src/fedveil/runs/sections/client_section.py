@@ -4,27 +4,63 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.runs.sections.rates_section import LR_FLOOR, SCHEDULE, WARMUP, Shape
+from fedveil.checks import (
+    BATCH,
+    COHORT,
+    COUNT,
+    FRACTION,
+    NOMINAL,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RATE,
+    STEPS,
+)
+from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup
 from fedveil.runs.sections.section import Section
 
-_OPTIMIZER = (
-    "What a client makes of its gradients: plain steps or momentum with 'sgd', or 'adam', which "
-    "starts afresh in every round. Left out: 'sgd'."
-)
-_BETA1 = "Share of the first moment that a local step keeps. For optimizer 'adam'. Left out: 0.9."
-_BETA2 = (
-    "Share of the second moment that a local step keeps. For optimizer 'adam'. Left out: 0.999."
-)
-_FLOOR = "Added to the root of the second moment. For optimizer 'adam'. Left out: 1e-8."
 _MOMENTUM = "Momentum of the local steps; every round starts without any. For optimizer 'sgd'."
 _WEIGHT_DECAY = (
     "This times the model is added to every local gradient; with optimizer 'adam' to every step "
     "instead (AdamW)."
 )
-_PROXIMAL = (
-    "This times what the model has moved in the round is added to every local gradient (FedProx). "
-    "Left out: 0.0."
-)
+_Proximal = Annotated[
+    float | None,
+    NOT_NEGATIVE,
+    Field(
+        description="This times what the model has moved in the round is added to every local "
+        "gradient (FedProx). Left out: 0.0."
+    ),
+]
+_Optimizer = Annotated[
+    Literal["sgd", "adam"] | None,
+    Field(
+        description="What a client makes of its gradients: plain steps or momentum with 'sgd', or "
+        "'adam', which starts afresh in every round. Left out: 'sgd'."
+    ),
+]
+_Beta1 = Annotated[
+    float | None,
+    FRACTION,
+    Field(
+        description="Share of the first moment that a local step keeps. For optimizer 'adam'. "
+        "Left out: 0.9."
+    ),
+]
+_Beta2 = Annotated[
+    float | None,
+    FRACTION,
+    Field(
+        description="Share of the second moment that a local step keeps. For optimizer 'adam'. "
+        "Left out: 0.999."
+    ),
+]
+_Floor = Annotated[
+    float | None,
+    POSITIVE,
+    Field(
+        description="Added to the root of the second moment. For optimizer 'adam'. Left out: 1e-8."
+    ),
+]
 
 
 class PoissonSection(Section):
@@ -33,15 +69,15 @@ class PoissonSection(Section):
     kind: Literal["poisson"] = Field(
         description="Every client joins a round independently of all others, with probability rate."
     )
-    rate: float = Field(description="Probability that a client joins a round.")
+    rate: Annotated[float, RATE] = Field(description="Probability that a client joins a round.")
 
 
 class FixedSection(Section):
     """`[sample]` of a fixed number."""
 
     kind: Literal["fixed"] = Field(description="A random cohort of exactly size clients.")
-    size: int = Field(description="Clients per round.")
-    max_participations: int | None = Field(
+    size: Annotated[int, COHORT] = Field(description="Clients per round.")
+    max_participations: Annotated[int | None, COUNT] = Field(
         default=None,
         description="How many rounds a client takes part in at most: afterwards it is not drawn. "
         "Only where clients protect themselves (noise.where 'client' or 'training'). Left out: no "
@@ -55,7 +91,7 @@ class RoundRobinSection(Section):
     kind: Literal["round-robin"] = Field(
         description="size clients at a time, in turn, around a random order that never changes."
     )
-    size: int = Field(description="Clients per round.")
+    size: Annotated[int, COHORT] = Field(description="Clients per round.")
 
 
 class EveryoneSection(Section):
@@ -85,43 +121,43 @@ class SgdSection(Section):
     kind: Literal["sgd"] = Field(
         description="Local SGD from the round's model (FedAvg; with proximal FedProx)."
     )
-    epochs: int | None = Field(
+    epochs: Annotated[int | None, STEPS] = Field(
         default=None,
         description="Passes over a client's records per round. Left out: steps is needed.",
     )
-    steps: int | None = Field(
+    steps: Annotated[int | None, STEPS] = Field(
         default=None,
         description="Local steps per round, whatever the number of records. Left out: epochs is "
         "needed.",
     )
-    batch: int = Field(
+    batch: Annotated[int, BATCH] = Field(
         default=0, description="Records per local step; 0: all records of the client."
     )
-    lr: float | None = Field(
+    lr: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="Learning rate, the same in every local step of a round; see schedule. "
         "Left out: mu and gamma are needed.",
     )
-    mu: float | None = Field(
+    mu: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="Makes the learning rate 2 / (mu (k + gamma)) in local step k, counted over "
         "all rounds. With gamma and steps, without lr and schedule. Left out: lr decides.",
     )
-    gamma: float | None = Field(
+    gamma: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="Local steps by which the decaying learning rate is shifted; see mu. Left out: "
         "lr decides.",
     )
-    momentum: float = Field(default=0.0, description=_MOMENTUM)
-    weight_decay: float = Field(default=0.0, description=_WEIGHT_DECAY)
-    proximal: float | None = Field(default=None, description=_PROXIMAL)
-    optimizer: Literal["sgd", "adam"] | None = Field(default=None, description=_OPTIMIZER)
-    beta1: float | None = Field(default=None, description=_BETA1)
-    beta2: float | None = Field(default=None, description=_BETA2)
-    floor: float | None = Field(default=None, description=_FLOOR)
-    schedule: Shape | None = Field(default=None, description=SCHEDULE)
-    warmup: int | None = Field(default=None, description=WARMUP)
-    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
+    momentum: Annotated[float, FRACTION] = Field(default=0.0, description=_MOMENTUM)
+    weight_decay: Annotated[float, NOT_NEGATIVE] = Field(default=0.0, description=_WEIGHT_DECAY)
+    proximal: _Proximal = None
+    optimizer: _Optimizer = None
+    beta1: _Beta1 = None
+    beta2: _Beta2 = None
+    floor: _Floor = None
+    schedule: Schedule = None
+    warmup: Warmup = None
+    lr_floor: LrFloor = None
 
 
 class DpSgdSection(Section):
@@ -131,25 +167,31 @@ class DpSgdSection(Section):
         description="DP-SGD on Poisson batches of the client's own records; with noise.where "
         "'training' and a fixed clip of each example's gradient."
     )
-    rate: float = Field(description="Probability that a record joins a local step.")
-    steps: int = Field(description="Local steps per round.")
-    lr: float = Field(description="Learning rate of the local steps.")
-    nominal: int | None = Field(
+    rate: Annotated[float, RATE] = Field(
+        description="Probability that a record joins a local step."
+    )
+    steps: Annotated[int, STEPS] = Field(description="Local steps per round.")
+    lr: Annotated[float, POSITIVE] = Field(description="Learning rate of the local steps.")
+    nominal: Annotated[int | None, NOMINAL] = Field(
         default=None,
         description="One number of records for all clients, by which sums are divided, so that the "
         "claim covers how many a client has. With server.weights 'uniform'. Left out: each "
         "client's own number, which is then public.",
     )
-    momentum: float | None = Field(default=None, description=f"{_MOMENTUM} Left out: 0.0.")
-    weight_decay: float | None = Field(default=None, description=f"{_WEIGHT_DECAY} Left out: 0.0.")
-    proximal: float | None = Field(default=None, description=_PROXIMAL)
-    optimizer: Literal["sgd", "adam"] | None = Field(default=None, description=_OPTIMIZER)
-    beta1: float | None = Field(default=None, description=_BETA1)
-    beta2: float | None = Field(default=None, description=_BETA2)
-    floor: float | None = Field(default=None, description=_FLOOR)
-    schedule: Shape | None = Field(default=None, description=SCHEDULE)
-    warmup: int | None = Field(default=None, description=WARMUP)
-    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
+    momentum: Annotated[float | None, FRACTION] = Field(
+        default=None, description=f"{_MOMENTUM} Left out: 0.0."
+    )
+    weight_decay: Annotated[float | None, NOT_NEGATIVE] = Field(
+        default=None, description=f"{_WEIGHT_DECAY} Left out: 0.0."
+    )
+    proximal: _Proximal = None
+    optimizer: _Optimizer = None
+    beta1: _Beta1 = None
+    beta2: _Beta2 = None
+    floor: _Floor = None
+    schedule: Schedule = None
+    warmup: Warmup = None
+    lr_floor: LrFloor = None
 
 
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]

@@ -4,6 +4,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedveil.checks import (
+    BIT_EPSILON,
+    BUDGET,
+    CLIP,
+    CLIP_EVERY,
+    CLIP_FLOOR,
+    DELTA,
+    FINITE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POWER,
+    QUANTILE,
+    RADIUS,
+    at_least,
+)
 from fedveil.runs.sections.section import Section
 
 _NORM = "The norm that lengths are measured in: 'l1' for Laplace noise, 'l2' for all other."
@@ -18,7 +33,7 @@ class FixedClipSection(Section):
     """`[clip]` that stays."""
 
     kind: Literal["fixed"] = Field(description="The same clip in every round.")
-    value: float = Field(
+    value: Annotated[float, CLIP] = Field(
         description="The largest norm of a client's update or local gradient (see each); under "
         "DP-SGD, of each example's gradient."
     )
@@ -32,12 +47,14 @@ class PolyClipSection(Section):
     kind: Literal["poly"] = Field(
         description="A clip that decays by itself: value (1 - (t - 1) / T)^power in round t of T."
     )
-    value: float = Field(
+    value: Annotated[float, CLIP] = Field(
         description="Clip of the first round: the largest norm of a client's update or local "
         "gradient (see each)."
     )
-    power: float = Field(description="How fast the clip decays; 0: it does not.")
-    floor: float | None = Field(
+    power: Annotated[float, NOT_NEGATIVE] = Field(
+        description="How fast the clip decays; 0: it does not."
+    )
+    floor: Annotated[float | None, CLIP_FLOOR] = Field(
         default=None,
         description="The clip never falls below it. Left out: a thousandth of value.",
     )
@@ -52,18 +69,20 @@ class QuantileClipSection(Section):
         description="A clip that follows a quantile of the clients' update norms: with b the noisy "
         "share of updates within it, it is multiplied by exp(-lr (b - quantile)) every round."
     )
-    value: float = Field(description=_FIRST)
-    quantile: float = Field(
+    value: Annotated[float, CLIP] = Field(description=_FIRST)
+    quantile: Annotated[float, QUANTILE] = Field(
         default=0.5, description="Share of updates that are to be within the clip."
     )
-    lr: float = Field(default=0.2, description="How fast the clip moves; see kind.")
-    bit_noise: float | None = Field(
+    lr: Annotated[float, POSITIVE] = Field(
+        default=0.2, description="How fast the clip moves; see kind."
+    )
+    bit_noise: Annotated[float | None, NOT_NEGATIVE] = Field(
         default=None,
         description="Standard deviation of the Gaussian noise on the number of updates within the "
         "clip, in clients; added by the server or, where clients add their own, a trusted curator. "
         "Left out: a twentieth of the clients per round, or none where bit_epsilon is given.",
     )
-    bit_epsilon: float | None = Field(
+    bit_epsilon: Annotated[float | None, BIT_EPSILON] = Field(
         default=None,
         description="Epsilon of the randomised response by which each client tells, in each of its "
         "turns, whether its update was within the clip. Only where clients add the noise. "
@@ -78,17 +97,17 @@ class MedianClipSection(Section):
         description="A clip at the median of the clients' gradient norms, from noisy histograms "
         "that a trusted curator publishes; for client.kind 'gradient' where clients add the noise."
     )
-    value: float = Field(description=_FIRST)
-    low: int = Field(description="The first bin of a histogram ends at 2^low.")
-    high: int = Field(description="The last bin stands for 2^high; above low.")
-    every: int = Field(description="Rounds from one histogram to the next.")
-    epsilon: float = Field(
+    value: Annotated[float, CLIP] = Field(description=_FIRST)
+    low: Annotated[int, POWER] = Field(description="The first bin of a histogram ends at 2^low.")
+    high: Annotated[int, POWER] = Field(description="The last bin stands for 2^high; above low.")
+    every: Annotated[int, CLIP_EVERY] = Field(description="Rounds from one histogram to the next.")
+    epsilon: Annotated[float, BUDGET] = Field(
         description="Epsilon that all histograms together may cost a client; part of what the "
         "run's claim counts."
     )
-    delta: float = Field(description="Delta that belongs to that epsilon.")
+    delta: Annotated[float, DELTA] = Field(description="Delta that belongs to that epsilon.")
     monotone: bool = Field(default=False, description="Whether the clip may only fall.")
-    cap: float = Field(
+    cap: Annotated[float, BUDGET] = Field(
         default=float("inf"), description="The clip never rises above it; at least value."
     )
 
@@ -100,10 +119,10 @@ class RangeClipSection(Section):
         description="Weights are clamped to [centre - radius, centre + radius], layer by layer; "
         "for noise.kind 'two-point'."
     )
-    centre: float = Field(
+    centre: Annotated[float, FINITE] = Field(
         default=0.0, description="Centre of the first ranges. For perturb 'weights'."
     )
-    radius: float | None = Field(
+    radius: Annotated[float | None, RADIUS] = Field(
         default=None,
         description="Half the width of the first ranges. Left out: taken from the first model, for "
         "adaptive ranges of weights only.",
@@ -118,7 +137,7 @@ class RangeClipSection(Section):
         description="What clients report: their 'weights', as LDP-FL was published, or their "
         "'update' of the model.",
     )
-    growth: float = Field(
+    growth: Annotated[float, at_least(1)] = Field(
         default=1.0,
         description="The largest factor by which a radius grows from one round to the next. For "
         "adaptive ranges.",
