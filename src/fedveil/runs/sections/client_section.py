@@ -1,6 +1,6 @@
 """`[sample]` and `[client]`: who takes part in a round, and what a client computes in it."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -15,8 +15,15 @@ from fedveil.checks import (
     RATE,
     STEPS,
 )
-from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup
+from fedveil.errors import BadInput
+from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build_rates
 from fedveil.runs.sections.section import Section
+
+if TYPE_CHECKING:
+    from fedveil.privacy.sampling import Sampler
+    from fedveil.privacy.steps import NoisySteps
+    from fedveil.training.directions import Adam
+    from fedveil.training.work import ClientWork
 
 _MOMENTUM = "Momentum of the local steps; every round starts without any. For optimizer 'sgd'."
 _WEIGHT_DECAY = (
@@ -71,6 +78,11 @@ class PoissonSection(Section):
     )
     rate: Annotated[float, RATE] = Field(description="Probability that a client joins a round.")
 
+    def build(self) -> "Sampler":
+        from fedveil.privacy.sampling import Poisson
+
+        return Poisson(self.rate)
+
 
 class FixedSection(Section):
     """`[sample]` of a fixed number."""
@@ -84,6 +96,11 @@ class FixedSection(Section):
         "limit.",
     )
 
+    def build(self) -> "Sampler":
+        from fedveil.privacy.sampling import FixedSize
+
+        return FixedSize(self.size, self.max_participations)
+
 
 class RoundRobinSection(Section):
     """`[sample]` in turn."""
@@ -93,11 +110,21 @@ class RoundRobinSection(Section):
     )
     size: Annotated[int, COHORT] = Field(description="Clients per round.")
 
+    def build(self) -> "Sampler":
+        from fedveil.privacy.sampling import RoundRobin
+
+        return RoundRobin(self.size)
+
 
 class EveryoneSection(Section):
     """`[sample]` of everyone."""
 
     kind: Literal["all"] = Field(description="All clients in every round.")
+
+    def build(self) -> "Sampler":
+        from fedveil.privacy.sampling import Everyone
+
+        return Everyone()
 
 
 SampleSection = Annotated[
@@ -113,6 +140,11 @@ class GradientSection(Section):
         description="One gradient on all of a client's records (FedSGD); the learning rate is "
         "server.lr."
     )
+
+    def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
+        from fedveil.training.work import OneGradient
+
+        return OneGradient()
 
 
 class SgdSection(Section):
@@ -159,6 +191,33 @@ class SgdSection(Section):
     warmup: Warmup = None
     lr_floor: LrFloor = None
 
+    def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
+        """The local work of a run of so many rounds."""
+        from fedveil.training.batches import Batches
+        from fedveil.training.work import ClientSgd, Decay
+
+        batches = Batches(self.batch, self.epochs, self.steps)
+        decay = None
+        if self.mu is not None or self.gamma is not None:
+            if self.mu is None or self.gamma is None or self.lr is not None:
+                raise BadInput("give client.lr, or both client.mu and client.gamma, not a mixture")
+            if self.steps is None:
+                raise BadInput("client.mu and client.gamma count local steps: give client.steps")
+            decay = Decay(self.mu, self.gamma)
+        elif self.lr is None:
+            raise BadInput("client.lr is missing")
+        lr = self.lr if decay is None or self.lr is not None else decay.rate(0)
+        return ClientSgd(
+            batches,
+            lr or 0.0,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            decay=decay,
+            proximal=self.proximal or 0.0,
+            adam=_adam(self),
+            schedule=build_rates("client", self, rounds),
+        )
+
 
 class DpSgdSection(Section):
     """`[client]` of DP-SGD."""
@@ -193,5 +252,34 @@ class DpSgdSection(Section):
     warmup: Warmup = None
     lr_floor: LrFloor = None
 
+    def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
+        """The local work of a run of so many rounds, from the steps whose noise its plan has."""
+        from fedveil.training.dp_sgd import ClientDpSgd
+
+        if steps is None:
+            raise AssertionError("DP-SGD is made from its plan")
+        return ClientDpSgd(
+            steps,
+            self.lr,
+            momentum=self.momentum or 0.0,
+            weight_decay=self.weight_decay or 0.0,
+            proximal=self.proximal or 0.0,
+            adam=_adam(self),
+            schedule=build_rates("client", self, rounds),
+        )
+
 
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
+
+
+def _adam(section: SgdSection | DpSgdSection) -> "Adam | None":
+    """Adam at the clients, with what is left out as its own default; None for 'sgd'."""
+    from fedveil.training.directions import Adam
+
+    given = section.given("beta1", "beta2", "floor")
+    if section.optimizer == "adam":
+        return Adam(**given)
+    if given:
+        key = next(iter(given))
+        raise BadInput(f"client.{key} has no effect on sgd: leave it out, or use adam")
+    return None

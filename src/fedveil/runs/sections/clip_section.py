@@ -1,6 +1,6 @@
 """`[clip]`: how long what a client sends may be."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,13 @@ from fedveil.checks import (
     RADIUS,
     at_least,
 )
+from fedveil.errors import BadInput
 from fedveil.runs.sections.section import Section
+
+if TYPE_CHECKING:
+    from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Poly
+    from fedveil.privacy.ranges import Ranges
+    from fedveil.runs.sections.noise_section import PlanInputs
 
 _NORM = "The norm that lengths are measured in: 'l1' for Laplace noise, 'l2' for all other."
 _EACH = (
@@ -39,6 +45,12 @@ class FixedClipSection(Section):
     )
     norm: Literal["l1", "l2"] = Field(default="l2", description=_NORM)
     each: Literal["update", "gradient"] = Field(default="update", description=_EACH)
+
+    def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        from fedveil.privacy.clip_schedules import Fixed
+        from fedveil.privacy.rows import Norm
+
+        return _per_gradient(Fixed(self.value, Norm(self.norm)), self.each, inputs)
 
 
 class PolyClipSection(Section):
@@ -60,6 +72,14 @@ class PolyClipSection(Section):
     )
     norm: Literal["l1", "l2"] = Field(default="l2", description=_NORM)
     each: Literal["update", "gradient"] = Field(default="update", description=_EACH)
+
+    def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        from fedveil.privacy.clip_schedules import Poly
+        from fedveil.privacy.rows import Norm
+
+        floor = self.value / 1000 if self.floor is None else self.floor
+        schedule = Poly(self.value, self.power, inputs.rounds, floor, Norm(self.norm))
+        return _per_gradient(schedule, self.each, inputs)
 
 
 class QuantileClipSection(Section):
@@ -89,6 +109,16 @@ class QuantileClipSection(Section):
         "Left out: bit_noise protects it.",
     )
 
+    def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        from fedveil.privacy.clip_schedules import Quantile
+
+        noise = self.bit_noise
+        if noise is None and self.bit_epsilon is None:
+            noise = inputs.sampler.expected(inputs.clients) / 20
+        return Quantile(
+            self.value, self.quantile, self.lr, noise=noise or 0.0, flip=self.bit_epsilon or 0.0
+        )
+
 
 class MedianClipSection(Section):
     """`[clip]` that follows the median."""
@@ -110,6 +140,20 @@ class MedianClipSection(Section):
     cap: Annotated[float, BUDGET] = Field(
         default=float("inf"), description="The clip never rises above it; at least value."
     )
+
+    def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        from fedveil.privacy.accounting.budget import Budget
+        from fedveil.privacy.clip_schedules import Median
+
+        return Median(
+            self.value,
+            self.low,
+            self.high,
+            self.every,
+            Budget(self.epsilon, self.delta),
+            self.monotone,
+            self.cap,
+        )
 
 
 class RangeClipSection(Section):
@@ -143,8 +187,50 @@ class RangeClipSection(Section):
         "adaptive ranges.",
     )
 
+    def build(self, inputs: "PlanInputs") -> "Ranges":
+        from fedveil.privacy.ranges import Perturb, Ranges
+
+        task = inputs.task
+        ranges = Ranges(
+            self.centre,
+            self.radius,
+            task.layer_sizes,
+            self.adaptive,
+            Perturb(self.perturb),
+            self.growth,
+        )
+        if ranges.perturb is Perturb.WEIGHTS and self.radius is not None:
+            outside = float(((task.parameters - self.centre).abs() > self.radius).float().mean())
+            if outside > 0.5:
+                raise BadInput(
+                    f"the range {self.centre:g} +- {self.radius:g} excludes {100 * outside:.0f} % "
+                    "of the model's first weights: widen clip.radius"
+                )
+        return ranges
+
 
 ClipSection = Annotated[
     FixedClipSection | PolyClipSection | QuantileClipSection | MedianClipSection | RangeClipSection,
     Field(discriminator="kind"),
 ]
+
+
+def _per_gradient(schedule: "Fixed | Poly", each: str, inputs: "PlanInputs") -> "ClipSchedule":
+    """The clip of a whole update, or what it is for an update of clipped gradients."""
+    from fedveil.privacy.clip_schedules import PerGradient
+    from fedveil.training.work import ClientSgd
+
+    work, budget = inputs.work, inputs.recipe.budget
+    if each == "update":
+        return schedule
+    if not isinstance(work, ClientSgd):
+        raise BadInput("clip.each = 'gradient' needs client.kind = 'sgd'")
+    work.reach(1)
+    if budget is not None and budget.as_published:
+        if work.schedule is not None:
+            raise BadInput(
+                "budget.as_published takes the learning rates of the first round for all: leave "
+                "client.schedule and client.warmup out"
+            )
+        return PerGradient(schedule, work.published_reach)
+    return PerGradient(schedule, work.reach)

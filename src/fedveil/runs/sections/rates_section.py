@@ -1,10 +1,16 @@
 """How a learning rate changes over the rounds: keys that clients and server have in common."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from fedveil.checks import FRACTION, WARMUP
+from fedveil.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedveil.runs.sections.client_section import DpSgdSection, SgdSection
+    from fedveil.runs.sections.server_section import ServerSection
+    from fedveil.training.rates import RateSchedule
 
 Schedule = Annotated[
     Literal["constant", "linear", "cosine", "step"] | None,
@@ -30,3 +36,19 @@ LrFloor = Annotated[
         "'cosine' and 'step'. Left out: 0.0."
     ),
 ]
+
+
+def build_rates(
+    where: str, section: "SgdSection | DpSgdSection | ServerSection", rounds: int
+) -> "RateSchedule | None":
+    """How the learning rate of the section called `where` changes; None if it does not."""
+    from fedveil.training.rates import RateSchedule, RateShape
+
+    shape, warmup = RateShape(section.schedule or "constant"), section.warmup or 0
+    floor = section.lr_floor or 0.0
+    if shape is RateShape.CONSTANT and not warmup and not floor:
+        return None
+    try:
+        return RateSchedule(shape, rounds, warmup, floor)
+    except BadInput as e:
+        raise BadInput(f"{where}.{e}") from e

@@ -4,7 +4,12 @@ A key's description says what it means and when it has an effect. Where the key 
 its default does not speak for itself, " Left out: ..." ends it. What a value may be by itself is
 part of the key's type: `Annotated[float, POSITIVE]`, with anything that has a `check(name, value)`
 and a `text`. `fedveil explain` and docs/recipes.md are made of these.
+
+A section builds its own part of a training. What that takes is imported when it is built, so that
+recipes can be read without it.
 """
+
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,3 +37,7 @@ class Section(BaseModel):
 
     def check_together(self) -> None:
         """Refuse keys of this section that contradict each other."""
+
+    def given(self, *keys: str) -> dict[str, Any]:
+        """Those of the keys that were not left out, with their values."""
+        return {key: value for key in keys if (value := getattr(self, key)) is not None}

@@ -1,6 +1,7 @@
 """`[server]`, `[evaluate]` and `[engine]`: how the server steps, measures and computes."""
 
-from typing import Annotated, Literal
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -19,8 +20,18 @@ from fedveil.checks import (
 )
 from fedveil.errors import BadInput
 from fedveil.names import check_metrics
-from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup
+from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build_rates
 from fedveil.runs.sections.section import Section
+
+if TYPE_CHECKING:
+    from fedveil.data.federated import FederatedData
+    from fedveil.models.task import Task
+    from fedveil.privacy.metrics import PricedMetrics
+    from fedveil.privacy.sampling import Sampler
+    from fedveil.runs.recipe import Recipe
+    from fedveil.training.aggregates import Aggregate
+    from fedveil.training.engines.on_ray.cluster import RayCluster
+    from fedveil.training.server import ServerOptimizer
 
 
 class ServerSection(Section):
@@ -77,6 +88,48 @@ class ServerSection(Section):
         "which is refused where the claim is about clients.",
     )
 
+    def build(self, rounds: int) -> "ServerOptimizer":
+        """The optimiser of a run of so many rounds."""
+        from fedveil.training.server import AdagradServer, AdamServer, SgdServer, YogiServer
+
+        kinds: dict[str, type[SgdServer | AdamServer | YogiServer | AdagradServer]] = {
+            "sgd": SgdServer,
+            "adam": AdamServer,
+            "yogi": YogiServer,
+            "adagrad": AdagradServer,
+        }
+        moments = ("lr", "beta1", "beta2", "floor")
+        known = {"sgd": ("lr", "momentum"), "adagrad": ("lr", "floor")}
+        given = self.given(*moments)
+        if self.momentum:
+            given["momentum"] = self.momentum
+        for key in given.keys() - set(known.get(self.optimizer, moments)):
+            raise BadInput(f"server.{key} has no effect on {self.optimizer}: leave it out")
+        return kinds[self.optimizer](**given, schedule=build_rates("server", self, rounds))
+
+    def build_aggregate(self) -> "Aggregate | None":
+        """What takes the place of the mean; None for the mean itself."""
+        from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
+
+        allowed = {"trim": ("trimmed-mean",), "malicious": ("krum", "multi-krum")}
+        for key in self.given(*allowed):
+            if self.aggregate not in allowed[key]:
+                raise BadInput(f"server.{key} has no effect on {self.aggregate}: leave it out")
+        expected = 1 if self.malicious is None else self.malicious
+        match self.aggregate:
+            case "mean":
+                return None
+            case "median":
+                return CoordinateMedian()
+            case "trimmed-mean":
+                return TrimmedMean(**self.given("trim"))
+            case "krum":
+                return Krum(expected)
+            case "multi-krum":
+                return Krum(expected, chosen=None)
+            case "flame":
+                return Flame()
+
 
 class EvaluateSection(Section):
     """`[evaluate]`."""
@@ -130,6 +183,57 @@ class EvaluateSection(Section):
         "with seeded noise, false with secure noise.",
     )
 
+    def rounds_between_clients(self, rounds: int) -> int | None:
+        """Rounds from one measurement across clients to the next; None for no such."""
+        if not self.clients:
+            if self.clients_every is not None:
+                raise BadInput(
+                    "evaluate.clients_every has no effect without evaluate.clients = true"
+                )
+            return None
+        if self.diagnostics is False:
+            raise BadInput(
+                "evaluate.clients is a diagnostic and evaluate.diagnostics is false: leave one out"
+            )
+        return self.clients_every or rounds
+
+    def build_price(
+        self, recipe: "Recipe", sampler: "Sampler", data: "FederatedData", task: "Task"
+    ) -> "PricedMetrics | None":
+        """What `epsilon` pays for, over all planned rounds; None if it is left out."""
+        from fedveil.privacy.accounting.claims import Relation, Unit
+        from fedveil.privacy.metrics import measured_rounds, priced_metrics
+        from fedveil.training.owner_means import measured_owners, priced_names
+
+        if self.epsilon is None:
+            for key in self.given("delta", "loss_clip"):
+                raise BadInput(f"evaluate.{key} has no effect without evaluate.epsilon")
+            return None
+        if recipe.budget is None:
+            raise BadInput(
+                "evaluate.epsilon is given and nothing is claimed of the training: leave it out, "
+                "or add noise that is claimed, and a [budget]"
+            )
+        names, owners = priced_names(task), measured_owners(data)
+        loss_clip = self.loss_clip
+        if loss_clip is None:
+            if not data.classes:
+                raise BadInput(
+                    "evaluate.loss_clip is missing: for numbers nobody knows in advance how large "
+                    "a loss may be; give what a record's loss counts as at most"
+                )
+            loss_clip = 2 * math.log(max(data.classes, 2))
+        return priced_metrics(
+            names,
+            len(owners),
+            budget=recipe.budget.build(recipe.noise.source, self.epsilon, self.delta),
+            rounds=measured_rounds(recipe.total_rounds, self.every),
+            loss_clip=loss_clip,
+            of_clients=owners.of_clients,
+            relation=sampler.relation if owners.of_clients else Relation.ZERO_OUT,
+            unit=Unit.RECORD if owners.records else Unit.CLIENT,
+        )
+
 
 class EngineSection(Section):
     """`[engine]`: nothing here changes what is computed beyond rounding."""
@@ -174,6 +278,12 @@ class EngineSection(Section):
         description="Rounds from one checkpoint to the next, from which --resume continues; with "
         "secure noise always 1.",
     )
+
+    def build_cluster(self) -> "RayCluster | None":
+        """The cluster that clients are computed on; None for this machine."""
+        from fedveil.training.engines.on_ray.cluster import RayCluster
+
+        return RayCluster(self.address) if self.kind == "ray" else None
 
     def check_together(self) -> None:
         """Refuse an address without a cluster, and timings that nobody measured."""
