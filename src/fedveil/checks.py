@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
 
-from fedveil.errors import BadInput
+from fedveil.errors import BadArgument, BadInput
 
 MOST_ROUNDS = 1_000_000
 """Rounds of a run, and local steps of a round."""
@@ -53,10 +53,10 @@ class Limits:
         wanted = Integral if self.whole else Real
         if isinstance(value, bool) or not isinstance(value, wanted):
             what = "a whole number" if self.whole else "a number"
-            raise BadInput(f"{name} is {shown(value)}: {what} is needed")
+            raise BadArgument(f"{{{name}}} is {shown(value)}: {what} is needed", name)
         for passes, need in self.tests:
             if not passes(value):  # type: ignore[arg-type]
-                raise BadInput(f"{name} is {value}: {need}")
+                raise BadArgument(f"{{{name}}} is {value}: {need}", name)
 
     @property
     def text(self) -> str:
@@ -145,7 +145,7 @@ def one_of(name: str, value: object, kind: type[Enum]) -> None:
     """
     if not isinstance(value, kind):
         members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-        raise BadInput(f"{name} is {shown(value)}: use one of {members}")
+        raise BadArgument(f"{{{name}}} is {shown(value)}: use one of {members}", name)
 
 
 def cores() -> int:
@@ -243,7 +243,7 @@ RADIUS = number(
 )
 CLIP_FLOOR = number(
     lambda v: SMALLEST_FLOOR <= v < math.inf,
-    f"a number from {SMALLEST_FLOOR} to clip.value is needed",
+    f"a number from {SMALLEST_FLOOR} to the first clip is needed",
 )
 LOSS_CLIP = number(lambda v: 1e-6 <= v <= 1e6, "a number from 1e-6 to 1e6 is needed")
 

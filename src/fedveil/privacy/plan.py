@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 
 from fedveil.checks import CLIENTS, ROUNDS, shown
-from fedveil.errors import BadInput
+from fedveil.errors import BadArgument, BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust
@@ -394,9 +394,10 @@ def _uncounted(metrics: PricedMetrics, line: BudgetLine) -> str:
 def check_uncapped(sampler: Sampler) -> None:
     """Refuse a cap on participations where nobody counts them."""
     if getattr(sampler, "max_participations", None) is not None:
-        raise BadInput(
-            "sample.max_participations is for local DP, where turns are counted; a capped "
-            "cohort is not uniformly random, so nothing amplifies it: leave it out"
+        raise BadArgument(
+            "{max_participations} is for local DP, where turns are counted; a capped cohort is not "
+            "uniformly random, so nothing amplifies it: leave it out",
+            "max_participations",
         )
 
 
@@ -410,8 +411,9 @@ def check_deltas(lines: tuple[BudgetLine, ...], population: int) -> None:
     """Refuse a delta so large that it would allow publishing somebody outright."""
     for line in lines:
         if line.budget.delta >= 1 / population:
-            raise BadInput(
-                f"budget.delta is {line.budget.delta:g}, not below 1 / {population} clients: a "
-                f"delta that large would allow publishing somebody outright; use less than "
-                f"{1 / population:g}"
+            raise BadArgument(
+                f"{{delta}} is {line.budget.delta:g}, not below 1 / {population} clients: a delta "
+                "that large would allow publishing somebody outright; use less than "
+                f"{1 / population:g}",
+                "delta",
             )

@@ -35,8 +35,8 @@ class NoisySteps:
         )
 
     def __post_init__(self) -> None:
-        RATE.check("client.rate", self.rate)
-        STEPS.check("client.steps", self.steps)
-        MULTIPLIER.check("noise.multiplier", self.multiplier)
+        RATE.check("rate", self.rate)
+        STEPS.check("steps", self.steps)
+        MULTIPLIER.check("multiplier", self.multiplier)
         if self.nominal is not None:
-            NOMINAL.check("client.nominal", self.nominal)
+            NOMINAL.check("nominal", self.nominal)

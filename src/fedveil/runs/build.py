@@ -15,6 +15,7 @@ from fedveil.runs.recipe import Recipe
 from fedveil.runs.records import data_of
 from fedveil.runs.sections.client_section import DpSgdSection
 from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
+from fedveil.runs.sections.section import in_keys
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.serial import Serial
@@ -26,6 +27,16 @@ _RESAMPLED = (
     "records were drawn with replacement: one may be several clients' own, and the claim is about "
     "one client's copy of it"
 )
+
+
+_KEYS = {
+    "size": "sample.size",
+    "population": "data.clients",
+    "max_participations": "sample.max_participations",
+    "malicious": "server.malicious",
+    "delta": "budget.delta",
+}
+"""The keys of arguments that are refused only beside other parts."""
 
 
 @one_thread()
@@ -69,28 +80,31 @@ def build(
     check_same(task, recipe.model.digest)
     if plan is None:
         metrics = recipe.evaluate.build_price(recipe, sampler, data, task)
-        plan = _plan(recipe, PlanInputs(recipe, sampler, data.clients, work, task, metrics))
-    return Training(
-        task=task,
-        data=data,
-        plan=plan,
-        adversary=recipe.attack.build(recipe, data, plan) if recipe.attack else None,
-        aggregate=recipe.server.build_aggregate(),
-        work=work or recipe.client.build(rounds, plan.steps),
-        server=server,
-        weights=Weights(recipe.server.weights),
-        seed=recipe.seed,
-        mode=None if recipe.engine.mode in (None, "fastest") else Mode(recipe.engine.mode),
-        fastest=recipe.engine.mode == "fastest",
-        chunk=recipe.engine.chunk,
-        memory=recipe.engine.memory,
-        workers=recipe.engine.workers,
-        cluster=None if make_engine else recipe.engine.build_cluster(),
-        every=recipe.evaluate.every or 1,
-        diagnostics=recipe.evaluate.diagnostics,
-        clients_every=recipe.evaluate.rounds_between_clients(rounds),
-        make_engine=make_engine,
-    )
+        inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics)
+        with in_keys(**_KEYS):
+            plan = _plan(recipe, inputs)
+    with in_keys(**_KEYS):
+        return Training(
+            task=task,
+            data=data,
+            plan=plan,
+            adversary=recipe.attack.build(recipe, data, plan) if recipe.attack else None,
+            aggregate=recipe.server.build_aggregate(),
+            work=work or recipe.client.build(rounds, plan.steps),
+            server=server,
+            weights=Weights(recipe.server.weights),
+            seed=recipe.seed,
+            mode=None if recipe.engine.mode in (None, "fastest") else Mode(recipe.engine.mode),
+            fastest=recipe.engine.mode == "fastest",
+            chunk=recipe.engine.chunk,
+            memory=recipe.engine.memory,
+            workers=recipe.engine.workers,
+            cluster=None if make_engine else recipe.engine.build_cluster(),
+            every=recipe.evaluate.every or 1,
+            diagnostics=recipe.evaluate.diagnostics,
+            clients_every=recipe.evaluate.rounds_between_clients(rounds),
+            make_engine=make_engine,
+        )
 
 
 def resolved(recipe: Recipe, training: Training) -> Recipe:

@@ -68,7 +68,7 @@ class ClientDpSgd:
                 f"DP-SGD with steps {self.noisy!r}: its rate, steps and noise are the plan's; make "
                 "it as ClientDpSgd(plan.steps, lr=...)"
             )
-        POSITIVE.check("client.lr", self.lr)
+        POSITIVE.check("lr", self.lr)
         check_directions(self)
         check_rate_schedule(self.schedule)
 

@@ -62,8 +62,8 @@ class SgdServer:
         )
 
     def __post_init__(self) -> None:
-        POSITIVE.check("server.lr", self.lr)
-        FRACTION.check("server.momentum", self.momentum)
+        POSITIVE.check("lr", self.lr)
+        FRACTION.check("momentum", self.momentum)
         check_rate_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
@@ -169,8 +169,8 @@ class AdagradServer:
         )
 
     def __post_init__(self) -> None:
-        POSITIVE.check("server.lr", self.lr)
-        POSITIVE.check("server.floor", self.floor)
+        POSITIVE.check("lr", self.lr)
+        POSITIVE.check("floor", self.floor)
         check_rate_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
@@ -192,7 +192,7 @@ def _moved(
 
 
 def _check_moments(server: AdamServer | YogiServer) -> None:
-    POSITIVE.check("server.lr", server.lr)
-    FRACTION.check("server.beta1", server.beta1)
-    FRACTION.check("server.beta2", server.beta2)
-    POSITIVE.check("server.floor", server.floor)
+    POSITIVE.check("lr", server.lr)
+    FRACTION.check("beta1", server.beta1)
+    FRACTION.check("beta2", server.beta2)
+    POSITIVE.check("floor", server.floor)

@@ -13,5 +13,5 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        BUDGET.check("budget.epsilon", self.epsilon)
-        DELTA.check("budget.delta", self.delta)
+        BUDGET.check("epsilon", self.epsilon)
+        DELTA.check("delta", self.delta)

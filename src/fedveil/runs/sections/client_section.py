@@ -17,7 +17,7 @@ from fedveil.checks import (
 )
 from fedveil.errors import BadInput
 from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build_rates
-from fedveil.runs.sections.section import Section
+from fedveil.runs.sections.section import Section, in_keys
 
 if TYPE_CHECKING:
     from fedveil.privacy.sampling import Sampler
@@ -196,7 +196,8 @@ class SgdSection(Section):
         from fedveil.training.batches import Batches
         from fedveil.training.work import ClientSgd, Decay
 
-        batches = Batches(self.batch, self.epochs, self.steps)
+        with in_keys("client", size="client.batch"):
+            batches = Batches(self.batch, self.epochs, self.steps)
         decay = None
         if self.mu is not None or self.gamma is not None:
             if self.mu is None or self.gamma is None or self.lr is not None:
@@ -207,16 +208,18 @@ class SgdSection(Section):
         elif self.lr is None:
             raise BadInput("client.lr is missing")
         lr = self.lr if decay is None or self.lr is not None else decay.rate(0)
-        return ClientSgd(
-            batches,
-            lr or 0.0,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            decay=decay,
-            proximal=self.proximal or 0.0,
-            adam=_adam(self),
-            schedule=build_rates("client", self, rounds),
-        )
+        decaying, changing = "client.mu", "client.schedule, client.warmup and client.lr_floor"
+        with in_keys("client", decay=decaying, schedule=changing):
+            return ClientSgd(
+                batches,
+                lr or 0.0,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                decay=decay,
+                proximal=self.proximal or 0.0,
+                adam=_adam(self),
+                schedule=build_rates("client", self, rounds),
+            )
 
 
 class DpSgdSection(Section):
@@ -258,15 +261,16 @@ class DpSgdSection(Section):
 
         if steps is None:
             raise AssertionError("DP-SGD is made from its plan")
-        return ClientDpSgd(
-            steps,
-            self.lr,
-            momentum=self.momentum or 0.0,
-            weight_decay=self.weight_decay or 0.0,
-            proximal=self.proximal or 0.0,
-            adam=_adam(self),
-            schedule=build_rates("client", self, rounds),
-        )
+        with in_keys("client"):
+            return ClientDpSgd(
+                steps,
+                self.lr,
+                momentum=self.momentum or 0.0,
+                weight_decay=self.weight_decay or 0.0,
+                proximal=self.proximal or 0.0,
+                adam=_adam(self),
+                schedule=build_rates("client", self, rounds),
+            )
 
 
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]

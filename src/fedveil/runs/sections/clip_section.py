@@ -20,7 +20,7 @@ from fedveil.checks import (
     at_least,
 )
 from fedveil.errors import BadInput
-from fedveil.runs.sections.section import Section
+from fedveil.runs.sections.section import Section, in_keys
 
 if TYPE_CHECKING:
     from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Poly
@@ -50,7 +50,8 @@ class FixedClipSection(Section):
         from fedveil.privacy.clip_schedules import Fixed
         from fedveil.privacy.rows import Norm
 
-        return _per_gradient(Fixed(self.value, Norm(self.norm)), self.each, inputs)
+        with in_keys("clip"):
+            return _per_gradient(Fixed(self.value, Norm(self.norm)), self.each, inputs)
 
 
 class PolyClipSection(Section):
@@ -78,7 +79,8 @@ class PolyClipSection(Section):
         from fedveil.privacy.rows import Norm
 
         floor = self.value / 1000 if self.floor is None else self.floor
-        schedule = Poly(self.value, self.power, inputs.rounds, floor, Norm(self.norm))
+        with in_keys("clip", rounds="rounds"):
+            schedule = Poly(self.value, self.power, inputs.rounds, floor, Norm(self.norm))
         return _per_gradient(schedule, self.each, inputs)
 
 
@@ -115,9 +117,12 @@ class QuantileClipSection(Section):
         noise = self.bit_noise
         if noise is None and self.bit_epsilon is None:
             noise = inputs.sampler.expected(inputs.clients) / 20
-        return Quantile(
-            self.value, self.quantile, self.lr, noise=noise or 0.0, flip=self.bit_epsilon or 0.0
-        )
+        with in_keys(
+            "clip", target="clip.quantile", noise="clip.bit_noise", flip="clip.bit_epsilon"
+        ):
+            return Quantile(
+                self.value, self.quantile, self.lr, noise=noise or 0.0, flip=self.bit_epsilon or 0.0
+            )
 
 
 class MedianClipSection(Section):
@@ -145,15 +150,16 @@ class MedianClipSection(Section):
         from fedveil.privacy.accounting.budget import Budget
         from fedveil.privacy.clip_schedules import Median
 
-        return Median(
-            self.value,
-            self.low,
-            self.high,
-            self.every,
-            Budget(self.epsilon, self.delta),
-            self.monotone,
-            self.cap,
-        )
+        with in_keys("clip"):
+            return Median(
+                self.value,
+                self.low,
+                self.high,
+                self.every,
+                Budget(self.epsilon, self.delta),
+                self.monotone,
+                self.cap,
+            )
 
 
 class RangeClipSection(Section):
@@ -191,14 +197,15 @@ class RangeClipSection(Section):
         from fedveil.privacy.ranges import Perturb, Ranges
 
         task = inputs.task
-        ranges = Ranges(
-            self.centre,
-            self.radius,
-            task.layer_sizes,
-            self.adaptive,
-            Perturb(self.perturb),
-            self.growth,
-        )
+        with in_keys("clip"):
+            ranges = Ranges(
+                self.centre,
+                self.radius,
+                task.layer_sizes,
+                self.adaptive,
+                Perturb(self.perturb),
+                self.growth,
+            )
         if ranges.perturb is Perturb.WEIGHTS and self.radius is not None:
             outside = float(((task.parameters - self.centre).abs() > self.radius).float().mean())
             if outside > 0.5:

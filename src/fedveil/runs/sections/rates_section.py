@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from fedveil.checks import FRACTION, WARMUP
-from fedveil.errors import BadInput
+from fedveil.runs.sections.section import in_keys
 
 if TYPE_CHECKING:
     from fedveil.runs.sections.client_section import DpSgdSection, SgdSection
@@ -48,7 +48,5 @@ def build_rates(
     floor = section.lr_floor or 0.0
     if shape is RateShape.CONSTANT and not warmup and not floor:
         return None
-    try:
+    with in_keys(where, shape=f"{where}.schedule", floor=f"{where}.lr_floor"):
         return RateSchedule(shape, rounds, warmup, floor)
-    except BadInput as e:
-        raise BadInput(f"{where}.{e}") from e

@@ -9,9 +9,28 @@ A section builds its own part of a training. What that takes is imported when it
 recipes can be read without it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from fedveil.errors import BadArgument, BadInput
+
+
+@contextmanager
+def in_keys(section: str = "", **keys: str) -> Iterator[None]:
+    """Name the recipe's key where a part that is built refuses an argument.
+
+    Args:
+        section: The section whose keys are called like the arguments; "" for none.
+        keys: The recipe's keys of all other arguments.
+    """
+    try:
+        yield
+    except BadArgument as e:
+        prefix = f"{section}." if section else ""
+        raise BadInput(e.text(lambda argument: keys.get(argument, prefix + argument))) from e
 
 
 class Section(BaseModel):

@@ -21,7 +21,7 @@ from fedveil.checks import (
 from fedveil.errors import BadInput
 from fedveil.names import check_metrics
 from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build_rates
-from fedveil.runs.sections.section import Section
+from fedveil.runs.sections.section import Section, in_keys
 
 if TYPE_CHECKING:
     from fedveil.data.federated import FederatedData
@@ -105,7 +105,8 @@ class ServerSection(Section):
             given["momentum"] = self.momentum
         for key in given.keys() - set(known.get(self.optimizer, moments)):
             raise BadInput(f"server.{key} has no effect on {self.optimizer}: leave it out")
-        return kinds[self.optimizer](**given, schedule=build_rates("server", self, rounds))
+        with in_keys("server"):
+            return kinds[self.optimizer](**given, schedule=build_rates("server", self, rounds))
 
     def build_aggregate(self) -> "Aggregate | None":
         """What takes the place of the mean; None for the mean itself."""
@@ -223,16 +224,17 @@ class EvaluateSection(Section):
                     "a loss may be; give what a record's loss counts as at most"
                 )
             loss_clip = 2 * math.log(max(data.classes, 2))
-        return priced_metrics(
-            names,
-            len(owners),
-            budget=recipe.budget.build(recipe.noise.source, self.epsilon, self.delta),
-            rounds=measured_rounds(recipe.total_rounds, self.every),
-            loss_clip=loss_clip,
-            of_clients=owners.of_clients,
-            relation=sampler.relation if owners.of_clients else Relation.ZERO_OUT,
-            unit=Unit.RECORD if owners.records else Unit.CLIENT,
-        )
+        with in_keys("evaluate"):
+            return priced_metrics(
+                names,
+                len(owners),
+                budget=recipe.budget.build(recipe.noise.source, self.epsilon, self.delta),
+                rounds=measured_rounds(recipe.total_rounds, self.every),
+                loss_clip=loss_clip,
+                of_clients=owners.of_clients,
+                relation=sampler.relation if owners.of_clients else Relation.ZERO_OUT,
+                unit=Unit.RECORD if owners.records else Unit.CLIENT,
+            )
 
 
 class EngineSection(Section):
