@@ -281,7 +281,12 @@ _ALSO = {
         "statistical/test_one_client.py",
         "statistical/test_modes.py",
     ),
-    "runs/build.py": ("runs/test_plans.py", "runs/test_secure_runs.py", "runs/test_run.py"),
+    "runs/build.py": (
+        "runs/test_plans.py",
+        "runs/test_priced_metrics.py",
+        "runs/test_secure_runs.py",
+        "runs/test_run.py",
+    ),
     "runs/checkpoint.py": ("runs/test_corruption.py", "runs/test_disk_full.py"),
     "runs/disk.py": ("runs/test_stop_request.py", "runs/test_run.py", "runs/test_run_resume.py"),
     "runs/ending.py": (_COUNTS, "runs/test_stop_request.py"),

@@ -145,6 +145,15 @@ WORDS = {
 }
 
 
+def test_each_of_several_values_is_checked():
+    limits = Each(ROUNDS)
+    limits.check("x", [1, 2])
+    with pytest.raises(BadInput, match="x is empty: give at least one number"):
+        limits.check("x", [])
+    with pytest.raises(BadInput, match="x is 0: at least one is needed"):
+        limits.check("x", [1, 0])
+
+
 def test_limits_in_words():
     for name in WORDS:
         allowed = {
