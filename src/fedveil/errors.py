@@ -1,5 +1,7 @@
 """The exceptions a user can meet. Each message is one line: the thing, its value, the way out."""
 
+from collections.abc import Callable
+
 
 class FedveilError(Exception):
     """Anything fedveil refuses or cannot continue after."""
@@ -7,6 +9,28 @@ class FedveilError(Exception):
 
 class BadInput(FedveilError, ValueError):
     """A recipe, a data file or an argument is wrong."""
+
+
+class BadArgument(BadInput):
+    """Arguments cannot be what they are.
+
+    >>> str(BadArgument("{size} is 0: at least 1 is needed", "size"))
+    'size is 0: at least 1 is needed'
+    """
+
+    def __init__(self, message: str, *arguments: str) -> None:
+        """Refuse `arguments`, which are in braces wherever the message names them."""
+        super().__init__(message, *arguments)
+
+    def __str__(self) -> str:
+        return self.text(lambda argument: argument)
+
+    def text(self, name: Callable[[str], str]) -> str:
+        """The message, with each argument called by another name."""
+        message, *arguments = self.args
+        for argument in arguments:
+            message = message.replace(f"{{{argument}}}", name(argument))
+        return str(message)
 
 
 class UnsupportedEvent(BadInput):

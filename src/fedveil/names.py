@@ -5,7 +5,9 @@ Only the standard library is imported: a misspelt name is refused before anythin
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import ClassVar
 
 from fedveil.checks import shown
 from fedveil.errors import BadInput
@@ -51,20 +53,31 @@ OF_NUMBERS = ("mae", "rmse", "r2")
 TOP = r"top-([1-9]\d{0,6})"
 """What stands for top-K: a number in the place of the K."""
 
-NAMES = {"data.name": (*DATA_SETS, "saved", TABLE), "model.name": (*MODELS, CODE)}
-"""By the recipe's key."""
-
 _ALIKE = 0.7  # two letters of four exchanged are
 
 
-def check_name(key: str, value: str) -> None:
-    """Refuse an unknown name for the recipe's key.
+@dataclass(frozen=True)
+class OneOf:
+    """The names that a key of a recipe may have, and one that messages do not list."""
 
-    >>> check_name("model.name", "mlp")
-    """
-    if value not in NAMES[key]:
-        known = ", ".join(NAMES[key])
-        raise BadInput(f"{key} is {shown(value)}: choose one of {known}{hint(value, NAMES[key])}")
+    names: tuple[str, ...]
+    unlisted: str | None = None
+    text: ClassVar[str] = ""
+
+    def check(self, key: str, value: str) -> None:
+        """Refuse a name that is unknown.
+
+        >>> MODEL_NAMES.check("model.name", "mlp")
+        """
+        if value not in (*self.names, self.unlisted):
+            known = ", ".join(self.names)
+            raise BadInput(
+                f"{key} is {shown(value)}: choose one of {known}{hint(value, self.names)}"
+            )
+
+
+DATA_NAMES = OneOf((*DATA_SETS, "saved", TABLE), unlisted=OWN)
+MODEL_NAMES = OneOf((*MODELS, CODE), unlisted=OWN)
 
 
 def check_metric(key: str, name: str) -> None:

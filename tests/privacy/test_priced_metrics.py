@@ -142,9 +142,9 @@ def test_it_is_a_line_of_its_own_about_one_owner():
         ({"names": ()}, "at least one"),
         ({"owners": 0}, "at least one"),
         ({"rounds": ()}, "at least one"),
-        ({"target": math.inf}, "evaluate.epsilon is inf"),
+        ({"target": math.inf}, "epsilon is inf"),
         ({"owners": 100_000}, "not below 1 / 100000"),
-        ({"loss_clip": 0.0}, "evaluate.loss_clip"),
+        ({"loss_clip": 0.0}, "loss_clip is"),
     ],
 )
 def test_what_cannot_be_priced(changed, match):

@@ -10,7 +10,7 @@ import torch
 
 from fedveil.attacks.backdoor import Backdoor, Pairs, poisoned
 from fedveil.attacks.certificate import BASE_RATE, in_words
-from fedveil.checks import check, one_of
+from fedveil.checks import ANY_COUNT, COUNT, PORTION, POSITIVE, one_of
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
@@ -63,8 +63,8 @@ class When:
         )
 
     def __post_init__(self) -> None:
-        check("attack.start", self.start)
-        check("attack.every", self.every)
+        COUNT.check("attack.start", self.start)
+        COUNT.check("attack.every", self.every)
         if self.end is not None and self.end < self.start:
             raise BadInput(f"attack.end is {self.end} and attack.start {self.start}: end later")
 
@@ -113,7 +113,7 @@ class BackdoorAttack(Adversary):
         )
 
     def __post_init__(self) -> None:
-        check("attack.boost", self.boost)
+        POSITIVE.check("attack.boost", self.boost)
         one_of("attack.noise", self.noise, AttackerNoise)
         if len(self.attackers) != (0 if self.poisoned is None else self.poisoned.clients):
             raise AssertionError("every attacker has its own poisoned records")
@@ -142,8 +142,8 @@ class BackdoorAttack(Adversary):
         | boost <= 0 | BadInput |
         | records of several inputs by name | BadInput |
         """
-        check("attack.attackers", attackers)
-        check("attack.share", share)
+        ANY_COUNT.check("attack.attackers", attackers)
+        PORTION.check("attack.share", share)
         if isinstance(data.x, dict):
             raise BadInput(
                 f"records have inputs by name ({', '.join(data.x)}): backdoors are for records of "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedveil.attacks.backdoor import Pairs, own_records
-from fedveil.checks import check
+from fedveil.checks import COUNT, PORTION
 from fedveil.data.federated import FederatedData
 from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
@@ -28,8 +28,8 @@ class PixelTrigger:
     parts: int = 1
 
     def __post_init__(self) -> None:
-        check("attack.size", self.size)
-        check("attack.parts", self.parts)
+        COUNT.check("attack.size", self.size)
+        COUNT.check("attack.parts", self.parts)
         if self.parts > self.size:
             raise BadInput(
                 f"attack.parts is {self.parts} and attack.size {self.size}: a trigger has at most "
@@ -83,7 +83,7 @@ class WritersBackdoor:
     writers: int = 10
 
     def __post_init__(self) -> None:
-        check("attack.writers", self.writers)
+        COUNT.check("attack.writers", self.writers)
 
     def check(self, data: FederatedData) -> None:
         _check_labels(self.source, self.target, data.classes)
@@ -126,7 +126,7 @@ class ColourBackdoor:
     share: float = 0.1
 
     def __post_init__(self) -> None:
-        check("attack.feature_share", self.share)
+        PORTION.check("attack.feature_share", self.share)
 
     def check(self, data: FederatedData) -> None:
         _check_images(data)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.checks import check, check_address, shown
+from fedveil.checks import check_address, check_option, shown
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def check_given(**options: float | None) -> None:
     """Refuse numbers out of their range."""
     for name, value in options.items():
         if value is not None:
-            check(f"--{name.replace('_', '-')}", value)
+            check_option(name, value)
 
 
 def check_engine(engine: str | None, address: str | None) -> None:

@@ -7,7 +7,7 @@ other row decides anything beyond its own record: not a type, a scale, a categor
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from fedveil.checks import check, shown
+from fedveil.checks import COUNT, shown
 from fedveil.data.columns import Column, declaration
 from fedveil.data.federated import FederatedData
 from fedveil.data.fitting import fit_schema, undeclared
@@ -48,7 +48,7 @@ class TableQuestion:
                 f"statistics is {shown(self.statistics)}: use one of {', '.join(STATISTICS)}"
             )
         if self.min_records is not None:
-            check("data.min_records", self.min_records)
+            COUNT.check("data.min_records", self.min_records)
             if self.client is None:
                 raise BadInput(
                     f"min_records {self.min_records} has no effect without a client column: leave "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import VALUES, shown
+from fedveil.checks import COUNT, TEXT_LENGTH, VOCABULARY, shown
 from fedveil.data.vocabulary import PADDING, UNKNOWN, Vocabulary, lines_of
 from fedveil.errors import BadInput
 from fedveil.targets import PADDING as NO_LABEL
@@ -18,6 +18,12 @@ KEYS = ("length", "words", "buckets", "public", "most_words", "min_texts", "also
 
 _SOURCES = ("words", "buckets", "public")
 _COUNTING = {"most_words": 10_000, "min_texts": 2}
+_LIMITS = {
+    "length": TEXT_LENGTH,
+    "buckets": VOCABULARY,
+    "most_words": VOCABULARY,
+    "min_texts": COUNT,
+}
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,9 @@ class Text:
         if "length" not in options:
             key = next(iter(options))
             raise BadInput(f"{where}.{key} is of texts and {where}.length is missing: give it")
-        for key in ("length", "buckets", *_COUNTING):
+        for key, limits in _LIMITS.items():
             if key in options:
-                VALUES[f"data.columns.NAME.{key}"].check(f"{where}.{key}", options[key])
+                limits.check(f"{where}.{key}", options[key])
         sources = [key for key in _SOURCES if key in options]
         if len(sources) > 1:
             raise BadInput(f"{where} has {sources[0]} and also {sources[1]}: leave one out")

@@ -11,7 +11,7 @@ from torch import nn
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, usual
 from fedveil.models.text import TextLstm, TextTransformer
-from fedveil.names import NEXT_WORD, TEXT_MODELS, check_name
+from fedveil.names import MODELS, NEXT_WORD, TEXT_MODELS, OneOf
 from fedveil.targets import Target
 
 
@@ -53,7 +53,7 @@ def build_task(
     `hidden` is the widths of an MLP's hidden layers, or of an LSTM's; `reading` is what models of
     texts need besides.
     """
-    check_name("model.name", name)
+    OneOf(MODELS).check("model.name", name)
     if name == "linear" and classes:
         raise BadInput(
             f"model 'linear' predicts a number and the data have {classes} labels: use softmax"

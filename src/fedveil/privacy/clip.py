@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fedveil.checks import SMALLEST_CLIP
-from fedveil.errors import BadInput
+from fedveil.errors import BadArgument
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.rows import BLOCK, Norm, all_finite, at_a_time, row_norms
 
@@ -53,8 +53,9 @@ class Clip:
 
     def __post_init__(self) -> None:
         if not (self.value >= SMALLEST_CLIP and math.isfinite(self.value)):
-            raise BadInput(
-                f"clip.value is {self.value}: a number of at least {SMALLEST_CLIP} is needed"
+            raise BadArgument(
+                f"{{value}} is {self.value}: a number of at least {SMALLEST_CLIP} is needed",
+                "value",
             )
 
     @property

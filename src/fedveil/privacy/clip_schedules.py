@@ -12,8 +12,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedveil.checks import SMALLEST_FLOOR, check, one_of
-from fedveil.errors import BadInput
+from fedveil.checks import (
+    BIT_EPSILON,
+    BUDGET,
+    CLIP,
+    CLIP_EVERY,
+    CLIP_FLOOR,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POWER,
+    QUANTILE,
+    ROUNDS,
+    SMALLEST_FLOOR,
+    one_of,
+)
+from fedveil.errors import BadArgument
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise
@@ -151,13 +164,15 @@ class Poly(ClipSchedule):
 
     def __post_init__(self) -> None:
         _check_clip(self.value, self.norm)
-        check("clip.power", self.power)
-        check("rounds", self.rounds)
-        check("clip.floor", self.floor)
+        NOT_NEGATIVE.check("power", self.power)
+        ROUNDS.check("rounds", self.rounds)
+        CLIP_FLOOR.check("floor", self.floor)
         if self.floor > self.value:
-            raise BadInput(
-                f"clip.floor is {self.floor}: a number from {SMALLEST_FLOOR} to clip.value, "
-                f"{self.value}, is needed"
+            raise BadArgument(
+                f"{{floor}} is {self.floor}: a number from {SMALLEST_FLOOR} to {{value}}, "
+                f"{self.value}, is needed",
+                "floor",
+                "value",
             )
 
     def start(self) -> float:
@@ -241,15 +256,16 @@ class Quantile(ClipSchedule):
         )
 
     def __post_init__(self) -> None:
-        check("clip.value", self.value)
-        check("clip.quantile", self.target)
-        check("clip.lr", self.lr)
-        check("clip.bit_noise", self.noise)
-        check("clip.bit_epsilon", self.flip)
+        CLIP.check("value", self.value)
+        QUANTILE.check("target", self.target)
+        POSITIVE.check("lr", self.lr)
+        NOT_NEGATIVE.check("noise", self.noise)
+        BIT_EPSILON.check("flip", self.flip)
         if (self.noise > 0) == (self.flip > 0):
-            raise BadInput(
-                f"clip.bit_noise is {self.noise} and clip.bit_epsilon {self.flip}: give exactly "
-                "one, positive"
+            raise BadArgument(
+                f"{{noise}} is {self.noise} and {{flip}} {self.flip}: give exactly one, positive",
+                "noise",
+                "flip",
             )
 
     def start(self) -> float:
@@ -339,18 +355,25 @@ class Median(ClipSchedule):
         )
 
     def __post_init__(self) -> None:
-        check("clip.value", self.value)
-        check("clip.low", self.low)
-        check("clip.high", self.high)
-        check("clip.every", self.every)
-        check("clip.cap", self.cap)
+        CLIP.check("value", self.value)
+        POWER.check("low", self.low)
+        POWER.check("high", self.high)
+        CLIP_EVERY.check("every", self.every)
+        BUDGET.check("cap", self.cap)
         if not self.low < self.high:
-            raise BadInput(
-                f"clip.low and clip.high are {self.low} and {self.high}: powers of two with "
-                "-60 <= low < high <= 60 are needed"
+            raise BadArgument(
+                f"{{low}} and {{high}} are {self.low} and {self.high}: powers of two with "
+                "-60 <= low < high <= 60 are needed",
+                "low",
+                "high",
             )
         if not self.cap >= max(self.value, 2.0**self.low):
-            raise BadInput(f"clip.cap is {self.cap}: at least clip.value and 2^clip.low are needed")
+            raise BadArgument(
+                f"{{cap}} is {self.cap}: at least {{value}} and 2^{{low}} are needed",
+                "cap",
+                "value",
+                "low",
+            )
 
     @property
     def watched(self) -> Watched:
@@ -414,5 +437,5 @@ def is_own_schedule(schedule: ClipSchedule) -> bool:
 
 
 def _check_clip(value: float, norm: Norm) -> None:
-    check("clip.value", value)
-    one_of("clip.norm", norm, Norm)
+    CLIP.check("value", value)
+    one_of("norm", norm, Norm)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedveil.checks import check
+from fedveil.checks import MULTIPLIER, NOMINAL, RATE, STEPS
 from fedveil.identity import Stated
 
 
@@ -35,8 +35,8 @@ class NoisySteps:
         )
 
     def __post_init__(self) -> None:
-        check("client.rate", self.rate)
-        check("client.steps", self.steps)
-        check("noise.multiplier", self.multiplier)
+        RATE.check("rate", self.rate)
+        STEPS.check("steps", self.steps)
+        MULTIPLIER.check("multiplier", self.multiplier)
         if self.nominal is not None:
-            check("client.nominal", self.nominal)
+            NOMINAL.check("nominal", self.nominal)

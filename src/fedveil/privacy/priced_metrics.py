@@ -11,8 +11,8 @@ from statistics import NormalDist
 
 import torch
 
-from fedveil.checks import check
-from fedveil.errors import BadInput
+from fedveil.checks import LOSS_CLIP
+from fedveil.errors import BadArgument, BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
@@ -111,17 +111,18 @@ class PricedMetrics:
         )
 
     def __post_init__(self) -> None:
-        check("evaluate.loss_clip", self.loss_clip)
+        LOSS_CLIP.check("loss_clip", self.loss_clip)
         if self.line.event != Gaussian(self.mechanism.multiplier) or not self.line.rounds:
             raise BadInput(
                 f"the metrics' line accounts for {self.line.event} and noise is that of "
                 f"{self.mechanism}: make them with `priced_metrics`"
             )
         if self.line.budget.delta >= 1 / self.owners:
-            raise BadInput(
-                f"evaluate.delta is {self.line.budget.delta:g}, not below 1 / {self.owners} owners "
-                "that metrics are measured on: a delta that large would allow publishing somebody "
-                f"outright; use less than {1 / self.owners:g}"
+            raise BadArgument(
+                f"{{delta}} is {self.line.budget.delta:g}, not below 1 / {self.owners} owners that "
+                "metrics are measured on: a delta that large would allow publishing somebody "
+                f"outright; use less than {1 / self.owners:g}",
+                "delta",
             )
 
     @property
@@ -264,7 +265,7 @@ def priced_metrics(
             "each is needed"
         )
     if math.isinf(budget.epsilon):
-        raise BadInput("evaluate.epsilon is inf: leave it out, or give a finite one")
+        raise BadArgument("{epsilon} is inf: leave it out, or give a finite one", "epsilon")
     multiplier = least_noise(Gaussian, len(rounds), budget, relation)
     line = BudgetLine(
         event=Gaussian(multiplier),

@@ -1,7 +1,6 @@
 """What every key of a recipe means and may be, and which shipped recipes set it: as data.
 
-Meanings are the descriptions of the keys, ranges come from `fedveil.checks`, names from
-`fedveil.names`, values from the recipes: nothing about a key is written here.
+All of it is read off the sections and the recipes: nothing about a key is written here.
 """
 
 import types
@@ -13,9 +12,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from fedveil.checks import allowed
 from fedveil.errors import BadInput
-from fedveil.names import NAMES
+from fedveil.names import OneOf
 from fedveil.runs.recipe import FORMS, Recipe, read, shipped
 from fedveil.runs.sections.keys import tabled, unknown
 
@@ -146,11 +144,10 @@ def _keys(path: str, kind: str, field: FieldInfo, recipes: dict[str, Any]) -> It
 
 def _key(path: str, kind: str, field: FieldInfo, recipes: dict[str, Any]) -> Key:
     meaning, left_out = _meaning(field)
-    if path in NAMES:
-        type_ = f"one of {', '.join(map(_text, NAMES[path]))}"
-    else:
-        type_ = _type(field.annotation)
-    return Key(path, kind, type_, allowed(path), left_out, meaning, recipes)
+    names = [name for one in field.metadata if isinstance(one, OneOf) for name in one.names]
+    type_ = f"one of {', '.join(map(_text, names))}" if names else _type(field.annotation)
+    limits = ", ".join(limits.text for limits in field.metadata)
+    return Key(path, kind, type_, limits, left_out, meaning, recipes)
 
 
 def _meaning(field: FieldInfo) -> tuple[str, str]:

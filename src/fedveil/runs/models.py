@@ -46,7 +46,7 @@ def task_of(
     First weights are drawn from `seed`; then come `model.weights`, `batch_norm` and `freeze`, in
     this order, so that the weights may be those of a module with batch norm.
     """
-    section.check()
+    section.check_together()
     section.check_allowed(allow_code)
     for key in _SIZES:
         if getattr(section, key) is not None and section.name not in _SIZES[key]:

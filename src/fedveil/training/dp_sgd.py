@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedveil.checks import check
+from fedveil.checks import POSITIVE
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.claims import Relation
@@ -68,7 +68,7 @@ class ClientDpSgd:
                 f"DP-SGD with steps {self.noisy!r}: its rate, steps and noise are the plan's; make "
                 "it as ClientDpSgd(plan.steps, lr=...)"
             )
-        check("client.lr", self.lr)
+        POSITIVE.check("lr", self.lr)
         check_directions(self)
         check_rate_schedule(self.schedule)
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedveil.checks import check
+from fedveil.checks import check_option
 from fedveil.errors import BadInput
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.glossary import terms_line
@@ -51,9 +51,9 @@ class SizeOptions:
         if missing:
             raise BadInput(f"formulas need {', '.join(missing)}; or name a recipe to plan")
         for name in ("clients", "per_round", "parameters", "epsilon"):
-            check(f"--{name.replace('_', '-')}", getattr(self, name))
+            check_option(name, getattr(self, name))
         delta = _DELTA if self.delta is None else self.delta
-        check("--delta", delta)
+        check_option("delta", delta)
         if self.noise not in (None, "laplace", "gaussian"):
             raise BadInput(f"--noise is {self.noise!r}: use laplace or gaussian")
         if self.trust not in (None, "local", "central"):

@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedveil.checks import check
+from fedveil.checks import check_option
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
@@ -71,7 +71,7 @@ class Sweep:
 
         Everything is checked before anything is written: a cell that cannot run refuses the sweep.
         """
-        check("--repeat", repeat)
+        check_option("repeat", repeat)
         sweep = cls(folder, tuple(axes), cells(source, overrides, axes), repeat, laboratory)
         modes = sweep._stored_modes()
         for i, cell in enumerate(sweep.cells):

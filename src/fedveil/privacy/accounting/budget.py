@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedveil.checks import check
+from fedveil.checks import BUDGET, DELTA
 
 
 @dataclass(frozen=True)
@@ -13,5 +13,5 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        check("budget.epsilon", self.epsilon)
-        check("budget.delta", self.delta)
+        BUDGET.check("epsilon", self.epsilon)
+        DELTA.check("delta", self.delta)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from fedveil.checks import check
+from fedveil.checks import check_option
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
@@ -56,7 +56,7 @@ def solve(
         )
     for name, value in {**given, "delta": delta}.items():
         if value is not None:
-            check(f"--{name}", value)
+            check_option(name, value)
     if noise is None and rate and rounds and epsilon:
         share = rate
         noise = noise_for(lambda m: _event(share, m), rounds, epsilon, delta, Poisson.relation)
