@@ -20,8 +20,8 @@ from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build
 from fedveil.runs.sections.section import Section, in_keys
 
 if TYPE_CHECKING:
-    from fedveil.privacy.sampling import Sampler
     from fedveil.privacy.noisy_steps import NoisySteps
+    from fedveil.privacy.sampling import Sampler
     from fedveil.training.directions import Adam
     from fedveil.training.work import ClientWork
 

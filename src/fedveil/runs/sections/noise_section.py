@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from fedveil.models.task import Task
     from fedveil.privacy.accounting.budget import Budget
     from fedveil.privacy.clip_schedules import ClipSchedule
-    from fedveil.privacy.priced_metrics import PricedMetrics
     from fedveil.privacy.plan import PrivacyPlan
+    from fedveil.privacy.priced_metrics import PricedMetrics
     from fedveil.privacy.sampling import Sampler
     from fedveil.runs.recipe import Recipe
     from fedveil.training.work import ClientWork
