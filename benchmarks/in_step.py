@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from fedveil.tuning.axes import axis, cells
-from fedveil.tuning.cells import Prepared
+from fedveil.tuning.prepared_cell import PreparedCell
 from fedveil.tuning.trials import Laboratory
 
 REPETITIONS, TRIES = 16, 3
@@ -25,7 +25,7 @@ CASES = (
 )
 
 
-def seconds(laboratory: Laboratory, prepared: Prepared) -> float:
+def seconds(laboratory: Laboratory, prepared: PreparedCell) -> float:
     began = time.perf_counter()
     for block in prepared.blocks(0, REPETITIONS):
         laboratory.trial(prepared, block)

@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fedveil.audit.inversion import InversionAudit, Reconstruction
-from fedveil.audit.leak import Leak
-from fedveil.audit.pictures import side_by_side
+from fedveil.audit.findings import Leak
+from fedveil.audit.inversion import InversionAudit, Reconstruction, side_by_side
 from fedveil.audit.property import PropertyAudit
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
@@ -99,7 +98,7 @@ def inversion(case: str) -> None:
     def leaks() -> Iterator[tuple[str, Leak]]:
         for name, settings in RECIPES.items():
             fixed = (*IMAGES[case], "data.clients=500", "data.seed=1", "engine.mode=looped")
-            for found, leak in asked.seen(training(name, *fixed, *settings)):
+            for found, leak in asked.reconstructions(training(name, *fixed, *settings)):
                 pictures[f"{name}, {found.view.split(',')[0]}"] = found
                 yield name, replace(leak, what=found.view)
 
@@ -140,9 +139,9 @@ def loans(folder: str) -> str:
     return f"data.path={Path(folder) / 'loans'}"
 
 
-def properties(case: str, trait: str, only: list[str]) -> None:
+def properties(case: str, feature: str, only: list[str]) -> None:
     """Every recipe, one property."""
-    asked = PropertyAudit(trait, rounds=10, active=PASSIVELY not in only)
+    asked = PropertyAudit(feature, rounds=10, active=PASSIVELY not in only)
     only = [name for name in only if name != PASSIVELY]
 
     def leaks() -> Iterator[tuple[str, Leak]]:
@@ -158,7 +157,7 @@ def properties(case: str, trait: str, only: list[str]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = (loans(folder),) if case == "loans" else ()
-        table(f"{case}, {trait}", leaks())
+        table(f"{case}, {feature}", leaks())
 
 
 if __name__ == "__main__":
@@ -168,8 +167,8 @@ if __name__ == "__main__":
             inversion(case)
         case ["methods"]:
             methods()
-        case ["properties", case, trait, *only]:
-            properties(case, trait, only)
+        case ["properties", case, feature, *only]:
+            properties(case, feature, only)
         case _:
             raise SystemExit(__doc__)
     print(f"\n{time.perf_counter() - began:.0f} s")

@@ -83,7 +83,7 @@ ONE_IN = {
         "test_they_agree_when_the_screen_is_interrupted": 4,
     },
     "tests/runs/test_logs.py": {"test_a_log_equals_metrics_jsonl": 2},
-    "tests/runs/test_opened.py": {"test_rows_that_do_not_fit_are_one_line": 2},
+    "tests/runs/test_opened_run.py": {"test_rows_that_do_not_fit_are_one_line": 2},
     "tests/runs/test_recipe.py": {"test_shipped_recipes_run_on_embedded_data": 4},
     "tests/runs/test_secure_runs.py": {
         "test_every_kind_of_run_says_that_its_noise_is_secure": 3,
@@ -131,7 +131,7 @@ ONE_IN = {
     },
     "tests/tuning/test_theory_runs.py": {"test_trainings_do_what_the_theory_speaks_of": 2},
     "tests/tuning/test_trials.py": {"test_repetitions_in_step_are_those_one_by_one": 3},
-    "tests/watch/test_look.py": {"test_whatever_is_in_a_file_the_run_is_looked_at": 4},
+    "tests/watch/test_run_status.py": {"test_whatever_is_in_a_file_the_run_is_looked_at": 4},
 }
 """Which cases run follows from their names, so that it is the same everywhere."""
 

@@ -1,6 +1,7 @@
-"""One table of what a value may be: recipes and constructors refuse the same with one line."""
+"""What a value may be: recipes and constructors refuse the same with one line."""
 
 import math
+import re
 import subprocess
 import sys
 import time
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from fedveil import checks
-from fedveil.checks import VALUES, Kind, allowed, check, check_workers, most_workers, one_of
+from fedveil.checks import OPTIONS, ROUNDS, Each, Limits, check_workers, most_workers, one_of
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed, Median, Poly, Quantile
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import central
@@ -21,14 +23,39 @@ from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.steps import NoisySteps
-from fedveil.runs.recipe import Recipe, load_recipe
-from fedveil.runs.sections.section import Section
+from fedveil.runs.recipe import FORMS, Recipe, load_recipe
+from fedveil.runs.sections.keys import tabled
 from fedveil.training.batches import Batches
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.server import AdamServer, SgdServer
 from fedveil.training.work import ClientSgd, Decay
 
+
+def limits_of():
+    """The limits of every number of a recipe, and of the command line's options, by name."""
+    found = {f"--{name}": limits for name, limits in OPTIONS.items()}
+    for path, field in fields_of():
+        for limits in field.metadata:
+            limits = limits.limits if isinstance(limits, Each) else limits
+            if isinstance(limits, Limits):
+                found[path] = limits
+    return found
+
+
+def fields_of():
+    """The keys of a recipe with their fields, in all kinds of its sections."""
+    for name, forms in FORMS.items():
+        if not forms:
+            yield name, Recipe.model_fields[name]
+        for form in forms.values():
+            for key, field in form.model_fields.items():
+                yield f"{name}.{key}", field
+                inner = tabled(field.annotation)
+                for part, one in inner.model_fields.items() if inner else ():
+                    yield f"{name}.{key}.NAME.{part}", one
+
+
+VALUES = limits_of()
 NO_NUMBER = ("1", None, [1], {"a": 1}, (1,), 1j, np.array([1.0, 2.0]), object(), True)
 
 
@@ -36,24 +63,24 @@ def test_what_is_no_number_is_refused_by_every_name():
     for name in VALUES:
         for value in NO_NUMBER:
             with pytest.raises(BadInput, match="number is needed") as refusal:
-                check(name, value)
+                VALUES[name].check(name, value)
             assert str(refusal.value).startswith(f"{name} is ")
             assert "\n" not in str(refusal.value)
 
 
 def test_half_a_thing_is_refused():
-    for name in [name for name, kind in VALUES.items() if kind.whole]:
+    for name in [name for name, limits in VALUES.items() if limits.whole]:
         for value in (2.5, 2.0, np.float64(2.0)):
             with pytest.raises(BadInput, match=r"a whole number is needed"):
-                check(name, value)
-        check(name, np.int64(2))
+                VALUES[name].check(name, value)
+        VALUES[name].check(name, np.int64(2))
 
 
 def test_nan_and_minus_infinity_are_never_a_value():
     for name in VALUES:
         for value in (math.nan, -math.inf):
             with pytest.raises(BadInput, match=f"^{name} is "):
-                check(name, value)
+                VALUES[name].check(name, value)
 
 
 ENDS = {
@@ -87,38 +114,23 @@ ENDS = {
 def test_the_ends_of_what_is_possible():
     for name in ENDS:
         least, most, below, above = ENDS[name]
-        check(name, least)
-        check(name, most)
+        VALUES[name].check(name, least)
+        VALUES[name].check(name, most)
         for value in (below, above):
             if value is not None:
                 with pytest.raises(BadInput, match=f"^{name} is "):
-                    check(name, value)
+                    VALUES[name].check(name, value)
 
 
-def numbers_of(section, prefix=""):
-    """The keys of a recipe's sections that hold numbers."""
-    found = set()
-    for key, field in section.model_fields.items():
-        text = str(field.annotation)
-        for kind in Section.__subclasses__():
-            if kind.__name__ in text:
-                found |= numbers_of(kind, f"{key}.")
-        if not prefix and "Section" in text:
-            continue
-        if key != "kind" and ("int" in text or "float" in text):
-            found.add(prefix + key)
-    return found
-
-
-OF_TABLES = {f"columns.{key}" for key in ("low", "high", "mean", "std", "values", "fill")}
+OF_TABLES = {f"data.columns.NAME.{key}" for key in ("low", "high", "mean", "std", "values", "fill")}
 """Refused by `Column`, whose tests are tests/data/test_columns.py; a share by `split_table`."""
 
 
-def test_every_number_of_a_recipe_is_in_the_table():
-    of_columns = {name.replace("data.columns.NAME", "columns") for name in VALUES}
+def test_every_number_of_a_recipe_has_limits():
     others = {"engine.workers", "engine.timings", "data.test", "model.options"}
-    known = set(VALUES) | of_columns | others | OF_TABLES
-    assert numbers_of(Recipe) - known == set()
+    for path, field in fields_of():
+        if re.search(r"\b(int|float)\b", str(field.annotation)) and path not in others | OF_TABLES:
+            assert any(isinstance(limits, Limits | Each) for limits in field.metadata), path
 
 
 WORDS = {
@@ -133,61 +145,75 @@ WORDS = {
 }
 
 
-def test_ranges_in_words():
+def test_each_of_several_values_is_checked():
+    limits = Each(ROUNDS)
+    limits.check("x", [1, 2])
+    with pytest.raises(BadInput, match="x is empty: give at least one number"):
+        limits.check("x", [])
+    with pytest.raises(BadInput, match="x is 0: at least one is needed"):
+        limits.check("x", [1, 0])
+
+
+def test_limits_in_words():
     for name in WORDS:
-        assert allowed(name) == WORDS[name]
+        allowed = {
+            ", ".join(limits.text for limits in field.metadata)
+            for path, field in fields_of()
+            if path == name
+        }
+        assert allowed == {WORDS[name]}
 
 
 def test_words_are_those_of_the_refusals():
-    for name in VALUES:
-        assert allowed(name)
-        for _, need in VALUES[name].tests:
-            assert any(need.startswith(word) for word in allowed(name).split(", "))
-        assert "needed" not in allowed(name)
-        assert "possible" not in allowed(name)
+    for limits in VALUES.values():
+        assert limits.text
+        for _, need in limits.tests:
+            assert any(need.startswith(word) for word in limits.text.split(", "))
+        assert "needed" not in limits.text
+        assert "possible" not in limits.text
 
 
 REFUSED = {
-    "rate as text": (lambda: Poisson("0.5"), "sample.rate is '0.5'"),
-    "half a client": (lambda: FixedSize(2.5), "sample.size is 2.5"),
-    "size that only looks whole": (lambda: FixedSize(2.0), "sample.size is 2.0"),
-    "half a turn": (lambda: FixedSize(2, 1.5), "sample.max_participations is 1.5"),
-    "half a client in turn": (lambda: RoundRobin(0.5), "sample.size is 0.5"),
-    "size true": (lambda: RoundRobin(True), "sample.size is True"),
-    "clip as text": (lambda: Fixed("1"), "clip.value is '1'"),
-    "norm as text": (lambda: Fixed(1.0, "l1"), "clip.norm is 'l1': use one of Norm.L1"),
+    "rate as text": (lambda: Poisson("0.5"), "rate is '0.5'"),
+    "half a client": (lambda: FixedSize(2.5), "size is 2.5"),
+    "size that only looks whole": (lambda: FixedSize(2.0), "size is 2.0"),
+    "half a turn": (lambda: FixedSize(2, 1.5), "max_participations is 1.5"),
+    "half a client in turn": (lambda: RoundRobin(0.5), "size is 0.5"),
+    "size true": (lambda: RoundRobin(True), "size is True"),
+    "clip as text": (lambda: Fixed("1"), "value is '1'"),
+    "norm as text": (lambda: Fixed(1.0, "l1"), "norm is 'l1': use one of Norm.L1"),
     "norm of a decaying clip as text": (
         lambda: Poly(1.0, 1.0, 5, 0.1, "l2"),
-        "clip.norm is 'l2'",
+        "norm is 'l2'",
     ),
     "rounds of a decaying clip": (lambda: Poly(1.0, 1.0, 2.5, 0.1), "rounds is 2.5"),
-    "floor as text": (lambda: Poly(1.0, 1.0, 5, "0"), "clip.floor is '0'"),
-    "quantile as text": (lambda: Quantile(1.0, "0.5", noise=1.0), "clip.quantile is '0.5'"),
-    "bit noise as text": (lambda: Quantile(1.0, 0.5, noise="1"), "clip.bit_noise is '1'"),
-    "half a power": (lambda: Median(1.0, -1.5, 3, 1, Budget(1, 1e-5)), "clip.low is -1.5"),
-    "half a round": (lambda: Median(1.0, -1, 3, 0.5, Budget(1, 1e-5)), "clip.every is 0.5"),
-    "epsilon as text": (lambda: Budget("x", 1e-5), "budget.epsilon is 'x': a number is needed"),
-    "no epsilon": (lambda: Budget(None, 1e-5), "budget.epsilon is None"),
-    "delta as text": (lambda: Budget(1.0, "1e-5"), "budget.delta is '1e-5'"),
-    "half a step": (lambda: Batches(0, steps=2.5), "client.steps is 2.5"),
-    "half an epoch": (lambda: Batches(0, epochs=0.5), "client.epochs is 0.5"),
-    "more steps than anyone takes": (lambda: Batches(0, steps=10**7), "client.steps is 10000000"),
-    "half a batch": (lambda: Batches(1.5, steps=1), "client.batch is 1.5"),
-    "batch none": (lambda: Batches(None, steps=1), "client.batch is None"),
-    "lr as text": (lambda: ClientSgd(Batches(0, steps=1), "0.1"), "client.lr is '0.1'"),
+    "floor as text": (lambda: Poly(1.0, 1.0, 5, "0"), "floor is '0'"),
+    "quantile as text": (lambda: Quantile(1.0, "0.5", noise=1.0), "target is '0.5'"),
+    "bit noise as text": (lambda: Quantile(1.0, 0.5, noise="1"), "noise is '1'"),
+    "half a power": (lambda: Median(1.0, -1.5, 3, 1, Budget(1, 1e-5)), "low is -1.5"),
+    "half a round": (lambda: Median(1.0, -1, 3, 0.5, Budget(1, 1e-5)), "every is 0.5"),
+    "epsilon as text": (lambda: Budget("x", 1e-5), "epsilon is 'x': a number is needed"),
+    "no epsilon": (lambda: Budget(None, 1e-5), "epsilon is None"),
+    "delta as text": (lambda: Budget(1.0, "1e-5"), "delta is '1e-5'"),
+    "half a step": (lambda: Batches(0, steps=2.5), "steps is 2.5"),
+    "half an epoch": (lambda: Batches(0, epochs=0.5), "epochs is 0.5"),
+    "more steps than anyone takes": (lambda: Batches(0, steps=10**7), "steps is 10000000"),
+    "half a batch": (lambda: Batches(1.5, steps=1), "size is 1.5"),
+    "batch none": (lambda: Batches(None, steps=1), "size is None"),
+    "lr as text": (lambda: ClientSgd(Batches(0, steps=1), "0.1"), "lr is '0.1'"),
     "steps for batches": (lambda: ClientSgd(5, 0.1), "batches is 5"),
     "rate for decay": (lambda: ClientSgd(Batches(0, steps=1), 0.1, decay=0.5), "decay is 0.5"),
-    "mu as text": (lambda: Decay("1", 1.0), "client.mu is '1'"),
-    "dp-sgd rate 2": (lambda: NoisySteps(2.0, 1, 1.0), "client.rate is 2.0"),
-    "dp-sgd half a step": (lambda: NoisySteps(0.5, 1.5, 1.0), "client.steps is 1.5"),
-    "dp-sgd without steps": (lambda: NoisySteps(0.5, 0, 1.0), "client.steps is 0"),
-    "dp-sgd negative noise": (lambda: NoisySteps(0.5, 1, -1.0), "noise.multiplier is -1.0"),
-    "dp-sgd half a record": (lambda: NoisySteps(0.5, 1, 1.0, 2.5), "client.nominal is 2.5"),
-    "dp-sgd lr as text": (lambda: ClientDpSgd(NoisySteps(0.5, 1, 1.0), "1"), "client.lr is '1'"),
-    "server lr as text": (lambda: SgdServer("1"), "server.lr is '1'"),
-    "adam without memory": (lambda: AdamServer(beta2=1.0), "server.beta2 is 1.0"),
-    "adam beta nan": (lambda: AdamServer(beta1=math.nan), "server.beta1 is nan"),
-    "adam without a floor": (lambda: AdamServer(floor=0.0), "server.floor is 0.0"),
+    "mu as text": (lambda: Decay("1", 1.0), "mu is '1'"),
+    "dp-sgd rate 2": (lambda: NoisySteps(2.0, 1, 1.0), "rate is 2.0"),
+    "dp-sgd half a step": (lambda: NoisySteps(0.5, 1.5, 1.0), "steps is 1.5"),
+    "dp-sgd without steps": (lambda: NoisySteps(0.5, 0, 1.0), "steps is 0"),
+    "dp-sgd negative noise": (lambda: NoisySteps(0.5, 1, -1.0), "multiplier is -1.0"),
+    "dp-sgd half a record": (lambda: NoisySteps(0.5, 1, 1.0, 2.5), "nominal is 2.5"),
+    "dp-sgd lr as text": (lambda: ClientDpSgd(NoisySteps(0.5, 1, 1.0), "1"), "lr is '1'"),
+    "server lr as text": (lambda: SgdServer("1"), "lr is '1'"),
+    "adam without memory": (lambda: AdamServer(beta2=1.0), "beta2 is 1.0"),
+    "adam beta nan": (lambda: AdamServer(beta1=math.nan), "beta1 is nan"),
+    "adam without a floor": (lambda: AdamServer(floor=0.0), "floor is 0.0"),
     "plan of half a round": (lambda: PrivacyPlan(Everyone(), 9, 2.5), "rounds is 2.5"),
     "plan of half a client": (lambda: PrivacyPlan(Everyone(), 9.5, 2), "clients is 9.5"),
     "plan without rounds": (lambda: PrivacyPlan(Everyone(), 9, None), "rounds is None"),
@@ -218,7 +244,7 @@ REFUSED = {
             rounds=2,
             budget=Budget(1.0, 1e-5),
         ),
-        "client.rate is '0.5'",
+        "rate is '0.5'",
     ),
     "two-point with half a round": (
         lambda: two_point(
@@ -256,7 +282,7 @@ def test_a_member_and_not_its_text():
 
 def test_a_long_value_is_cut_short():
     with pytest.raises(BadInput) as refusal:
-        check("rounds", "x\n" * 10_000)
+        ROUNDS.check("rounds", "x\n" * 10_000)
     assert len(str(refusal.value)) < 200
     assert "\n" not in str(refusal.value)
 
@@ -273,11 +299,11 @@ def test_workers_are_limited_by_the_machine(monkeypatch, cores, most):
 
 
 def test_the_first_test_that_fails_is_told():
-    kind = Kind(((lambda v: v > 0, "first"), (lambda v: v > 5, "second")))
+    limits = Limits(((lambda v: v > 0, "first"), (lambda v: v > 5, "second")))
     with pytest.raises(BadInput, match="x is -1: first"):
-        kind.check("x", -1)
+        limits.check("x", -1)
     with pytest.raises(BadInput, match="x is 3: second"):
-        kind.check("x", 3)
+        limits.check("x", 3)
 
 
 HEAVY = ("torch", "numpy", "scipy", "sklearn", "dp_accounting", "matplotlib")

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedveil.audit.bounds import Computed
-from fedveil.audit.finding import Finding
+from fedveil.audit.bounds import ComputedBound
+from fedveil.audit.findings import Finding
 from fedveil.console import Follower, print_findings, print_promise, print_result, print_totals
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -82,10 +82,10 @@ def test_a_result_without_a_claim_says_so(console):
 
 
 def test_a_violated_claim_is_printed_as_such(console):
-    fine = Finding("attack", "what", FIRST, Computed(0.5, 10))
+    fine = Finding("attack", "what", FIRST, ComputedBound(0.5, 10))
     print_findings(console, "found", [fine])
     assert "no claim is violated" in printed(console)
-    print_findings(console, "found", [fine, replace(fine, evidence=Computed(5.0, 10))])
+    print_findings(console, "found", [fine, replace(fine, evidence=ComputedBound(5.0, 10))])
     assert "1 of 2 claims are violated: more is released than is claimed" in printed(console)
 
 
@@ -105,7 +105,7 @@ def test_a_promise_is_printed_with_conditions_and_what_it_does_not_cover(console
     told = SimpleNamespace(
         run="a run", claims=claims, charges=[], remainder=lambda: "nothing is left"
     )
-    meaning = Meaning.of(claims)
+    meaning = Meaning.from_claims(claims)
     assert meaning.conditions
     print_promise(console, told)
     text = printed(console)

@@ -22,8 +22,8 @@ from torch import nn
 from fedveil.errors import BadInput
 from fedveil.identity import identity, seed_of
 from fedveil.privacy.clip_schedules import Fixed, Poly
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.sampling import Poisson
-from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam
 from fedveil.training.dp_sgd import ClientDpSgd

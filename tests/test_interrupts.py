@@ -29,7 +29,7 @@ except KeyboardInterrupt:
     print("interrupted")
 """
 PROCESS = """
-    from fedveil.flower.processes import Process
+    from fedveil.flower.programs import Process
     Process.start("it", [sys.executable, "-c", "import time; time.sleep(60)"], Path("it.log"))
 """
 WORKERS = """
@@ -37,10 +37,10 @@ WORKERS = """
     does = dict.fromkeys(("add_chunk_", "measure", "measure_clients"), print)
     Workers(1, **does, size=1, moving=0, width=0, noisy=False)
 """
-BENCH = """
-    from fedveil.tuning.bench import Bench
-    with Bench([1], lambda cell, numbers: [cell], 1) as bench:
-        next(bench.outcomes([(1, [0])]))
+TRIAL_POOL = """
+    from fedveil.tuning.trial_pools import ProcessTrialPool
+    with ProcessTrialPool([1], lambda cell, numbers: [cell], 1) as pool:
+        next(pool.outcomes([(1, [0])]))
 """
 
 
@@ -54,8 +54,8 @@ def listening():
 
 @pytest.mark.parametrize(
     ("start", "name"),
-    [(PROCESS, "SIGINT"), (PROCESS, "SIGTERM"), (WORKERS, "SIGINT"), (BENCH, "SIGTERM")],
-    ids=["process", "process, SIGTERM", "workers", "bench"],
+    [(PROCESS, "SIGINT"), (PROCESS, "SIGTERM"), (WORKERS, "SIGINT"), (TRIAL_POOL, "SIGTERM")],
+    ids=["process", "process, SIGTERM", "workers", "trial pool"],
 )
 def test_an_interrupt_during_a_fork_is_not_lost(tmp_path, start, name):
     """What a handler raises in a function that is called by a fork, Python prints and drops."""

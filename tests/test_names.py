@@ -6,14 +6,16 @@ import sys
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.names import DATA_SETS, MODELS, NAMES, check_name, hint, meant, nearest
+from fedveil.names import DATA_NAMES, DATA_SETS, MODEL_NAMES, MODELS, hint, meant, nearest
+
+NAMES = {"data.name": DATA_NAMES, "model.name": MODEL_NAMES}
 
 
 @pytest.mark.parametrize(
-    ("key", "name"), [(k, name) for k, names in NAMES.items() for name in names]
+    ("key", "name"), [(k, name) for k, known in NAMES.items() for name in known.names]
 )
 def test_known_names_pass(key, name):
-    check_name(key, name)
+    NAMES[key].check(key, name)
 
 
 @pytest.mark.parametrize(
@@ -34,18 +36,18 @@ def test_known_names_pass(key, name):
 )
 def test_other_names_are_refused_with_the_nearest(key, name, message):
     with pytest.raises(BadInput, match=message) as refusal:
-        check_name(key, name)
+        NAMES[key].check(key, name)
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 300
 
 
 def test_saved_data_are_a_recipes_and_no_data_set():
-    assert set(NAMES["data.name"]) - set(DATA_SETS) == {"saved", "table"}
-    assert NAMES["model.name"] == (*MODELS, "code")
+    assert set(DATA_NAMES.names) - set(DATA_SETS) == {"saved", "table"}
+    assert MODEL_NAMES.names == (*MODELS, "code")
 
 
 def test_slips_of_one_letter_are_found():
-    for names in NAMES.values():
+    for names in (DATA_NAMES.names, MODEL_NAMES.names):
         for name in names:
             if len(name) > 3:
                 for at in range(len(name)):

@@ -1,7 +1,7 @@
-"""What a value may be by itself: one table, by the names that recipes and messages use.
+"""What a value may be by itself: limits that sections of recipes and constructors share.
 
-Recipes are checked by it when they are read and constructors when they are called, so both say the
-same. Nothing but the standard library is imported: a wrong value is refused before anything heavy.
+A wrong value is refused in one line: its name, the value, what is needed. Nothing but the standard
+library is imported, so that this happens before anything heavy is.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
 
-from fedveil.errors import BadInput
+from fedveil.errors import BadArgument, BadInput
 
 MOST_ROUNDS = 1_000_000
 """Rounds of a run, and local steps of a round."""
@@ -34,55 +34,85 @@ Test = Callable[[float], bool]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Tests that a value passes one after the other, each with what is needed; whole or any."""
+class Limits:
+    """What a number may be.
+
+    Attributes:
+        tests: Conditions that it meets one after the other, each with what is needed.
+        whole: Whether it is a whole number.
+    """
 
     tests: tuple[tuple[Test, str], ...] = ()
     whole: bool = False
 
     def check(self, name: str, value: object) -> None:
-        """Refuse a value that is no number, or not such a one."""
+        """Refuse a value that is no number, or not such a one.
+
+        >>> RATE.check("rate", 0.5)
+        """
         wanted = Integral if self.whole else Real
         if isinstance(value, bool) or not isinstance(value, wanted):
             what = "a whole number" if self.whole else "a number"
-            raise BadInput(f"{name} is {shown(value)}: {what} is needed")
+            raise BadArgument(f"{{{name}}} is {shown(value)}: {what} is needed", name)
         for passes, need in self.tests:
             if not passes(value):  # type: ignore[arg-type]
-                raise BadInput(f"{name} is {value}: {need}")
+                raise BadArgument(f"{{{name}}} is {value}: {need}", name)
 
     @property
-    def words(self) -> str:
-        """What a value may be, in the words in which others are refused."""
+    def text(self) -> str:
+        """What a value may be, in the words in which others are refused.
+
+        >>> RATE.text
+        'a probability in (0, 1], at least 1e-12'
+        """
         needs = [need for _, need in self.tests]
         for end in (" is needed", " are needed", " is possible", " are possible", ","):
             needs = [need.removesuffix(end) for need in needs]
         return ", ".join(needs)
 
 
+@dataclass(frozen=True)
+class Each:
+    """What each number of a list may be; there is at least one."""
+
+    limits: Limits
+
+    def check(self, name: str, values: list[float]) -> None:
+        """Refuse an empty list, and the first number that is not such a one."""
+        if not values:
+            raise BadInput(f"{name} is empty: give at least one number, or leave it out")
+        for value in values:
+            self.limits.check(name, value)
+
+    @property
+    def text(self) -> str:
+        """What each may be."""
+        return self.limits.text
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a value may be, by a function that refuses all others; `text` is that in words."""
+
+    check: Callable[[str, object], None]
+    text: str = ""
+
+
 def shown(value: object) -> str:
-    """A value of any type in a few words."""
+    """A value of any type as a short text, for messages."""
     text = str(value) if isinstance(value, Real) else repr(value)
     text = " ".join(text.split())
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
+def check_option(name: str, value: object) -> None:
+    """Refuse a number that an option of the command line cannot be."""
+    OPTIONS[name].check(f"--{name.replace('_', '-')}", value)
+
+
 def check(name: str, value: object) -> None:
-    """Refuse a value that cannot be what its name says, whatever else is chosen.
-
-    >>> check("sample.rate", 0.5)
-    """
-    VALUES[name].check(name, value)
-
-
-def allowed(name: str) -> str:
-    """What a number of that name may be, in words; "" for what is no number.
-
-    >>> allowed("sample.rate")
-    'a probability in (0, 1], at least 1e-12'
-    """
-    if name == "engine.workers":
-        return f"0 to {_WORKERS_ANYWHERE}, or to {_WORKERS_PER_CORE} per core where that is more"
-    return VALUES[name].words if name in VALUES else ""
+    """Refuse a number that cannot be what its name says."""
+    _NAMED[name].check(name, value)
 
 
 def check_ledger_epsilon(name: str, epsilon: object, ledger: object) -> None:
@@ -91,11 +121,11 @@ def check_ledger_epsilon(name: str, epsilon: object, ledger: object) -> None:
         return
     if ledger is None:
         raise BadInput(f"{name} is the budget of a shared ledger: name its file as well")
-    VALUES["budget.epsilon"].check(name, epsilon)
+    BUDGET.check(name, epsilon)
 
 
 def check_address(name: str, address: object) -> None:
-    """Refuse what is no address of a cluster's head."""
+    """Refuse a text that is not the address of a cluster's head."""
     if address is None:
         return
     if not isinstance(address, str) or not address.strip():
@@ -109,13 +139,13 @@ def check_address(name: str, address: object) -> None:
 
 
 def one_of(name: str, value: object, kind: type[Enum]) -> None:
-    """Refuse what is no member of the enumeration: a string equal to one is none.
+    """Refuse a value that is not a member of the enumeration. An equal string is not enough.
 
     A member is compared by identity, so that its text would be accepted and have no effect.
     """
     if not isinstance(value, kind):
         members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-        raise BadInput(f"{name} is {shown(value)}: use one of {members}")
+        raise BadArgument(f"{{{name}}} is {shown(value)}: use one of {members}", name)
 
 
 def cores() -> int:
@@ -124,7 +154,7 @@ def cores() -> int:
 
 
 def most_workers() -> int:
-    """More processes than this only wait for each other, for minutes."""
+    """The largest useful number of processes. More only wait for each other, for minutes."""
     return max(_WORKERS_ANYWHERE, _WORKERS_PER_CORE * cores())
 
 
@@ -132,181 +162,113 @@ def check_workers(name: str, value: object) -> None:
     """Refuse a number of processes that no machine like this one can use."""
     most = most_workers()
     need = f"a number from 1 to {most} is needed on this machine, or 0 for one per core"
-    Kind(((lambda v: 0 <= v <= most, need),), whole=True).check(name, value)
+    Limits(((lambda v: 0 <= v <= most, need),), whole=True).check(name, value)
 
 
-def _whole(least: int, need: str = "", most: int | None = None) -> Kind:
+def whole(least: int, need: str = "", most: int | None = None) -> Limits:
+    """Whole numbers from `least` on."""
     tests: list[tuple[Test, str]] = [(lambda v: v >= least, need or f"at least {least} is needed")]
     if most is not None:
         tests.append((lambda v: v <= most, f"at most {most:,} are possible"))
-    return Kind(tuple(tests), whole=True)
+    return Limits(tuple(tests), whole=True)
 
 
-def _number(passes: Test, need: str, most: float | None = None) -> Kind:
+def within(least: int, most: int, need: str) -> Limits:
+    """Whole numbers from `least` to `most`."""
+    return Limits(((lambda v: least <= v <= most, need),), whole=True)
+
+
+def number(passes: Test, need: str, most: float | None = None) -> Limits:
+    """Numbers that pass a test, up to `most` without their signs."""
     tests = [(passes, need)]
     if most is not None:
         tests.append((lambda v: abs(v) <= most, f"at most {most:g} is possible"))
-    return Kind(tuple(tests))
+    return Limits(tuple(tests))
 
 
-def _from(least: float) -> Kind:
-    return _number(lambda v: least <= v < math.inf, f"a number >= {least:g} is needed")
+def at_least(least: float) -> Limits:
+    """Finite numbers from `least` on."""
+    return number(lambda v: least <= v < math.inf, f"a number >= {least:g} is needed")
 
 
-_POSITIVE = _number(lambda v: 0 < v < math.inf, "a positive number is needed")
-_SHARE = _number(lambda v: 0 <= v < 1, "a number in [0, 1) is needed")
-_INSIDE = _number(lambda v: 0 < v < 1, "a number in (0, 1) is needed")
-_DELTA = Kind(
-    (
-        *_INSIDE.tests,
-        (lambda v: v >= _SMALLEST_DELTA, f"at least {_SMALLEST_DELTA:g} is possible"),
-    )
-)
-_BUDGET = _number(lambda v: v > 0, "a positive number is needed")
-_SEED = _number(lambda v: 0 <= v < 2**63, "a number from 0 to 2^63 - 1 is needed")
-_RATE = Kind(
+ANY_COUNT = whole(0)
+COUNT = whole(1)
+CLIENTS = whole(1, most=100_000_000)
+COHORT = whole(1, "at least one client per round is needed")
+ROUNDS = whole(1, "at least one is needed", MOST_ROUNDS)
+STEPS = whole(1, most=MOST_ROUNDS)
+WARMUP = whole(0, most=MOST_ROUNDS)
+BATCH = whole(0, "a size, or 0 for all records, is needed")
+SEED = within(0, 2**63 - 1, "a number from 0 to 2^63 - 1 is needed")
+POWER = within(-60, 60, "a power of two from -60 to 60 is needed")
+NOMINAL = whole(1, "at least 1 record is needed")
+CLIP_EVERY = whole(1, "at least 1 round is needed")
+TEXT_LENGTH = whole(1, "at least one word is needed", 10_000)
+VOCABULARY = whole(1, most=1_000_000)
+
+POSITIVE = number(lambda v: 0 < v < math.inf, "a positive number is needed")
+NOT_NEGATIVE = at_least(0)
+FINITE = number(math.isfinite, "a finite number is needed", 1e30)
+FRACTION = number(lambda v: 0 <= v < 1, "a number in [0, 1) is needed")
+QUANTILE = number(lambda v: 0 < v < 1, "a number in (0, 1) is needed")
+PORTION = number(lambda v: 0 < v <= 1, "a share in (0, 1] is needed")
+TRIM = number(lambda v: 0 <= v < 0.5, "a share in [0, 0.5) is needed")
+RATE = Limits(
     (
         (lambda v: 0 < v <= 1, "a probability in (0, 1] is needed"),
         (lambda v: v >= _SMALLEST_RATE, f"at least {_SMALLEST_RATE:g} is possible"),
     )
 )
-_STEPS = _whole(1, most=MOST_ROUNDS)
-_WARMUP = _whole(0, most=MOST_ROUNDS)
-_POWER = Kind(((lambda v: -60 <= v <= 60, "a power of two from -60 to 60 is needed"),), whole=True)
-_PLACE = Kind(((lambda v: abs(v) <= 1e6, "a place within an image is needed"),), whole=True)
 
-_CLIENTS = _whole(1, most=100_000_000)
+BUDGET = number(lambda v: v > 0, "a positive number is needed")
+DELTA = Limits(
+    (
+        *QUANTILE.tests,
+        (lambda v: v >= _SMALLEST_DELTA, f"at least {_SMALLEST_DELTA:g} is possible"),
+    )
+)
+MULTIPLIER = number(lambda v: 0 <= v < math.inf, "a number >= 0 is needed", _MOST_NOISE)
+SOME_NOISE = number(lambda v: 0 < v < math.inf, "a positive number is needed", _MOST_NOISE)
+REPORT_EPSILON = number(
+    lambda v: v >= SMALLEST_REPORT, "a number >= 1e-6 is needed", LARGEST_REPORT
+)
+BIT_EPSILON = number(lambda v: v >= 0, "a number >= 0 is needed", 50)
+CLIP = number(
+    lambda v: SMALLEST_CLIP <= v < math.inf,
+    f"a number of at least {SMALLEST_CLIP} is needed",
+    1e30,
+)
+RADIUS = number(
+    lambda v: SMALLEST_RADIUS <= v < math.inf, f"at least {SMALLEST_RADIUS} is needed", 1e30
+)
+CLIP_FLOOR = number(
+    lambda v: SMALLEST_FLOOR <= v < math.inf,
+    f"a number from {SMALLEST_FLOOR} to the first clip is needed",
+)
+LOSS_CLIP = number(lambda v: 1e-6 <= v <= 1e6, "a number from 1e-6 to 1e6 is needed")
 
-VALUES = {
-    "seed": Kind(_SEED.tests, whole=True),
-    "rounds": _whole(1, "at least one is needed", MOST_ROUNDS),
-    "iterations": _whole(1, "at least one is needed"),
-    "clients": _CLIENTS,
-    "parameters": _whole(1),
-    "data.clients": _whole(1),
-    "data.alpha": _POSITIVE,
-    "data.shards_per_client": _whole(1),
-    "data.min_records": _whole(1),
-    "data.resample": _whole(1, "at least one record is needed"),
-    "data.most_records": _whole(1, "at least one record is needed"),
-    "data.seed": Kind(_SEED.tests, whole=True),
-    "data.columns.NAME.length": _whole(1, "at least one word is needed", 10_000),
-    "data.columns.NAME.buckets": _whole(1, most=1_000_000),
-    "data.columns.NAME.most_words": _whole(1, most=1_000_000),
-    "data.columns.NAME.min_texts": _whole(1),
-    "model.hidden": _whole(1, "the width of a layer starts at 1"),
-    "model.embedding": _whole(1, most=10_000),
-    "model.layers": _whole(1, most=100),
-    "model.heads": _whole(1, most=100),
-    "model.words": _whole(2, "at least padding and one word are needed", 10_000_000),
-    "sample.rate": _RATE,
-    "sample.size": _whole(1, "at least one client per round is needed"),
-    "sample.max_participations": _whole(1),
-    "client.epochs": _STEPS,
-    "client.steps": _STEPS,
-    "client.batch": _whole(0, "a size, or 0 for all records, is needed"),
-    "client.lr": _POSITIVE,
-    "client.mu": _POSITIVE,
-    "client.gamma": _POSITIVE,
-    "client.momentum": _SHARE,
-    "client.weight_decay": _from(0),
-    "client.proximal": _from(0),
-    "client.beta1": _SHARE,
-    "client.beta2": _SHARE,
-    "client.floor": _POSITIVE,
-    "client.warmup": _WARMUP,
-    "client.lr_floor": _SHARE,
-    "client.rate": _RATE,
-    "client.nominal": _whole(1, "at least 1 record is needed"),
-    "clip.value": _number(
-        lambda v: SMALLEST_CLIP <= v < math.inf,
-        f"a number of at least {SMALLEST_CLIP} is needed",
-        1e30,
-    ),
-    "clip.power": _from(0),
-    "clip.floor": _number(
-        lambda v: SMALLEST_FLOOR <= v < math.inf,
-        f"a number from {SMALLEST_FLOOR} to clip.value is needed",
-    ),
-    "clip.quantile": _INSIDE,
-    "clip.lr": _POSITIVE,
-    "clip.bit_noise": _from(0),
-    "clip.bit_epsilon": _number(lambda v: v >= 0, "a number >= 0 is needed", 50),
-    "clip.low": _POWER,
-    "clip.high": _POWER,
-    "clip.every": _whole(1, "at least 1 round is needed"),
-    "clip.epsilon": _BUDGET,
-    "clip.delta": _DELTA,
-    "clip.cap": _BUDGET,
-    "clip.centre": _number(math.isfinite, "a finite number is needed", 1e30),
-    "clip.radius": _number(
-        lambda v: SMALLEST_RADIUS <= v < math.inf, f"at least {SMALLEST_RADIUS} is needed", 1e30
-    ),
-    "clip.growth": _from(1),
-    "noise.multiplier": _number(
-        lambda v: 0 <= v < math.inf, "a number >= 0 is needed", _MOST_NOISE
-    ),
-    "noise.epsilon": _number(
-        lambda v: v >= SMALLEST_REPORT,
-        "a number >= 1e-6 is needed",
-        LARGEST_REPORT,
-    ),
-    "noise.c2": _POSITIVE,
-    "budget.epsilon": _BUDGET,
-    "budget.epsilons": _BUDGET,
-    "budget.delta": _DELTA,
-    "shuffle.minimum": _whole(1, "at least 1 report is needed"),
-    "shuffle.dishonest": _whole(0, "0 or more clients are needed"),
-    "server.lr": _POSITIVE,
-    "server.momentum": _SHARE,
-    "server.beta1": _SHARE,
-    "server.beta2": _SHARE,
-    "server.floor": _POSITIVE,
-    "server.trim": _number(lambda v: 0 <= v < 0.5, "a share in [0, 0.5) is needed"),
-    "server.malicious": _whole(0),
-    "server.chosen": _whole(1),
-    "server.warmup": _WARMUP,
-    "server.lr_floor": _SHARE,
-    "warmup": _WARMUP,
-    "lr_floor": _SHARE,
-    "attack.attackers": _whole(0),
-    "attack.share": _number(lambda v: 0 < v <= 1, "a share in (0, 1] is needed"),
-    "attack.boost": _POSITIVE,
-    "attack.epochs": _STEPS,
-    "attack.lr": _POSITIVE,
-    "attack.target": _whole(0, "labels start at 0"),
-    "attack.source": _whole(0, "labels start at 0"),
-    "attack.row": _PLACE,
-    "attack.column": _PLACE,
-    "attack.value": _number(math.isfinite, "a finite number is needed", 1e30),
-    "attack.channel": _whole(0),
-    "attack.start": _whole(1),
-    "attack.end": _whole(1),
-    "attack.every": _whole(1),
-    "attack.size": _whole(1),
-    "attack.parts": _whole(1),
-    "attack.writers": _whole(1),
-    "attack.feature_share": _number(lambda v: 0 < v <= 1, "a share in (0, 1] is needed"),
-    "evaluate.every": _whole(1),
-    "evaluate.clients_every": _whole(1),
-    "evaluate.epsilon": _BUDGET,
-    "evaluate.delta": _DELTA,
-    "evaluate.loss_clip": _number(
-        lambda v: 1e-6 <= v <= 1e6, "a number from 1e-6 to 1e6 is needed"
-    ),
-    "engine.chunk": _whole(0),
-    "engine.memory": _whole(1),
-    "engine.checkpoint": _whole(1),
-    "--repeat": Kind(
-        ((lambda v: 1 <= v <= 10_000, "a number from 1 to 10000 is needed"),), whole=True
-    ),
-    "--clients": _CLIENTS,
-    "--per-round": _CLIENTS,
-    "--parameters": _whole(1, most=10**15),
-    "--epsilon": _POSITIVE,
-    "--delta": _DELTA,
-    "--rounds": _whole(1, most=MOST_ROUNDS),
-    "--noise": _number(lambda v: 0 < v < math.inf, "a positive number is needed", _MOST_NOISE),
-    "--rate": _RATE,
+OPTIONS = {
+    "repeat": within(1, 10_000, "a number from 1 to 10000 is needed"),
+    "clients": CLIENTS,
+    "per_round": CLIENTS,
+    "parameters": whole(1, most=10**15),
+    "epsilon": POSITIVE,
+    "delta": DELTA,
+    "rounds": STEPS,
+    "noise": SOME_NOISE,
+    "rate": RATE,
 }
-"""By the recipe's key or the command line's option; values of a list are checked one by one."""
+"""By the command line's option."""
+
+WORKERS = Rule(
+    check_workers,
+    f"0 to {_WORKERS_ANYWHERE}, or to {_WORKERS_PER_CORE} per core where that is more",
+)
+
+_NAMED = {
+    "rounds": ROUNDS,
+    "clients": CLIENTS,
+    "parameters": COUNT,
+    "noise.multiplier": MULTIPLIER,
+    "noise.epsilon": REPORT_EPSILON,
+}

@@ -19,8 +19,7 @@ from fedveil.runs.explain import Part, apart, recipes_text
 from fedveil.runs.glossary import Term, terms, terms_line
 
 if TYPE_CHECKING:  # tables need no torch
-    from fedveil.audit.finding import Finding
-    from fedveil.audit.leak import Leak
+    from fedveil.audit.findings import Finding, Leak
     from fedveil.runs.run import Run
 
 
@@ -41,8 +40,8 @@ class Follower:
                 self._measured[name] = (line[name], line.get(f"{name}{INTERVAL}"))
         parts = [f"round {line['round']:>{len(str(self.rounds))}}/{self.rounds}"]
         if self._measured:
-            told = [f"{name} {measured_text(*v)}" for name, v in self._measured.items()]
-            parts.append(", ".join(told))
+            metrics = [f"{name} {measured_text(*v)}" for name, v in self._measured.items()]
+            parts.append(", ".join(metrics))
         if line["epsilon"] is not None and self._promise is not None:
             spent = replace(self._promise, epsilon=line["epsilon"])
             left = "" if self._limit is None else f", {spent.remainder(self._limit)} left"
@@ -57,7 +56,7 @@ class Follower:
 
 
 class Progress:
-    """One line that follows a run; on something that is not a terminal, a line now and then."""
+    """The progress line of a run: updated in place on a terminal, else about ten lines in all."""
 
     def __init__(self, console: Console, run: "Run") -> None:
         self._console, self._follower = console, Follower(run)
@@ -81,7 +80,7 @@ class Progress:
 
 
 class Counter:
-    """One line that counts what is done of many; elsewhere than on a terminal, every tenth."""
+    """A line that counts finished steps: updated in place on a terminal, else every tenth."""
 
     def __init__(self, console: Console, what: str) -> None:
         self._console, self._what = console, what
@@ -90,7 +89,7 @@ class Counter:
         self._begin()
 
     def _begin(self) -> None:
-        self._began, self._first, self._told = time.monotonic(), -1, 0
+        self._began, self._first, self._tenths = time.monotonic(), -1, 0
 
     def __enter__(self) -> "Counter":
         if self._console.is_terminal:
@@ -101,11 +100,11 @@ class Counter:
         self._live.stop()
 
     def show(self, done: int, total: int, name: str) -> None:
-        """`done` of `total` are, `name` being the last of them."""
+        """Show that `done` of `total` steps are finished, `name` being the last of them."""
         self.show_of("", done, total, name)
 
     def show_of(self, of: str, done: int, total: int, name: str) -> None:
-        """The same for several countings, one after the other."""
+        """Like `show`, for several counts one after the other, each with its name `of`."""
         if of != self._name:
             self._name = of
             self._begin()
@@ -117,8 +116,8 @@ class Counter:
         text = f"{done}/{total} {what} | {seconds:.0f} s, about {left:.0f} s left | {name}"
         if self._console.is_terminal:
             self._live.update(Text(text))
-        elif done == total or 10 * done // total > self._told:
-            self._told = 10 * done // total
+        elif done == total or 10 * done // total > self._tenths:
+            self._tenths = 10 * done // total
             self._console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -177,17 +176,17 @@ def measured_text(value: float, width: float | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    """A measured number; JSON has null for one that is not finite."""
+    """A measured number as text. None, which is null in JSON, stands for one not finite."""
     return "not finite" if value is None else f"{value:.4f}"
 
 
 def _by_metric(over_clients: dict[str, float | None]) -> dict[str, list[str]]:
-    """What is told of each metric across clients."""
-    found: dict[str, list[str]] = {}
+    """The statistics across clients as texts, by metric."""
+    texts: dict[str, list[str]] = {}
     for name, value in over_clients.items():
-        metric, _, what = name.partition("/")[2].rpartition("/")
-        found.setdefault(metric, []).append(f"{what.replace('_', ' ')} {_number(value)}")
-    return found
+        metric, _, statistic = name.partition("/")[2].rpartition("/")
+        texts.setdefault(metric, []).append(f"{statistic.replace('_', ' ')} {_number(value)}")
+    return texts
 
 
 def print_rows(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -201,7 +200,7 @@ def print_rows(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> 
 
 
 def print_findings(console: Console, title: str, findings: "Sequence[Finding]") -> None:
-    """What attacks found, beside the claims; a claim that is violated is a red line."""
+    """What attacks found, beside the claims. A violated claim is a red line."""
     table = Table(title=title, title_justify="left")
     rows = [(finding.row(), finding.violated) for finding in findings]
     for key in rows[0][0] if rows else ():
@@ -211,11 +210,11 @@ def print_findings(console: Console, title: str, findings: "Sequence[Finding]") 
     console.print(table)
     broken = sum(violated for _, violated in rows)
     if broken:
-        told = f"{broken} of {len(rows)} claims are violated: more is released than is claimed"
-        console.print(told, style="bold red", highlight=False, soft_wrap=True)
+        text = f"{broken} of {len(rows)} claims are violated: more is released than is claimed"
+        console.print(text, style="bold red", highlight=False, soft_wrap=True)
     else:
-        told = "no claim is violated; a lower bound below a claim does not prove the claim"
-        console.print(told, highlight=False, soft_wrap=True)
+        text = "no claim is violated; a lower bound below a claim does not prove the claim"
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def print_leaks(console: Console, title: str, leaks: "Sequence[Leak]") -> None:
@@ -224,14 +223,14 @@ def print_leaks(console: Console, title: str, leaks: "Sequence[Leak]") -> None:
         rows = [leak.row() for leak in leaks if leak.attack == attack]
         print_rows(console, f"{title}: {attack}", rows)
     if leaks:
-        told = "intervals are at 95 %; what an attack does not find, a better one may"
-        console.print(told, highlight=False, soft_wrap=True)
+        text = "intervals are at 95 %; what an attack does not find, a better one may"
+        console.print(text, highlight=False, soft_wrap=True)
 
 
-def print_promise(console: Console, told: Statement) -> None:
+def print_promise(console: Console, statement: Statement) -> None:
     """What a run promises, in a sentence for people, and the conditions under which that holds."""
-    meaning = Meaning.of(told.claims)
-    console.print(f"{told.run}: {meaning.sentence}", soft_wrap=True)
+    meaning = Meaning.from_claims(statement.claims)
+    console.print(f"{statement.run}: {meaning.sentence}", soft_wrap=True)
     for line in (meaning.worth, *meaning.warnings):
         if line:
             console.print(line, soft_wrap=True)
@@ -246,22 +245,24 @@ def print_promise(console: Console, told: Statement) -> None:
     console.print()
 
 
-def print_totals(console: Console, told: Statement) -> None:
+def print_totals(console: Console, statement: Statement) -> None:
     """What all charges of a run come to, and what is left."""
-    rounds = len({charge.round for charge in told.charges})
-    console.print(f"{told.run}: {len(told.charges)} charges for {rounds} rounds", soft_wrap=True)
-    for claim in told.claims:
+    charges = statement.charges
+    rounds = len({charge.round for charge in charges})
+    console.print(f"{statement.run}: {len(charges)} charges for {rounds} rounds", soft_wrap=True)
+    for claim in statement.claims:
         console.print(str(claim), soft_wrap=True)
-    console.print(told.remainder(), soft_wrap=True)
+    console.print(statement.remainder(), soft_wrap=True)
 
 
-def print_charges(console: Console, told: Statement) -> None:
-    """Every charge of a run, a table for each thing that it was charged for."""
-    for covers in sorted({charge.covers for charge in told.charges}):
-        charges = [charge for charge in told.charges if charge.covers == covers]
+def print_charges(console: Console, statement: Statement) -> None:
+    """Every charge of a run, in one table for each thing that was charged."""
+    for covers in sorted({charge.covers for charge in statement.charges}):
+        charges = [charge for charge in statement.charges if charge.covers == covers]
         rows = [{"round": c.round, "attempt": c.attempt, "at": c.charged_at} for c in charges]
         event = event_text(from_dict(charges[0].event))
-        print_rows(console, f"{told.run}: {len(rows)} charges for {covers}, each {event}", rows)
+        title = f"{statement.run}: {len(rows)} charges for {covers}, each {event}"
+        print_rows(console, title, rows)
 
 
 def print_terms(console: Console, claims: Sequence[object]) -> None:
@@ -323,7 +324,7 @@ def _columns() -> Table:
 
 
 def _grouped(claims: Sequence[PrivacyClaim]) -> list[tuple[str, list[str]]]:
-    """What the claims assume: first what all of them do, then what others do beside it."""
+    """Assumptions under their headings: first those of all claims, then those of some."""
     groups: dict[tuple[str, ...], list[PrivacyClaim]] = {}
     for claim in claims:
         groups.setdefault(claim.assumptions, []).append(claim)
@@ -331,9 +332,9 @@ def _grouped(claims: Sequence[PrivacyClaim]) -> list[tuple[str, list[str]]]:
         return []
     shared = [a for a in claims[0].assumptions if all(a in group for group in groups)]
     whose = "The claim holds" if len(groups) == 1 else "Every claim holds"
-    told = [(f"{whose} if:", shared)] if shared else []
+    headings = [(f"{whose} if:", shared)] if shared else []
     for assumptions, members in groups.items():
         more = [a for a in assumptions if a not in shared]
         if more:
-            told.append((f"{'; '.join(c.short for c in members)} holds if also:", more))
-    return told
+            headings.append((f"{'; '.join(c.short for c in members)} holds if also:", more))
+    return headings

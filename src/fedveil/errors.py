@@ -1,12 +1,36 @@
 """The exceptions a user can meet. Each message is one line: the thing, its value, the way out."""
 
+from collections.abc import Callable
+
 
 class FedveilError(Exception):
     """Anything fedveil refuses or cannot continue after."""
 
 
 class BadInput(FedveilError, ValueError):
-    """What was asked for cannot be done: a recipe, a data file or an argument is wrong."""
+    """A recipe, a data file or an argument is wrong."""
+
+
+class BadArgument(BadInput):
+    """Arguments cannot be what they are.
+
+    >>> str(BadArgument("{size} is 0: at least 1 is needed", "size"))
+    'size is 0: at least 1 is needed'
+    """
+
+    def __init__(self, message: str, *arguments: str) -> None:
+        """Refuse `arguments`, which are in braces wherever the message names them."""
+        super().__init__(message, *arguments)
+
+    def __str__(self) -> str:
+        return self.text(lambda argument: argument)
+
+    def text(self, name: Callable[[str], str]) -> str:
+        """The message, with each argument called by another name."""
+        message, *arguments = self.args
+        for argument in arguments:
+            message = message.replace(f"{{{argument}}}", name(argument))
+        return str(message)
 
 
 class UnsupportedEvent(BadInput):
@@ -18,14 +42,14 @@ class LedgerMismatch(BadInput):
 
 
 class BudgetExhausted(FedveilError):
-    """The next round would exceed the budget; nothing was released."""
+    """The next round would exceed the budget. Nothing was released."""
 
 
 class CommonBudgetExhausted(BudgetExhausted):
-    """It is the budget that all runs on a shared ledger have in common."""
+    """The next round would exceed the budget of all runs on a shared ledger."""
 
 
 def one_line(error: Exception) -> str:
-    """What another library says of a failure, on one line of reasonable length."""
+    """Another library's error message, on one line of at most 203 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else f"{text[:200]}..."

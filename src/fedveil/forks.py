@@ -53,7 +53,7 @@ def in_fork() -> bool:
 
 
 def forked(function: Callable[[], T]) -> T:
-    """The function's result, computed in a fork; an exception is raised here as it was there.
+    """Run a function in a fork and return its result, or raise its exception.
 
     The answer is copied by pickle, which can run code here: so no client's records are in the fork.
     """
@@ -89,7 +89,7 @@ def sealed(function: Callable[[], Tensors]) -> Tensors:
 
 
 def _ask(function: Callable[[], bytes], *, sealed: bool) -> bytes:
-    """What a fork answers, in bytes."""
+    """Run a function in a fork and return its bytes."""
     if not can_fork():
         raise AssertionError("this platform has no fork")
     reading, writing = os.pipe()
@@ -112,7 +112,7 @@ def _ask(function: Callable[[], bytes], *, sealed: bool) -> bytes:
 def _answer(
     function: Callable[[], bytes], parent: int, reading: int, writing: int, *, sealed: bool
 ) -> None:
-    """The life of a fork."""
+    """Run in the fork: seal it if asked for, compute, write the answer, exit."""
     global _depth
     status = 1
     try:
@@ -140,7 +140,7 @@ def _as_tensors(function: Callable[[], Tensors]) -> bytes:
 
 
 def _refused(writing: int) -> bytes:
-    """Seal this process; why that cannot be, or nothing."""
+    """Seal this process. Returns an error message if that fails, or nothing."""
     try:
         _seal(writing)
     except OSError as e:

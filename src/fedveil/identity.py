@@ -91,7 +91,7 @@ def digest_of(*parts: Any) -> str:
 
 
 def seed_of(*parts: Any) -> int:
-    """A number of 128 bits that other parts do not have."""
+    """A seed of 128 bits that follows from the parts."""
     return int(digest_of(*parts)[:32], 16)
 
 
@@ -177,7 +177,7 @@ class _Writer:
         return f"[{','.join(f'{word}={self.text(value)}' for word, value in stated)}]"
 
     def _member(self, value: Enum) -> str:
-        """Ours by its value, which recipes and files have; a user's by all there is."""
+        """One of our enums by its value, a user's also by class and name."""
         if _is_ours(type(value)):
             return self.text(value.value)
         return f"{self._class(type(value))}.{value.name}={self.text(value.value)}"
@@ -294,7 +294,7 @@ def _is_empty(key: str, value: Any) -> bool:
 
 
 def _stated(value: Any) -> Stated | None:
-    """What a part of ours states; a user's class that inherits from it states nothing."""
+    """The identity that one of our parts states, None for a user's subclass of it."""
     return value.identity if _states(type(value)) else None
 
 
@@ -345,7 +345,7 @@ def _holds_more(kind: type) -> bool:
 
 
 def _taken_apart(value: Any) -> Any:
-    """How an object without a `__dict__` would be pickled; None where it cannot be."""
+    """How an object without a `__dict__` would be pickled, None if it cannot be."""
     try:
         found = value.__reduce_ex__(2)
     except (TypeError, AttributeError, NotImplementedError, RuntimeError, ValueError):
@@ -388,7 +388,7 @@ def _read_by(function: types.FunctionType) -> list[tuple[str, Any]]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """The names that a function, and those inside it, look up; those of attributes among them."""
+    """The names that a function and its inner functions look up, also as attributes."""
     yield from (name for name in code.co_names if name[:2] != "__")
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
@@ -396,7 +396,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _is_users(value: Any, within: Any) -> bool:
-    """Whether a user made what code reads; of an installed package's code, constants only."""
+    """Whether a value that code reads is a user's. In installed packages, only constants are."""
     if value is None or isinstance(value, types.ModuleType | types.BuiltinFunctionType):
         return False
     if isinstance(value, bool | int | float | str | tuple):

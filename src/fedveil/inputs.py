@@ -1,4 +1,4 @@
-"""What a record is made of: one array, or several by name. Both are treated in one way here.
+"""The inputs of a record: one array, or several by name. Both are treated alike here.
 
 A module is called with the array, or with the named ones as keyword arguments.
 """
@@ -14,7 +14,7 @@ Inputs: TypeAlias = dict[str, A] | A
 
 
 def mapped(function: Callable[[A], B], inputs: Inputs[A]) -> Inputs[B]:
-    """The function of the array, or of each one by its name.
+    """Apply a function to the array, or to each named one.
 
     >>> mapped(len, [1, 2]), mapped(len, {"ids": [1, 2], "mask": [1]})
     (2, {'ids': 2, 'mask': 1})
@@ -25,7 +25,7 @@ def mapped(function: Callable[[A], B], inputs: Inputs[A]) -> Inputs[B]:
 
 
 def single(inputs: Inputs[A]) -> A:
-    """The array of records that have one input without a name; others are not asked for it."""
+    """The array of records that have one input without a name. Fails for named inputs."""
     if isinstance(inputs, dict):
         raise AssertionError("records of one input are needed")
     return inputs
@@ -37,14 +37,14 @@ def values_of(inputs: Inputs[A]) -> list[A]:
 
 
 def labelled(what: str, inputs: Inputs[A]) -> dict[str, A]:
-    """The arrays by what messages call them: "x", or "x.ids" and "x.mask"."""
+    """The arrays by their names in messages: "x", or "x.ids" and "x.mask"."""
     if isinstance(inputs, dict):
         return {f"{what}.{name}": value for name, value in inputs.items()}
     return {what: inputs}
 
 
 def taken(inputs: Inputs[A], rows: Any) -> Inputs[A]:
-    """Some of the rows: a slice, or whatever else the arrays are indexed by."""
+    """Select rows by a slice, or by anything else that indexes the arrays."""
 
     def some(values: Any) -> Any:
         return values[rows]
@@ -53,12 +53,14 @@ def taken(inputs: Inputs[A], rows: Any) -> Inputs[A]:
 
 
 def count(inputs: Inputs[Any]) -> int:
-    """How many records there are."""
+    """The number of records."""
     return len(values_of(inputs)[0])
 
 
 def join_inputs(parts: list[Inputs[A]], function: Callable[[list[A]], B]) -> Inputs[B]:
-    """The function of all parts' arrays, name by name; all parts have the names of the first.
+    """Apply a function to the list of all parts' arrays, for each input name.
+
+    All parts have the names of the first.
 
     >>> join_inputs([{"a": 1}, {"a": 2}], sum), join_inputs([1, 2], sum)
     ({'a': 3}, 3)

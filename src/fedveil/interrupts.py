@@ -1,4 +1,4 @@
-"""Interrupts that arrive where they would be lost: during an import, and during a fork."""
+"""Handle interrupts that would be lost: during an import, and during a fork."""
 
 import os
 import signal
@@ -11,24 +11,24 @@ _ENDING: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
 
 
 def end_at_once() -> None:
-    """From here on Ctrl-C ends the process with one word; not where somebody has decided on it.
+    """Until `listen()`, Ctrl-C prints "interrupted" and exits.
 
-    For the time in which everything is imported: nothing has been written, and an import may
-    swallow a KeyboardInterrupt, or make another error of it.
+    Handlers set by others are left alone. For the time in which everything is imported: nothing has
+    been written, and an import may swallow a KeyboardInterrupt, or make another error of it.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 def listen() -> None:
-    """From here on Ctrl-C is Python's KeyboardInterrupt again."""
+    """Restore Python's KeyboardInterrupt for Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Ctrl-C and SIGTERM that arrive inside are handled when it is left.
+    """Hold back Ctrl-C and SIGTERM until the block ends.
 
     A fork calls functions that libraries have registered, `logging` among them, and what a handler
     raises while one of these runs is printed and dropped: the process would go on. And whoever is

@@ -1,11 +1,13 @@
-"""The names that a recipe may use for data and models, and what was meant by one that is unknown.
+"""The names of data sets, models and metrics in recipes, with suggestions for misspelt ones.
 
-Only the standard library is imported: a slip is told before anything heavy is.
+Only the standard library is imported: a misspelt name is refused before anything heavy is imported.
 """
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import ClassVar
 
 from fedveil.checks import shown
 from fedveil.errors import BadInput
@@ -51,36 +53,47 @@ OF_NUMBERS = ("mae", "rmse", "r2")
 TOP = r"top-([1-9]\d{0,6})"
 """What stands for top-K: a number in the place of the K."""
 
-NAMES = {"data.name": (*DATA_SETS, "saved", TABLE), "model.name": (*MODELS, CODE)}
-"""By the recipe's key."""
-
 _ALIKE = 0.7  # two letters of four exchanged are
 
 
-def check_name(key: str, value: str) -> None:
-    """Refuse a name that the recipe's key does not have.
+@dataclass(frozen=True)
+class OneOf:
+    """The names that a key of a recipe may have, and one that messages do not list."""
 
-    >>> check_name("model.name", "mlp")
-    """
-    if value not in NAMES[key]:
-        known = ", ".join(NAMES[key])
-        raise BadInput(f"{key} is {shown(value)}: choose one of {known}{hint(value, NAMES[key])}")
+    names: tuple[str, ...]
+    unlisted: str | None = None
+    text: ClassVar[str] = ""
+
+    def check(self, key: str, value: str) -> None:
+        """Refuse a name that is unknown.
+
+        >>> MODEL_NAMES.check("model.name", "mlp")
+        """
+        if value not in (*self.names, self.unlisted):
+            known = ", ".join(self.names)
+            raise BadInput(
+                f"{key} is {shown(value)}: choose one of {known}{hint(value, self.names)}"
+            )
+
+
+DATA_NAMES = OneOf((*DATA_SETS, "saved", TABLE), unlisted=OWN)
+MODEL_NAMES = OneOf((*MODELS, CODE), unlisted=OWN)
 
 
 def check_metric(key: str, name: str) -> None:
-    """Refuse a name that no metric has.
+    """Refuse an unknown metric.
 
     >>> check_metric("evaluate.metrics", "top-5")
     """
     known = [name for name in (*OF_LABELS, *OF_NUMBERS) if name != "top-K"]
     if name in known or re.fullmatch(TOP, name):
         return
-    told, like = ", ".join((*known, "top-K (such as top-5)")), hint(name, (*known, "top-5"))
-    raise BadInput(f"{key} has {shown(name)}: choose from {told}{like}")
+    listed, like = ", ".join((*known, "top-K (such as top-5)")), hint(name, (*known, "top-5"))
+    raise BadInput(f"{key} has {shown(name)}: choose from {listed}{like}")
 
 
 def check_metrics(key: str, names: Sequence[str]) -> None:
-    """Refuse names that no metric has, and one that is there twice."""
+    """Refuse unknown metrics, and one that is listed twice."""
     for at, name in enumerate(names):
         check_metric(key, name)
         if name in names[:at]:
@@ -88,7 +101,7 @@ def check_metrics(key: str, names: Sequence[str]) -> None:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """The end of a message that lists what is known; "" if nothing of it is like the name.
+    """The end of a message about an unknown name: the nearest known ones, "" if none is near.
 
     >>> hint("minst", DATA_SETS)
     '; did you mean mnist?'
@@ -98,12 +111,12 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three that look like the name, the most alike first."""
+    """Up to three known names that resemble the name, the nearest first."""
     return get_close_matches(name, list(known), cutoff=_ALIKE)
 
 
 def meant(names: Sequence[str]) -> str:
-    """A question.
+    """ "did you mean ...?" with these names.
 
     >>> meant(["client.lr", "clip.lr", "server.lr"])
     'did you mean client.lr, clip.lr or server.lr?'

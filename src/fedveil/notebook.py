@@ -27,7 +27,7 @@ class NotebookProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What was shown last stays."""
+        """Leave the last line on the screen."""
 
     def show(self, line: dict[str, Any]) -> None:
         """Follow one round."""

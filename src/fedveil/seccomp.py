@@ -116,7 +116,7 @@ def confine(writing: int) -> None:
 
 
 def _filter(writing: int) -> list[Step]:
-    """The filter's steps; whatever none of them allows fails."""
+    """The steps of the filter. A call that none of them allows fails."""
     steps = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, _X86_64),

@@ -1,4 +1,4 @@
-"""SplitMix64: words that are a pure function of a key and a place, for all keys at once."""
+"""SplitMix64: words as a pure function of a key and a place, for all keys at once."""
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ def mix(z: Words) -> Words:
 
 
 def words_at(keys: Words, places: npt.NDArray[np.integer]) -> Words:
-    """Word number `places` of the sequence that starts at each key; the two are broadcast.
+    """Word number `places` of the sequence of each key. The two are broadcast.
 
     >>> words_at(np.array([7, 8], dtype=np.uint64)[:, None], np.arange(3)).shape
     (2, 3)

@@ -1,4 +1,4 @@
-"""`Target`: what is to be predicted of every record."""
+"""`Target`: what is to be predicted for every record."""
 
 from dataclasses import dataclass
 
@@ -26,7 +26,7 @@ class Target:
 
     @property
     def plain(self) -> bool:
-        """Whether it is one label or one number per record."""
+        """Whether there is one label or one number per record."""
         return not self.shape
 
     @property

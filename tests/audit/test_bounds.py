@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from fedveil.audit.bounds import AnyMechanism, Counts, OfGaussian, OfKind, least, most
+from fedveil.audit.bounds import Counts, GaussianBound, GeneralBound, SameKindBound, least, most
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
@@ -61,30 +61,30 @@ def test_no_confidence_is_refused(alpha):
 def test_any_mechanism_is_the_textbook_formula():
     counts = Counts(900, 1000, 100, 1000)
     low, high = counts.least_hit(0.025), counts.most_alarm(0.025)
-    found = AnyMechanism(counts, 0.01).epsilon(0.05)
+    found = GeneralBound(counts, 0.01).epsilon(0.05)
     assert found == pytest.approx(math.log((low - 0.01) / high))
     assert found < math.log(0.89 / 0.1)
-    assert AnyMechanism(counts, 0.0).epsilon(0.05) > found
+    assert GeneralBound(counts, 0.0).epsilon(0.05) > found
 
 
 def test_nothing_is_said_where_nothing_is_known():
-    assert AnyMechanism(Counts(5, 10, 5, 10), 0.0).epsilon(0.05) == 0
-    assert AnyMechanism(Counts(10, 10, 0, 10), 0.9).epsilon(0.05) == 0
-    assert OfGaussian(Counts(0, 10, 0, 10), 1e-5).epsilon(0.05) == 0
-    assert OfGaussian(Counts(9, 10, 10, 10), 1e-5).epsilon(0.05) == 0
-    assert OfGaussian(Counts(4, 10, 6, 10), 1e-5).epsilon(0.05) == 0
-    assert OfKind(Counts(4, 10, 6, 10), 1e-5, gaussian).epsilon(0.05) == 0
-    assert OfKind(Counts(0, 10, 0, 10), 1e-5, gaussian).epsilon(0.05) == 0
+    assert GeneralBound(Counts(5, 10, 5, 10), 0.0).epsilon(0.05) == 0
+    assert GeneralBound(Counts(10, 10, 0, 10), 0.9).epsilon(0.05) == 0
+    assert GaussianBound(Counts(0, 10, 0, 10), 1e-5).epsilon(0.05) == 0
+    assert GaussianBound(Counts(9, 10, 10, 10), 1e-5).epsilon(0.05) == 0
+    assert GaussianBound(Counts(4, 10, 6, 10), 1e-5).epsilon(0.05) == 0
+    assert SameKindBound(Counts(4, 10, 6, 10), 1e-5, gaussian).epsilon(0.05) == 0
+    assert SameKindBound(Counts(0, 10, 0, 10), 1e-5, gaussian).epsilon(0.05) == 0
 
 
 @pytest.mark.parametrize("delta", [-0.1, 0.0, 1.0])
 def test_a_delta_that_is_none_is_refused(delta):
-    for kind in (OfGaussian, lambda c, d: OfKind(c, d, gaussian)):
+    for kind in (GaussianBound, lambda c, d: SameKindBound(c, d, gaussian)):
         with pytest.raises(BadInput, match="delta is"):
             kind(Counts(1, 2, 1, 2), delta)
     if delta:
         with pytest.raises(BadInput, match="delta is"):
-            AnyMechanism(Counts(1, 2, 1, 2), delta)
+            GeneralBound(Counts(1, 2, 1, 2), delta)
 
 
 def gaussian(noise, delta, fine=True):
@@ -98,7 +98,7 @@ def at(mu, threshold, draws):
 
 
 def test_gaussian_dp_with_many_draws_finds_mu():
-    found = OfGaussian(at(1.5, 0.75, 10**9), 1e-5)
+    found = GaussianBound(at(1.5, 0.75, 10**9), 1e-5)
     assert found.mu(0.05) == pytest.approx(1.5, abs=1e-3)
     assert found.mu(0.05) < 1.5
     assert found.epsilon(0.05) == pytest.approx(gaussian_epsilon(1.5, 1e-5), abs=0.01)
@@ -108,8 +108,8 @@ def test_gaussian_dp_with_many_draws_finds_mu():
 def test_the_claimed_kind_is_gaussian_dp_for_a_gaussian(threshold):
     """Two ways to the same number; the second knows fewer deltas, so it finds no more."""
     counts = at(1.5, threshold, 10**6)
-    exact = OfGaussian(counts, 1e-5).epsilon(0.05)
-    found = OfKind(counts, 1e-5, gaussian).epsilon(0.05)
+    exact = GaussianBound(counts, 1e-5).epsilon(0.05)
+    found = SameKindBound(counts, 1e-5, gaussian).epsilon(0.05)
     assert 0.93 * exact < found <= exact * (1 + 1e-3)
 
 
@@ -123,7 +123,7 @@ def test_the_claimed_kind_rules_out_exactly_what_the_claim_rules_out():
 
     counts = Counts(600, 1000, 300, 1000)
     low, high = counts.least_hit(0.025), counts.most_alarm(0.025)
-    found = OfKind(counts, 1e-5, sampled).epsilon(0.05)
+    found = SameKindBound(counts, 1e-5, sampled).epsilon(0.05)
 
     def contradicts(noise):
         return any(
@@ -141,5 +141,5 @@ def test_bounds_are_wrong_as_seldom_as_they_say():
     for _ in range(300):
         hits = int((generator.normal(mu, 1, draws) >= 0.5).sum())
         alarms = int((generator.normal(0, 1, draws) >= 0.5).sum())
-        wrong += OfGaussian(Counts(hits, draws, alarms, draws), 1e-3).epsilon(0.05) > true
+        wrong += GaussianBound(Counts(hits, draws, alarms, draws), 1e-3).epsilon(0.05) > true
     assert wrong <= binom.isf(FALSE_ALARM, 300, 0.05)

@@ -11,13 +11,13 @@ from fedveil.audit.inversion import (
     check_images,
     mean_measure,
     pixels_of,
+    side_by_side,
 )
-from fedveil.audit.pictures import side_by_side
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
-from tests.audit.test_command import left
+from tests.audit.test_audit_command import left
 
 FEW = ("engine.workers=1", "data.clients=40", "rounds=3", "engine.mode=looped")
 QUICK = InversionAudit(clients=1, steps=60, restarts=1)
@@ -85,8 +85,8 @@ def test_two_valued_reports_show_nothing_behind_the_shuffler():
 
 def test_a_later_round_and_a_batch():
     few = replace(QUICK, records=2, round=2, steps=20)
-    ((found, leak),) = few.seen(training("fedsgd", "sample.size=10"))
-    assert found.found.shape == found.originals.shape == (2, 1, 8, 8)
+    ((found, leak),) = few.reconstructions(training("fedsgd", "sample.size=10"))
+    assert found.reconstructed.shape == found.originals.shape == (2, 1, 8, 8)
     assert leak.what.startswith("an update of 2 records in round 2")
 
 
@@ -95,8 +95,8 @@ def test_the_range_of_pixels_is_that_of_the_test_split():
     fedsgd = training("fedsgd", "sample.size=10")
     elsewhere = replace(fedsgd, data=replace(fedsgd.data, x=3 * np.asarray(fedsgd.data.x)))
     assert (pixels_of(elsewhere.data).low, pixels_of(elsewhere.data).high) == (0.0, 1.0)
-    ((found, _),) = replace(QUICK, steps=5).seen(elsewhere)
-    assert found.found.max() <= 1.0 < found.originals.max()
+    ((found, _),) = replace(QUICK, steps=5).reconstructions(elsewhere)
+    assert found.reconstructed.max() <= 1.0 < found.originals.max()
 
 
 def test_intervals_are_student_s():
@@ -164,7 +164,7 @@ def test_records_that_are_no_images_are_refused():
 @pytest.mark.slow
 def test_a_picture_has_originals_and_reconstructions():
     quick = replace(QUICK, steps=2)
-    central = list(quick.seen(training("central", "client.epochs=1")))
+    central = list(quick.reconstructions(training("central", "client.epochs=1")))
     found = {leak.what: each for each, leak in central}
     one, both = side_by_side({"only": next(iter(found.values()))}), side_by_side(found)
     shown = [[at.images[0] for at in figure.axes if at.images] for figure in (one, both)]
@@ -175,6 +175,6 @@ def test_a_picture_has_originals_and_reconstructions():
     assert all(label.endswith(" dB") for label in labels[1:])
     with pytest.raises(BadInput, match="no reconstructions"):
         side_by_side({})
-    ((other, _),) = replace(quick, seed=5).seen(training("fedsgd", "sample.size=10"))
+    ((other, _),) = replace(quick, seed=5).reconstructions(training("fedsgd", "sample.size=10"))
     with pytest.raises(BadInput, match="different records"):
         side_by_side({"a": other, **found})

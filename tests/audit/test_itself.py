@@ -9,11 +9,11 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.audit import canaries as canary_module
-from fedveil.audit.attack import Question, attacked
+from fedveil.audit.all_attacks import AuditSettings, run_attacks
 from fedveil.audit.canaries import Canaries
-from fedveil.audit.finding import ALARM
+from fedveil.audit.findings import ALARM
 from fedveil.audit.randomisers import Randomiser, claim_of, strict_line
-from fedveil.audit.records import OneRunAudit, _nominal
+from fedveil.audit.record_canaries import OneRunAudit, _nominal
 from fedveil.audit.self_test import plans, self_test
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
@@ -61,8 +61,8 @@ def central(sampler, rounds=2, multiplier=1.0):
 
 @pytest.mark.parametrize("attacks", [("randomiser",), ("randomiser", "canaries")])
 def test_all_findings_share_one_false_alarm_rate(attacks):
-    question = Question(attacks, draws=200, canaries=50)
-    found = attacked(training(central(fv.Everyone())), question).findings
+    settings = AuditSettings(attacks, draws=200, canaries=50)
+    found = run_attacks(training(central(fv.Everyone())), settings).findings
     assert len(found) == 2 * len(attacks)
     assert [finding.alarm for finding in found] == [ALARM / len(found)] * len(found)
 

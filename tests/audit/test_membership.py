@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.audit.halves import Halves
-from fedveil.audit.membership import ATTACK, Membership, attacked
+from fedveil.audit.membership import ATTACK, Membership, curves_of
+from fedveil.audit.shadow_models import ShadowModels
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
@@ -17,7 +17,7 @@ from fedveil.training.batches import Batches
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd
-from tests.audit.test_halves import federation, plain, private
+from tests.audit.test_shadow_models import federation, plain, private
 
 RECORDS = 8000
 
@@ -53,7 +53,7 @@ def test_an_overfitted_model_tells_its_members():
 def test_record_level_privacy_leaves_nothing_to_tell():
     """Epsilon 1, 8,000 members and as many others: 0.03 is five standard errors."""
     training = private(noise_labels(RECORDS, 8), 1.0)
-    found = Membership(4, workers=1).curves(Halves(training, 3))
+    found = Membership(4, workers=1).curves(ShadowModels(training, 3))
     for way, roc in found.items():
         assert len(roc.members) == len(roc.others) == RECORDS
         assert roc.auc.value == pytest.approx(0.5, abs=0.03), way
@@ -61,21 +61,21 @@ def test_record_level_privacy_leaves_nothing_to_tell():
 
 def test_the_number_of_references_with_a_record_says_nothing():
     """Losses at random: nothing is found, however few references there are (five sigmas)."""
-    halves = Halves(plain(noise_labels(RECORDS, 1)), 3)
+    shadow_models = ShadowModels(plain(noise_labels(RECORDS, 1)), 3)
     losses = np.random.default_rng(5).gamma(1.0, size=(6, RECORDS + 20))
-    for roc in attacked(losses, halves.inside).values():
+    for roc in curves_of(losses, shadow_models.inside).values():
         sigma = (roc.auc.high - roc.auc.low) / 3.92
         assert abs(roc.auc.value - 0.5) < 5 * sigma
 
 
 def test_members_are_scored_by_the_model_that_trained_on_them():
     """A loss that is lower in the model with the record, by a margin: everything is found."""
-    halves = Halves(plain(), 3)
-    records = halves.training.data.records
+    shadow_models = ShadowModels(plain(), 3)
+    records = shadow_models.training.data.records
     losses = np.ones((6, records + 20))
-    losses[:, :records] -= 0.5 * halves.inside
+    losses[:, :records] -= 0.5 * shadow_models.inside
     losses += 0.01 * np.random.default_rng(0).random(losses.shape)
-    for roc in attacked(losses, halves.inside).values():
+    for roc in curves_of(losses, shadow_models.inside).values():
         assert roc.auc.value == 1.0
 
 

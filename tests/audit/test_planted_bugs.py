@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.audit import randomisers, sensitivity, statistics
+from fedveil.audit import fitted_statistics, randomisers, sensitivity
 from fedveil.audit.canaries import Canaries
 from fedveil.audit.randomisers import Randomiser
-from fedveil.audit.records import OneRunAudit
+from fedveil.audit.record_canaries import OneRunAudit
 from fedveil.audit.self_test import plans
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
@@ -218,21 +218,21 @@ def patients(*settings):
 def test_statistics_fitted_in_the_clear():
     """By clients' records, and by theirs and the test records: both show, and nobody said it."""
     honest = patients("data.statistics=held-out")
-    (finding,) = statistics.findings(honest)
+    (finding,) = fitted_statistics.findings(honest)
     assert finding.verdict == "not violated"
     data = honest.data
     every = np.concatenate([data.x, data.test_x])
     for on in (data.x, every):
         x, test_x = ((each - on.mean(axis=0)) / on.std(axis=0) for each in (data.x, data.test_x))
         planted = replace(data, x=x.astype(np.float32), test_x=test_x.astype(np.float32))
-        (finding,) = statistics.findings(replace(honest, data=planted))
+        (finding,) = fitted_statistics.findings(replace(honest, data=planted))
         assert finding.violated
 
 
 def test_statistics_fitted_in_the_clear_that_the_claim_tells():
     """They are outside of what is claimed; secure noise refuses them."""
     training = patients("data.statistics=clients")
-    assert list(statistics.findings(training)) == []
+    assert list(fitted_statistics.findings(training)) == []
     (finding, *_) = Randomiser(draws=100).findings(training.plan)
     assert any("fitted on clients' records" in text for text in finding.claim.assumptions)
     with pytest.raises(fv.BadInput, match="fitted"):

@@ -1,17 +1,17 @@
-"""Properties told from updates: planted ones undefended, and none where there is none."""
+"""Properties inferred from updates: planted ones undefended, and none where there is none."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedveil.audit.property import ATTACK, PropertyAudit, Told
+from fedveil.audit.property import ATTACK, PropertyAudit, PropertyScores
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.training.adversary import ReportAttack
-from tests.audit.test_command import left
+from tests.audit.test_audit_command import left
 
 FEW = ("engine.workers=1", "engine.mode=vectorised", "data.clients=80", "rounds=6")
 MLP = ("model.name=mlp", "model.hidden=[16]", "sample.size=30", "client.epochs=2", "client.lr=0.3")
@@ -44,7 +44,7 @@ def test_clients_that_have_nothing_are_not_told_apart(monkeypatch):
 
     Five of them are a false alarm of 6e-7.
     """
-    monkeypatch.setattr("fedveil.audit.holders._dimmed", lambda x: x)
+    monkeypatch.setattr("fedveil.audit.property_labels._dimmed", lambda x: x)
     (leak,) = QUICK.leaks(training("fedavg", *MLP))
     assert area(leak).value == pytest.approx(0.5, abs=0.35)
 
@@ -114,10 +114,10 @@ def test_other_properties_are_attacked_as_well():
 
 
 def test_clients_of_one_kind_are_refused():
-    told = Told(np.zeros(4))
-    told.add_(np.array([0, 1]), np.array([0.1, 0.2]))
+    scores = PropertyScores(4)
+    scores.add_(np.array([0, 1]), np.array([0.1, 0.2]))
     with pytest.raises(BadInput, match="all of the 2 clients that took part have the property"):
-        told.leak(np.array([True, True, False, False]))
+        scores.leak(np.array([True, True, False, False]))
 
 
 def test_a_run_with_an_attack_of_its_own_is_refused():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from fedveil.audit.bounds import AnyMechanism, OfGaussian
+from fedveil.audit.bounds import GaussianBound, GeneralBound
 from fedveil.audit.scores import choosing, counted, gap, log_ratio
 from fedveil.errors import BadInput
 
@@ -17,14 +17,14 @@ def test_the_better_way_of_scoring_side_and_threshold_are_found():
     out, in_ = generator.normal(2.0, 1, 50_000), generator.normal(0.0, 1, 50_000)
     counts = counted(np.stack([useless[0], out]), np.stack([useless[1], in_]), gap)
     assert counts.positives == counts.negatives == 40_000
-    assert 1.9 < OfGaussian(counts, 1e-5).mu(0.05) < 2.02
+    assert 1.9 < GaussianBound(counts, 1e-5).mu(0.05) < 2.02
 
 
 def test_pure_bounds_look_for_the_tail():
     """Laplace noise of scale 1 and inputs 2 apart: the ratio is e^2 beyond either input."""
     generator = np.random.default_rng(1)
     out, in_ = generator.laplace(-1, 1, 10**5), generator.laplace(1, 1, 10**5)
-    found = AnyMechanism(counted(out, in_, log_ratio(0.0)), 0.0).epsilon(0.05)
+    found = GeneralBound(counted(out, in_, log_ratio(0.0)), 0.0).epsilon(0.05)
     assert 1.85 < found < 2.0
 
 
@@ -36,7 +36,7 @@ def test_choosing_on_the_draws_that_are_counted_would_be_wrong():
     generator, audits, wrong = np.random.default_rng(2), 60, 0
     for _ in range(audits):
         scores = generator.normal(size=(2, 40, 60))
-        wrong += AnyMechanism(counted(scores[0], scores[1], log_ratio(0.0)), 0.0).epsilon(0.05) > 0
+        wrong += GeneralBound(counted(scores[0], scores[1], log_ratio(0.0)), 0.0).epsilon(0.05) > 0
     assert wrong <= binom.isf(1e-6, audits, 0.05)
 
 
@@ -45,7 +45,7 @@ def test_scores_that_are_not_finite_tell_as_well():
     for value in (math.nan, math.inf, -math.inf):
         counts = counted(np.full(1000, 1.0), np.full(1000, value), gap)
         assert (counts.hits, counts.alarms) == (800, 0)
-    assert OfGaussian(counted(*(np.full((2, 1000), math.nan)), gap), 1e-5).epsilon(0.05) == 0
+    assert GaussianBound(counted(*(np.full((2, 1000), math.nan)), gap), 1e-5).epsilon(0.05) == 0
 
 
 def test_the_draws_that_choose_are_not_counted():
@@ -58,5 +58,5 @@ def test_edges():
     with pytest.raises(BadInput, match="at least ten"):
         counted(np.zeros(9), np.zeros(50), gap)
     same = counted(np.zeros(20), np.zeros(20), gap)
-    assert OfGaussian(same, 0.1).epsilon(0.05) == 0
+    assert GaussianBound(same, 0.1).epsilon(0.05) == 0
     assert float(gap(norm.cdf(1.0), norm.cdf(-0.5))) == pytest.approx(1.5)

@@ -5,10 +5,10 @@ False alarms: 1 % over all recipes together, on fixed seeds.
 
 import pytest
 
-from fedveil.audit import sensitivity, statistics
+from fedveil.audit import fitted_statistics, sensitivity
 from fedveil.audit.canaries import Canaries
 from fedveil.audit.randomisers import Randomiser
-from fedveil.audit.records import OneRunAudit
+from fedveil.audit.record_canaries import OneRunAudit
 from fedveil.audit.self_test import self_test
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe, shipped
@@ -46,7 +46,7 @@ def test_no_audit_finds_anything_above_a_claim():
         made = training(name)
         found += Randomiser().findings(made.plan)
         found += sensitivity.findings(made)
-        found += statistics.findings(made)
+        found += fitted_statistics.findings(made)
         found += Canaries(500).findings(made)
         found += OneRunAudit(500).findings(made)
     assert {finding.attack for finding in found} == {

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from fedveil.audit.finding import Finding
-from fedveil.audit.leak import Leak, Measure
+from fedveil.audit.findings import Finding, Leak, Measure
 from fedveil.audit.summary import COLUMNS, NOTHING, summary
 from fedveil.privacy.accounting.claims import (
     Accountant,

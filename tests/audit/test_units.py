@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from fedveil.audit.bounds import AnyMechanism
+from fedveil.audit.bounds import GeneralBound
 from fedveil.audit.canaries import Canaries, _log_ratio
 from fedveil.audit.randomisers import strict_line
 from fedveil.errors import BadInput
@@ -44,7 +44,7 @@ def test_sampled_clients_of_one_person_stay_below_their_claim():
     found = list(Canaries(2000, units=4).findings(audited))
     for finding in found:
         assert finding.claim == single.for_units(4)
-        bound = AnyMechanism(finding.evidence.counts, finding.claim.delta)
+        bound = GeneralBound(finding.evidence.counts, finding.claim.delta)
         assert bound.epsilon(ALPHA) <= finding.claim.epsilon
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from fedveil.audit import watching, white_box
-from fedveil.audit.halves import Halves
-from fedveil.audit.kept import Kept
+from fedveil.audit import white_box, white_box_attackers
+from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit.shadow_models import ShadowModels
 from fedveil.audit.white_box import (
     ACTIVE_CLIENT,
     ACTIVE_SERVER,
@@ -21,15 +21,15 @@ from fedveil.audit.white_box import (
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import Trust
 from fedveil.training.adversary import ReportAttack
-from tests.audit.test_halves import federation, plain, private
 from tests.audit.test_membership import noise_labels, overfitted
+from tests.audit.test_shadow_models import federation, plain, private
 
 
 @pytest.fixture(scope="module")
 def found():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watching, "WATCHED", 2)
-        return WhiteBox(workers=1).curves(Halves(overfitted(300, 3, rounds=2), 1))
+        patch.setattr(white_box_attackers, "WATCHED", 2)
+        return WhiteBox(workers=1).curves(ShadowModels(overfitted(300, 3, rounds=2), 1))
 
 
 def test_all_attackers_find_what_an_overfitted_model_remembers(found):
@@ -50,9 +50,9 @@ def test_record_level_privacy_leaves_little_to_tell(monkeypatch):
 
     Without noise the server has more than 0.75 (above).
     """
-    monkeypatch.setattr(watching, "WATCHED", 2)
-    halves = Halves(private(noise_labels(4000, 8), 1.0, rounds=2), 1)
-    for roc in WhiteBox(workers=1).curves(halves).values():
+    monkeypatch.setattr(white_box_attackers, "WATCHED", 2)
+    shadow_models = ShadowModels(private(noise_labels(4000, 8), 1.0, rounds=2), 1)
+    for roc in WhiteBox(workers=1).curves(shadow_models).values():
         assert 0.47 < roc.auc.value < 0.6
 
 
@@ -71,7 +71,7 @@ def test_nothing_about_a_record_is_used_to_score_it():
 
 
 def test_nothing_is_claimed_against_a_server_that_is_trusted(monkeypatch, found):
-    monkeypatch.setattr(WhiteBox, "curves", lambda self, halves, on_training: found)
+    monkeypatch.setattr(WhiteBox, "curves", lambda self, shadow_models, on_training: found)
     training = private(federation((20,) * 6))
     claim = training.plan.claims(1)[0]
     assert claim.trust is Trust.LOCAL
@@ -84,12 +84,12 @@ def test_nothing_is_claimed_against_a_server_that_is_trusted(monkeypatch, found)
 
 
 def test_what_is_kept_is_not_watched_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "WATCHED", 1)
-    halves = Halves(plain(rounds=2), 1)
-    with Kept.at(tmp_path, {}) as kept:
-        first = WhiteBox(workers=1, kept=kept).curves(halves)
+    monkeypatch.setattr(white_box_attackers, "WATCHED", 1)
+    shadow_models = ShadowModels(plain(rounds=2), 1)
+    with AuditCache.at(tmp_path, {}) as cache:
+        first = WhiteBox(workers=1, cache=cache).curves(shadow_models)
         monkeypatch.setattr(white_box, "watched", None)
-        again = WhiteBox(workers=1, kept=kept).curves(halves)
+        again = WhiteBox(workers=1, cache=cache).curves(shadow_models)
     assert [roc.auc for roc in first.values()] == [roc.auc for roc in again.values()]
 
 

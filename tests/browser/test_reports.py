@@ -9,12 +9,12 @@ import time
 import pytest
 
 from fedveil.runs.recipe import load_recipe, shipped
-from fedveil.runs.report.page import run_page
-from fedveil.runs.report.seen import Seen
+from fedveil.runs.report.run_contents import RunContents
+from fedveil.runs.report.run_page import run_page
 from fedveil.runs.run import Run
 
 from ..runs.conftest import BASE
-from ..runs.report.test_page import many
+from ..runs.report.test_run_page import many
 
 pytestmark = pytest.mark.slow
 
@@ -56,8 +56,8 @@ def test_the_report_of_a_shipped_recipe(browser, runs, name):
     for width, dark in ((1100, False), (400, True)):
         browser.look(width, dark=dark)
         browser.open(folder / "report.html")
-        seen, claim, charts, ledger = browser.run(CLAIMED)
-        assert seen, "the claim is not on the first screen"
+        contents, claim, charts, ledger = browser.run(CLAIMED)
+        assert contents, "the claim is not on the first screen"
         assert claim.startswith("Whoever sees") == bool(claims)
         assert ("Nothing is promised" in claim) == (not claims)
         assert charts >= (3 if claims else 2)
@@ -134,7 +134,7 @@ def test_hostile_text_runs_nothing(browser, runs, tmp_path):
     (folder / "result.json").write_text(json.dumps(told))
     (folder / "recipe.toml").write_text(f"# resolved by x on y\n</pre>{evil}")
     page = tmp_path / "evil.html"
-    page.write_bytes(run_page(Seen.at(folder)))
+    page.write_bytes(run_page(RunContents.at(folder)))
     browser.open(page)
     assert browser.run("return document.title").startswith("<script>")
     assert browser.run("return document.images.length + document.scripts.length") == 1

@@ -20,7 +20,7 @@ from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
 from fedveil.runs.stored_model import StoredModel
-from fedveil.watch.look import Followed
+from fedveil.watch.run_status import FollowedRun
 from tests.statistical.test_ending import EXACT, losses, printed_by, worst
 
 NOISE, RATE, DELTA, ROUNDS, LAST = 2.0643147, 0.5, 1e-5, 40, 3
@@ -93,7 +93,7 @@ def test_the_smaller_epsilon_never_stands_without_its_condition(ended, plan):
     texts = [
         run.result["why"],
         repr(run),
-        str(Followed(ended, "run").look().claim),
+        str(FollowedRun(ended, "run").status().claim),
         re.sub(r"<[^>]*>", " ", (ended / "report.html").read_text()),
     ]
     for text in texts:

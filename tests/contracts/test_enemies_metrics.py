@@ -65,8 +65,8 @@ def losses_of(task, params, x):
     with torch.inference_mode():
         return np.stack(
             [
-                task.measured(params, torch.tensor(x), torch.full((len(x),), label))
-                .each["loss"]
+                task.measure(params, torch.tensor(x), torch.full((len(x),), label))
+                .per_example["loss"]
                 .double()
                 .numpy()
                 for label in (0, 1)
@@ -103,7 +103,7 @@ def test_the_same_attack_through_the_same_gate_finds_all_where_there_is_no_noise
     """It is the noise that stops it, and not that the loss is clipped or scaled."""
     training = training_of(data, {**SETS, "evaluate.epsilon": 0.5, "evaluate.loss_clip": 64.0})
     monkeypatch.setattr(
-        "fedveil.privacy.metrics.add_to_sum_", lambda mechanism, total, scale, keys: None
+        "fedveil.privacy.priced_metrics.add_to_sum_", lambda mechanism, total, scale, keys: None
     )
     monkeypatch.setattr("fedveil.privacy.noise.grid.Grid.cut_", lambda self, rows: rows)
     params = some_model(training)

@@ -28,7 +28,7 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.runs import records
-from fedveil.tuning.cells import Outcome
+from fedveil.tuning.prepared_cell import TrialOutcome
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory
 from tests.papers.test_fu import loans
@@ -66,7 +66,7 @@ def outcome(recipe, random):
         return {"accuracy": random.uniform(), "backdoor": random.uniform(), "loss": loss}
 
     curve = tuple((done, metrics()) for done in range(every, rounds + 1, every))
-    return Outcome(rounds, metrics(), curve)
+    return TrialOutcome(rounds, metrics(), curve)
 
 
 def prepared_once(prepare, made):
@@ -86,7 +86,7 @@ def prepared_once(prepare, made):
 def small_arena(experiment):
     arena = digits(experiment)
     sizes = {"clients": 24, "cohort": 12, "rounds": 10, "steps": 2, "records": 20}
-    return replace(arena, deployment=replace(arena.deployment, **sizes))
+    return replace(arena, federation=replace(arena.federation, **sizes))
 
 
 def two_studies(experiment):

@@ -110,7 +110,7 @@ def test_a_record_of_another_client_moves_nothing_of_dp_sgd(name):
 def test_without_isolation_the_first_hiding_place_moves_the_sum_by_many_clips():
     """The attack works on a module's own code, so the tests above have something to find."""
     training = centrally(HIDING_PLACES["default_argument"])
-    training.task._computed_by(*training.task._own)
+    training.task._run_own_code()
     assert moved_by_a_client(training) > 1.5
 
 

@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 import fedveil
-from fedveil.attacks.ascent import Ascending
-from fedveil.attacks.attack import AttackerNoise, BackdoorAttack, When
-from fedveil.attacks.multi_task import MultiTask
+from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
 from fedveil.audit.canaries import CanaryClients
+from fedveil.audit.multi_task import MultiTask
+from fedveil.audit.white_box_attackers import Ascending
 from fedveil.data.federated import FederatedData
 from fedveil.identity import identity
 from fedveil.models import metrics, text
-from fedveil.models.recurrent import Lstm
+from fedveil.models.replacements import Lstm
 from fedveil.models.task import Task, binary_cross_entropy, correct, cross_entropy, squared_error
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
@@ -36,13 +36,14 @@ from fedveil.privacy.clip_schedules import (
     Poly,
     Quantile,
 )
-from fedveil.privacy.metrics import priced_metrics
 from fedveil.privacy.noise.mechanisms import (
     GaussianMechanism,
     LaplaceMechanism,
     TwoPointMechanism,
 )
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import CentralNoise, central
 from fedveil.privacy.releases.client_noise import ClientNoise
@@ -52,7 +53,6 @@ from fedveil.privacy.releases.release import Release
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.steps import NoisySteps
 from fedveil.training.adversary import Adversary, ReportAttack
 from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
 from fedveil.training.batches import Batches

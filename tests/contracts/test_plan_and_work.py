@@ -15,12 +15,12 @@ from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, TwoPointMechanism
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.ranges import Perturb
 from fedveil.privacy.releases.client_noise import Published
 from fedveil.privacy.releases.release import Release
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import planned_for, secured
-from fedveil.privacy.steps import NoisySteps
 
 CLIENTS, FEATURES, RECORDS = 20, 3, 6
 BUDGET = fv.Budget(8.0, 1e-3)

@@ -15,11 +15,11 @@ import pytest
 from rich.console import Console
 
 import fedveil as fv
-from fedveil.attacks.attack import BackdoorAttack
-from fedveil.audit import command
+from fedveil.attacks.backdoor_attack import BackdoorAttack
+from fedveil.audit import audit_command
 from fedveil.console import print_promise, print_result, print_totals
 from fedveil.errors import BadInput
-from fedveil.papers.lines import claim_of
+from fedveil.papers.experiment import claim_of
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -35,13 +35,13 @@ from fedveil.runs.compare import rows_of
 from fedveil.runs.ending import Ending
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.report.comparison import comparison_page
-from fedveil.runs.report.page import run_page
-from fedveil.runs.report.seen import Seen
+from fedveil.runs.report.run_contents import RunContents
+from fedveil.runs.report.run_page import run_page
 from fedveil.runs.run import Run, _budget
-from fedveil.tuning.cells import Prepared
+from fedveil.tuning.prepared_cell import PreparedCell
 from fedveil.tuning.sweep import _told
 from fedveil.watch.cards import card, row
-from fedveil.watch.look import Followed
+from fedveil.watch.run_status import FollowedRun
 from tests.runs.conftest import BASE
 
 LIMIT = 40.0
@@ -109,8 +109,8 @@ def test_which_claim_counts(claims):
     assert counting(claims) == COUNTS
     assert budgeted(claims) == (PUBLISHED if claims is AS_PUBLISHED else COUNTS)
     assert smaller(claims) == OTHERS[2]
-    assert Meaning.of(claims).claim == COUNTS
-    assert Meaning.of(claims).published == (PUBLISHED if claims is AS_PUBLISHED else None)
+    assert Meaning.from_claims(claims).claim == COUNTS
+    assert Meaning.from_claims(claims).published == (PUBLISHED if claims is AS_PUBLISHED else None)
 
 
 def test_a_claim_on_a_condition_never_counts():
@@ -122,7 +122,14 @@ def test_a_claim_on_a_condition_never_counts():
 
 def test_a_condition_is_shown_wherever_the_epsilon_is():
     claim, words = OTHERS[2], f"only if {NOT_DECIDED}"
-    for text in (str(claim), claim.short, claim.told, claim.terms, claim.words, repr(claim)):
+    for text in (
+        str(claim),
+        claim.short,
+        claim.context,
+        claim.terms,
+        claim.full_terms,
+        repr(claim),
+    ):
         assert words in text
     assert NOT_DECIDED in claim._repr_html_()
     assert words not in claim.left_of(LIMIT)
@@ -155,7 +162,7 @@ def test_runs_side_by_side(folder, claims):
 
 @KINDS
 def test_the_report(folder, claims):
-    page = plain(run_page(Seen.at(folder(claims))).decode())
+    page = plain(run_page(RunContents.at(folder(claims))).decode())
     assert f"In full: {COUNTS}." in page
     assert f"{left(claims)} left of the budget" in page
     assert f"Left: {budgeted(claims).left_of(LIMIT)}." in page
@@ -168,11 +175,11 @@ def test_the_report(folder, claims):
 
 @KINDS
 def test_the_live_page(folder, claims):
-    look = Followed(folder(claims), "run").look()
-    assert look.claim == COUNTS
-    assert look.spent == budgeted(claims)
-    assert str(COUNTS) in plain(str(row(look)["claim"]))
-    shown = plain(" ".join(part.text for part in card(look, full=True).values()))
+    status = FollowedRun(folder(claims), "run").status()
+    assert status.claim == COUNTS
+    assert status.spent == budgeted(claims)
+    assert str(COUNTS) in plain(str(row(status)["claim"]))
+    shown = plain(" ".join(part.text for part in card(status, full=True).values()))
     assert f"Left: {budgeted(claims).left_of(LIMIT)}." in shown
     assert f"spent: {budgeted(claims)}" in shown
 
@@ -229,7 +236,7 @@ def test_an_attack_is_certified_against_by_it(claims):
 @pytest.mark.parametrize("claims", [(COUNTS, *OTHERS[:1]), (PUBLISHED, COUNTS)])
 def test_cells_of_a_sweep(claims):
     plan = SimpleNamespace(claims=lambda rounds: claims, permitted=4)
-    cell = Prepared(None, plan, None, None, 0.0)
+    cell = PreparedCell(None, plan, None, None, 0.0)
     assert cell.claim == COUNTS
     heading, texts = _told([cell.claims])
     assert "22.22" in texts[0]
@@ -247,9 +254,9 @@ def test_figures_of_papers_are_over_the_epsilon_of_their_budgets():
 @KINDS
 def test_an_audit_that_finds_nothing_to_attack_names_it(folder, claims, monkeypatch):
     found = SimpleNamespace(findings=[], leaks=[])
-    monkeypatch.setattr(command, "attacked", lambda *_: found)
-    monkeypatch.setattr(command, "charged_lines", lambda _: None)
-    monkeypatch.setattr(command, "check_charged", lambda *_: None)
-    monkeypatch.setattr(command.Audited, "to_dict", lambda self: {})
+    monkeypatch.setattr(audit_command, "run_attacks", lambda *_: found)
+    monkeypatch.setattr(audit_command, "charged_lines", lambda _: None)
+    monkeypatch.setattr(audit_command, "check_charged", lambda *_: None)
+    monkeypatch.setattr(audit_command.AuditResult, "to_dict", lambda self: {})
     with pytest.raises(BadInput, match=r"none of them is for epsilon 22\.22 "):
-        command.audit(folder(claims), command.Question(attacks=("one-run",)))
+        audit_command.audit(folder(claims), audit_command.AuditSettings(attacks=("one-run",)))

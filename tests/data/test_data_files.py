@@ -1,4 +1,4 @@
-"""Finding and opening data files."""
+"""Finding and opening data data_files."""
 
 import gzip
 import io
@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedveil.data import files
+from fedveil.data import data_files
 from fedveil.errors import BadInput
 
 
@@ -15,38 +15,38 @@ def test_explicit_root_wins_over_the_variable(tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.mkdir()
     monkeypatch.setenv("FEDVEIL_DATA", str(other))
-    assert files.data_root(tmp_path) == tmp_path
-    assert files.data_root(None) == other
+    assert data_files.data_root(tmp_path) == tmp_path
+    assert data_files.data_root(None) == other
 
 
 def test_no_root_names_both_ways_out(monkeypatch):
     monkeypatch.delenv("FEDVEIL_DATA", raising=False)
     with pytest.raises(BadInput, match=r"--data.*FEDVEIL_DATA"):
-        files.data_root(None)
+        data_files.data_root(None)
 
 
 def test_root_that_does_not_exist(tmp_path):
     with pytest.raises(BadInput, match="nowhere does not exist"):
-        files.data_root(tmp_path / "nowhere")
+        data_files.data_root(tmp_path / "nowhere")
 
 
 def test_find_takes_the_first_candidate_that_exists(tmp_path):
     for name in ("b_2.csv", "b_1.csv", "c"):
         (tmp_path / name).touch()
-    assert files.find_file(tmp_path, ["a", "b_*.csv", "c"], expected="x").name == "b_1.csv"
-    assert files.find_file(tmp_path, ["c", "b_*.csv"], expected="x").name == "c"
+    assert data_files.find_file(tmp_path, ["a", "b_*.csv", "c"], expected="x").name == "b_1.csv"
+    assert data_files.find_file(tmp_path, ["c", "b_*.csv"], expected="x").name == "c"
 
 
 def test_find_says_what_it_looked_for(tmp_path):
     with pytest.raises(BadInput) as e:
-        files.find_file(tmp_path, ["set/a.gz", "set/a"], expected="the file a, from its page")
+        data_files.find_file(tmp_path, ["set/a.gz", "set/a"], expected="the file a, from its page")
     assert (
         str(e.value) == f"{tmp_path} has no set/a.gz or set/a: expected the file a, from its page"
     )
 
 
 def test_malformed_is_one_line(tmp_path):
-    assert str(files.malformed(tmp_path, "this", "two\n  lines")) == (
+    assert str(data_files.malformed(tmp_path, "this", "two\n  lines")) == (
         f"{tmp_path}: expected this, found two lines"
     )
 
@@ -54,21 +54,21 @@ def test_malformed_is_one_line(tmp_path):
 @pytest.mark.parametrize("size", [9, 11])
 def test_read_exactly_refuses_another_size(tmp_path, size):
     with pytest.raises(BadInput, match="expected 10 bytes of data, found"):
-        files.read_exactly(tmp_path, io.BytesIO(bytes(size)), 10)
+        data_files.read_exactly(tmp_path, io.BytesIO(bytes(size)), 10)
 
 
 def test_read_exactly_stops_reading_a_file_that_unpacks_to_too_much(tmp_path):
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(bytes(50_000_000)))
-    with files.open_bytes(path) as stream:
+    with data_files.open_bytes(path) as stream:
         with pytest.raises(BadInput, match="found more"):
-            files.read_exactly(path, stream, 1000)
+            data_files.read_exactly(path, stream, 1000)
         assert stream.tell() == 1001
 
 
 def test_npz_round_trip(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", x=np.arange(3), other=np.arange(9))
-    arrays = files.read_npz(tmp_path / "a.npz", ("x",))
+    arrays = data_files.read_npz(tmp_path / "a.npz", ("x",))
     assert list(arrays) == ["x"]
     np.testing.assert_array_equal(arrays["x"], [0, 1, 2])
 
@@ -107,15 +107,15 @@ def test_broken_npz(tmp_path, write):
     with pytest.raises(
         BadInput, match=r"a\.npz: expected an (npz file with|array) x, found ."
     ) as e:
-        files.read_npz(path, ("x",))
+        data_files.read_npz(path, ("x",))
     assert "\n" not in str(e.value)
 
 
 def test_npz_that_unpacks_to_too_much(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "a.npz", x=np.zeros(1000))
-    monkeypatch.setattr(files, "_NPZ_LIMIT", 1000)
+    monkeypatch.setattr(data_files, "_NPZ_LIMIT", 1000)
     with pytest.raises(BadInput, match="at most 1000 bytes unpacked"):
-        files.read_npz(tmp_path / "a.npz", ("x",))
+        data_files.read_npz(tmp_path / "a.npz", ("x",))
 
 
 @pytest.mark.parametrize(
@@ -128,11 +128,11 @@ def test_npz_that_unpacks_to_too_much(tmp_path, monkeypatch):
     ],
 )
 def test_check_codes(tmp_path, codes, message):
-    files.check_codes(tmp_path, np.array([0, 1, 2]), records=3, count=3)
+    data_files.check_codes(tmp_path, np.array([0, 1, 2]), records=3, count=3)
     with pytest.raises(BadInput, match=message):
-        files.check_codes(tmp_path, np.array(codes), records=3, count=3)
+        data_files.check_codes(tmp_path, np.array(codes), records=3, count=3)
 
 
 def test_missing_module_says_how_to_install_it():
     with pytest.raises(BadInput, match=r"x needs y: pip install 'fedveil\[data\]'"):
-        files.optional_module("fedveil_has_no_such_module", package="y", needed_by="x")
+        data_files.optional_module("fedveil_has_no_such_module", package="y", needed_by="x")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fedveil.data import files, lending_club
+from fedveil.data import data_files, lending_club
 from fedveil.data.split import holdout
 from fedveil.errors import BadInput
 
@@ -270,7 +270,7 @@ def test_without_pyarrow(tmp_path, monkeypatch):
         raise ModuleNotFoundError(module)
 
     write_parquet(tmp_path, loans())
-    monkeypatch.setattr(files.importlib, "import_module", missing)
+    monkeypatch.setattr(data_files.importlib, "import_module", missing)
     with pytest.raises(BadInput, match=r"needs pyarrow: pip install 'fedveil\[data\]'"):
         lending_club.load(tmp_path)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.data import location30
+from fedveil.data.membership_sets import load_location30
 from fedveil.errors import BadInput
 
 REAL = os.environ.get("FEDVEIL_DATA")
@@ -37,7 +37,7 @@ def write_unquoted(root):
 @pytest.mark.parametrize("write", [write_compact, write_text, write_unquoted])
 def test_load(tmp_path, write):
     write(tmp_path)
-    records = location30.load(tmp_path)
+    records = load_location30(tmp_path)
     assert (records.name, records.classes) == ("location30", 30)
     assert (records.x.dtype, records.y.dtype) == (np.float32, np.int64)
     assert (len(records.x), len(records.test_x)) == (24, 6)
@@ -48,7 +48,7 @@ def test_load(tmp_path, write):
 
 def test_missing(tmp_path):
     with pytest.raises(BadInput, match=r"location30/bangkok or .*: expected the file bangkok"):
-        location30.load(tmp_path)
+        load_location30(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_missing(tmp_path):
 def test_broken_compact(tmp_path, changes, message):
     write_compact(tmp_path, **changes)
     with pytest.raises(BadInput, match=rf"location30\.npz: expected .*{message}"):
-        location30.load(tmp_path)
+        load_location30(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_broken_compact(tmp_path, changes, message):
 def test_broken_text(tmp_path, changes, message):
     write_text(tmp_path, **changes)
     with pytest.raises(BadInput, match=rf"bangkok: expected .*{message}"):
-        location30.load(tmp_path)
+        load_location30(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "1,0,x\n", "1,0\n1,0,1\n", "\0\0"])
@@ -86,7 +86,7 @@ def test_not_the_text(tmp_path, content):
     write_text(tmp_path)
     (tmp_path / "location30/bangkok").write_text(content)
     with pytest.raises(BadInput, match="bangkok: expected lines of a label and 446 bits") as e:
-        location30.load(tmp_path)
+        load_location30(tmp_path)
     assert "\n" not in str(e.value)
 
 
@@ -95,12 +95,12 @@ def test_text_cut_in_a_line(tmp_path):
     path = tmp_path / "location30/bangkok"
     path.write_text(path.read_text()[:-100])
     with pytest.raises(BadInput, match="bangkok: expected lines"):
-        location30.load(tmp_path)
+        load_location30(tmp_path)
 
 
 @pytest.mark.skipif(not REAL, reason="FEDVEIL_DATA is not set")
 def test_real():
-    records = location30.load(Path(REAL))
+    records = load_location30(Path(REAL))
     assert (records.x.shape, records.test_x.shape) == ((4008, 446), (1002, 446))
     assert set(np.unique(records.x)) == {0.0, 1.0}
     assert len(np.unique(records.y)) == 30

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fedveil.data.loaded_records import Records
 from fedveil.data.partition import partition, resampled, shortened
-from fedveil.data.records import Records
 from fedveil.errors import BadInput
 
 

@@ -126,7 +126,7 @@ def test_a_parquet_file_says_what_it_needs(tmp_path, monkeypatch):
         raise ModuleNotFoundError(name)
 
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    monkeypatch.setattr("fedveil.data.files.importlib.import_module", missing)
+    monkeypatch.setattr("fedveil.data.data_files.importlib.import_module", missing)
     with pytest.raises(
         ValueError, match=r"a parquet file needs pyarrow: pip install 'fedveil\[data"
     ):

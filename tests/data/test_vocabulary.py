@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.data.tokens import tokens
-from fedveil.data.vocabulary import Vocabulary
+from fedveil.data.vocabulary import Vocabulary, tokens
 from fedveil.errors import BadInput
 
 

@@ -17,8 +17,7 @@ from typer.main import get_command
 from typer.utils import get_params_from_function
 
 import fedveil
-from fedveil.cli.help import as_written
-from fedveil.cli.main import app
+from fedveil.cli.main import app, as_written
 from fedveil.runs.glossary import find_term
 
 RECIPES = sorted(
@@ -175,7 +174,7 @@ def test_explain_tells_sections_then_keys_then_one_key(cli):
         "Left out: nothing is clipped.",
         "clip.kind = 'fixed'",
         "clip.kind = 'median'",
-        "clip.floor number; a number from 1e-12 to clip.value; left out: a thousandth of value",
+        "clip.floor number; a number from 1e-12 to the first clip; left out: a thousandth of value",
     ):
         assert words in clip
     one = " ".join(cli("explain", "clip.power").out.split())

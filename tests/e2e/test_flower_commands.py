@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.flower.local import free_ports
-from fedveil.flower.processes import Process, own_environment
+from fedveil.flower.programs import Process, own_environment
 from tests.e2e.federations import PATIENCE, QUICK, SAID, processes_of, wait_for
 
 pytest.importorskip("flwr")

@@ -14,7 +14,7 @@ import torch
 import fedveil as fv
 from fedveil.flower.federation import Federation, RegisteredSite
 from fedveil.flower.messages import Answer, RoundAsk
-from fedveil.flower.server import Server
+from fedveil.flower.run_server import Server
 from fedveil.runs.evidence import statements_of
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
@@ -100,7 +100,7 @@ class Trio:
             Federation(sites=sites, **{**known, **keys}),
             self.transport,
             self.folder / name,
-            told=self.outcomes.append,
+            on_outcome=self.outcomes.append,
             clock=self.transport.clock,
             sleep=self.transport.sleep,
         )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedveil.flower import round_log
-from fedveil.flower.server import TooFewSites
+from fedveil.flower.run_server import TooFewSites
 from fedveil.privacy.ledger.file import read_charges
 from tests.flower import transports
 from tests.flower.conftest import AT_SITES, FREE, NAMES, SECURE, SEEDED, lines, proven

@@ -15,7 +15,7 @@ from fedveil.errors import BadInput
 from fedveil.flower.deployment import Address, Deployment, deployed_recipe, share
 from fedveil.flower.federation import read_federation
 from fedveil.flower.messages import new_run_id, plan_digest
-from fedveil.flower.server import data_without_records
+from fedveil.flower.run_server import data_without_records
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import checked
 from fedveil.mixing.client import collect, send_report

@@ -28,7 +28,7 @@ def status(path, client, kind="http"):
         sent.append(message)
 
     scope = {"type": kind, "path": path, "client": client}
-    asyncio.run(gate.Gate(inside)(scope, None, send))
+    asyncio.run(gate.SuperLinkGate(inside)(scope, None, send))
     return sent[0].get("status", sent[0].get("code"))
 
 
@@ -57,7 +57,7 @@ def test_it_stands_before_all_that_superlink_answers(monkeypatch):
     superlink = pytest.importorskip("flwr.superlink.main")
     monkeypatch.setattr(superlink, "_get_middleware", superlink._get_middleware)
     gate.close()
-    assert superlink._get_middleware()[0].cls is gate.Gate
+    assert superlink._get_middleware()[0].cls is gate.SuperLinkGate
     assert "_get_middleware" in superlink.create_app.__code__.co_names
 
 

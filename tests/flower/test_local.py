@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.flower import local, processes
+from fedveil.flower import local, programs
 from fedveil.flower.local import LocalFederation
-from fedveil.flower.processes import Process
+from fedveil.flower.programs import Process
 
 ENDLESS = "exec sleep 60\n"
 
@@ -51,13 +51,13 @@ def test_a_second_interrupt_stops_superlink_as_well(folder: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     monkeypatch.setattr(local, "answers", lambda url, authority: True)
-    monkeypatch.setattr(processes, "_GRACE", 0.0)
+    monkeypatch.setattr(programs, "_GRACE", 0.0)
     with LocalFederation(folder) as federation:
         federation.start_superlink("https://127.0.0.1:1")
         started = [federation.superlink, federation.start_site("north"), federation.run()]
         with monkeypatch.context() as patch:
-            patch.setattr(processes, "_GRACE", 60.0)
-            patch.setattr(processes.time, "sleep", interrupted)
+            patch.setattr(programs, "_GRACE", 60.0)
+            patch.setattr(programs.time, "sleep", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 federation.stop()
         assert [process.running for process in started if process] == [False] * 3

@@ -27,8 +27,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedveil.flower.arrays import flat, moved, shaped
 from fedveil.flower.mod import PrivateMod
+from fedveil.flower.model_vector import flat, moved, shaped
 from fedveil.flower.strategy import PrivateStrategy
 
 NODES = [11, 12, 13, 14]

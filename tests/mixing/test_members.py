@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.cli.mix import mixer
+from fedveil.cli.deploy import mixer
 from fedveil.errors import BadInput
 from fedveil.mixing.mixer import MixerConfig
-from fedveil.mixing.opened import Opened
+from fedveil.mixing.opened_rounds import OpenedRounds
 from fedveil.mixing.protocol import Status
 from fedveil.mixing.tls import COLLECTOR, connecting
 from tests.mixing.certificates import Authority
@@ -157,7 +157,7 @@ def test_a_round_that_cannot_be_noted_does_not_open(sites, monkeypatch):
         raise OSError("no space left")
 
     async def scenario(port, task):
-        monkeypatch.setattr(Opened, "add", full)
+        monkeypatch.setattr(OpenedRounds, "add", full)
         assert await status_of(sites.send(port, "north")) is Status.LOST
         monkeypatch.undo()
         for name in sites.names:
@@ -169,31 +169,31 @@ def test_a_round_that_cannot_be_noted_does_not_open(sites, monkeypatch):
 
 def test_what_was_opened_is_on_the_disk_and_has_one_user(tmp_path):
     path = tmp_path / "opened.txt"
-    first = Opened(path)
+    first = OpenedRounds(path)
     first.add(7)
     first.add(12)
     assert path.read_text() == "7\n12\n"
     assert path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(BadInput, match="another mixer uses it"):
-        Opened(path)
+        OpenedRounds(path)
     first.close()
     path.write_text("7\n1")  # cut short
-    again = Opened(path)
+    again = OpenedRounds(path)
     assert again.numbers == {1, 7}
     again.add(3)
     again.close()
     assert path.read_text() == "7\n1\n3\n"
     path.write_text("7\nseven\n")
     with pytest.raises(BadInput, match="whole numbers are needed"):
-        Opened(path)
+        OpenedRounds(path)
     with pytest.raises(BadInput, match="No such file"):
-        Opened(tmp_path / "missing" / "opened.txt")
+        OpenedRounds(tmp_path / "missing" / "opened.txt")
 
 
 def test_a_number_is_flushed_before_the_first_report_is_taken(tmp_path, monkeypatch):
     seen = []
     path = tmp_path / "opened.txt"
-    opened = Opened(path)
+    opened = OpenedRounds(path)
     monkeypatch.setattr("os.fsync", lambda file: seen.append(path.read_text()))
     opened.add(5)
     assert seen == ["5\n"]

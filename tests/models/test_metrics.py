@@ -33,7 +33,7 @@ def of(name, outputs, targets, piece=None):
     if not isinstance(metric, Metric):
         each = [metric(outputs[a : a + piece], targets[a : a + piece]) for a in starts]
         return float(torch.cat(each).double().mean())
-    kept = [metric.kept(outputs[a : a + piece], targets[a : a + piece]) for a in starts]
+    kept = [metric.statistics(outputs[a : a + piece], targets[a : a + piece]) for a in starts]
     return metric.value(*(np.concatenate(arrays) for arrays in zip(*kept, strict=True)))
 
 

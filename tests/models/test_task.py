@@ -232,7 +232,7 @@ class Spoils(nn.Module):
 def test_no_check_or_measurement_reaches_the_parameters():
     task = classifier(Spoils()).by_own_code()
     task.check_fits(X, Y, classes=2)
-    task.measured(task.parameters, X, Y)
+    task.measure(task.parameters, X, Y)
     assert task.parameters.tolist() == [1.0] * 6
     assert task.module.weight.tolist() == [[1.0] * 3] * 2
 
@@ -240,7 +240,7 @@ def test_no_check_or_measurement_reaches_the_parameters():
 def test_measured_in_eval_mode_and_learnt_in_the_module_s_own():
     task = classifier(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)))
     params = torch.randn(task.size)
-    first, second = (task.measured(params, X, Y).each["loss"] for _ in range(2))
+    first, second = (task.measure(params, X, Y).per_example["loss"] for _ in range(2))
     assert torch.equal(first, second)
     task.look(X, Y)
     keyed = [task.losses(task.named(params), X, Y, torch.arange(len(X)) + k) for k in range(2)]

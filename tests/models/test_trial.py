@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedveil.errors import BadInput
-from fedveil.models.recurrent import Lstm
+from fedveil.models.replacements import Lstm
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.trial import mixes_records
 

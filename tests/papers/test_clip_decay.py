@@ -8,8 +8,8 @@ import pytest
 from fedveil.papers import clip_decay
 from fedveil.papers.clip_decay import Curve, DecaySetting
 from fedveil.papers.experiment import Experiment
-from fedveil.papers.page import Finding, Page
-from fedveil.tuning.trials import Outcome
+from fedveil.papers.paper_page import Page, PaperStatement
+from fedveil.tuning.trials import TrialOutcome
 
 ROUNDS = (100, 200, 1000, 2000)
 
@@ -94,7 +94,7 @@ def test_half_is_of_the_lower_constant() -> None:
 
 def test_a_loss_that_diverged_is_infinite() -> None:
     points = ((1, {"accuracy": 0.5, "loss": 1.0}), (2, {"accuracy": 0.1, "loss": float("nan")}))
-    found = clip_decay.mean_curve([Outcome(2, points[-1][1], points)])
+    found = clip_decay.mean_curve([TrialOutcome(2, points[-1][1], points)])
 
     assert found.rounds == (1, 2)
     assert found.loss.tolist() == [[1.0, float("inf")]]
@@ -126,7 +126,9 @@ def test_the_page_has_every_schedule(page: Page) -> None:
 
 def test_the_page_has_every_finding_and_its_rule(page: Page) -> None:
     assert len(page.findings) == 5
-    assert all(isinstance(f, Finding) and f.evidence.startswith("Rule: ") for f in page.findings)
+    assert all(
+        isinstance(f, PaperStatement) and f.evidence.startswith("Rule: ") for f in page.findings
+    )
 
 
 def test_the_page_tells_what_is_claimed_of_reports_and_of_what_is_watched(page: Page) -> None:

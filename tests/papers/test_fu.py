@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.data.records import Records
+from fedveil.data.loaded_records import Records
 from fedveil.papers import fu
-from fedveil.papers.experiment import Experiment, Scale
+from fedveil.papers.experiment import Experiment, ExperimentScale
 from fedveil.runs import records
 from fedveil.tuning.trials import Laboratory
 
@@ -100,7 +100,10 @@ def test_noise_hurts_and_the_worst_is_worse(made_up, tmp_path):
 
 
 def test_the_papers_scale_draws_its_clients(tmp_path):
-    quick, paper = fu.setting(Experiment(tmp_path)), fu.setting(Experiment(tmp_path, Scale.PAPER))
+    quick, paper = (
+        fu.setting(Experiment(tmp_path)),
+        fu.setting(Experiment(tmp_path, ExperimentScale.PAPER)),
+    )
     assert (quick.clients, quick.cohort) == (1349, 135)
     assert (paper.clients, paper.cohort) == (5000, 500)
     assert "data.resample=400000" in paper.overrides

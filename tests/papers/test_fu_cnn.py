@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from fedveil.papers import fu_cnn
-from fedveil.papers.experiment import Experiment, Scale
+from fedveil.papers.experiment import Experiment, ExperimentScale
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def test_an_item_from_end_to_end(small, tmp_path, check_epsilons, name):
     assert [row[0] for row in page.tables[0].rows] == ["10", "inf"]
 
 
-@pytest.mark.parametrize("scale", list(Scale))
+@pytest.mark.parametrize("scale", list(ExperimentScale))
 def test_noise_on_a_coordinate_stays_at_the_papers_level(tmp_path, scale):
     """sqrt(log(1/delta)) / epsilon over sqrt(b), the same with 350 clients and with fewer."""
     here = fu_cnn.setting(Experiment(tmp_path, scale))

@@ -7,7 +7,7 @@ from fedveil.papers import ldp_fl
 from fedveil.papers.experiment import Experiment
 from fedveil.papers.ldp_fl_readings import READINGS
 from fedveil.papers.ldp_fl_settings import PAPER, Study
-from fedveil.papers.page import Page
+from fedveil.papers.paper_page import Page
 
 
 def small() -> Study:

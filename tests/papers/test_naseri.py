@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 
 from fedveil.papers import naseri
-from fedveil.papers.experiment import Experiment, Scale
-from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP, Deployment
-from fedveil.papers.page import Page
+from fedveil.papers.experiment import Experiment, ExperimentScale
+from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP, PaperFederation
+from fedveil.papers.paper_page import Page
 
 EPSILONS = ("1", "4")
-SMALL = Deployment(
+SMALL = PaperFederation(
     "digits",
     "Digits",
     "iid",
@@ -101,8 +101,8 @@ def test_a_client_takes_part_half_as_often_again_as_the_mean_at_most() -> None:
     assert SMALL.cap * SMALL.clients >= SMALL.cohort * SMALL.rounds
 
 
-@pytest.mark.parametrize("scale", list(Scale))
-def test_real_scales_fit_their_caps(scale: Scale, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scale", list(ExperimentScale))
+def test_real_scales_fit_their_caps(scale: ExperimentScale, tmp_path: Path) -> None:
     for found in naseri.federations(Experiment(tmp_path, scale)):
         assert found.cap * found.clients >= found.cohort * found.rounds
         assert found.cohort < found.clients

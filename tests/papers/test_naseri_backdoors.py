@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.papers import naseri_backdoors
-from fedveil.papers.experiment import Experiment, Scale
+from fedveil.papers.experiment import Experiment, ExperimentScale
 from fedveil.papers.naseri_arenas import ARENAS, LONDON, Arena, digits, reddit
 from fedveil.papers.naseri_backdoors import ITEMS, Rates, backdoor, findings
 from fedveil.papers.naseri_defences import (
@@ -20,9 +20,9 @@ from fedveil.papers.naseri_defences import (
     defences,
     legend,
 )
-from fedveil.papers.page import Page
+from fedveil.papers.paper_page import Page
 from fedveil.runs.recipe import load_recipe
-from fedveil.tuning.statistics import Mean
+from fedveil.tuning.means import Mean
 
 EPSILONS = ("1", "20")
 
@@ -30,7 +30,7 @@ EPSILONS = ("1", "20")
 def small(experiment: Experiment) -> Arena:
     arena = digits(experiment)
     sizes = {"clients": 24, "cohort": 12, "rounds": 3, "steps": 2, "records": 20}
-    return replace(arena, deployment=replace(arena.deployment, **sizes))
+    return replace(arena, federation=replace(arena.federation, **sizes))
 
 
 @pytest.fixture(scope="module", params=[pytest.param("small", marks=pytest.mark.slow)])
@@ -62,7 +62,7 @@ def test_central_dp_draws_the_cohort_of_the_other_defences(tmp_path: Path) -> No
     arena = small(Experiment(tmp_path))
     (central,) = [row for row in defences(arena) if row.recipe == "central"]
     recipe = load_recipe("central", [*central.settings, "budget.epsilon=1"])
-    where = arena.deployment
+    where = arena.federation
     assert recipe.sample.rate == where.cohort / where.clients  # type: ignore[union-attr]
     assert recipe.clip.value == where.bound  # type: ignore[union-attr]
 
@@ -72,10 +72,10 @@ def test_items_are_named_after_their_arenas(tmp_path: Path) -> None:
     assert list(ITEMS) == [f"backdoor-{name}" for name in found]
 
 
-@pytest.mark.parametrize("scale", list(Scale))
+@pytest.mark.parametrize("scale", list(ExperimentScale))
 @pytest.mark.parametrize("arena_of", ARENAS)
 def test_rows_are_recipes_against_one_backdoor(
-    arena_of: Callable[[Experiment], Arena], scale: Scale, tmp_path: Path
+    arena_of: Callable[[Experiment], Arena], scale: ExperimentScale, tmp_path: Path
 ) -> None:
     arena = arena_of(Experiment(tmp_path, scale))
     rows = defences(arena)
@@ -100,7 +100,7 @@ def test_rows_are_recipes_against_one_backdoor(
 def test_pages_say_what_they_leave_out(tmp_path: Path) -> None:
     for arena_of in ARENAS:
         arena = arena_of(Experiment(tmp_path))
-        told = " ".join(naseri_backdoors.told(arena, 3))
+        told = " ".join(naseri_backdoors.settings_text(arena, 3))
         assert bool(arena.left_out) == ("Left out here" in told)
         assert "; ".join(arena.left_out) in told
         assert arena.backdoor in told
@@ -135,7 +135,7 @@ def test_the_legend_explains_every_row(
         for words in row.name.removesuffix("y").replace(f", {ATTACKERS} attackers", "").split(": "):
             *_, word = words.removesuffix(", attacker").split(", ")
             assert f"*{word}" in told, row.name
-    assert f"longer than {arena.deployment.bound:g} " in told
+    assert f"longer than {arena.federation.bound:g} " in told
 
 
 def rates(main: float, backdoor: float) -> Rates:

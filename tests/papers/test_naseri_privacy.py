@@ -2,14 +2,14 @@
 
 import pytest
 
-from fedveil.audit import watching
-from fedveil.audit.attack import Question
+from fedveil.audit import white_box_attackers
+from fedveil.audit.all_attacks import AuditSettings
 from fedveil.papers import naseri_privacy
 from fedveil.papers.experiment import Experiment
 from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP
-from fedveil.papers.naseri_privacy import EPSILONS, GRADIENTS, Row, findings
+from fedveil.papers.naseri_privacy import EPSILONS, GRADIENTS, PrivacyRow, findings
 from fedveil.papers.reproduction import items_of
-from fedveil.tuning.statistics import mean_of
+from fedveil.tuning.means import mean_of
 from tests.papers.test_naseri import SMALL
 
 FEW = ("randomiser", "canaries", "one-run", "membership", "white-box", "property")
@@ -17,10 +17,10 @@ FEW = ("randomiser", "canaries", "one-run", "membership", "white-box", "property
 
 def small(out):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(naseri_privacy, "deployments", lambda experiment: [SMALL])
-        patch.setattr(watching, "WATCHED", 2)
-        few = Question(FEW, draws=1000, canaries=50, references=4, workers=1)
-        patch.setattr(naseri_privacy, "question", lambda experiment, where: few)
+        patch.setattr(naseri_privacy, "attacked_federations", lambda experiment: [SMALL])
+        patch.setattr(white_box_attackers, "WATCHED", 2)
+        few = AuditSettings(FEW, draws=1000, canaries=50, references=4, workers=1)
+        patch.setattr(naseri_privacy, "audit_settings", lambda experiment, where: few)
         return naseri_privacy.privacy(Experiment(out, repeat=2, workers=1))
 
 
@@ -54,13 +54,13 @@ def test_no_epsilon_of_the_page_is_bare(page, check_epsilons):
 
 
 def test_a_row_that_is_done_is_not_attacked_again(page, monkeypatch):
-    monkeypatch.setattr(naseri_privacy, "attacked", None)
+    monkeypatch.setattr(naseri_privacy, "run_attacks", None)
     assert small(page.out).tables == page.tables
 
 
 def row(defence, epsilon, membership, white_box):
     best = {"membership": membership, "white-box": white_box}
-    return Row(defence, epsilon, mean_of([50.0, 51.0]), ("-",), best)
+    return PrivacyRow(defence, epsilon, mean_of([50.0, 51.0]), ("-",), best)
 
 
 @pytest.mark.parametrize(

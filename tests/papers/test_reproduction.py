@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from fedveil.cli import main as commands
 from fedveil.errors import BadInput
 from fedveil.papers import reproduction as papers
-from fedveil.papers.experiment import Experiment, Scale
-from fedveil.papers.page import Page, TextTable
+from fedveil.papers.experiment import Experiment, ExperimentScale
+from fedveil.papers.paper_page import Page, TextTable
 from fedveil.papers.reproduction import PAPERS, TITLES, items_of, reproduce
 from fedveil.tuning.axes import axis
 from fedveil.tuning.trials import Laboratory
@@ -121,10 +121,10 @@ def test_an_item_that_fails_at_once_leaves_nothing(tmp_path):
 
 
 def test_scale_and_repetitions(tmp_path):
-    quick, paper = Experiment(tmp_path), Experiment(tmp_path, Scale.PAPER)
+    quick, paper = Experiment(tmp_path), Experiment(tmp_path, ExperimentScale.PAPER)
     assert (quick.choose(1, 2), paper.choose(1, 2)) == (1, 2)
     assert (quick.repetitions(3, 4), paper.repetitions(3, 4)) == (3, 4)
-    assert Experiment(tmp_path, Scale.PAPER, repeat=9).repetitions(3, 4) == 9
+    assert Experiment(tmp_path, ExperimentScale.PAPER, repeat=9).repetitions(3, 4) == 9
 
 
 def test_the_command(called, tmp_path):

@@ -84,7 +84,7 @@ def test_fixed_bound_is_the_same_in_every_round_and_watches_nobody():
     ids=["fixed", "poly", "quantile", "median"],
 )
 def test_value_that_bounds_nothing_is_refused(make, value):
-    with pytest.raises(BadInput, match=r"clip\."):
+    with pytest.raises(BadInput, match=r"^value is "):
         make(value)
 
 
@@ -120,13 +120,13 @@ def test_poly_does_not_depend_on_anybody():
 
 @pytest.mark.parametrize("power", [-0.1, math.nan, math.inf])
 def test_poly_refuses_a_power_that_grows(power):
-    with pytest.raises(BadInput, match=r"clip\.power"):
+    with pytest.raises(BadInput, match=r"^power is "):
         Poly(1.0, power, 10, 0.1)
 
 
 @pytest.mark.parametrize("floor", [0.0, -1.0, 1.01, math.nan, 1e-13])
 def test_poly_refuses_a_floor_that_is_none(floor):
-    with pytest.raises(BadInput, match=r"clip\.floor"):
+    with pytest.raises(BadInput, match=r"^floor is "):
         Poly(1.0, 1.0, 10, floor)
 
 
@@ -162,21 +162,21 @@ QUANTILES = {
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"target": 0.0}, "quantile"),
-        ({"target": 1.0}, "quantile"),
-        ({"target": math.nan}, "quantile"),
+        ({"target": 0.0}, "target"),
+        ({"target": 1.0}, "target"),
+        ({"target": math.nan}, "target"),
         ({"lr": 0.0}, "lr"),
         ({"lr": math.inf}, "lr"),
-        ({"noise": 0.0}, "bit_noise"),
-        ({"noise": -1.0}, "bit_noise"),
-        ({"noise": math.nan}, "bit_noise"),
-        ({"flip": 0.5}, "bit_noise"),
-        ({"noise": 0.0, "flip": -0.5}, "bit_epsilon"),
-        ({"noise": 0.0, "flip": math.nan}, "bit_epsilon"),
+        ({"noise": 0.0}, "noise"),
+        ({"noise": -1.0}, "noise"),
+        ({"noise": math.nan}, "noise"),
+        ({"flip": 0.5}, "noise"),
+        ({"noise": 0.0, "flip": -0.5}, "flip"),
+        ({"noise": 0.0, "flip": math.nan}, "flip"),
     ],
 )
 def test_quantile_refuses(changes, name):
-    with pytest.raises(BadInput, match=rf"clip\.{name}"):
+    with pytest.raises(BadInput, match=rf"^{name} "):
         Quantile(**{"value": 1.0, "target": 0.5, "noise": 1.0, **changes})
 
 
@@ -322,7 +322,7 @@ def median(**changes):
     ],
 )
 def test_median_refuses(changes, name):
-    with pytest.raises(BadInput, match=rf"clip\.{name}"):
+    with pytest.raises(BadInput, match=rf"^{name} "):
         median(**changes)
 
 

@@ -18,6 +18,7 @@ from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, Quantile
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, LaplaceMechanism
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.releases.central import CentralNoise, central
@@ -27,7 +28,6 @@ from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.releases.two_point import two_point
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.steps import NoisySteps
 from tests.asking import asked
 
 SCHEDULE = Fixed(0.5)
@@ -133,8 +133,8 @@ def test_rounds_done_again_are_in_what_is_spent_and_in_what_is_quoted():
     line = plan.lines[0]
     assert plan.spent(10, again=2).epsilon >= line.claims(12)[0].epsilon
     assert plan.spent(40, again=2).epsilon >= line.claims(42)[0].epsilon
-    assert plan.quoted(10, again=2).epsilon == line.ended(12, 40, again=2)
-    assert plan.quoted(40, again=2).epsilon == line.ended(42, 40, again=2)
+    assert plan.quoted(10, again=2).epsilon == line.ended(12, 40, extra_attempts=2)
+    assert plan.quoted(40, again=2).epsilon == line.ended(42, 40, extra_attempts=2)
 
 
 def test_what_is_quoted_after_a_round_is_of_the_line_that_is_a_guarantee(make_line):

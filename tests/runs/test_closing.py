@@ -243,7 +243,7 @@ def crash_in(monkeypatch, name):
     monkeypatch.setattr(runs, name, die)
 
 
-@pytest.mark.parametrize("where", ["digests", "keep_head", "write_report"])
+@pytest.mark.parametrize("where", ["digests", "save_head", "write_report"])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_crash_at_the_end_leaves_a_run_that_is_open_or_whole(
     tmp_path, monkeypatch, cli, where, again

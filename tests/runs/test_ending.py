@@ -103,7 +103,7 @@ def test_a_run_that_its_own_budget_stopped(begin):
 def fitting(run, epsilon):
     """How many rounds a new ledger of `epsilon` takes, by trying."""
     line = run.training.plan.lines[0]
-    filter = Common.of((line,), "d", epsilon).filter
+    filter = Common.from_lines((line,), "d", epsilon).filter
     curve, count = renyi_curve(line.event, line.relation), 0
     while filter.admits(count * curve, curve):
         count += 1
@@ -175,13 +175,13 @@ def test_the_numbers_in_the_readme_are_those_of_the_filter():
     training = build(load_recipe("central", ["noise.source=secure"]), None)
     line = training.plan.lines[0]
     command = re.search(r"--ledger-epsilon (\d+)", (ROOT / "README.md").read_text())
-    common = Common.of((line,), "d", float(command[1]))
+    common = Common.from_lines((line,), "d", float(command[1]))
     curve = renyi_curve(line.event, line.relation)
     assert common.filter.admits(39 * curve, curve)
     one, two = (
         math.ceil(100 * common.filter.epsilon_of(count * curve)) / 100 for count in (40, 80)
     )
-    eight, count = Common.of((line,), "d", 8.0).filter, 0
+    eight, count = Common.from_lines((line,), "d", 8.0).filter, 0
     while eight.admits(count * curve, curve):
         count += 1
     for name in ("README.md", "docs/proofs/filter.md"):

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from fedveil.checks import VALUES
+from fedveil.checks import Each, Limits
 from fedveil.data import femnist, lending_club
 from fedveil.errors import BadInput
-from fedveil.names import NAMES
+from fedveil.names import MODEL_NAMES
 from fedveil.runs.build import build
 from fedveil.runs.explain import apart, find_part, overview, parts, recipes_text
 from fedveil.runs.recipe import FORMS, Recipe, load_recipe, shipped
@@ -65,8 +65,11 @@ def test_all_keys_are_told_once_for_each_kind():
 
 def test_numbers_have_the_ranges_they_are_checked_by():
     for key in KEYS:
-        if key.key in VALUES:
-            assert key.allowed == VALUES[key.key].words
+        name = f"{key.key} ({key.kind})" if f"{key.key} ({key.kind})" in FIELDS else key.key
+        metadata = FIELDS[name].metadata if name in FIELDS else []
+        limits = [one for one in metadata if isinstance(one, Limits | Each)]
+        if limits:
+            assert key.allowed == limits[0].text
             assert "number" in key.type
         elif key.key not in ("engine.workers", "engine.timings", "data.test") and key not in INNER:
             assert key.allowed == ""
@@ -86,7 +89,7 @@ def test_numbers_have_the_ranges_they_are_checked_by():
         ("model.hidden", "list of whole numbers"),
         ("budget.epsilons", "list of numbers"),
         ("engine.timings", "table of numbers, each for one of 'vectorised', 'looped'"),
-        ("model.name", f"one of {', '.join(map(repr, NAMES['model.name']))}"),
+        ("model.name", f"one of {', '.join(map(repr, MODEL_NAMES.names))}"),
     ],
 )
 def test_types_are_in_plain_words(name, type_):

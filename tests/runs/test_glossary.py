@@ -18,7 +18,7 @@ from fedveil.privacy.accounting.claims import (
 )
 from fedveil.privacy.accounting.meaning import right_guesses
 from fedveil.runs.glossary import find_term, looked_up, page, terms, terms_line, terms_of
-from fedveil.runs.report.words import words_section
+from fedveil.runs.report.claim import words_section
 
 DOCS = Path(__file__).parents[2] / "docs"
 WRITE = "python -m fedveil.runs.glossary > docs/glossary.md"

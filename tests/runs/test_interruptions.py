@@ -48,8 +48,8 @@ PLACES = {  # whose call is interrupted, which one, and the rounds that the run 
     "saving at the end": (checkpoint, "save", 5, True, 4),
     "evaluating at the end": (Gate, "last", 1, False, 4),
     "digesting": (runs, "digests", 1, True, 4),
-    "keeping the head": (runs, "keep_head", 1, False, 4),
-    "kept the head": (runs, "keep_head", 1, True, 4),
+    "keeping the head": (runs, "save_head", 1, False, 4),
+    "kept the head": (runs, "save_head", 1, True, 4),
     "drawing the report": (runs, "write_report", 1, False, 4),
     "drew the report": (runs, "write_report", 1, True, 4),
 }
@@ -100,7 +100,7 @@ def test_a_round_that_was_added_and_not_reached_is_not_done(start):
     run = start("central")
     state = run.training.start()
     done = Done(state, [])
-    done.rounds.append(runs.Round({"round": 1}, 5, []))
+    done.rounds.append(runs.FinishedRound({"round": 1}, 5, []))
     assert done.settled == []
 
 

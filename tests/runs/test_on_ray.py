@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.audit.halves import Halves
-from fedveil.audit.kept import Kept
+from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit.shadow_models import ShadowModels
 from fedveil.cli.options import check_engine, cluster_of, engine_settings
 from fedveil.errors import BadInput
 from fedveil.runs.build import build
@@ -100,9 +100,9 @@ def check_trials(cluster):
 
 def check_halves(cluster):
     training = build(load_recipe("central", SETTINGS))
-    halves = Halves(training, 2)
-    alone = halves.losses(Kept(), workers=4)
-    assert np.array_equal(halves.losses(Kept(), workers=4, cluster=cluster), alone)
+    shadow_models = ShadowModels(training, 2)
+    alone = shadow_models.losses(AuditCache(), workers=4)
+    assert np.array_equal(shadow_models.losses(AuditCache(), workers=4, cluster=cluster), alone)
 
 
 @pytest.mark.slow

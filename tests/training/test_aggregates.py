@@ -221,5 +221,5 @@ def test_bad_aggregates_get_one_line(data, aggregate, words):
 
 @pytest.mark.parametrize("bad", [-0.1, 0.5, math.nan])
 def test_bad_shares_are_refused(bad):
-    with pytest.raises(fv.BadInput, match=r"server.trim"):
+    with pytest.raises(fv.BadInput, match=r"trim is"):
         TrimmedMean(bad)

@@ -136,11 +136,11 @@ def test_a_client_whose_turn_is_over_sees_nothing():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"size": 0}, "client.epochs or client.steps"),
+        ({"size": 0}, "give epochs or steps"),
         ({"size": 0, "epochs": 1, "steps": 1}, "not both"),
-        ({"size": 0, "epochs": 0}, "client.epochs is 0"),
-        ({"size": 0, "steps": -1}, "client.steps is -1"),
-        ({"size": -1, "epochs": 1}, "client.batch is -1"),
+        ({"size": 0, "epochs": 0}, "epochs is 0"),
+        ({"size": 0, "steps": -1}, "steps is -1"),
+        ({"size": -1, "epochs": 1}, "size is -1"),
     ],
 )
 def test_refusals(arguments, message):

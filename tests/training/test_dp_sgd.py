@@ -11,10 +11,10 @@ from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.releases.dp_sgd import dp_sgd
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam
@@ -290,9 +290,9 @@ def test_work_starts_from_the_model_received(data, task):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lr": 0.0}, "client.lr is 0.0"),
-        ({"lr": math.nan}, "client.lr is nan"),
-        ({"nominal": 0}, "client.nominal is 0"),
+        ({"lr": 0.0}, "lr is 0.0"),
+        ({"lr": math.nan}, "lr is nan"),
+        ({"nominal": 0}, "nominal is 0"),
     ],
 )
 def test_refusals(arguments, message):
@@ -303,11 +303,11 @@ def test_refusals(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"momentum": 1.0}, "client.momentum is 1.0"),
-        ({"weight_decay": -1.0}, "client.weight_decay is -1.0"),
-        ({"proximal": math.nan}, "client.proximal is nan"),
+        ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0"),
+        ({"proximal": math.nan}, "proximal is nan"),
         ({"adam": True}, "adam is True: use Adam"),
-        ({"momentum": 0.5, "adam": Adam()}, "client.momentum has no effect on adam"),
+        ({"momentum": 0.5, "adam": Adam()}, "momentum has no effect on adam"),
     ],
 )
 def test_steps_that_are_refused(arguments, message):
@@ -345,7 +345,7 @@ def test_the_mean_is_weighted_by_examples(task, data):
 def test_a_nominal_size_and_weights_by_examples_contradict_each_other(task, data):
     """Neighbours differ in a record, and the weights would tell how many there are."""
     made = work(steps=2, multiplier=1.0, nominal=5)
-    with pytest.raises(BadInput, match=r"server.weights is 'examples'"):
+    with pytest.raises(BadInput, match=r"weights is 'examples'"):
         Training(task, data, plan_for(data, nominal=5), made, weights=Weights.EXAMPLES)
     Training(task, data, plan_for(data, nominal=5), made)
 

@@ -61,7 +61,7 @@ def test_metrics_that_are_no_means_see_every_record(tested, batch):
 class Largest:
     """A metric of one's own: the largest output there is."""
 
-    def kept(self, outputs, targets):
+    def statistics(self, outputs, targets):
         return (np.array([float(outputs.max())]),)
 
     def value(self, largest):

@@ -192,7 +192,7 @@ def test_decay_counts_iterations_over_all_rounds():
 
 @pytest.mark.parametrize(("mu", "gamma"), [(0.0, 1.0), (1.0, 0.0), (math.nan, 1.0)])
 def test_a_decay_needs_positive_numbers(mu, gamma):
-    with pytest.raises(BadInput, match=r"client\.(mu|gamma) is"):
+    with pytest.raises(BadInput, match=r"^(mu|gamma) is"):
         Decay(mu, gamma)
 
 
@@ -315,9 +315,9 @@ def test_everyone_at_the_cap_is_refused_up_front(data):
 
 def test_a_cap_is_refused_where_turns_are_not_counted(data):
     sampler, noise = FixedSize(2, 1), {"budget": FREE[0], "multiplier": 1.0}
-    with pytest.raises(BadInput, match=r"sample.max_participations"):
+    with pytest.raises(BadInput, match=r"max_participations is for local DP"):
         unprotected(sampler, data.clients, rounds=1)
-    with pytest.raises(BadInput, match=r"sample.max_participations"):
+    with pytest.raises(BadInput, match=r"max_participations is for local DP"):
         central(sampler, data.clients, Fixed(1.0), rounds=1, **noise)
 
 

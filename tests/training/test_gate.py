@@ -13,7 +13,7 @@ from fedveil.data.provenance import PUBLIC
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy, metric_of
 from fedveil.privacy.clip_schedules import Fixed
-from fedveil.privacy.metrics import priced_metrics
+from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.secure import planned_for, secured
@@ -131,7 +131,7 @@ def by_hand(task, data, owners, name, clip):
     for k in range(len(owners)):
         rows = owners.rows[owners.offsets[k] : owners.offsets[k + 1]]
         x, y = torch.tensor(owners.x[rows]), torch.tensor(owners.y[rows])
-        each = task.measured(task.parameters, x, y).each[name].double()
+        each = task.measure(task.parameters, x, y).per_example[name].double()
         found.append(float((each / clip).clamp(0, 1).mean()))
     return found
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.attacks.attack import BackdoorAttack
-from fedveil.attacks.images import PixelTrigger
+from fedveil.attacks.backdoor_attack import BackdoorAttack
+from fedveil.attacks.image_backdoors import PixelTrigger
 from fedveil.errors import BadInput
 from fedveil.privacy.clip import Clip
 from fedveil.training.batches import Batch
@@ -149,7 +149,7 @@ def test_modes_are_timed_and_the_test_split_is_measured(task, data):
     assert set(timings(task, data, SGD, 512)) == set(Mode)
     found = evaluate(task, task.parameters, data, batch=5)
     x = {name: torch.tensor(value) for name, value in data.test_x.items()}
-    expected = task.measured(task.parameters, x, torch.tensor(data.test_y)).each
+    expected = task.measure(task.parameters, x, torch.tensor(data.test_y)).per_example
     assert found == pytest.approx({n: float(v.mean()) for n, v in expected.items()}, rel=1e-5)
 
 

@@ -13,11 +13,11 @@ from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import Fixed, PerGradient
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.steps import NoisySteps
 from fedveil.training.batches import Batches
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam
@@ -67,12 +67,12 @@ def test_no_round_is_without_steps_nor_faster_than_the_rate(shape, rounds, warmu
 
 
 REFUSED = {
-    "shape as text": (lambda: RateSchedule("cosine", 5), "schedule is 'cosine': use one of"),
+    "shape as text": (lambda: RateSchedule("cosine", 5), "shape is 'cosine': use one of"),
     "no rounds": (lambda: RateSchedule(RateShape.STEP, 0), "rounds is 0"),
     "negative warm-up": (lambda: RateSchedule(RateShape.STEP, 5, -1), "warmup is -1"),
     "half a round": (lambda: RateSchedule(RateShape.STEP, 5, 0.5), "warmup is 0.5"),
     "warm-up to the end": (lambda: RateSchedule(RateShape.STEP, 5, 5), "warmup is 5 of 5 rounds"),
-    "floor above": (lambda: RateSchedule(RateShape.STEP, 5, 0, 1.0), "lr_floor is 1.0"),
+    "floor above": (lambda: RateSchedule(RateShape.STEP, 5, 0, 1.0), "floor is 1.0"),
     "floor of nothing": (lambda: RateSchedule(RateShape.CONSTANT, 5, 1, 0.1), "no effect on a con"),
     "client": (lambda: ClientSgd(Batches(0, steps=1), 1.0, schedule=0.5), "schedule is 0.5: use"),
     "dp-sgd": (lambda: ClientDpSgd(NoisySteps(0.5, 1, 1.0), 1.0, schedule="x"), "schedule is 'x'"),
@@ -87,7 +87,7 @@ REFUSED = {
             decay=Decay(1.0, 8.0),
             schedule=RateSchedule(RateShape.STEP, 5),
         ),
-        "leave client.schedule, client.warmup and client.lr_floor out",
+        "leave schedule out",
     ),
 }
 

@@ -126,15 +126,15 @@ def test_a_step_leaves_the_state_before_it_alone(server):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: SgdServer(lr=0.0), "server.lr is 0.0"),
-        (lambda: SgdServer(lr=math.nan), "server.lr is nan"),
-        (lambda: SgdServer(momentum=1.0), "server.momentum is 1.0"),
-        (lambda: AdamServer(lr=-1.0), "server.lr is -1.0"),
-        (lambda: YogiServer(lr=-1.0), "server.lr is -1.0"),
-        (lambda: YogiServer(beta2=1.0), "server.beta2 is 1.0"),
-        (lambda: YogiServer(floor=0.0), "server.floor is 0.0"),
-        (lambda: AdagradServer(lr=0.0), "server.lr is 0.0"),
-        (lambda: AdagradServer(floor=math.inf), "server.floor is inf"),
+        (lambda: SgdServer(lr=0.0), "lr is 0.0"),
+        (lambda: SgdServer(lr=math.nan), "lr is nan"),
+        (lambda: SgdServer(momentum=1.0), "momentum is 1.0"),
+        (lambda: AdamServer(lr=-1.0), "lr is -1.0"),
+        (lambda: YogiServer(lr=-1.0), "lr is -1.0"),
+        (lambda: YogiServer(beta2=1.0), "beta2 is 1.0"),
+        (lambda: YogiServer(floor=0.0), "floor is 0.0"),
+        (lambda: AdagradServer(lr=0.0), "lr is 0.0"),
+        (lambda: AdagradServer(floor=math.inf), "floor is inf"),
     ],
 )
 def test_refusals(make, message):

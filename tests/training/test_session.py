@@ -162,7 +162,7 @@ def test_a_plan_for_other_data_is_refused(task, data):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"every": 0}, "evaluate.every is 0"), ({"chunk": -1}, "engine.chunk is -1")],
+    [({"every": 0}, "every is 0"), ({"chunk": -1}, "chunk is -1")],
 )
 def test_settings_out_of_range_are_refused(task, data, changes, message):
     with pytest.raises(BadInput, match=message):

@@ -308,18 +308,18 @@ def test_a_client_that_diverges_keeps_its_row_for_the_server_to_refuse(make_fami
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lr": 0.0}, "client.lr is 0.0"),
-        ({"lr": -1.0}, "client.lr is -1.0"),
-        ({"lr": float("nan")}, "client.lr is nan"),
-        ({"lr": float("inf")}, "client.lr is inf"),
-        ({"lr": 1.0, "momentum": 1.0}, "client.momentum is 1.0"),
-        ({"lr": 1.0, "momentum": -0.1}, "client.momentum is -0.1"),
-        ({"lr": 1.0, "weight_decay": -0.1}, "client.weight_decay is -0.1"),
-        ({"lr": 1.0, "weight_decay": float("nan")}, "client.weight_decay is nan"),
-        ({"lr": 1.0, "proximal": -0.1}, "client.proximal is -0.1"),
-        ({"lr": 1.0, "proximal": float("inf")}, "client.proximal is inf"),
+        ({"lr": 0.0}, "lr is 0.0"),
+        ({"lr": -1.0}, "lr is -1.0"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"lr": float("inf")}, "lr is inf"),
+        ({"lr": 1.0, "momentum": 1.0}, "momentum is 1.0"),
+        ({"lr": 1.0, "momentum": -0.1}, "momentum is -0.1"),
+        ({"lr": 1.0, "weight_decay": -0.1}, "weight_decay is -0.1"),
+        ({"lr": 1.0, "weight_decay": float("nan")}, "weight_decay is nan"),
+        ({"lr": 1.0, "proximal": -0.1}, "proximal is -0.1"),
+        ({"lr": 1.0, "proximal": float("inf")}, "proximal is inf"),
         ({"lr": 1.0, "adam": 0.9}, "adam is 0.9: use Adam"),
-        ({"lr": 1.0, "momentum": 0.9, "adam": Adam()}, "client.momentum has no effect on adam"),
+        ({"lr": 1.0, "momentum": 0.9, "adam": Adam()}, "momentum has no effect on adam"),
     ],
 )
 def test_refusals(arguments, message):
@@ -330,9 +330,9 @@ def test_refusals(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"beta1": 1.0}, "client.beta1 is 1.0"),
-        ({"beta2": -0.1}, "client.beta2 is -0.1"),
-        ({"floor": 0.0}, "client.floor is 0.0"),
+        ({"beta1": 1.0}, "beta1 is 1.0"),
+        ({"beta2": -0.1}, "beta2 is -0.1"),
+        ({"floor": 0.0}, "floor is 0.0"),
     ],
 )
 def test_what_adam_cannot_be(arguments, message):

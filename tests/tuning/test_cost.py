@@ -82,7 +82,7 @@ def test_behind_a_shuffler_the_sum_without_it_stands_beside():
     assert (shuffled.trust, local.trust) == ("shuffled", "local")
     assert local.epsilon > shuffled.epsilon
     assert {str(claim.unit) for claim in (shuffled, local)} == {"client"}
-    assert "; with less trust epsilon " in Cost.of([(one, 2)]).told
+    assert "; with less trust epsilon " in Cost.of([(one, 2)]).text
 
 
 def test_mechanisms_and_accountants_are_one_number():
@@ -140,8 +140,8 @@ def test_different_neighbours_are_never_added_and_none_is_said_to_be_the_total()
     assert sums[0].epsilon == local.claim.epsilon
     assert sums[1].epsilon == pytest.approx(3 * central.claim.epsilon)
     assert sums[1].delta == pytest.approx(3 * central.claim.delta)
-    assert "none of them is the total" in Cost.of(trainings).told
-    assert "none of them is the total" not in Cost.of(trainings[1:]).told
+    assert "none of them is the total" in Cost.of(trainings).text
+    assert "none of them is the total" not in Cost.of(trainings[1:]).text
 
 
 def test_what_is_added_up_answers_for_no_other_number_of_units():
@@ -169,6 +169,6 @@ def test_trainings_without_a_claim_are_counted():
 def test_clients_that_differ_between_repetitions_are_told():
     (dealt,) = prepared("dp-fedavg", SMALL)
     (fixed,) = prepared("dp-fedavg", [*SMALL, "data.seed=1"])
-    assert "divides the records differently (data.seed fixes them)" in Cost.of([(dealt, 2)]).told
-    assert "differently" not in Cost.of([(fixed, 2)]).told
-    assert "differently" not in Cost.of([(dealt, 1)]).told
+    assert "divides the records differently (data.seed fixes them)" in Cost.of([(dealt, 2)]).text
+    assert "differently" not in Cost.of([(fixed, 2)]).text
+    assert "differently" not in Cost.of([(dealt, 1)]).text

@@ -11,7 +11,7 @@ from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.noise.streams import Streams
-from fedveil.tuning.formula import Question, choices, thumb
+from fedveil.tuning.formula import FormulaSettings, choices, thumb
 from fedveil.tuning.theory import Sizes
 from tests.asking import asked
 
@@ -19,11 +19,11 @@ SIZES = Sizes(clients=40, cohort=8, parameters=25)
 STEPS, ITERATIONS = (1, 2, 5), (10, 20, 40)
 
 
-def question(laplace=True, trusted=False, sizes=SIZES, budget=2.0):
-    return Question(sizes, budget, 1e-5, laplace=laplace, trusted_server=trusted)
+def settings(laplace=True, trusted=False, sizes=SIZES, budget=2.0):
+    return FormulaSettings(sizes, budget, 1e-5, laplace=laplace, trusted_server=trusted)
 
 
-LAPLACE, GAUSSIAN, CENTRAL = question(), question(laplace=False), question(False, trusted=True)
+LAPLACE, GAUSSIAN, CENTRAL = settings(), settings(laplace=False), settings(False, trusted=True)
 
 
 def test_laplace_noise_by_hand():
@@ -59,15 +59,15 @@ def test_central_noise_is_the_least_that_meets_the_claim(central):
     assert cost(0.995 * 8 * choice.noise) > 2.0
 
 
-@pytest.mark.parametrize("question", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])
-def test_noise_is_what_clients_draw(question):
+@pytest.mark.parametrize("settings", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])
+def test_noise_is_what_clients_draw(settings):
     """The mean of b reports of nothing, 40,000 coordinates, in standard deviations of its error.
 
     The variance of a sample variance is (kurtosis + 2) / n, at most 5 / n for Laplace noise;
     6 of them: false alarms below 1e-6.
     """
-    (choice,) = choices(question, (2,), (20,))
-    plan = question.plan(choice.rounds)
+    (choice,) = choices(settings, (2,), (20,))
+    plan = settings.plan(choice.rounds)
     streams, size = Streams(5), 40_000
     ids = plan.sampler.cohort(40, 1, streams)
     rows = torch.zeros(len(ids), size)
@@ -105,7 +105,7 @@ def test_the_strongest_signal_comes_first():
 @pytest.mark.parametrize("budget", [2.0, 1e-9], ids=["usual", "tiny"])
 def test_laplace_noise_prefers_the_fewest_reports(budget):
     """b = N: the signal falls like 1 / sqrt(rounds), however small it is."""
-    asked = question(sizes=Sizes(40, 40, 10**6), budget=budget)
+    asked = settings(sizes=Sizes(40, 40, 10**6), budget=budget)
     found = choices(asked, (1, 2), (4, 20))
     assert [(c.steps, c.rounds) for c in found] == [(2, 2), (1, 4), (2, 10), (1, 20)]
     assert found[0].signal == pytest.approx(found[2].signal * math.sqrt(5))
@@ -113,7 +113,7 @@ def test_laplace_noise_prefers_the_fewest_reports(budget):
 
 def test_ties_go_to_more_local_work():
     """With everyone in every round Gaussian noise leaves every number of rounds the same signal."""
-    asked = question(laplace=False, sizes=Sizes(40, 40, 25))
+    asked = settings(laplace=False, sizes=Sizes(40, 40, 25))
     found = choices(asked, STEPS, ITERATIONS)
     assert found[0].signal == pytest.approx(found[-1].signal, rel=1e-6)
     assert [(c.steps, c.rounds) for c in found] == [
@@ -138,18 +138,18 @@ def test_nothing_that_fits_is_refused():
 @pytest.mark.parametrize("budget", [0.0, -1.0, math.nan])
 def test_an_epsilon_that_cannot_be_is_refused(budget):
     with pytest.raises(BadInput, match="--epsilon"):
-        question(budget=budget)
+        settings(budget=budget)
 
 
 def test_laplace_noise_has_no_trusted_server():
     with pytest.raises(BadInput, match="--trust local"):
-        question(laplace=True, trusted=True)
+        settings(laplace=True, trusted=True)
 
 
 def test_exponents_verdicts_and_rules():
     assert (LAPLACE.exponent, GAUSSIAN.exponent, CENTRAL.exponent) == (2.0, 1.0, 1.0)
-    assert str(LAPLACE.verdict).startswith("diverges")
-    assert "constant" in str(GAUSSIAN.verdict)
+    assert str(LAPLACE.convergence).startswith("diverges")
+    assert "constant" in str(GAUSSIAN.convergence)
     assert thumb(LAPLACE, 1000) == "E about 100 for T = 1000"
     assert thumb(LAPLACE, 1) == "E about 1 for T = 1"
     assert "constants decide" in thumb(GAUSSIAN, 1000)

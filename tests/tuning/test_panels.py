@@ -6,8 +6,8 @@ import pytest
 from matplotlib.markers import CARETDOWN
 
 from fedveil.tuning.figures import COLOURS, canvas, stroke
+from fedveil.tuning.means import Mean
 from fedveil.tuning.panels import PERCENT, Panel, Series, draw, numbered
-from fedveil.tuning.statistics import Mean
 
 
 def series(*means, name="a", number=0):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.tuning.command import SizeOptions, by_recipe, space_of, tell
-from fedveil.tuning.report import Report, Row
+from fedveil.tuning.plan_command import SizeOptions, by_recipe, space_of, write_and_print
+from fedveil.tuning.plan_report import PlanOption, PlanReport
 from fedveil.tuning.trials import Laboratory
 
 DEFAULT = ("1,2,3,4,6,12", "12,24,36,60,120")
@@ -14,20 +14,20 @@ DEFAULT = ("1,2,3,4,6,12", "12,24,36,60,120")
 
 def report(*values):
     rows = [
-        Row(
+        PlanOption(
             steps=e,
             rounds=1,
             choice={},
             value=value,
             half=float("nan"),
-            told=str(value),
+            value_text=str(value),
             noise=float("nan"),
-            told_noise="in training",
+            noise_text="in training",
             privacy="epsilon 1 at delta 0 per client (replace, local trust, PURE, seeded noise)",
         )
         for e, value in enumerate(values, 1)
     ]
-    return Report("title", "loss", rows, ["because"], ["take care"], "rounds = 1\n")
+    return PlanReport("title", "loss", rows, ["because"], ["take care"], "rounds = 1\n")
 
 
 def test_lists_of_numbers():
@@ -93,7 +93,7 @@ def test_where_nothing_can_be_written_nothing_is_trained(tmp_path, out):
 def test_a_report_writes_a_recipe_and_its_page(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("plan-central", "plan-central-2", "plan-central-3"):
-        tell(report(1.0, 2.0), "some/central.toml", None, as_json=False)
+        write_and_print(report(1.0, 2.0), "some/central.toml", None, as_json=False)
         assert (tmp_path / "runs" / f"{name}.toml").read_text() == "rounds = 1\n"
         assert (tmp_path / "runs" / f"{name}.html").read_bytes().startswith(b"<!doctype html>")
         out = capsys.readouterr().out
@@ -104,9 +104,11 @@ def test_a_report_writes_a_recipe_and_its_page(tmp_path, capsys, monkeypatch):
 
 
 def test_a_report_of_divergence_only_can_be_drawn_and_told(tmp_path, capsys):
-    tell(report(float("inf"), float("inf")), "central", tmp_path / "a" / "x.toml", as_json=False)
+    write_and_print(
+        report(float("inf"), float("inf")), "central", tmp_path / "a" / "x.toml", as_json=False
+    )
     assert "diverged" in capsys.readouterr().out
-    tell(report(1.0, float("inf")), "central", tmp_path / "y.toml", as_json=True)
+    write_and_print(report(1.0, float("inf")), "central", tmp_path / "y.toml", as_json=True)
     told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [row["loss"] for row in told["options"]] == [1.0, None]
     assert (told["options"][0]["half"], told["options"][0]["noise"]) == (None, None)

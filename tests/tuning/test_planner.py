@@ -10,7 +10,7 @@ from fedveil.runs import toml
 from fedveil.runs.recipe import load_recipe
 from fedveil.tuning.axes import recipe_of
 from fedveil.tuning.candidates import Space
-from fedveil.tuning.cells import Outcome
+from fedveil.tuning.prepared_cell import TrialOutcome
 from fedveil.tuning.simulate import simulate
 from fedveil.tuning.theorise import theorise
 from fedveil.tuning.trials import Laboratory
@@ -29,7 +29,7 @@ class Made(Laboratory):
     def trial(self, prepared, repetitions):
         recipe = prepared.cell.recipe
         self.asked += [(recipe, repetition) for repetition in repetitions]
-        return [Outcome(recipe.rounds, {"loss": self.loss(recipe, r)}) for r in repetitions]
+        return [TrialOutcome(recipe.rounds, {"loss": self.loss(recipe, r)}) for r in repetitions]
 
 
 def far_from(steps, rounds):
@@ -124,8 +124,8 @@ def test_an_option_that_diverges_does_not_win():
     report = planned(Made(loss))
     assert report.rows[0].steps == 2
     diverged, untried = report.rows[-2:]
-    assert (diverged.steps, diverged.told, diverged.rounds) == (4, "diverged (1 of 1)", 1)
-    assert (untried.steps, untried.told, untried.rounds) == (4, "not tried", 2)
+    assert (diverged.steps, diverged.value_text, diverged.rounds) == (4, "diverged (1 of 1)", 1)
+    assert (untried.steps, untried.value_text, untried.rounds) == (4, "not tried", 2)
     assert untried.remark == "with fewer rounds the loss had risen already"
     assert report.heat[4, 4] == math.inf
     assert (4, 8) not in report.heat
@@ -180,7 +180,7 @@ def test_noise_in_training_is_planned_without_a_comparison():
     report = planned(made, recipe="dp-sgd", settings=settings, space=Space((2,), (2,)), repeat=1)
     assert report.why == ["the first, E = 2 in 1 round: noise in every step of training"]
     assert len(made.asked) == 1
-    assert report.rows[0].told_noise == "in training"
+    assert report.rows[0].noise_text == "in training"
 
 
 def test_the_theory_ranks_by_its_bound():

@@ -10,7 +10,7 @@ import pytest
 
 from fedveil.tuning.axes import axis, cells
 from fedveil.tuning.candidates import Space, candidates
-from fedveil.tuning.cells import Outcome, Prepared
+from fedveil.tuning.prepared_cell import PreparedCell, TrialOutcome
 from fedveil.tuning.search import Arm, rungs, search
 from fedveil.tuning.trials import Laboratory
 
@@ -29,11 +29,11 @@ class Made(Laboratory):
             prepared, repetitions = jobs[number]
             self.asked[prepared.number] += repetitions
             losses = [self.loss(prepared.number, repetition) for repetition in repetitions]
-            yield number, [Outcome(1, {"loss": loss}) for loss in losses]
+            yield number, [TrialOutcome(1, {"loss": loss}) for loss in losses]
 
 
 @dataclass(frozen=True, eq=False)
-class Numbered(Prepared):
+class Numbered(PreparedCell):
     number: int = 0
 
 

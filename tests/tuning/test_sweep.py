@@ -16,7 +16,7 @@ import pytest
 from fedveil.errors import BadInput
 from fedveil.training.gradients.choice import Mode
 from fedveil.tuning.axes import axis
-from fedveil.tuning.cells import Outcome
+from fedveil.tuning.prepared_cell import TrialOutcome
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.trials import Laboratory
 
@@ -70,7 +70,7 @@ class Made(Laboratory):
             file.write(name + "\n")
         if name == "budget.epsilon=inf, client.steps=3, 2":
             loss = math.nan
-        return Outcome(2, {"loss": loss, "accuracy": 1 / (1 + repetition)})
+        return TrialOutcome(2, {"loss": loss, "accuracy": 1 / (1 + repetition)})
 
 
 @pytest.fixture

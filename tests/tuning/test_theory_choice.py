@@ -14,9 +14,9 @@ from fedveil.tuning.theory import (
     Sizes,
     best_rounds,
     best_steps,
+    convergence,
     decayed_bound,
     rule_of_thumb,
-    verdict,
 )
 from tests.tuning.theory_examples import HAND, SOME, PowerNoise
 
@@ -50,7 +50,7 @@ def test_at_one_constants_decide():
 def test_verdicts_are_the_slopes_of_the_shape(z):
     """log2 of what happens to the error when T doubles, E fixed at 3 and E chosen best."""
     few, many = shape(z, 2**20), shape(z, 2**21)
-    found = verdict(z)
+    found = convergence(z)
     assert found.fixed == pytest.approx(math.log2(many[2] / few[2]), abs=0.02)
     assert found.best == pytest.approx(math.log2(many.min() / few.min()), abs=0.02)
     assert (found.best < 0) == (z < 1)
@@ -61,7 +61,7 @@ def test_verdicts_are_the_slopes_of_the_shape(z):
 @pytest.mark.parametrize("z", [-0.1, math.nan, math.inf])
 def test_a_z_that_cannot_be_is_refused(z):
     with pytest.raises(BadInput, match="z is"):
-        verdict(z)
+        convergence(z)
 
 
 def test_the_bound_itself_goes_as_its_verdict_says():
@@ -73,7 +73,7 @@ def test_the_bound_itself_goes_as_its_verdict_says():
         few, many = (
             decayed_bound(quiet, everyone, noise, steps=2, rounds=r) for r in (20_000, 40_000)
         )
-        assert math.log2(many / few) == pytest.approx(verdict(noise.exponent).fixed, abs=0.01)
+        assert math.log2(many / few) == pytest.approx(convergence(noise.exponent).fixed, abs=0.01)
 
 
 @pytest.mark.parametrize("noise", [NoNoise(), LaplaceNoise(1.0, 5.0), GaussianNoise(1.0, 5.0)])

@@ -222,7 +222,7 @@ def test_noise_is_that_of_a_rounds_mean():
     )
     assert central.noise == pytest.approx(2.0 * 1.0 / 50)
     (without,) = prepared(Laboratory(), settings=[*SMALL, "noise.kind=none", "budget=none"])
-    assert (without.noise, without.told_noise, without.claim) == (0.0, "0", None)
+    assert (without.noise, without.noise_text, without.claim) == (0.0, "0", None)
 
 
 def test_noise_in_training_is_not_told_as_none():
@@ -232,7 +232,7 @@ def test_noise_in_training_is_not_told_as_none():
         settings=["noise.multiplier=2.0", "budget.epsilon=inf", "engine.mode=looped"],
     )
     assert math.isnan(local.noise)
-    assert local.told_noise == "in training"
+    assert local.noise_text == "in training"
 
 
 def test_the_claims_that_have_to_be_told():

@@ -11,14 +11,14 @@ from starlette.testclient import TestClient
 from fedveil.runs.disk import locked
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run
+from fedveil.watch.access import PageAddress
 from fedveil.watch.app import make_app
-from fedveil.watch.folder import Folder
-from fedveil.watch.guard import Address
-from fedveil.watch.stream import Looking
+from fedveil.watch.runs_folder import RunsFolder
+from fedveil.watch.stream import Watcher
 
 from ..runs.conftest import BASE
 
-ADDRESS = Address("127.0.0.1", 5000, "the-token-of-this-test")
+ADDRESS = PageAddress("127.0.0.1", 5000, "the-token-of-this-test")
 OWN = "http://127.0.0.1:5000"
 SECURE = ("noise.source=secure", "budget.epsilon=60")
 
@@ -71,7 +71,7 @@ def holding():
 def client(root):
     """A client of the server, which asks as its own page does."""
     headers = {"origin": OWN, "sec-fetch-site": "same-origin"}
-    app = make_app(Looking(Folder(root)), ADDRESS)
+    app = make_app(Watcher(RunsFolder(root)), ADDRESS)
     return TestClient(app, base_url=f"{OWN}/{ADDRESS.token}", headers=headers)
 
 

@@ -7,24 +7,26 @@ import re
 import pytest
 
 from fedveil.watch.cards import card, row
-from fedveil.watch.folder import Folder
 from fedveil.watch.pages import MOST_CARDS, all_page, all_view, run_page, run_view
+from fedveil.watch.runs_folder import RunsFolder
 
 from ..contracts.test_no_bare_epsilon import MEANT, bare
-from ..runs.report.test_page import many
+from ..runs.report.test_run_page import many
 from .conftest import words
 
 EVIL = "<script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
 
 
 def drawn(root, *, full=True):
-    looks = Folder(root).looks()
-    return "".join(part.text for look in looks for part in card(look, full=full).values()), looks
+    statuses = RunsFolder(root).statuses()
+    return "".join(
+        part.text for status in statuses for part in card(status, full=full).values()
+    ), statuses
 
 
 def test_a_run_that_is_going_on(root, copied, holding):
     holding(copied("open"))
-    markup, (look,) = drawn(root)
+    markup, (status,) = drawn(root)
     text = html.unescape(words(markup))
     for part in (
         "open running", "round 2 of 4", "to go", "left of epsilon 30 at delta 0.0001 per client",
@@ -33,7 +35,7 @@ def test_a_run_that_is_going_on(root, copied, holding):
         "Share of updates that were clipped", "Poisson",
     ):  # fmt: skip
         assert part.lower() in text.lower(), part
-    assert f'data-stop="{look.id}"' in markup
+    assert f'data-stop="{status.id}"' in markup
     assert '<progress value="2" max="4"' in markup
 
 
@@ -57,24 +59,24 @@ def test_one_that_was_killed_says_how_to_go_on(root, copied):
 
 def test_a_budget_that_ended_it_is_shown_as_used_up(root, copied):
     copied("budget")
-    markup, (look,) = drawn(root)
+    markup, (status,) = drawn(root)
     text = words(markup)
     assert "ended by: budget" in text
     assert "by its own budget" in text
-    assert look.claim.remainder(5.0) in text
+    assert status.claim.remainder(5.0) in text
     assert "left low" in markup
-    assert row(look)["stopped by"] == "budget"
+    assert row(status)["stopped by"] == "budget"
 
 
 @pytest.mark.parametrize("name", ["ended", "open", "budget", "secure"])
 @pytest.mark.parametrize("full", [True, False])
 def test_no_epsilon_stands_alone(root, copied, name, full):
     copied(name)
-    markup, (look,) = drawn(root, full=full)
+    markup, (status,) = drawn(root, full=full)
     text = html.unescape(words(markup))
     assert MEANT.search(text)
     assert bare(text) == []
-    assert bare(str(row(look)["claim"])) == []
+    assert bare(str(row(status)["claim"])) == []
     for figure in re.findall(r"<figure.*?</figure>", markup, re.DOTALL):
         said = words(figure)
         assert "psilon" not in said or re.search(r"at delta \S+ per client \(zero-out, centr", said)
@@ -87,10 +89,10 @@ def test_a_run_that_claims_nothing_has_no_gauge(root):
     from ..runs.conftest import BASE
 
     Run.start(load_recipe("fedsgd", BASE["fedsgd"]), root / "plain", None).execute()
-    markup, (look,) = drawn(root)
+    markup, (status,) = drawn(root)
     assert "Nothing is claimed" in words(markup)
     assert 'class="gauge"' not in markup
-    assert row(look)["claim"] == "nothing is claimed"
+    assert row(status)["claim"] == "nothing is claimed"
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -103,9 +105,9 @@ def test_without_a_ledger_nobody_says_that_nothing_is_spent(root, copied, holdin
         (folder / "ledger.db").write_bytes(ledger)
     if held:
         holding(folder)
-    markup, (look,) = drawn(root)
-    assert not look.known
-    for text in (words(markup), str(row(look)["claim"])):
+    markup, (status,) = drawn(root)
+    assert not status.known
+    for text in (words(markup), str(row(status)["claim"])):
         assert "What it has spent is not known" in text
         assert "Nothing is claimed" not in text
         assert "nothing is claimed" not in text
@@ -162,11 +164,11 @@ def test_hostile_text_is_text_in_every_field(root, copied):
     for line in lines:
         line[EVIL] = 0.5
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    looks = Folder(root).looks()
-    pages = [all_page(root / EVIL), run_page(looks[0].id, looks[0].name)]
-    markup = "".join(part.text for part in run_view(looks[0].id, looks).parts.values())
-    markup += "".join(part.text for part in all_view(looks).parts.values())
-    markup += str(row(looks[0])["run"])
+    statuses = RunsFolder(root).statuses()
+    pages = [all_page(root / EVIL), run_page(statuses[0].id, statuses[0].name)]
+    markup = "".join(part.text for part in run_view(statuses[0].id, statuses).parts.values())
+    markup += "".join(part.text for part in all_view(statuses).parts.values())
+    markup += str(row(statuses[0])["run"])
     bodies = [page.decode().partition("</head>")[2].partition("<script>(")[0] for page in pages]
     for text in (markup, *bodies):
         assert "<script" not in text
@@ -177,11 +179,14 @@ def test_hostile_text_is_text_in_every_field(root, copied):
 @pytest.mark.parametrize("rounds", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_long_runs_are_small_and_keep_their_extremes(root, copied, rounds):
     many(copied("ended"), rounds)
-    looks = Folder(root).looks()
-    for drawn_as, most in ((run_view(looks[0].id, looks), 1_000_000), (all_view(looks), 200_000)):
+    statuses = RunsFolder(root).statuses()
+    for drawn_as, most in (
+        (run_view(statuses[0].id, statuses), 1_000_000),
+        (all_view(statuses), 200_000),
+    ):
         sizes = [len(part.text.encode()) for part in drawn_as.parts.values()]
         assert 10_000 < sum(sizes) < most
-    full = "".join(part.text for part in run_view(looks[0].id, looks).parts.values())
+    full = "".join(part.text for part in run_view(statuses[0].id, statuses).parts.values())
     assert "<td>77.7</td>" in full
 
 
@@ -189,7 +194,7 @@ def test_the_page_of_all_has_charts_for_some_and_rows_for_the_rest(root, copied)
     copied("ended")
     for k in range(MOST_CARDS + 1):
         copied("open", f"open-{k}")
-    found = all_view(Folder(root).looks())
+    found = all_view(RunsFolder(root).statuses())
     assert len(found.cards) == MOST_CARDS + 1
     assert found.cards[-1] == ("others", ["others-table"])
     text = words(found.parts["others-table"].text)

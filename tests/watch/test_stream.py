@@ -7,9 +7,9 @@ import time
 import pytest
 
 from fedveil.watch import stream
-from fedveil.watch.folder import Folder
 from fedveil.watch.pages import all_view
-from fedveil.watch.stream import Looking
+from fedveil.watch.runs_folder import RunsFolder
+from fedveil.watch.stream import Watcher
 
 
 @pytest.fixture(autouse=True)
@@ -26,15 +26,15 @@ def test_parts_are_sent_when_they_change(root, copied, holding):
     holding(folder)
 
     async def watched():
-        looking = Looking(Folder(root))
-        events = looking.events(all_view)
+        watcher = Watcher(RunsFolder(root))
+        events = watcher.events(all_view)
         first = told(await anext(events))
         lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
         again = {**json.loads(lines[-1]), "round": 3, "accuracy": 0.123456}
         with (folder / "metrics.jsonl").open("a") as f:
             f.write(json.dumps(again) + "\n")
         second = told(await anext(events))
-        looking.ended.set()
+        watcher.ended.set()
         return first, second, [event async for event in events]
 
     first, second, rest = asyncio.run(watched())
@@ -51,7 +51,7 @@ def test_parts_are_sent_when_they_change(root, copied, holding):
 
 def test_new_runs_join(root, copied):
     async def watched():
-        events = Looking(Folder(root)).events(all_view)
+        events = Watcher(RunsFolder(root)).events(all_view)
         before = told(await anext(events))
         copied("ended")
         after = told(await anext(events))
@@ -69,7 +69,7 @@ def test_where_nothing_happens_there_is_a_sign_of_life(root, copied, monkeypatch
     copied("ended")
 
     async def watched():
-        events = Looking(Folder(root)).events(all_view)
+        events = Watcher(RunsFolder(root)).events(all_view)
         found = [await anext(events) for _ in range(3)]
         await events.aclose()
         return found
@@ -79,17 +79,17 @@ def test_where_nothing_happens_there_is_a_sign_of_life(root, copied, monkeypatch
 
 def test_after_a_look_that_took_long_the_runs_have_the_machine(root, copied, monkeypatch):
     copied("ended")
-    folder, began = Folder(root), []
-    looks = folder.looks
-    folder.looks = lambda: began.append(time.monotonic()) or time.sleep(0.1) or looks()
+    folder, began = RunsFolder(root), []
+    statuses = folder.statuses
+    folder.statuses = lambda: began.append(time.monotonic()) or time.sleep(0.1) or statuses()
 
     async def watched():
-        looking = Looking(folder)
-        await looking.draw(all_view)
+        watcher = Watcher(folder)
+        await watcher.draw(all_view)
         first = len(began)
-        looking._at -= 0.1
-        await looking.draw(all_view)
-        return first, len(began), looking._pause
+        watcher._at -= 0.1
+        await watcher.draw(all_view)
+        return first, len(began), watcher._pause
 
     first, second, pause = asyncio.run(watched())
     assert (first, second) == (1, 1)
@@ -99,15 +99,15 @@ def test_after_a_look_that_took_long_the_runs_have_the_machine(root, copied, mon
 def test_many_who_watch_look_once(root, copied, monkeypatch):
     monkeypatch.setattr(stream, "EVERY", 0.5)
     copied("ended")
-    folder, looked = Folder(root), []
-    looks = folder.looks
-    folder.looks = lambda: looked.append(1) or looks()
+    folder, looked = RunsFolder(root), []
+    statuses = folder.statuses
+    folder.statuses = lambda: looked.append(1) or statuses()
 
     async def watched():
-        looking = Looking(folder)
-        many = [looking.events(all_view) for _ in range(50)]
+        watcher = Watcher(folder)
+        many = [watcher.events(all_view) for _ in range(50)]
         first = await asyncio.gather(*(anext(events) for events in many))
-        looking.ended.set()
+        watcher.ended.set()
         last = await asyncio.wait_for(asyncio.gather(*(anext(events) for events in many)), 5)
         return first, last
 

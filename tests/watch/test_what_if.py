@@ -13,8 +13,8 @@ from fedveil.privacy.accounting.claims import Accountant
 from fedveil.privacy.accounting.solve import solve
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
-from fedveil.watch.what_if import KNOBS, Question, quick, recipe_text, refined
-from fedveil.watch.what_if_page import answer_parts, question_page
+from fedveil.watch.what_if import KNOBS, Settings, quick, recipe_text, refined
+from fedveil.watch.what_if_page import answer_parts, what_if_page
 
 from ..contracts.test_no_bare_epsilon import MEANT, bare
 from .conftest import words
@@ -24,7 +24,7 @@ SOME = {"clients": "1000", "rate": "0.1", "rounds": "30", "noise": "1.5", "delta
 
 
 def ask(**changes):
-    return Question.read({**SOME, **{name: str(value) for name, value in changes.items()}})
+    return Settings.read({**SOME, **{name: str(value) for name, value in changes.items()}})
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def ask(**changes):
     [{}, {"rate": 1}, pytest.param({"noise": 0.5, "rounds": 5}, marks=pytest.mark.slow)],
 )
 def test_what_comes_first_is_a_bound_on_what_comes_after_which_is_the_account(changes):
-    question = ask(**changes)
-    first, after = quick(question), refined(question).claims
+    settings = ask(**changes)
+    first, after = quick(settings), refined(settings).claims
     own = solve(
-        noise=question.noise, rate=question.rate, rounds=question.rounds, epsilon=None, delta=1e-5
+        noise=settings.noise, rate=settings.rate, rounds=settings.rounds, epsilon=None, delta=1e-5
     )
     assert after == own.claims
     assert [claim.accountant for claim in first] == [Accountant.PLD, Accountant.RDP]
@@ -45,12 +45,12 @@ def test_what_comes_first_is_a_bound_on_what_comes_after_which_is_the_account(ch
 
 
 def test_the_numbers_beside_it():
-    question = ask()
-    assert question.cohort == 100
-    assert question.client_rounds == 3000
-    assert question.noise_of_mean == pytest.approx(1.5 / 100)
-    noise = question.noise_of_mean * math.sqrt(1000)
-    assert question.signal_to_noise == pytest.approx(1 / noise)
+    settings = ask()
+    assert settings.cohort == 100
+    assert settings.client_rounds == 3000
+    assert settings.noise_of_mean == pytest.approx(1.5 / 100)
+    noise = settings.noise_of_mean * math.sqrt(1000)
+    assert settings.signal_to_noise == pytest.approx(1 / noise)
 
 
 def test_noise_and_rounds_that_meet_the_budget():
@@ -64,12 +64,12 @@ def test_noise_and_rounds_that_meet_the_budget():
 def test_splits_have_the_same_client_rounds():
     found = refined(ask())
     for split in found.splits:
-        assert split.question.client_rounds == pytest.approx(3000, rel=0.1)
-        assert split.question.rate <= 1
+        assert split.settings.client_rounds == pytest.approx(3000, rel=0.1)
+        assert split.settings.rate <= 1
     costs = [split.claim.epsilon for split in found.splits]
     assert costs == sorted(costs, reverse=True)
     assert len(costs) == 6
-    assert refined(ask(rate=1, rounds=1)).splits[0].question.rounds == 1
+    assert refined(ask(rate=1, rounds=1)).splits[0].settings.rounds == 1
 
 
 def test_it_is_kept():
@@ -84,9 +84,9 @@ def test_the_first_answer_takes_less_than_300_ms():
     quick(ask())
     for _ in range(21):
         at = {knob.name: draw.choice(knob.values) for knob in KNOBS}
-        question = Question.read({name: repr(value) for name, value in at.items()})
+        settings = Settings.read({name: repr(value) for name, value in at.items()})
         began = time.process_time()
-        answer_parts(question, fine=False)
+        answer_parts(settings, fine=False)
         times.append(time.process_time() - began)
     assert sorted(times)[18] < 0.3, sorted(times)  # nine of ten
 
@@ -105,18 +105,18 @@ def test_every_slider_begins_at_a_place_of_its_own_and_all_places_can_be_asked()
 
 @pytest.mark.parametrize("fine", [False, True])
 def test_no_epsilon_stands_alone(fine):
-    for question in (ask(), ask(epsilon=1.5)):
-        parts = json.loads(answer_parts(question, fine=fine))["parts"]
+    for settings in (ask(), ask(epsilon=1.5)):
+        parts = json.loads(answer_parts(settings, fine=fine))["parts"]
         text = html.unescape(words(" ".join(parts.values())))
         assert MEANT.search(text)
         assert "PLD" in text
         assert bare(text) == []
-    assert bare(html.unescape(words(question_page().decode().partition("</style>")[2]))) == []
+    assert bare(html.unescape(words(what_if_page().decode().partition("</style>")[2]))) == []
 
 
 def test_in_words_whether_it_fits():
-    def said(question):
-        return words(json.loads(answer_parts(question, fine=True))["parts"]["answer-budget"])
+    def said(settings):
+        return words(json.loads(answer_parts(settings, fine=True))["parts"]["answer-budget"])
 
     assert "All 30 rounds fit" in said(ask())
     assert "ends the run after" in said(ask(epsilon=1.5))
@@ -128,10 +128,10 @@ def test_in_words_whether_it_fits():
 
 
 def test_a_run_of_the_recipe_claims_what_the_page_said(tmp_path):
-    question = ask(clients=50, rate=0.5, rounds=6, noise=3, epsilon=20)
-    (tmp_path / "what-if.toml").write_text(recipe_text(question))
+    settings = ask(clients=50, rate=0.5, rounds=6, noise=3, epsilon=20)
+    (tmp_path / "what-if.toml").write_text(recipe_text(settings))
     training = build(load_recipe(str(tmp_path / "what-if.toml"), ["engine.workers=1"]), None)
-    claim, told = training.plan.claims(6)[0], refined(question).claims[0]
+    claim, told = training.plan.claims(6)[0], refined(settings).claims[0]
     assert claim.epsilon == told.epsilon
     assert (claim.delta, claim.unit, claim.neighbours) == (told.delta, told.unit, told.neighbours)
     assert (claim.trust, claim.accountant) == (told.trust, told.accountant)
@@ -139,13 +139,13 @@ def test_a_run_of_the_recipe_claims_what_the_page_said(tmp_path):
 
 
 def test_the_numbers_beside_the_claim_are_by_the_accountant_that_counts():
-    question = ask(epsilon=40)
-    found = refined(question)
+    settings = ask(epsilon=40)
+    found = refined(settings)
     pld, rdp = found.claims
-    shown = words("".join(json.loads(answer_parts(question, fine=True))["parts"].values()))
+    shown = words("".join(json.loads(answer_parts(settings, fine=True))["parts"].values()))
     assert f"{pld.left_of(40)} would be left" in shown
     assert rdp.left_of(40) not in shown
-    assert f"epsilon {pld.words}" in shown
+    assert f"epsilon {pld.full_terms}" in shown
     for split in found.splits:
         assert split.claim.accountant is Accountant.PLD
         assert split.claim.value in shown

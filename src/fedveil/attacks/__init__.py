@@ -1,1 +1,1 @@
-"""Clients that attack a training, and what comes of it, beside the claim."""
+"""What dishonest clients send: backdoors, and what a claim certifies against them."""

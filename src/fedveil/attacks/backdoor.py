@@ -1,12 +1,12 @@
-"""Backdoors: records that a model is to answer as an attacker wants, and as usual otherwise."""
+"""Backdoors: inputs for which a model is to give the attacker's answer."""
 
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.arrays import Array
 from fedveil.data.federated import FederatedData
+from fedveil.data.user_arrays import Array
 from fedveil.inputs import single
 
 Pairs = tuple[Array, Array]
@@ -24,15 +24,15 @@ class Backdoor(Protocol):
         ...
 
     def lesson(self, data: FederatedData, client: int, attacker: int) -> Pairs:
-        """Records with the attacker's answers, to learn from.
+        """Records with the attacker's answers, to train on.
 
-        Made of what client `client` has, or of what attackers know; `attacker` is its number among
-        the attackers, who may divide a trigger among them.
+        Made from the records of client `client`, or from what attackers know. `attacker` is its
+        number among the attackers, who may divide a trigger among them.
         """
         ...
 
     def held_out(self, data: FederatedData) -> Pairs:
-        """Records with the attacker's answers on which the backdoor is measured; never learnt."""
+        """Records with the attacker's answers that measure the backdoor, never trained on."""
         ...
 
 
@@ -49,10 +49,9 @@ def poisoned(
     share: float,
     rng: np.random.Generator,
 ) -> FederatedData:
-    """Each attacker's own records, with as many of its lesson as make up `share` of them.
+    """Each attacker's own records, with so many of its lesson that these are `share` of all.
 
-    Client j holds the records of attacker j. Lessons that are too few are repeated, those that are
-    too many chosen at random.
+    Client j of the result is attacker j. A short lesson is repeated, a long one is sampled.
     """
     xs, ys = [], []
     for number, client in enumerate(attackers.tolist()):

@@ -1,4 +1,4 @@
-"""What client-level DP promises against poisoning: k attackers are a group of k clients.
+"""The certificate of client-level DP against poisoning: k attackers are a group of k clients.
 
 Whoever changes k clients changes the distribution of the released model by at most what group
 privacy says, so the expected value of anything between 0 and 1, such as the rate at which a
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
 
 BASE_RATE = 0.01
-"""What a backdoor's rate is taken to be without attackers, where nobody has measured it."""
+"""The assumed rate of a backdoor without attackers, where it was not measured."""
 
 _USEFUL = 0.99
 _MOST = 1000
@@ -53,7 +53,7 @@ def bound(claim: PrivacyClaim, size: int, rate: float) -> float:
 
 
 def certificate(claim: PrivacyClaim | None, rate: float) -> Certificate | None:
-    """For the largest number of attackers about which the claim says anything; None if for none.
+    """The certificate for the largest number of attackers that the claim limits, or None.
 
     Only for claims about whole clients, in their own sense: as published ones are no guarantee.
     """

@@ -23,16 +23,16 @@ _STEPS = 40
 
 
 class Evidence(Protocol):
-    """What an attack has found, as a lower bound on epsilon for any chance of being wrong."""
+    """The evidence of an attack: a lower bound on epsilon at any error probability."""
 
     @property
     def draws(self) -> int:
-        """How many guesses were counted."""
+        """The number of guesses that were counted."""
         ...
 
     @property
     def how(self) -> str:
-        """The kind of bound, in a few words."""
+        """A name for the kind of bound."""
         ...
 
     def epsilon(self, alpha: float) -> float:
@@ -42,7 +42,13 @@ class Evidence(Protocol):
 
 @dataclass(frozen=True)
 class Counts:
-    """`hits` of `positives` guesses "in" where it was, `alarms` of `negatives` where it was not.
+    """How often a guess was right and how often a false alarm.
+
+    Attributes:
+        hits: Guesses "in" among `positives`.
+        positives: Draws in which the input was in.
+        alarms: Guesses "in" among `negatives`.
+        negatives: Draws in which the input was out.
 
     Guarantee: if guesses are independent, `least_hit(a)` exceeds the true positive rate, and
     `most_alarm(a)` falls below the false positive rate, with probability `a` at most each
@@ -65,38 +71,38 @@ class Counts:
     negatives: int
 
     def __post_init__(self) -> None:
-        for found, of in ((self.hits, self.positives), (self.alarms, self.negatives)):
-            if of < 1 or not 0 <= found <= of:
-                raise BadInput(f"{found} guesses of {of}: at least one, and no more than all")
+        for count, of in ((self.hits, self.positives), (self.alarms, self.negatives)):
+            if of < 1 or not 0 <= count <= of:
+                raise BadInput(f"{count} guesses of {of}: at least one, and no more than all")
 
     @property
     def draws(self) -> int:
         return self.positives + self.negatives
 
     def least_hit(self, alpha: float) -> float:
-        """A lower end for the true positive rate."""
+        """A lower confidence bound on the true positive rate."""
         return float(least(self.hits, self.positives, _checked(alpha)))
 
     def most_alarm(self, alpha: float) -> float:
-        """An upper end for the false positive rate."""
+        """An upper confidence bound on the false positive rate."""
         return float(most(self.alarms, self.negatives, _checked(alpha)))
 
 
-def least(found: Any, of: int, alpha: float) -> Any:
-    """Clopper-Pearson's lower end, one-sided, for one count or an array of them."""
-    found = np.asarray(found, dtype=np.float64)
-    inside = betaincinv(np.maximum(found, 1.0), of - np.maximum(found, 1.0) + 1, alpha)
-    return np.where(found > 0, inside, 0.0)
+def least(count: Any, of: int, alpha: float) -> Any:
+    """The one-sided lower bound of Clopper and Pearson, for one count or an array of them."""
+    count = np.asarray(count, dtype=np.float64)
+    inside = betaincinv(np.maximum(count, 1.0), of - np.maximum(count, 1.0) + 1, alpha)
+    return np.where(count > 0, inside, 0.0)
 
 
-def most(found: Any, of: int, alpha: float) -> Any:
-    """Clopper-Pearson's upper end, one-sided, for one count or an array of them."""
-    return 1.0 - least(of - np.asarray(found), of, alpha)
+def most(count: Any, of: int, alpha: float) -> Any:
+    """The one-sided upper bound of Clopper and Pearson, for one count or an array of them."""
+    return 1.0 - least(of - np.asarray(count), of, alpha)
 
 
 @dataclass(frozen=True)
-class AnyMechanism:
-    """Of whatever was released: TPR <= e^epsilon FPR + delta.
+class GeneralBound:
+    """The bound for any mechanism: TPR <= e^epsilon FPR + delta.
 
     Guarantee: (epsilon, delta)-DP implies that for every guess that was fixed before these draws.
     Each rate gets half of alpha, so the bound is wrong with probability alpha at most.
@@ -127,8 +133,8 @@ class AnyMechanism:
 
 
 @dataclass(frozen=True)
-class OfGaussian:
-    """Of a Gaussian mechanism, of which mu = sensitivity / std is all there is to know.
+class GaussianBound:
+    """The bound for a Gaussian mechanism, through mu = sensitivity / std.
 
     Guarantee: mu-GDP implies Phi^-1(TPR) - Phi^-1(FPR) <= mu for every guess (Dong, Roth and Su
     2022), and the epsilon at delta grows with mu. A release that claims a Gaussian mechanism and
@@ -173,11 +179,15 @@ An upper bound on it: a quick one where many are compared, as fine as the claim 
 
 
 @dataclass(frozen=True)
-class OfKind:
-    """Of the claimed kind of release, sampled and composed as claimed, with noise nobody knows.
+class SameKindBound:
+    """The bound for the claimed kind of release, sampled and composed as claimed, noise unknown.
 
-    `curve` is what it would cost with a given noise multiplier. The bound is the epsilon, at
-    `delta`, of the least noise that does not contradict the counts.
+    The bound is the epsilon, at `delta`, of the largest noise that the counts do not rule out.
+
+    Attributes:
+        counts: Right guesses and false alarms.
+        delta: Of the claim.
+        curve: Epsilon as a function of the noise multiplier.
 
     Guarantee: with noise m, TPR <= e^curve(m, d) FPR + d for every d at once, and so for the
     opposite guess, 1 - FPR <= e^curve(m, d) (1 - TPR) + d. A noise for which the ends of both
@@ -230,10 +240,10 @@ class OfKind:
 
 
 @dataclass(frozen=True)
-class Computed:
-    """An epsilon that follows from a sensitivity which was computed and not guessed from draws.
+class ComputedBound:
+    """An epsilon from a computed sensitivity.
 
-    Guarantee: that of the computation; no confidence is needed.
+    Guarantee: that of the computation. It holds with certainty, not with a confidence.
     """
 
     value: float

@@ -1,11 +1,11 @@
 """Canary clients in a training: random directions in place of updates (Andrew et al. 2023).
 
 Half of the clients send canaries: orthonormal random directions, each far longer than the clip.
-A coin decides for each whether it is in; if not, its client sends nothing (or, where a neighbour
-is a replacement, the opposite). They are rows of the real cohorts, sampled, accepted, summed and
-noised like everybody else. The adversary of a claim knows everything but the coin: the other
-clients' sums are taken off before a round is scored, and what another training released in the
-same round is taken off as well, which tells whether trainings share noise.
+A coin decides for each whether it is in. If not, its client sends nothing, or the opposite where
+neighbours are replacements. Canaries are rows of the real cohorts, sampled, accepted, summed and
+noised like all others. The adversary of a claim knows everything but the coin, so the other
+clients' sums are subtracted before a round is scored. A second score also subtracts what another
+training released in the same round, which shows whether trainings share noise.
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.audit.finding import Finding
+from fedveil.audit.findings import Finding
 from fedveil.audit.one_shot import fitted
 from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
 from fedveil.audit.scores import Scores, counted, gap
@@ -42,7 +42,13 @@ OnTraining = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class CanaryClients(Adversary):
-    """Clients `ids` send `signs` times `directions` [k, P], far too long, instead of updates."""
+    """Clients that send canaries instead of updates.
+
+    Attributes:
+        ids: The clients.
+        directions: Unit vectors [k, P]. They are sent far longer than the clip.
+        signs: 1 if a canary is in, 0 if it is out, -1 if its opposite is sent.
+    """
 
     ids: Ids
     directions: torch.Tensor
@@ -77,10 +83,13 @@ class CanaryClients(Adversary):
 
 @dataclass(frozen=True)
 class Canaries:
-    """`canaries` of them over as many trainings as that takes, from `seed`.
+    """The canary audit, over as many trainings as the number of canaries needs.
 
-    Each is one person with `units` clients, which all send the same; the claim that it is held
-    against is the one for so many units.
+    Attributes:
+        canaries: The number of canaries in all.
+        seed: Draws directions, clients and coins.
+        units: Clients of one person, which all send the same canary. The finding is held against
+            the claim for so many units.
     """
 
     canaries: int = CANARIES
@@ -96,7 +105,10 @@ class Canaries:
     def findings(
         self, training: Training, on_training: OnTraining = lambda done, of: None
     ) -> Iterator[Finding]:
-        """One from the final model, one from all rounds; none where clients protect themselves."""
+        """One finding from the final model and one from all rounds.
+
+        None where clients add their own noise.
+        """
         plan = training.plan
         line = strict_line(plan)
         if line is None or line.trust is not Trust.CENTRAL:
@@ -129,9 +141,18 @@ class Canaries:
     def _one(
         self, training: Training, line: BudgetLine, each: int, k: int, before: list[Scores]
     ) -> tuple[npt.NDArray[np.bool_], Scores, Scores, list[Scores]]:
-        """(who was in, scores from the final model [k], from all rounds [ways, k], what was seen).
+        """Train once with canaries.
 
-        `before` is what was seen of the training before this one, whose noise must be another's.
+        Args:
+            training: The training that is audited.
+            line: The budget line it is held against.
+            each: Canaries in this training.
+            k: The number of the training.
+            before: The noisy sums of the training before, whose noise must be different.
+
+        Returns:
+            Which canaries were in, their scores from the final model [k] and from all rounds
+            [ways, k], and the noisy sums.
         """
         generator = np.random.default_rng([self.seed, k, 0xCA9A])
         plan, size = training.plan, training.task.size
@@ -168,7 +189,7 @@ class Canaries:
 
 
 def released(training: Training, apart: Ids) -> Iterator[tuple[Scores, float, torch.Tensor]]:
-    """Each round's noisy sum less the part of clients not in `apart`, its clip, and the model."""
+    """Yield each round's noisy sum without the clients outside `apart`, its clip, and the model."""
     plan, engine = training.plan, training.engine
     state, ledger = training.start(), new_ledger(plan)
     while (round := training.begin(state, ledger)) is not None:
@@ -184,15 +205,15 @@ def released(training: Training, apart: Ids) -> Iterator[tuple[Scores, float, to
 
 
 def _estimate(in_: Scores, out: Scores, claim: PrivacyClaim) -> float | None:
-    """The likeliest epsilon; None where a training diverged, so that there is nothing to fit."""
+    """The likeliest epsilon, or None where a training diverged."""
     finite = np.isfinite(in_[0]).all() and np.isfinite(out[0]).all()
     return fitted(in_[0], out[0], claim.delta) if finite else None
 
 
 def _log_ratio(line: BudgetLine, along: Scores, units: int) -> Scores:
-    """How much likelier a round is with the canary's `units` clients than without, as claimed.
+    """The log likelihood ratio of a round with the canary's `units` clients and without.
 
-    How many of them take part is binomial.
+    Noise is as claimed, and the number of these clients that take part is binomial.
     """
     if not isinstance(line.event, PoissonSampled):
         return along

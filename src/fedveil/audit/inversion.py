@@ -1,26 +1,27 @@
-"""Gradient inversion of what a run shows of one update: which images can be made out of it?
+"""The gradient inversion audit: which images can be reconstructed from one client's update?
 
-A few clients with a few records each do one turn of the run's recipe; the attacker sees it as
-`audit.seen` has it, knows the round's model and the recipe, and looks for the records. Beside it
-stands what costs nothing: the mean image of the test split.
+A few clients with a few records each take part in one round of the run's recipe. The attacker sees
+their updates as `audit.seen` shows them, knows the round's model and the recipe, and reconstructs
+the records. The baseline is a guess that needs no update: the mean image of the test split.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from matplotlib.figure import Figure
 from scipy.special import stdtrit
 
-from fedveil.attacks.inversion import Inversion, Method, Pixels
-from fedveil.attacks.labels import label_shares, labels_of
-from fedveil.attacks.likeness import matched, psnr, ssim
-from fedveil.attacks.rehearsal import Rehearsal
-from fedveil.audit.leak import Leak, Measure
+from fedveil.audit.findings import Leak, Measure
+from fedveil.audit.gradient_inversion import Inversion, Method, Pixels, label_shares, labels_of
+from fedveil.audit.image_similarity import matched, psnr, ssim
 from fedveil.audit.seen import Witness, again, beside, check_own, replayed, views
+from fedveil.audit.simulated_client import SimulatedClient
 from fedveil.checks import shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
@@ -29,6 +30,7 @@ from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.round import Round
 from fedveil.training.session import Training
+from fedveil.tuning.figures import INK, SMALL, canvas
 
 ATTACK = "inversion"
 CLIENTS = 4
@@ -45,15 +47,22 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """Records [N, C, H, W], what was made out of their updates as `view` has it, and how alike.
+    """Originals and reconstructions, and how similar they are.
 
-    `psnr`, `ssim` and `mean_psnr`, that of the test split's mean image, are per record [N];
-    `labels` says whose label was told rightly.
+    Attributes:
+        view: Who sees the update, in words.
+        originals: Records [N, C, H, W].
+        reconstructed: Reconstructions [N, C, H, W].
+        psnr: Of each reconstruction, [N].
+        ssim: Of each reconstruction, [N].
+        mean_psnr: Of the test split's mean image, for each record [N].
+        labels: Whether each label was recovered, [N].
+        pixels: The range of values.
     """
 
     view: str
     originals: Images
-    found: Images
+    reconstructed: Images
     psnr: Numbers
     ssim: Numbers
     mean_psnr: Numbers
@@ -63,7 +72,16 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class InversionAudit:
-    """Updates of `clients` clients with `records` records each, in `round`, by `method`.
+    """Inverts one update of each of a few clients.
+
+    Attributes:
+        clients: The number of clients attacked.
+        records: Records of each of them.
+        method: dlg, idlg or cosine.
+        steps: Steps of the optimiser.
+        restarts: Random guesses to start from.
+        round: The round that is attacked.
+        seed: Draws clients and guesses.
 
     | edge | behaviour |
     |---|---|
@@ -90,28 +108,28 @@ class InversionAudit:
                 raise BadInput(f"--{name} is {getattr(self, name)}: at least 1 is needed")
 
     def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
-        """One for each view of an update."""
-        for _, leak in self.seen(training, on_step):
+        """One leak for each view of an update."""
+        for _, leak in self.reconstructions(training, on_step):
             yield leak
 
-    def seen(
+    def reconstructions(
         self, training: Training, on_step: OnStep = lambda done, of: None
     ) -> Iterator[tuple[Reconstruction, Leak]]:
-        """The images that were made out, and what is said of them."""
-        every = self._reconstructions(training, on_step)
-        for view, found in zip(views(training.plan), every, strict=True):
+        """Reconstructions and their leak, for each view of an update."""
+        every = self._by_view(training, on_step)
+        for view, images in zip(views(training.plan), every, strict=True):
             one = "one record" if self.records == 1 else f"{self.records} records"
-            what = f"an update of {one} in round {self.round}, by {self.method}, {found.view}"
+            what = f"an update of {one} in round {self.round}, by {self.method}, {images.view}"
             measures = (
-                mean_measure("PSNR", found.psnr),
-                mean_measure("SSIM", found.ssim),
-                mean_measure("PSNR of the mean image", found.mean_psnr),
-                Measure("labels told", float(found.labels.mean())),
+                mean_measure("PSNR", images.psnr),
+                mean_measure("SSIM", images.ssim),
+                mean_measure("PSNR of the mean image", images.mean_psnr),
+                Measure("labels told", float(images.labels.mean())),
             )
-            yield found, Leak(ATTACK, what, measures, beside(view, training.plan))
+            yield images, Leak(ATTACK, what, measures, beside(view, training.plan))
 
-    def _reconstructions(self, training: Training, on_step: OnStep) -> Iterator[Reconstruction]:
-        """The images themselves, one view after the other."""
+    def _by_view(self, training: Training, on_step: OnStep) -> Iterator[Reconstruction]:
+        """Reconstructions, one view after the other."""
         data = training.data
         check_images(data)
         check_own(training, ATTACK)
@@ -129,21 +147,21 @@ class InversionAudit:
         done, of = 0, len(kinds) * len(ids)
         for view in kinds:
             seen = witness.seen(view, last, ids, whose)
-            found, labels = [], []
+            guesses, labels = [], []
             for k in range(len(ids)):
                 x, y = self._inverted(attacked, last, seen[k], k)
-                found.append(x)
+                guesses.append(x)
                 labels.append(y)
                 done += 1
                 on_step(done, of)
-            yield self._compared(victims, found, labels, view.told(training.plan))
+            yield self._compared(victims, guesses, labels, view.told(training.plan))
 
     def _streams(self, training: Training) -> Streams:
-        """Of this audit and of no training."""
+        """Streams of this audit, which no training shares."""
         return Streams(seed_of("inversion", self.seed), training.plan.secure)
 
     def _victims(self, data: FederatedData) -> tuple[npt.NDArray[np.int64], FederatedData]:
-        """(who is attacked, their first records)."""
+        """(ids of the attacked clients, their first records)."""
         enough = np.flatnonzero(data.sizes >= self.records)
         if len(enough) < self.clients:
             raise BadInput(
@@ -169,24 +187,29 @@ class InversionAudit:
             labels = labels_of(label_shares(task, seen, data.classes), chances, self.records)
         inversion = Inversion(Method(self.method), self.steps, self.restarts)
         seed = int(np.random.default_rng([self.seed, k]).integers(2**31))
-        found = inversion.invert(
-            *(rehearsal_of(training, round), seen, x.shape[1:], pixels_of(data), labels, seed)
+        inverted = inversion.invert(
+            simulated_client(training, round),
+            seen,
+            shape=x.shape[1:],
+            pixels=pixels_of(data),
+            labels=labels,
+            seed=seed,
         )
-        return found.x, found.labels
+        return inverted.x, inverted.labels
 
     def _compared(
         self,
         victims: FederatedData,
-        found: list[Images],
+        reconstructed: list[Images],
         labels: list[npt.NDArray[np.int64]],
         view: str,
     ) -> Reconstruction:
-        """Each client's guesses in the order that fits its records best."""
+        """Compare each client's guesses with its records, in the order that fits best."""
         pixels, x = pixels_of(victims), np.asarray(victims.x)
         test_x: Any = victims.test_x
         mean = np.asarray(test_x, dtype=np.float64).mean(axis=0)
         ordered, right = [], []
-        for k, guesses in enumerate(found):
+        for k, guesses in enumerate(reconstructed):
             own = slice(k * self.records, (k + 1) * self.records)
             order = matched(x[own], guesses)
             ordered.append(guesses[order])
@@ -206,7 +229,7 @@ class InversionAudit:
 
 
 def check_images(data: FederatedData) -> None:
-    """Refuse records that are no images with one label each."""
+    """Refuse records that are not images with one label each."""
     data.check_tested("inversion")
     shape = data.record_shape
     if isinstance(data.x, dict) or isinstance(shape, dict):
@@ -231,8 +254,8 @@ def pixels_of(data: FederatedData) -> Pixels:
     return Pixels(float(x.min()), float(x.max()))
 
 
-def rehearsal_of(training: Training, round: Round) -> Rehearsal:
-    """What the attacker knows of the round: model, work, clip, and ranges of two-valued reports."""
+def simulated_client(training: Training, round: Round) -> SimulatedClient:
+    """The simulation of a client from public knowledge: model, work, clip, and two-point ranges."""
     plan, start = training.plan, round.start
     low: torch.Tensor | None = None
     high: torch.Tensor | None = None
@@ -241,15 +264,67 @@ def rehearsal_of(training: Training, round: Round) -> Rehearsal:
         centre, radius = ranges.per_coordinate(round.moving)
         shift = start if ranges.perturb == "weights" else torch.zeros_like(start)
         low, high = centre - radius - shift, centre + radius - shift
-    known = (training.task, training.work, start, round.clip, round.number, training.data.classes)
-    return Rehearsal(*known, low, high)
+    return SimulatedClient(
+        task=training.task,
+        work=training.work,
+        start=start,
+        clip=round.clip,
+        round=round.number,
+        classes=training.data.classes,
+        low=low,
+        high=high,
+    )
 
 
 def mean_measure(name: str, values: Numbers) -> Measure:
-    """The mean over records, and Student's interval for it where there are two at least."""
+    """The mean over records, with Student's interval if there are at least two."""
     mean = float(values.mean())
     if len(values) < 2:
         return Measure(name, mean)
     reach = float(stdtrit(len(values) - 1, (1 + _CONFIDENCE) / 2))
     half = reach * float(values.std(ddof=1)) / math.sqrt(len(values))
     return Measure(name, mean, mean - half, mean + half)
+
+
+_INCH, _TEXT, _LETTERS = 0.75, 4.0, 42
+
+
+def side_by_side(reconstructions: Mapping[str, Reconstruction], most: int = 8) -> Figure:
+    """One row of originals, then a row per reconstruction beside its name and mean PSNR.
+
+    All of them are of the same records, of which the first `most` are drawn.
+    """
+    if not reconstructions:
+        raise BadInput("there are no reconstructions to draw: give one at least")
+    first = next(iter(reconstructions.values()))
+    if any(
+        not np.array_equal(each.originals, first.originals) for each in reconstructions.values()
+    ):
+        raise BadInput("reconstructions of different records cannot share a row of originals")
+    count = min(most, len(first.originals))
+    rows = {"original": first.originals} | {
+        f"{name}\nPSNR {each.psnr.mean():.1f} dB": each.reconstructed
+        for name, each in reconstructions.items()
+    }
+    said = (
+        "PSNR, a mean over records: higher is more alike. Who saw no update can answer the mean "
+        f"image of the test split, which has {first.mean_psnr.mean():.1f} dB."
+    )
+    size = (_INCH * (_TEXT + count), _INCH * len(rows))
+    figure = canvas("Gradient inversion: what updates show of records", [said], size)
+    ratios = [_TEXT, *([1] * count)]
+    axes = figure.subplots(len(rows), 1 + count, squeeze=False, width_ratios=ratios)
+    for (label, *line), (name, images) in zip(axes, rows.items(), strict=True):
+        label.axis("off")
+        words = "\n".join(textwrap.fill(each, _LETTERS) for each in name.splitlines())
+        where = {"ha": "right", "va": "center", "transform": label.transAxes}
+        label.text(1.0, 0.5, words, size=SMALL, color=INK, **where)
+        for at, image in zip(line, images, strict=False):
+            at.imshow(_drawn(image), cmap="gray", vmin=first.pixels.low, vmax=first.pixels.high)
+            at.set(xticks=[], yticks=[])
+    return figure
+
+
+def _drawn(image: Images) -> Images:
+    """[H, W], or [H, W, 3] in colour."""
+    return image[0] if len(image) == 1 else np.moveaxis(image[:3], 0, -1)

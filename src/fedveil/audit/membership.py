@@ -1,7 +1,8 @@
-"""Membership, black box: which records was a model trained on? LiRA and RMIA on trained models.
+"""Black-box membership inference by LiRA and RMIA.
 
-The two models of one pair are attacked, with all other pairs as references: every record is once a
-member and once not. The attacker sees losses of final models, and knows recipe and first model.
+The two models of one pair of shadow models are attacked, and all other pairs are the references. So
+every record is once a member and once not. The attacker sees losses of final models, and knows the
+recipe and the first model.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,12 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.attacks.likelihood import References, lira, lira_offline, rmia, rmia_offline
-from fedveil.audit.halves import Halves, OnTraining
-from fedveil.audit.kept import Kept
-from fedveil.audit.leak import Leak
+from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit.findings import Leak
+from fedveil.audit.likelihood import References, lira, lira_offline, rmia, rmia_offline
 from fedveil.audit.roc import Roc, roc_figure
 from fedveil.audit.seen import check_own
+from fedveil.audit.shadow_models import OnTraining, ShadowModels
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.training.engines.on_ray.cluster import RayCluster
@@ -39,12 +40,20 @@ WAYS: tuple[tuple[str, Scoring], ...] = (
 
 @dataclass(frozen=True)
 class Membership:
-    """With so many reference models, from `seed`, on so many processes (0: one per core)."""
+    """The black-box membership attack.
+
+    Attributes:
+        references: The number of reference models, even.
+        seed: Draws the shadow models' records.
+        workers: Processes that train, 0 for one per core.
+        cache: Where losses and figures are saved.
+        cluster: The Ray cluster that trains instead of this machine.
+    """
 
     references: int = REFERENCES
     seed: int = 0
     workers: int = 0
-    kept: Kept = field(default_factory=Kept)
+    cache: AuditCache = field(default_factory=AuditCache)
     cluster: RayCluster | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,35 +69,42 @@ class Membership:
         claim: PrivacyClaim | None,
         on_training: OnTraining = lambda done, of: None,
     ) -> Iterator[Leak]:
-        """One for each way of scoring, best known first."""
+        """One leak for each way of scoring, best known first."""
         check_own(training, ATTACK)
-        found = self.curves(Halves(training, self.references // 2 + 1, self.seed), on_training)
+        curves = self.curves(
+            ShadowModels(training, self.references // 2 + 1, self.seed), on_training
+        )
         what = f"{training.data.records:,} records, in and out; {self.references} references"
-        self.kept.picture(ATTACK, lambda: roc_figure(found, what, claim))
-        for way, roc in found.items():
+        self.cache.save_figure(ATTACK, lambda: roc_figure(curves, what, claim))
+        for way, roc in curves.items():
             yield Leak(ATTACK, f"{way}: {what}", roc.measures, claim)
 
     def curves(
-        self, halves: Halves, on_training: OnTraining = lambda done, of: None
+        self, shadow_models: ShadowModels, on_training: OnTraining = lambda done, of: None
     ) -> dict[str, Roc]:
-        """Scores by way of scoring."""
-        losses = halves.losses(self.kept, self.workers, self.cluster, on_training)
-        return attacked(losses, halves.inside)
+        """The ROC of each way of scoring."""
+        losses = shadow_models.losses(self.cache, self.workers, self.cluster, on_training)
+        return curves_of(losses, shadow_models.inside)
 
 
-def attacked(losses: Numbers, inside: npt.NDArray[np.bool_]) -> dict[str, Roc]:
-    """The attack on the first pair of models by all others.
+def curves_of(losses: Numbers, inside: npt.NDArray[np.bool_]) -> dict[str, Roc]:
+    """Attack the first pair of models, with all others as references.
 
-    `losses` are of the records that `inside` [models, records] is about, and then the population.
+    Args:
+        losses: [models, records and then population].
+        inside: Which model was trained on which record, [models, records].
+
+    Returns:
+        The ROC of each way of scoring.
     """
     records = inside.shape[1]
     references = References(losses[2:, :records], inside[2:], losses[2:, records:])
-    found = {}
+    curves = {}
     for way, score in WAYS:
         scores = np.stack(
             [score(each[:records], each[records:], references) for each in losses[:2]]
         )
         members = np.where(inside[0], scores[0], scores[1])
         others = np.where(inside[0], scores[1], scores[0])
-        found[way] = Roc(members, others, paired=True)
-    return found
+        curves[way] = Roc(members, others, paired=True)
+    return curves

@@ -14,7 +14,7 @@ _STEPS = 60
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """How likely (epsilon, delta)-DP makes it that at least `right` of the `guesses` are right.
+    """The p-value of `right` correct guesses of `guesses` under (epsilon, delta)-DP.
 
     Guarantee: an upper bound on that probability, for any way of guessing from what was released,
     if each of the `canaries` was in with probability 1/2, independently (Steinke, Nasr and
@@ -55,10 +55,13 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 
 @dataclass(frozen=True)
 class OneRun:
-    """Guesses about `canaries` of one training: pairs (guesses made, guesses right).
+    """The bound from guesses about canaries of one training.
 
-    Several pairs are several ways of guessing on the same training, of which the best counts: each
-    has its share of alpha.
+    Attributes:
+        canaries: The number of canaries.
+        tried: Pairs (guesses made, guesses right), one for each way of guessing. The best counts,
+            and each has an equal share of alpha.
+        delta: Of the claim.
 
     | edge | behaviour |
     |---|---|
@@ -95,14 +98,15 @@ class OneRun:
 def guessed(
     scores: npt.NDArray[np.float64], inside: npt.NDArray[np.bool_], shares: tuple[float, ...]
 ) -> tuple[tuple[int, int], ...]:
-    """(made, right) where the highest scores are guessed "in" and the lowest "out".
+    """(guesses made, guesses right) for each share of the canaries.
 
-    A share of the canaries is guessed, half of it at each end; equal scores in the order given.
+    Half of the share are the highest scores, guessed "in", and half the lowest, guessed "out".
+    Equal scores stay in the order given.
     """
     order = np.argsort(scores, kind="stable")
-    found = []
+    tried = []
     for share in shares:
         half = max(1, int(len(scores) * share) // 2)
         right = int(inside[order[-half:]].sum()) + int((~inside[order[:half]]).sum())
-        found.append((2 * half, right))
-    return tuple(found)
+        tried.append((2 * half, right))
+    return tuple(tried)

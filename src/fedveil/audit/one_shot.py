@@ -17,12 +17,12 @@ def two_gaussians(
 ) -> float:
     """The epsilon at `delta` between N(mean, std^2) and N(null_mean, null_std^2), both ways.
 
-    Guarantee: the least epsilon for which neither law exceeds e^epsilon times the other by more
-    than delta, to 1e-9; exact for Gaussians, and an estimate where they were fitted.
+    Guarantee: the least epsilon for which neither distribution exceeds e^epsilon times the other by
+    more than delta, to 1e-9. Exact for Gaussians, and an estimate where they were fitted.
 
     | edge | behaviour |
     |---|---|
-    | the same law twice | 0 |
+    | the same distribution twice | 0 |
     | std or null_std not positive | BadInput |
     | delta outside (0, 1) | BadInput |
     """
@@ -38,7 +38,7 @@ def two_gaussians(
 def fitted(
     inside: npt.NDArray[np.float64], outside: npt.NDArray[np.float64], delta: float
 ) -> float:
-    """The estimate from the scores of canaries that were in and of others that were not."""
+    """The estimate from scores of canaries that were in and of canaries that were out."""
     if min(len(inside), len(outside)) < 2:
         raise BadInput(f"{len(inside)} canaries in and {len(outside)} out: two of each are needed")
     return two_gaussians(

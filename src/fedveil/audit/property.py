@@ -1,24 +1,24 @@
-"""Property inference: does what a client's records have beside the task show in its updates?
+"""Property inference: do a client's updates show a property of its records?
 
 The attacker has records that belong to no client, the test split, with and without the property.
-In every round it makes updates from them as clients do, learns to tell the two kinds apart as they
-would be seen, and scores what it sees of the clients (Melis et al. 2019, passive). In the active
-attack some clients train the joint model for the property as well.
+In every round it computes updates from them as clients do, fits a classifier on these updates as
+they would be seen, and scores the clients' updates (Melis et al. 2019, passive). In the active
+attack some clients also train the joint model for the property.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.attacks.auc import auc, auc_interval
-from fedveil.attacks.multi_task import MultiTask, last_layer
-from fedveil.attacks.telling import Telling
-from fedveil.audit.holders import PLANTED, Flags, Question, question
-from fedveil.audit.leak import Leak, Measure
+from fedveil.audit.findings import Leak, Measure
+from fedveil.audit.multi_task import MultiTask, last_layer
+from fedveil.audit.property_classifier import PropertyClassifier
+from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
+from fedveil.audit.roc import auc, auc_interval
 from fedveil.audit.seen import View, Witness, again, beside, check_own, replayed, views
 from fedveil.errors import BadInput
 from fedveil.identity import seed_of
@@ -40,22 +40,24 @@ OnStep = Callable[[int, int], None]
 """(rounds seen, of how many)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Told:
-    """What the attacker says of the clients it saw: scores, added up over rounds."""
+class PropertyScores:
+    """Scores of clients, summed over the rounds in which they were seen.
 
-    total: Values
-    times: npt.NDArray[np.int64] = field(init=False)
+    Attributes:
+        total: The sum of each client's scores.
+        times: The number of rounds in which each client was seen.
+    """
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "times", np.zeros(len(self.total), dtype=np.int64))
+    def __init__(self, clients: int) -> None:
+        self.total: Values = np.zeros(clients)
+        self.times: Ids = np.zeros(clients, dtype=np.int64)
 
     def add_(self, ids: Ids, scores: Values) -> None:
         self.total[ids] += scores
         self.times[ids] += 1
 
     def leak(self, has: Flags) -> tuple[int, Measure]:
-        """(how many clients were seen, the AUC of their mean scores)."""
+        """(the number of clients seen, the AUC of their mean scores)."""
         seen = np.flatnonzero(self.times > 0)
         kinds = has[seen]
         if kinds.all() or not kinds.any():
@@ -70,12 +72,19 @@ class Told:
 
 @dataclass(frozen=True)
 class PropertyAudit:
-    """The property, in how many rounds clients are watched, and with how many clients of one's own.
+    """The property inference audit.
 
-    `property` is "planted" (half of the clients' records are dimmed, whatever they are), a trait of
-    images (thickness, slant, brightness), or `column` or `column=value` of a table: a client has it
-    if its records have more of it, on average, than half of the clients'. `active` adds the attack
-    in which `attackers` clients train for it, where the model has a hidden layer.
+    A client has the property if its records have more of the feature, on average, than those of
+    half of the clients.
+
+    Attributes:
+        property: "planted" (the records of half of the clients are dimmed), a feature of images
+            (thickness, slant, brightness), or `column` or `column=value` of a table.
+        rounds: Rounds in which clients are watched.
+        auxiliary: Clients of each kind that the attacker makes up.
+        active: Whether to add the active attack, if the model has a hidden layer.
+        attackers: Clients that train for the property in the active attack.
+        seed: Of the audit's own draws.
 
     | edge | behaviour |
     |---|---|
@@ -97,26 +106,26 @@ class PropertyAudit:
                 raise BadInput(f"--{name} is {getattr(self, name)}: at least {least} is needed")
 
     def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
-        """One for each view, passive; and as many active ones."""
+        """One leak for each view of the passive attack, then for each view of the active one."""
         check_own(training, ATTACK)
-        asked = question(self.property, training.data, self.auxiliary, self.seed)
+        labels = property_labels(self.property, training.data, self.auxiliary, self.seed)
         rounds = min(self.rounds, training.plan.permitted)
         kinds = ["passively", "actively"] if self.active and _hidden(training) else ["passively"]
         for number, kind in enumerate(kinds):
             ids = np.zeros(0, dtype=np.int64)
-            attacked = again(training, self.seed, data=asked.data, adversary=None)
+            attacked = again(training, self.seed, data=labels.data, adversary=None)
             if kind == "actively":
-                attacker = self._attacker(training, asked)
+                attacker = self._attacker(training, labels)
                 ids = attacker.ids
                 attacked = replace(attacked, adversary=attacker)
-            clients = Witness(attacked, asked.data, attacked.streams)
-            mine = [Witness(attacked, asked.own, own) for own in self._streams(training)]
-            told = {view: Told(np.zeros(len(asked.has))) for view in views(training.plan)}
+            clients = Witness(attacked, labels.data, attacked.streams)
+            mine = [Witness(attacked, labels.own, own) for own in self._streams(training)]
+            by_view = {view: PropertyScores(len(labels.has)) for view in views(training.plan)}
             for round in replayed(attacked, rounds):
-                self._watch(clients, mine, asked, round, ids, told)
+                self._watch(clients, mine, labels, round, ids, by_view)
                 on_step(number * rounds + round.number, len(kinds) * rounds)
-            for view, scores in told.items():
-                seen, measure = scores.leak(asked.has)
+            for view, scores in by_view.items():
+                seen, measure = scores.leak(labels.has)
                 what = f"{self.property}, {kind}, of {seen} clients in {rounds} rounds, "
                 what += view.told(training.plan)
                 yield Leak(ATTACK, what, (measure,), beside(view, training.plan))
@@ -125,31 +134,31 @@ class PropertyAudit:
         self,
         clients: Witness,
         mine: list[Witness],
-        asked: Question,
+        labels: PropertyLabels,
         round: Round,
         apart: Ids,
-        told: dict[View, Told],
+        by_view: dict[View, PropertyScores],
     ) -> None:
-        """Score one round's reports, by what the attacker's own records make of its model."""
+        """Score one round's reports by a classifier fitted on the attacker's own updates."""
         ids = round.ids[~np.isin(round.ids, apart)]
         if not len(ids):
             return
-        every = np.arange(len(asked.own_has))
-        names = every % len(asked.has)
+        every = np.arange(len(labels.own_has))
+        names = every % len(labels.has)
         made = mine[0].unnoised(round, names, every).numpy()
-        for view, scores in told.items():
+        for view, scores in by_view.items():
             shown = [each.seen(view, round, names, every).numpy() for each in mine]
-            telling = Telling.fitted(made, np.concatenate(shown), asked.own_has)
+            classifier = PropertyClassifier.fitted(made, np.concatenate(shown), labels.own_has)
             rows = clients.seen(view, round, ids, ids).numpy()
-            scores.add_(ids, telling.scores(rows))
+            scores.add_(ids, classifier.scores(rows))
 
     def _streams(self, training: Training) -> list[Streams]:
-        """Of the attacker's own clients, one for each time that it noises their updates."""
+        """Noise streams of the attacker's own clients, one for each draw of noise."""
         secure = training.plan.secure
         return [Streams(seed_of("property", self.seed, k), secure) for k in range(_DRAWS)]
 
-    def _attacker(self, training: Training, asked: Question) -> MultiTask:
-        """Clients drawn at random that train on the attacker's records."""
+    def _attacker(self, training: Training, labels: PropertyLabels) -> MultiTask:
+        """Random clients that train for the property on the attacker's records."""
         if self.attackers >= training.data.clients // 2:
             raise BadInput(
                 f"--attackers is {self.attackers} of {training.data.clients} clients: fewer than "
@@ -157,14 +166,14 @@ class PropertyAudit:
             )
         generator = np.random.default_rng([self.seed, 0xAC])
         ids = np.sort(generator.choice(training.data.clients, self.attackers, replace=False))
-        x: Any = asked.own.x
-        has = np.repeat(asked.own_has, asked.own.sizes)
+        x: Any = labels.own.x
+        has = np.repeat(labels.own_has, labels.own.sizes)
         few = generator.permutation(len(x))[:_LESSON]
         return MultiTask(
             training.task,
             ids.astype(np.int64),
             torch.tensor(x[few]),
-            torch.tensor(asked.own.y[few]),
+            torch.tensor(labels.own.y[few]),
             torch.from_numpy(has[few]),
             lr=float(getattr(training.work, "lr", 0.1)),
             seed=self.seed,

@@ -1,7 +1,7 @@
-"""Auditing a release by itself: which of two worst-case inputs was it? From many draws, in seconds.
+"""Audits a release alone: from which of two worst-case inputs does a draw come?
 
-The draws come from the plan's own release (`audit.views`). What is held against them is the plan's
-own budget line for as many turns as were seen.
+Many draws of the plan's own release (`audit.views`) give a lower bound on epsilon in seconds. It is
+compared with the plan's budget line for as many turns as were drawn.
 """
 
 import math
@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedveil.audit.bounds import AnyMechanism, Counts, Evidence, OfGaussian, OfKind
-from fedveil.audit.finding import Finding
+from fedveil.audit.bounds import Counts, Evidence, GaussianBound, GeneralBound, SameKindBound
+from fedveil.audit.dp_sgd_views import step_views
+from fedveil.audit.findings import Finding
 from fedveil.audit.scores import Scores, choosing, counted, gap, log_ratio
-from fedveil.audit.steps import step_views
 from fedveil.audit.views import (
     Bench,
     Ids,
@@ -63,7 +63,12 @@ _COARSE = 5e-3
 
 @dataclass(frozen=True)
 class Randomiser:
-    """How often each input is drawn, and the seed of the draws."""
+    """The audit of a plan's release.
+
+    Attributes:
+        draws: Draws of each of the two inputs.
+        seed: Of the draws.
+    """
 
     draws: int = DRAWS
     seed: int = 0
@@ -73,7 +78,7 @@ class Randomiser:
             raise BadInput(f"--draws is {self.draws}: at least 100 are needed")
 
     def findings(self, plan: PrivacyPlan) -> Iterator[Finding]:
-        """One finding for each view of the plan's release; none if it claims nothing.
+        """One finding for each view of the plan's release. None if the plan claims nothing.
 
         Where clients have noise of their own, each group has its findings.
         """
@@ -95,7 +100,7 @@ class Randomiser:
             yield self._watched(plan, line)
 
     def _streams(self, plan: PrivacyPlan, *parts: object) -> Streams:
-        """Of this audit and of no training."""
+        """Streams of this audit, which no training shares."""
         return Streams(seed_of("audit", self.seed, *parts), plan.secure)
 
     def _client(self, plan: PrivacyPlan, line: BudgetLine, turns: int) -> Finding:
@@ -117,8 +122,8 @@ class Randomiser:
 
         def scores(sign: float) -> Scores:
             streams = self._streams(plan, "server", turns, sign)
-            found = server_views(plan, streams, sign, turns, self.draws)
-            return np.asarray((found * _signs(turns)).sum(axis=0))
+            sums = server_views(plan, streams, sign, turns, self.draws)
+            return np.asarray((sums * _signs(turns)).sum(axis=0))
 
         claim = claim_of(line, turns)
         counts = _counts(scores(_other(line)), scores(1.0), line.event, claim)
@@ -141,7 +146,7 @@ class Randomiser:
         return Finding(ATTACK, what, claim, evidence_of(line, 1, claim, counts))
 
     def _weights(self, plan: PrivacyPlan) -> Finding:
-        """Every weight of a report is a draw, less another client's or another round's of it."""
+        """Each weight of a report is a draw, alone and less that of another client or round."""
         (line,) = (each for each in plan.lines if each.unit is Unit.WEIGHT)
         size = plan.parameters or 1
         clients = 2 * np.arange(-(-self.draws // size))
@@ -162,10 +167,10 @@ class Randomiser:
 
         claim = claim_of(line, 1)
         counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
-        return Finding(ATTACK, "one weight of one report", claim, AnyMechanism(counts, claim.delta))
+        return Finding(ATTACK, "one weight of one report", claim, GeneralBound(counts, claim.delta))
 
     def _shuffled(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
-        """One position behind the shuffler, all others low; every position is a draw."""
+        """Each position is a draw: the sum behind the shuffler, where all other reports are low."""
         line, size = replace(line, per=1), plan.parameters or 1
         if not isinstance(line.event, Shuffled):
             raise AssertionError("a line of shuffled reports")
@@ -189,12 +194,12 @@ class Randomiser:
 
 
 def strict_line(plan: PrivacyPlan) -> BudgetLine | None:
-    """The line that an audit is held against: the first that is a guarantee."""
+    """The budget line that an audit is compared with: the first that is a guarantee."""
     return next(iter(strict_lines(plan)), None)
 
 
 def claim_of(line: BudgetLine, turns: int) -> PrivacyClaim:
-    """What the line claims of so many turns: the pure claim of a single one, if there is one."""
+    """The claim of the line for so many turns. The pure claim for a single turn, if any."""
     claims = line.claims(turns)
     pure = [claim for claim in claims if claim.accountant is Accountant.PURE]
     return pure[0] if pure and turns == 1 else claims[0]
@@ -213,14 +218,14 @@ def evidence_of(line: BudgetLine, turns: int, claim: PrivacyClaim, counts: Count
 
     match event:
         case Gaussian() | GaussianWithCurator():
-            return OfGaussian(counts, claim.delta)
+            return GaussianBound(counts, claim.delta)
         case PoissonSampled() | GaussianWithBit() | Shuffled():
-            return OfKind(counts, claim.delta, curve)
-    return AnyMechanism(counts, claim.delta)
+            return SameKindBound(counts, claim.delta, curve)
+    return GeneralBound(counts, claim.delta)
 
 
 def with_noise(event: Event, noise: float) -> Event:
-    """The same kind of release with another noise multiplier: of a coin, 1 / its epsilon."""
+    """The same event with another noise multiplier, which is 1 / epsilon for a two-point report."""
     match event:
         case Shuffled():
             return replace(event, event=TwoPoint(1 / noise))
@@ -239,11 +244,11 @@ def _signs(turns: int) -> Scores:
     return np.array([(-1.0) ** t for t in range(turns)])[:, None]
 
 
-def _ways(mine: Scores, known: Scores, told: Scores) -> Scores:
-    """Ways of scoring a block: reports added up, cut first, with what was told.
+def _ways(mine: Scores, known: Scores, bits: Scores) -> Scores:
+    """Scores of a block, one row for each way of scoring.
 
-    And less those that are known, or by how far they are from them: reports that share what they
-    draw are alike.
+    The sum of the reports, the sum of clipped reports, the difference from known reports and its
+    magnitude (reports that share their randomness are alike), and the sum with the clients' bits.
     """
     signs = _signs(len(mine))
     added, cut = (signs * mine).sum(axis=0), np.clip(signs * mine, -1, 1).sum(axis=0)
@@ -251,8 +256,8 @@ def _ways(mine: Scores, known: Scores, told: Scores) -> Scores:
     for each in known:
         off = added - (signs * each).sum(axis=0)
         ways += [off, -np.abs(off)]
-    if told.any():
-        ways += [added + weight * np.sign(told).sum(axis=0) for weight in (0.25, 0.5, 1, 2, 4)]
+    if bits.any():
+        ways += [added + weight * np.sign(bits).sum(axis=0) for weight in (0.25, 0.5, 1, 2, 4)]
     return np.array(ways)
 
 
@@ -263,7 +268,7 @@ def _counts(out: Scores, in_: Scores, event: Event, claim: PrivacyClaim) -> Coun
 
 
 def _present(line: BudgetLine) -> BudgetLine:
-    """The line of a client that is known to take part: nothing is amplified."""
+    """The line of a client that is known to take part, without amplification."""
     match line.event:
         case PoissonSampled(_, event) | FixedSampled(_, _, event):
             return replace(line, event=event)
@@ -271,6 +276,6 @@ def _present(line: BudgetLine) -> BudgetLine:
 
 
 def _other(line: BudgetLine) -> float:
-    """What the second input is: the opposite under replacement, and nothing otherwise."""
+    """The sign of the second input: -1 (the opposite) under replacement, and 0 otherwise."""
     local = line.trust in (Trust.LOCAL, Trust.CURATOR)
     return -1.0 if local or line.relation is Relation.REPLACE else 0.0

@@ -1,8 +1,9 @@
-"""How well scores tell members from others: AUC, balanced accuracy, and hits at few false alarms.
+"""ROC measures of membership scores: AUC, balanced accuracy, and TPR at a low FPR.
 
 Intervals are at 95 % and over records, for the models as they were trained.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from scipy.optimize import brentq
 from scipy.special import ndtri
+from scipy.stats import rankdata
 
 from fedveil.audit.bounds import least, most
-from fedveil.audit.leak import Measure
+from fedveil.audit.findings import Measure
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.tuning.figures import SOFT, aside, canvas, line_style, name_axes, stroke
@@ -22,7 +25,7 @@ from fedveil.tuning.figures import SOFT, aside, canvas, line_style, name_axes, s
 Scores = npt.NDArray[np.float64]
 
 RATES = (0.001, 0.01)
-"""The false positive rates at which hits are told."""
+"""The false positive rates at which the TPR is reported."""
 
 AUC, BALANCED = "AUC", "balanced accuracy"
 _ALPHA = 0.05
@@ -30,7 +33,7 @@ _SIGMAS = float(ndtri(1 - _ALPHA / 2))
 
 
 def tpr_at(rate: float) -> str:
-    """What a measure of hits is called.
+    """The name of the measure.
 
     >>> tpr_at(0.001)
     'TPR at 0.1 % FPR'
@@ -40,9 +43,12 @@ def tpr_at(rate: float) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Roc:
-    """Scores of records that were trained on, and of others; the attacker says "in" to high ones.
+    """Scores of members and of other records. The attacker guesses "in" for high scores.
 
-    `paired`: the k-th score of either is about the same record, once in and once not.
+    Attributes:
+        members: Scores of records that were trained on.
+        others: Scores of records that were not.
+        paired: Whether the k-th scores of both are about the same record, once in and once out.
 
     | edge | behaviour |
     |---|---|
@@ -67,7 +73,7 @@ class Roc:
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """All of them, in the order of a table."""
+        """All measures, in the order of a table."""
         return (self.auc, self.balanced, *(self.hits(rate) for rate in RATES))
 
     @cached_property
@@ -90,7 +96,7 @@ class Roc:
 
     @cached_property
     def balanced(self) -> Measure:
-        """The mean of the shares that are guessed right of both, at a threshold of other records.
+        """Balanced accuracy, at a threshold chosen on other records.
 
         Each half of the records is guessed at the threshold that is best on the other half.
         """
@@ -133,7 +139,7 @@ class Roc:
 
 
 def roc_figure(curves: Mapping[str, Roc], what: str, claim: PrivacyClaim | None) -> Figure:
-    """The curves on log axes, where few false alarms are seen, with intervals of the hits there."""
+    """ROC curves on log axes, with intervals of the TPR at low false positive rates."""
     lowest = min(1 / len(roc.others) for roc in curves.values())
     rates, ends = [rate for rate in RATES if rate >= lowest], (lowest / 1.2, 1.2)
     looks = {
@@ -187,3 +193,47 @@ def _best(members: Scores, others: Scores) -> float:
     hits = 1 - np.searchsorted(np.sort(members), thresholds) / len(members)
     rejected = np.searchsorted(np.sort(others), thresholds) / len(others)
     return float(thresholds[np.argmax(hits + rejected)])
+
+
+_NEAR = 1e-9
+
+Values = npt.NDArray[np.float64]
+
+
+def auc(scores: Values, has: npt.NDArray[np.bool_]) -> float:
+    """The probability that a positive scores above a negative, with ties counted half.
+
+    >>> auc(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True]))
+    0.875
+    """
+    count = int(has.sum())
+    above = float(rankdata(scores)[has].sum()) - count * (count + 1) / 2
+    return above / (count * (len(has) - count))
+
+
+def auc_interval(area: float, with_: int, without: int, confidence: float) -> tuple[float, float]:
+    """The confidence interval of the area under the ROC curve.
+
+    All values that `area` does not contradict. Hanley and McNeil's variance is taken at the value
+    in question, not at the estimate, with both numbers of cases replaced by their mean less one
+    (Newcombe 2006, method 5). So an area of 1 still has an interval. Holds for independent cases.
+    """
+    reach = float(ndtri((1 + confidence) / 2))
+    most = max((with_ + without) / 2 - 1, 0.0)
+
+    def off(true: float) -> float:
+        ahead = (1 - true) / (2 - true)
+        behind = true / (1 + true)
+        variance = true * (1 - true) * (1 + most * (ahead + behind)) / (with_ * without)
+        return reach * math.sqrt(variance)
+
+    def below(true: float) -> float:
+        return area - true - off(true)
+
+    def above(true: float) -> float:
+        return true - area - off(true)
+
+    under, over = max(area - _NEAR, 0.0), min(area + _NEAR, 1.0)  # at 0 and 1 nothing varies
+    low = float(brentq(below, 0.0, under)) if below(under) < 0 < below(0.0) else 0.0
+    high = float(brentq(above, over, 1.0)) if above(over) < 0 < above(1.0) else 1.0
+    return low, high

@@ -1,4 +1,4 @@
-"""From scores of two inputs to counts: the guess is chosen on some draws and counted on others."""
+"""From scores of two inputs to counts: choose the guess on some draws, count it on others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,14 +20,14 @@ _THRESHOLDS = 500
 
 
 def gap(hit: Any, alarm: Any) -> Any:
-    """What a threshold says of mu."""
+    """The mu that a threshold gives."""
     with np.errstate(invalid="ignore"):
         found = ndtri(np.clip(hit, 0, 1)) - ndtri(np.clip(alarm, 0, 1))
     return np.where(np.isnan(found), -np.inf, found)
 
 
 def log_ratio(delta: float) -> Worth:
-    """What a threshold says of epsilon at `delta`."""
+    """The epsilon at `delta` that a threshold gives."""
 
     def worth(hit: Any, alarm: Any) -> Any:
         gain = np.maximum(hit - delta, 0.0)
@@ -38,18 +38,18 @@ def log_ratio(delta: float) -> Worth:
 
 
 def choosing(scores: Scores) -> Scores:
-    """The draws that may have a say in the guess, [n] or [ways, n]: none of them is counted."""
+    """The draws that choose the guess, [n] or [ways, n]. None of them is counted."""
     return scores[..., : int(scores.shape[-1] * CHOOSING)]
 
 
 def counted(without: Scores, with_: Scores, worth: Worth) -> Counts:
-    """Counts of the best guess, which the first fifth of the draws chose.
+    """Counts of the best guess, chosen on the first fifth of the draws.
 
     Scores are [n], or [ways of scoring, n]; column k of each is one draw. A guess is a way of
     scoring, a side and a threshold.
 
-    Guarantee: no draw that is counted had a say in which guess is counted, so the counts are
-    binomial if the draws are independent.
+    Guarantee: no counted draw influences which guess is counted, so the counts are binomial if the
+    draws are independent.
 
     | edge | behaviour |
     |---|---|
@@ -72,7 +72,7 @@ def counted(without: Scores, with_: Scores, worth: Worth) -> Counts:
 
 
 def _best(out: Scores, in_: Scores, worth: Worth) -> tuple[float, float]:
-    """The threshold that is worth most on these draws, and what it is worth."""
+    """(the worth of the best threshold on these draws, the threshold)."""
     both = np.sort(np.concatenate([out, in_]))
     places = np.unique(np.linspace(0, len(both) - 1, _THRESHOLDS).astype(np.int64))
     few = np.unique(np.minimum(np.geomspace(1, len(both), 60).astype(np.int64), len(both)))

@@ -1,9 +1,9 @@
-"""Every release that fedveil has, audited on the machine it is installed on."""
+"""`fedveil audit --self-test`: audit every release on this machine."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from fedveil.audit.finding import ALARM, Finding
+from fedveil.audit.findings import ALARM, Finding
 from fedveil.audit.randomisers import Randomiser
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile
@@ -62,7 +62,7 @@ def plans() -> dict[str, PrivacyPlan]:
 def self_test(
     randomiser: Randomiser, on_plan: Callable[[int, int, str], None] = lambda done, of, name: None
 ) -> Iterator[Finding]:
-    """What is found of each; one false alarm in ten thousand, over all of them."""
+    """Findings about every release. A false alarm in any of them has probability 1e-4."""
     every, found = plans(), []
     for number, (name, plan) in enumerate(every.items()):
         found += [replace(each, attack=name) for each in randomiser.findings(plan)]

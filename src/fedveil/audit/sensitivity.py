@@ -1,7 +1,7 @@
-"""How far one record moves a step of DP-SGD in the run's own model: never further than the clip.
+"""The sensitivity of a DP-SGD step in the run's own model: at most the clip.
 
-Noise is switched off, every record joins, and a wild record is put beside a client's own. If the
-model lets records see each other and nobody noticed, the sum of clipped gradients moves by more.
+Noise is switched off, every record joins, and an extreme record is added to a client's own. If the
+model mixes records and nobody noticed, the sum of clipped gradients moves by more than the clip.
 """
 
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.audit.bounds import Computed
-from fedveil.audit.finding import Finding
+from fedveil.audit.bounds import ComputedBound
+from fedveil.audit.findings import Finding
 from fedveil.audit.randomisers import claim_of, strict_line
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
-from fedveil.privacy.steps import NoisySteps
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.training.cohort import CohortData
 from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.engines.serial import Serial
@@ -31,7 +31,7 @@ _ROUNDING = 1e-3
 
 
 def findings(training: Training, seed: int = 0) -> Iterator[Finding]:
-    """One, where clients run DP-SGD on records of real numbers; none elsewhere."""
+    """One finding if clients run DP-SGD on records of real numbers, and none otherwise."""
     plan, data = training.plan, training.data
     line = strict_line(plan)
     if line is None or plan.steps is None or isinstance(data.x, dict) or data.x.dtype.kind != "f":
@@ -45,11 +45,11 @@ def findings(training: Training, seed: int = 0) -> Iterator[Finding]:
         event = PoissonSampled(plan.steps.rate, worse) if plan.steps.rate < 1 else worse
         value = epsilon(event, line.per * turns, claim.delta, line.relation)
     what = f"a record moves a step by {reach:.4g} clips at most"
-    yield Finding(ATTACK, what, claim, Computed(value, tried))
+    yield Finding(ATTACK, what, claim, ComputedBound(value, tried))
 
 
 def _reach(training: Training, generator: np.random.Generator) -> tuple[float, int]:
-    """The furthest that a wild record has moved the sum of clipped gradients, in clips."""
+    """(the most that an extreme record moves the sum, in clips; the number of records tried)."""
     plan, engine = training.plan, replace(training, workers=1).engine
     if not isinstance(engine, Serial):
         raise AssertionError("an audit runs in this process")

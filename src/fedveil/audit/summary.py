@@ -1,4 +1,4 @@
-"""The one table: what attackers learnt from a recipe, beside what it is good for and claims."""
+"""The summary row of an audit: the best of each kind of attack, beside the claim."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,16 +6,20 @@ from decimal import ROUND_FLOOR
 
 from fedveil.audit import inversion, membership, white_box
 from fedveil.audit import property as properties
-from fedveil.audit.finding import SHOWN, Finding
-from fedveil.audit.leak import Leak, Measure
+from fedveil.audit.findings import SHOWN, Finding, Leak, Measure
 from fedveil.audit.roc import AUC, tpr_at
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 
 FEW_ALARMS = 0.001
 NOTHING = "-"
 COLUMNS = (
-    *("membership AUC", "membership TPR", "white-box AUC", "property AUC", "inversion PSNR"),
-    *("at least (95 %)", "claim"),
+    "membership AUC",
+    "membership TPR",
+    "white-box AUC",
+    "property AUC",
+    "inversion PSNR",
+    "at least (95 %)",
+    "claim",
 )
 _ALIKE = 1e-9
 
@@ -23,7 +27,7 @@ _ALIKE = 1e-9
 def summary(
     findings: Sequence[Finding], leaks: Sequence[Leak], claim: PrivacyClaim | None
 ) -> dict[str, str]:
-    """One row, `COLUMNS`: the best of each kind of attack, within what the claim is about.
+    """One row with `COLUMNS`: the best of each kind of attack, within what the claim covers.
 
     An attacker that the claim trusts is left out where there is another. The empirical epsilon is
     the largest lower bound among findings about this very claim: not about a part of it, nor about
@@ -43,7 +47,7 @@ def summary(
 
 
 def _covered(leaks: Sequence[Leak], claim: PrivacyClaim | None) -> Iterable[Leak]:
-    """Those beside the claim; of an attack that has none such, all."""
+    """The leaks that the claim covers. All leaks of an attack where it covers none."""
     for attack in dict.fromkeys(leak.attack for leak in leaks):
         of = [leak for leak in leaks if leak.attack == attack]
         yield from [leak for leak in of if (leak.claim is None) == (claim is None)] or of
@@ -71,6 +75,6 @@ def _empirical(findings: Sequence[Finding], claim: PrivacyClaim | None) -> str:
 
 
 def _same(one: PrivacyClaim, other: PrivacyClaim) -> bool:
-    """Whether two claims promise the same to the same."""
+    """Whether two claims make the same promise to the same units."""
     terms = [(c.delta, c.unit, c.neighbours, c.trust) for c in (one, other)]
     return terms[0] == terms[1] and math.isclose(one.epsilon, other.epsilon, rel_tol=_ALIKE)

@@ -1,8 +1,8 @@
 """Membership, white box (Nasr et al. 2019): an attacker inside the training, not after it.
 
-Four attackers look at what each record leaves in models and reports (`audit.watching`): the server
-and a client, passive and active. Each knows of half of the records whether they were trained on,
-learns from these what members look like, and guesses about the others.
+Four attackers (`audit.white_box_attackers`), the server and a client, passive and active, collect
+traces of each record in models and reports. Each knows the membership of half of the records,
+fits a classifier on them, and scores the other half.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +11,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.audit.halves import Halves, OnTraining
-from fedveil.audit.kept import Kept
-from fedveil.audit.leak import Leak
+from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit.findings import Leak
 from fedveil.audit.roc import Roc, roc_figure
 from fedveil.audit.seen import check_own
-from fedveil.audit.watching import Asked, by_active_client, by_active_server, by_client, by_server
+from fedveil.audit.shadow_models import OnTraining, ShadowModels
+from fedveil.audit.white_box_attackers import (
+    TargetRecords,
+    by_active_client,
+    by_active_server,
+    by_client,
+    by_server,
+)
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
-from fedveil.tuning.ray_bench import bench_outcomes
+from fedveil.tuning.trial_pools import pool_outcomes
 
 ATTACK = "white-box"
 
@@ -28,8 +34,8 @@ SERVER, ACTIVE_SERVER = "passive server", "active server"
 CLIENT, ACTIVE_CLIENT = "passive client", "active client"
 
 Numbers = npt.NDArray[np.float64]
-Watching = Callable[[Training, Asked], Numbers]
-"""A training and the records in question -> what the attacker sees of each, [records, features]."""
+Watching = Callable[[Training, TargetRecords], Numbers]
+"""(training, target records) -> what the attacker sees of each record, [records, features]."""
 
 ATTACKERS: tuple[tuple[str, Watching], ...] = (
     (SERVER, by_server),
@@ -40,16 +46,23 @@ ATTACKERS: tuple[tuple[str, Watching], ...] = (
 
 _SEES_REPORTS = (Trust.LOCAL, Trust.CURATOR)
 _ENDS = 1.0, 99.0
-"""Percentiles at which features are cut."""
+"""Percentiles at which features are clipped."""
 
 
 @dataclass(frozen=True)
 class WhiteBox:
-    """From `seed`, on so many processes (0: one per core)."""
+    """The white-box membership attack on one pair of shadow models.
+
+    Attributes:
+        seed: Draws the pair, and whose membership is known.
+        workers: Processes that train, 0 for one per core.
+        cache: Where the attackers' observations are saved.
+        cluster: The Ray cluster that trains instead of this machine.
+    """
 
     seed: int = 0
     workers: int = 0
-    kept: Kept = field(default_factory=Kept)
+    cache: AuditCache = field(default_factory=AuditCache)
     cluster: RayCluster | None = field(default=None, repr=False)
 
     def leaks(
@@ -58,60 +71,63 @@ class WhiteBox:
         claim: PrivacyClaim | None,
         on_training: OnTraining = lambda done, of: None,
     ) -> Iterator[Leak]:
-        """One for each attacker; nothing is claimed against a server that the claim trusts."""
+        """One leak for each attacker. A claim that trusts the server stands beside clients only."""
         check_own(training, ATTACK)
-        found = self.curves(Halves(training, 1, self.seed), on_training)
+        curves = self.curves(ShadowModels(training, 1, self.seed), on_training)
         what = f"{training.data.records:,} records, in and out; half of them known"
-        self.kept.picture(ATTACK, lambda: roc_figure(found, what, claim))
+        self.cache.save_figure(ATTACK, lambda: roc_figure(curves, what, claim))
         against = claim if claim is not None and claim.trust in _SEES_REPORTS else None
-        for who, roc in found.items():
+        for who, roc in curves.items():
             beside = against if who in (SERVER, ACTIVE_SERVER) else claim
             yield Leak(ATTACK, f"{who}: {what}", roc.measures, beside)
 
     def curves(
-        self, halves: Halves, on_training: OnTraining = lambda done, of: None
+        self, shadow_models: ShadowModels, on_training: OnTraining = lambda done, of: None
     ) -> dict[str, Roc]:
-        """Scores by attacker: of each record, once in and once not."""
-        seen, first = self._seen(halves, on_training), halves.inside[0]
-        found = {}
+        """The ROC of each attacker, over scores of each record once in and once out."""
+        seen, first = self._seen(shadow_models, on_training), shadow_models.inside[0]
+        curves = {}
         for place, (who, _) in enumerate(ATTACKERS):
             pair = seen[2 * place : 2 * place + 2]
             one, other = (
                 guessed(rows, inside, self.seed)
-                for rows, inside in zip(pair, halves.inside, strict=True)
+                for rows, inside in zip(pair, shadow_models.inside, strict=True)
             )
             members, others = np.where(first, one, other), np.where(first, other, one)
-            found[who] = Roc(members, others, paired=True)
-        return found
+            curves[who] = Roc(members, others, paired=True)
+        return curves
 
-    def _seen(self, halves: Halves, on_training: OnTraining) -> list[Numbers]:
-        """What each attacker sees in either training of the pair, by `watched`'s numbers."""
+    def _seen(self, shadow_models: ShadowModels, on_training: OnTraining) -> list[Numbers]:
+        """What each attacker sees in either training of the pair, numbered as in `watched`."""
         count = 2 * len(ATTACKERS)
-        found = {n: self.kept.array(_name(n)) for n in range(count)}
-        left = [n for n in found if found[n] is None]
-        for number, rows in self._watched(halves, left):
-            found[number] = rows
-            self.kept.keep(_name(number), rows)
-            on_training(sum(each is not None for each in found.values()), count)
-        return [each for each in found.values() if each is not None]
+        seen = {n: self.cache.load(_name(n)) for n in range(count)}
+        left = [n for n in seen if seen[n] is None]
+        for number, rows in self._watched(shadow_models, left):
+            seen[number] = rows
+            self.cache.save(_name(number), rows)
+            on_training(sum(each is not None for each in seen.values()), count)
+        return [each for each in seen.values() if each is not None]
 
-    def _watched(self, halves: Halves, left: Sequence[int]) -> Iterator[tuple[int, Numbers]]:
-        jobs = [(halves, [number]) for number in left]
-        for job, (rows,) in bench_outcomes(jobs, watched, self.workers, self.cluster):
+    def _watched(
+        self, shadow_models: ShadowModels, left: Sequence[int]
+    ) -> Iterator[tuple[int, Numbers]]:
+        jobs = [(shadow_models, [number]) for number in left]
+        for job, (rows,) in pool_outcomes(jobs, watched, self.workers, self.cluster):
             yield left[job], rows
 
 
-def watched(halves: Halves, numbers: Sequence[int]) -> list[Numbers]:
+def watched(shadow_models: ShadowModels, numbers: Sequence[int]) -> list[Numbers]:
     """What attacker number // 2 sees in training number % 2 of a pair."""
-    asked = Asked(halves.training.data, halves.seed)
-    return [ATTACKERS[n // 2][1](halves.at(n % 2), asked) for n in numbers]
+    targets = TargetRecords(shadow_models.training.data, shadow_models.seed)
+    return [ATTACKERS[n // 2][1](shadow_models.at(n % 2), targets) for n in numbers]
 
 
 def guessed(rows: Numbers, inside: npt.NDArray[np.bool_], seed: int) -> Numbers:
-    """Scores of all records [n] by what a logistic regression learns from the other half of them.
+    """Membership scores of all records [n], by logistic regression with two folds.
 
-    Whose membership is known is a coin for each record, and the same in every training: nothing
-    about a record's membership is used to score it. All scores are 0 where nothing can be learnt.
+    A coin per record, the same in every training, decides its fold. A record is scored by the model
+    fitted on the other fold, so its own membership is never used. All scores are 0 where a fold has
+    only members, or none.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

@@ -1,4 +1,4 @@
-"""`fedveil audit`: what attacks find of a finished run, or of this installation, beside claims."""
+"""`fedveil audit`: attacks on a finished run, or on this installation, beside the claims."""
 
 import json
 import sys
@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from fedveil.checks import check_workers
-from fedveil.cli.loading import loading
 from fedveil.cli.options import (
     Address,
     AllowCode,
@@ -20,6 +19,7 @@ from fedveil.cli.options import (
     check_out,
     check_path,
     cluster_of,
+    loading,
 )
 from fedveil.errors import BadInput
 
@@ -46,7 +46,7 @@ def audit(
         str,
         typer.Option(
             "--property",
-            help="What is asked of clients: planted, a trait of images (thickness, slant, "
+            help="What is asked of clients: planted, a feature of images (thickness, slant, "
             "brightness), or COLUMN[=VALUE] of a table.",
         ),
     ] = "planted",
@@ -80,15 +80,22 @@ def audit(
     with loading(quiet=quiet):
         from rich.console import Console
 
-        from fedveil.audit.attack import Question
-        from fedveil.audit.command import audit as audited
+        from fedveil.audit.all_attacks import AuditSettings
+        from fedveil.audit.audit_command import audit as audited
         from fedveil.audit.self_test import self_test as tested
         from fedveil.console import Counter, print_findings, print_leaks, print_rows, print_terms
         from fedveil.training.engines.workers import WorkerLost
 
         chosen = None if attacks is None else tuple(attacks.split(","))
-        question = Question(
-            *(chosen, draws, canaries, references, property_, seed, workers), cluster=cluster
+        settings = AuditSettings(
+            attacks=chosen,
+            draws=draws,
+            canaries=canaries,
+            references=references,
+            property=property_,
+            seed=seed,
+            workers=workers,
+            cluster=cluster,
         )
     progress = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     console = Console(markup=False, emoji=False)
@@ -96,12 +103,12 @@ def audit(
     try:
         with Counter(progress, "steps") as counter:
             if run is None:
-                found = tuple(tested(question.randomiser, counter.show))
+                found = tuple(tested(settings.randomiser, counter.show))
                 told = {"findings": [finding.to_dict() for finding in found]}
             else:
                 whole = audited(
                     run,
-                    question,
+                    settings,
                     data,
                     out=out,
                     allow_code=allow_code,
@@ -124,7 +131,7 @@ def audit(
     if run is not None:
         print_leaks(console, title, whole.leaks)
         print_rows(console, f"{title}: in one row", [whole.row])
-        for reason in whole.found.left_out:
+        for reason in whole.results.left_out:
             console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
     print_terms(console, [finding.claim.short for finding in found])
     return 1 if violated else 0

@@ -1,5 +1,6 @@
-"""`fedveil deploy`."""
+"""`fedveil deploy`, `mixer` and `site`: commands for a federation on Flower."""
 
+import json
 import signal
 from contextlib import closing
 from pathlib import Path
@@ -7,14 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.cli.loading import loading
-from fedveil.cli.options import Data, Set, check_path
+from fedveil.cli.options import Data, Json, Set, check_path, loading
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:  # it needs torch
     from fedveil.flower.deployment import Deployment
 
 _MOST = 20
+
+site = typer.Typer(
+    name="site", help="For the owner of a site in a federation.", no_args_is_help=True
+)
+
+File = Annotated[Path, typer.Argument(metavar="SITE.toml", help="What the owner says of the site.")]
 
 
 def deploy(
@@ -101,3 +107,80 @@ def _demonstrate(deployment: "Deployment", folder: Path) -> int:
     assert result is not None
     print_result(Console(markup=False, emoji=False), result)
     return 0
+
+
+def mixer(
+    positions: Annotated[int, typer.Option(help="Weights per report.")],
+    minimum: Annotated[int, typer.Option(help="Fewest reports that are handed on.")],
+    expected: Annotated[int, typer.Option(help="Reports after which a round closes.")],
+    rounds: Annotated[int, typer.Option(help="Rounds to serve.")] = 1,
+    deadline: Annotated[float, typer.Option(help="Seconds a round stays open.")] = 60.0,
+    idle: Annotated[float, typer.Option(help="Seconds a client may be silent.")] = 30.0,
+    seconds: Annotated[float, typer.Option(help="Seconds after which it stops.")] = 3600.0,
+    attempts: Annotated[int, typer.Option(help="Attempts at each round, at most.")] = 1,
+    host: Annotated[str, typer.Option(help="IP address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0: any.")] = 0,
+    certificate: Annotated[str | None, typer.Option(help="Its certificate, for TLS.")] = None,
+    key: Annotated[str | None, typer.Option(help="The certificate's private key.")] = None,
+    clients_ca: Annotated[
+        str | None, typer.Option(help="The authority that signs members' certificates.")
+    ] = None,
+    members: Annotated[
+        Path | None, typer.Option(help="File with the members' names, one per line.")
+    ] = None,
+    opened: Annotated[
+        str | None, typer.Option(help="File for the rounds that were opened: none opens twice.")
+    ] = None,
+    simulated: Annotated[
+        bool,
+        typer.Option("--simulated", help="Do without members, for simulations on this machine."),
+    ] = False,
+) -> None:
+    """Run a mixer for two-point reports: it hands on, per position, only how many were high."""
+    from fedveil.mixing.mixer import MixerConfig, run_mixer
+
+    run_mixer(
+        MixerConfig(
+            positions=positions,
+            minimum=minimum,
+            expected=expected,
+            rounds=rounds,
+            deadline=deadline,
+            idle=idle,
+            seconds=seconds,
+            attempts=attempts,
+            host=host,
+            port=port,
+            certificate=certificate,
+            key=key,
+            clients_ca=clients_ca,
+            members=() if members is None else tuple(members.read_text().split()),
+            opened=opened,
+            simulated=simulated,
+        )
+    )
+
+
+@site.command()
+def check(path: File, json_: Json = False) -> int:
+    """Print what taking part would cost, whom the site trusts, and what leaves it.
+
+    Exits with 1 if the policy refuses to take part.
+    """
+    with loading(quiet=json_):
+        from fedveil.flower.site import Site
+        from fedveil.flower.site_check import checked
+
+        report = checked(Site.open(path))
+    print(json.dumps(report.to_dict(), indent=2) if json_ else "\n".join(report.lines()))
+    return 1 if report.objections else 0
+
+
+@site.command()
+def accept(path: File) -> None:
+    """Accept the site's ledger as complete after its witness file was lost."""
+    from fedveil.flower.site_file import read_site_file
+    from fedveil.flower.site_ledger import ledger_of
+
+    head = ledger_of(read_site_file(path)).accept()
+    print(f"accepted: {head.length} entries, head {head.hash}:{head.length}")

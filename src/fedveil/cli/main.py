@@ -1,28 +1,18 @@
-"""The command line's way in and out: one line for bad input, and an exit code."""
+"""The entry point of the command line: its commands, its errors and its exit codes."""
 
+import inspect
 import os
 import sys
 from typing import Annotated
 
+import click
 import typer
 from typer.main import get_command
+from typer.utils import get_params_from_function
 
 import fedveil
 from fedveil.checks import shown
-from fedveil.cli import (
-    audit,
-    deploy,
-    look,
-    mix,
-    report,
-    reproduce,
-    results,
-    site,
-    train,
-    tune,
-    watch,
-)
-from fedveil.cli.help import as_written
+from fedveil.cli import audit, deploy, lookup, reproduce, results, train, tune, watch
 from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
@@ -33,26 +23,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    *(train.run, tune.plan, tune.sweep, reproduce.reproduce, audit.audit),
-    *(
-        results.evaluate,
-        results.predict,
-        results.compare,
-        report.report,
-        watch.watch,
-        look.recipes,
-        look.explain,
-        look.account,
-        look.ledger,
-        mix.mixer,
-        deploy.deploy,
-    ),
+    train.run,
+    tune.plan,
+    tune.sweep,
+    reproduce.reproduce,
+    audit.audit,
+    results.evaluate,
+    results.predict,
+    results.compare,
+    results.report,
+    watch.watch,
+    lookup.recipes,
+    lookup.explain,
+    lookup.account,
+    lookup.ledger,
+    deploy.mixer,
+    deploy.deploy,
 ):
     app.command()(command)
-app.add_typer(site.app)
+app.add_typer(deploy.site)
 
 
-def _tell_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"fedveil {fedveil.__version__}")
         raise typer.Exit
@@ -62,10 +54,12 @@ def _tell_version(wanted: bool) -> None:
 def _before_any_command(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version.", callback=_tell_version, is_eager=True),
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
-    """What may stand before a command."""
+    """Options before the command."""
 
 
 _CTRL_C = 130
@@ -99,11 +93,33 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def as_written(command: click.Command) -> click.Command:
+    """The command with help texts that are printed as they are written.
+
+    Typer lets rich read help texts as markup, in which [shuffle] is a style and not shown. Click
+    from version 8.5 on forgets the help of typer's arguments.
+    """
+    from rich.markup import escape
+
+    for each in (command, *getattr(command, "commands", {}).values()):
+        if each is not command and hasattr(each, "commands"):
+            as_written(each)
+            continue
+        each.help = each.help and escape(each.help)
+        each.short_help = each.short_help and escape(each.short_help)
+        meant = get_params_from_function(inspect.unwrap(each.callback)) if each.callback else {}
+        for param in each.params:
+            info = meant[param.name].default if param.name in meant else param
+            text = getattr(info, "help", None)
+            param.help = text and escape(text)
+    return command
+
+
 def _fail(message: str, code: int = 2) -> None:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
 
 
 def _stop_printing() -> None:
-    """Nobody reads what is printed any more; what is left of it goes nowhere."""
+    """Send the rest of the output to /dev/null after the reader of the pipe has gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

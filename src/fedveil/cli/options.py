@@ -1,13 +1,15 @@
-"""Options that several commands take, and checks of what was given, before anything is loaded."""
+"""Options that several commands share, and checks of options before anything is loaded."""
 
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.checks import check, check_address, shown
+from fedveil.checks import check_address, check_option, shown
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
@@ -35,12 +37,14 @@ Set = Annotated[
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; repeatable."),
 ]
 
+_LOADING = "loading ..."
+
 
 def check_given(**options: float | None) -> None:
-    """Refuse numbers that are wrong by themselves, before anything is loaded."""
+    """Refuse numbers out of their range."""
     for name, value in options.items():
         if value is not None:
-            check(f"--{name.replace('_', '-')}", value)
+            check_option(name, value)
 
 
 def check_engine(engine: str | None, address: str | None) -> None:
@@ -53,14 +57,14 @@ def check_engine(engine: str | None, address: str | None) -> None:
 
 
 def engine_settings(engine: str | None, address: str | None) -> list[str]:
-    """The same as settings of a recipe."""
+    """The --engine and --address options as recipe overrides."""
     check_engine(engine, address)
-    told = [] if engine is None else [f"engine.kind={engine}"]
-    return told if address is None else [*told, f"engine.address={address}"]
+    settings = [] if engine is None else [f"engine.kind={engine}"]
+    return settings if address is None else [*settings, f"engine.address={address}"]
 
 
 def cluster_of(engine: str | None, address: str | None) -> "RayCluster | None":
-    """The Ray cluster that was asked for; None for the processes of this machine."""
+    """The Ray cluster that the options name, or None for processes of this machine."""
     check_engine(engine, address)
     if engine != "ray":
         return None
@@ -70,7 +74,7 @@ def cluster_of(engine: str | None, address: str | None) -> "RayCluster | None":
 
 
 def check_path(option: str, path: Path | None) -> None:
-    """Refuse a path that cannot be looked at: too long, or inside a folder that is closed."""
+    """Refuse a path that cannot be read: too long, or inside a folder without permission."""
     if path is None:
         return
     try:
@@ -82,7 +86,7 @@ def check_path(option: str, path: Path | None) -> None:
 
 
 def check_out(path: Path | None) -> None:
-    """Refuse, before anything is loaded, where nothing can be written."""
+    """Refuse a path that cannot be written."""
     check_path("--out", path)
     if path is None:
         return
@@ -104,3 +108,19 @@ def check_data(data: Path | None, names: Iterable[str]) -> None:
             f"--data {data} has no effect on {', '.join(names)}, which no data folder holds: "
             "leave it out, or name a data set that is in it (--set data.name=mnist)"
         )
+
+
+@contextmanager
+def loading(*, quiet: bool) -> Iterator[None]:
+    """Show "loading ..." on a terminal while libraries and data are loaded, which takes seconds.
+
+    The cursor waits at the beginning of the line, so that the next output overwrites the word.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    print(_LOADING, end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print(" " * len(_LOADING), end="\r", file=sys.stderr, flush=True)

@@ -56,8 +56,8 @@ def reproduce(
     from rich.console import Console
 
     from fedveil.console import Counter
-    from fedveil.papers.experiment import Experiment, Scale
-    from fedveil.papers.page import Page
+    from fedveil.papers.experiment import Experiment, ExperimentScale
+    from fedveil.papers.paper_page import Page
     from fedveil.training.engines.workers import WorkerLost
 
     listen()
@@ -73,7 +73,13 @@ def reproduce(
     try:
         with Counter(console, "trials") as counter:
             experiment = Experiment(
-                *(folder, Scale(scale), repeat, data, workers, counter.show_of), cluster=cluster
+                folder,
+                scale=ExperimentScale(scale),
+                repeat=repeat,
+                root=data,
+                workers=workers,
+                on_trial=counter.show_of,
+                cluster=cluster,
             )
             path = run_items(paper, items, experiment, " ".join(parts), show)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""`fedveil evaluate`, `fedveil predict` and `fedveil compare`: what finished runs are good for."""
+"""`fedveil evaluate`, `predict`, `compare` and `report`: commands on finished runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedveil.cli.options import AllowCode, Json, check_out, check_path
+from fedveil.errors import BadInput
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run that has ended.")]
 
@@ -25,14 +26,14 @@ def evaluate(
     """Measure a run's model on a table of your own, or on its test split again."""
     check_path("--data", data)
     from fedveil.runs.metrics_file import json_text
-    from fedveil.runs.opened import OpenedRun
+    from fedveil.runs.opened_run import OpenedRun
     from fedveil.runs.predictions import measured
 
-    found = measured(OpenedRun.at(run, allow_code=allow_code), data)
+    metrics = measured(OpenedRun.at(run, allow_code=allow_code), data)
     if json_:
-        print(json_text(found, indent=2), end="")
+        print(json_text(metrics, indent=2), end="")
         return
-    for name, value in found.items():
+    for name, value in metrics.items():
         print(f"{name} {value:.6g}")
 
 
@@ -48,7 +49,7 @@ def predict(
     check_out(out)
     check_path("INPUT", rows)
     from fedveil.runs.disk import write_new
-    from fedveil.runs.opened import OpenedRun
+    from fedveil.runs.opened_run import OpenedRun
     from fedveil.runs.predictions import predictions_csv
 
     text = predictions_csv(OpenedRun.at(run, allow_code=allow_code), rows)
@@ -76,8 +77,8 @@ def compare(
     rows, keys, remark = rows_of(runs), differing_keys(runs), not_comparable(runs)
     across = across_clients(runs)
     if json_:
-        found = {"runs": rows, "across_clients": across, "differences": keys, "remark": remark}
-        print(json_text(found, indent=2), end="")
+        comparison = {"runs": rows, "across_clients": across, "differences": keys, "remark": remark}
+        print(json_text(comparison, indent=2), end="")
         return
     from rich.console import Console
 
@@ -92,3 +93,61 @@ def compare(
     if remark is not None:
         console.print(remark, highlight=False, soft_wrap=True)
     print_terms(console, [row["claim"] for row in rows])
+
+
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN [RUN ...]", help="Run directories, or one sweep.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="An HTML file; default: report.html in the run's directory, or here for several."
+        ),
+    ] = None,
+    audit: Annotated[
+        list[Path] | None,
+        typer.Option(help="A directory that `fedveil audit RUN --out` left; repeatable."),
+    ] = None,
+) -> None:
+    """Write report.html again, with what an audit found, or compare runs on one page."""
+    check_out(out)
+    for path in folders:
+        check_path("RUN", path)
+    if audit and len(folders) > 1:
+        raise BadInput(f"--audit is about one run and {len(folders)} are named: name one")
+    print(f"written: {_written(folders, out, audit or [])}")
+
+
+def _written(folders: list[Path], out: Path | None, audits: list[Path]) -> Path:
+    from fedveil.runs.disk import write_atomic, write_new
+
+    if len(folders) > 1:
+        from fedveil.runs.compare import opened
+        from fedveil.runs.report.comparison import comparison_page
+
+        path = out or Path("report.html")
+        write_new(path, comparison_page(opened(folders)))
+        return path
+    (folder,) = folders
+    if (folder / "sweep.json").is_file():
+        from fedveil.tuning.sweep_page import sweep_page
+
+        if audits:
+            raise BadInput(f"--audit is about a run and {folder} holds a sweep: name a run")
+        content = sweep_page(folder)
+    else:
+        from fedveil.audit.audit_section import audit_section
+        from fedveil.runs.report.run_contents import RunContents
+        from fedveil.runs.report.run_page import run_page
+
+        content = run_page(RunContents.at(folder), [audit_section(path, folder) for path in audits])
+    if out is not None:
+        write_new(out, content)
+        return out
+    path = folder / "report.html"
+    try:
+        write_atomic(path, content)
+    except OSError as e:
+        raise BadInput(f"{path} cannot be written: {e.strerror}; use --out") from e
+    return path

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from fedveil.checks import check_ledger_epsilon
-from fedveil.cli.loading import loading
 from fedveil.cli.options import (
     Address,
     AllowCode,
@@ -21,6 +20,7 @@ from fedveil.cli.options import (
     check_out,
     check_path,
     engine_settings,
+    loading,
 )
 from fedveil.cli.watch import check_installed, watched
 from fedveil.errors import BadInput
@@ -105,7 +105,7 @@ def run(
 
     with ExitStack() as stack:
         if watch:
-            stack.enter_context(watched(prepared.folder, _tell))
+            stack.enter_context(watched(prepared.folder, _print_below_progress))
         progress = stack.enter_context(Progress(console, prepared))
         result = prepared.execute(progress.show, describe)
     if not json_:
@@ -122,5 +122,5 @@ def run(
     return 0
 
 
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr)  # whatever that is now: a progress line may have taken its place
+def _print_below_progress(text: str) -> None:
+    print(text, file=sys.stderr)  # looked up at each call: the progress line replaces sys.stderr

@@ -25,7 +25,7 @@ from fedveil.errors import BadInput
 from fedveil.interrupts import listen
 
 _REPEAT = 20
-"""Repetitions of a comparison, unless others are asked for."""
+"""The default number of repetitions of a comparison."""
 
 
 def plan(
@@ -97,7 +97,13 @@ def plan(
         from fedveil.runs.recipe import load_recipe
 
         check_data(data, [load_recipe(recipe, set_ or ()).data.name])
-    from fedveil.tuning.command import SizeOptions, by_formula, by_recipe, space_of, tell
+    from fedveil.tuning.plan_command import (
+        SizeOptions,
+        by_formula,
+        by_recipe,
+        space_of,
+        write_and_print,
+    )
 
     sizes = SizeOptions(clients, per_round, parameters, epsilon, delta, noise, trust)
     space = space_of(steps, iterations, clips, rates)
@@ -126,7 +132,7 @@ def plan(
             out=out,
             on_trial=counter.show,
         )
-    tell(report, recipe, out, as_json=json_)
+    write_and_print(report, recipe, out, as_json=json_)
     return 0
 
 
@@ -149,7 +155,7 @@ def sweep(
     quiet: Quiet = False,
     json_: Json = False,
 ) -> int:
-    """Train every recipe of a grid, repeatedly, over all cores; resumes after an interruption."""
+    """Train every recipe of a grid, repeatedly, over all cores. The same command resumes it."""
     check_given(repeat=repeat)
     check_workers("--workers", workers)
     cluster = cluster_of(engine, address)
@@ -169,11 +175,11 @@ def sweep(
     listen()
 
     laboratory = Laboratory(data, curves=curves, workers=workers, cluster=cluster)
-    found = Sweep.open(out, recipe, set_ or (), axes, repeat, laboratory)
+    opened = Sweep.open(out, recipe, set_ or (), axes, repeat, laboratory)
     console = Console(stderr=True, quiet=quiet, markup=False, emoji=False)
     try:
         with Counter(console, "trials") as counter:
-            found.run(counter.show)
+            opened.run(counter.show)
     except KeyboardInterrupt:
         print(f"interrupted: the same command resumes it in {out}", file=sys.stderr)
         return 1
@@ -181,11 +187,11 @@ def sweep(
         print(f"error: {e}; the same command resumes it in {out}", file=sys.stderr)
         return 1
     if json_:
-        print(json.dumps(found.report(), indent=2))
+        print(json.dumps(opened.report(), indent=2))
     else:
         screen = Console(markup=False, emoji=False)
-        print_rows(screen, f"{recipe}: {out}", found.table())
-        for line in found.cost.sentences:
+        print_rows(screen, f"{recipe}: {out}", opened.table())
+        for line in opened.cost.sentences:
             screen.print(line, highlight=False, soft_wrap=True)
-        print_terms(screen, (*found.cost.charged, *found.cost.read))
+        print_terms(screen, (*opened.cost.charged, *opened.cost.read))
     return 0

@@ -1,4 +1,4 @@
-"""`fedveil watch`: runs while they train, on a page; and the same beside `fedveil run --watch`."""
+"""`fedveil watch`, and the same page beside a run: `fedveil run --watch`."""
 
 import importlib.util
 import subprocess
@@ -11,15 +11,14 @@ from typing import Annotated
 
 import typer
 
-from fedveil.cli.loading import loading
-from fedveil.cli.options import check_path
+from fedveil.cli.options import check_path, loading
 from fedveil.errors import BadInput
 from fedveil.interrupts import listen
 
 DEFAULT = Path("runs")
 _NEEDED = ("starlette", "uvicorn")
 _PATIENCE = 10.0
-"""Seconds that the page's server has to end."""
+"""Seconds to wait for the page's server to end."""
 
 
 def watch(
@@ -43,27 +42,28 @@ def watch(
 
         served = Served(folder, host, port, outside)
     listen()
-    serve(served, _told, while_stdin=while_stdin)
+    serve(served, _print_address, while_stdin=while_stdin)
 
 
-def _told(url: str) -> None:
+def _print_address(url: str) -> None:
     print(url, flush=True)
     print("Whoever has this address can open it; Ctrl-C ends it.", file=sys.stderr)
 
 
 def check_installed() -> None:
-    """Refuse where the server's packages are not installed."""
+    """Refuse if the packages of the live page are not installed."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise BadInput(f"the live page needs {' and '.join(missing)}: pip install 'fedveil[watch]'")
 
 
 @contextmanager
-def watched(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
-    """A server for one run in a process of its own, which ends with this block or this process.
+def watched(folder: Path, show: Callable[[str], None]) -> Iterator[None]:
+    """Context manager: serve the live page of one run from a process of its own.
 
-    It shares nothing with the training but the run directory, and is not waited for: `tell` is
-    given its address when it has one, or why it has none.
+    The process ends with this block or with this process. It shares only the run directory with the
+    training, which does not wait for it. `show` is called with its address, or with a sentence if
+    it could not start.
     """
     command = [sys.executable, "-m", "fedveil", "watch", str(folder), "--while-stdin"]
     with subprocess.Popen(
@@ -75,13 +75,13 @@ def watched(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
         start_new_session=True,
     ) as process:
         ended = threading.Event()
-        telling = threading.Thread(target=_tell, args=(process, tell, ended), daemon=True)
-        telling.start()
+        waiting = threading.Thread(target=_show_address, args=(process, show, ended), daemon=True)
+        waiting.start()
         try:
             yield
         finally:
             ended.set()
-            if telling.is_alive():  # it has not begun, and holds nothing
+            if waiting.is_alive():  # the server has not started, and holds nothing
                 process.kill()
             if process.stdin is not None:
                 process.stdin.close()
@@ -89,14 +89,14 @@ def watched(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
                 process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
-            telling.join()
+            waiting.join()
 
 
-def _tell(
-    process: "subprocess.Popen[str]", tell: Callable[[str], None], ended: threading.Event
+def _show_address(
+    process: "subprocess.Popen[str]", show: Callable[[str], None], ended: threading.Event
 ) -> None:
     url = process.stdout.readline().strip() if process.stdout is not None else ""
     if url:
-        tell(f"live page: {url}")
+        show(f"live page: {url}")
     elif not ended.is_set():
-        tell("the live page could not be started: fedveil watch says why")
+        show("the live page could not be started: fedveil watch says why")

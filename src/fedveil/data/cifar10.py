@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.data.arrays import Array
-from fedveil.data.files import (
+from fedveil.data.data_files import (
     check_codes,
     find_file,
     malformed,
@@ -18,7 +17,8 @@ from fedveil.data.files import (
     reading,
     warnings_as_errors,
 )
-from fedveil.data.records import Records
+from fedveil.data.loaded_records import Records
+from fedveil.data.user_arrays import Array
 
 _CLASSES = 10
 _PIXELS = 3 * 32 * 32

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array
-from fedveil.data.cells import Floats, are_arrays, as_numbers, as_texts
+from fedveil.data.table_cells import Floats, are_arrays, as_numbers, as_texts
 from fedveil.data.tables import Table, listed
 from fedveil.data.text_column import KEYS as TEXT_KEYS
 from fedveil.data.text_column import Text
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 from fedveil.targets import Target
 
@@ -31,16 +31,16 @@ _DECLARED = ("low", "high", "mean", "std", "values", "fill", "other", "classes",
 
 @dataclass(frozen=True)
 class Column:
-    """One column: `low` and `high`, or `mean` and `std`, or `values`, or `text`; or nothing yet.
+    """How one column becomes numbers: scaled, standardised, one-hot, or words of a text.
 
-    A number is scaled from [low, high] to [-1, 1], and what lies outside is clamped; or it is
-    standardised. One of `values` becomes a one-hot vector, or a label's place in the list; with
+    A number is scaled from [low, high] to [-1, 1] and clamped outside, or it is standardised by
+    `mean` and `std`. One of `values` becomes a one-hot vector, or a label's place in the list. With
     `other`, anything else becomes zeros. `fill` stands for an entry that is missing. Entries of a
-    column with a `shape` are arrays, whose elements are scaled one by one; `whole` ones stay whole
-    numbers. A target with `classes` has that many labels, which are called by their numbers: one
-    per row, one in each place of an array of whole numbers, or of an array of real ones each, 0 to
-    1, how true that label is. A `text` becomes an array of whole numbers, one for each word; as the
-    target, the word that follows each.
+    column with a `shape` are arrays, whose elements are scaled one by one, and `whole` ones stay
+    whole numbers. A target with `classes` has that many labels, which are called by their numbers:
+    one per row, one in each place of an array of whole numbers, or of an array of real ones each, 0
+    to 1, how true that label is. A `text` becomes an array of whole numbers, one for each word. As
+    the target, it becomes the word that follows each.
 
     Nothing here looks at more than one entry at a time.
     """
@@ -92,8 +92,8 @@ class Column:
         for key in options:
             if key not in _DECLARED:
                 raise BadInput(f"{where}.{key} is no key: use one of {', '.join(_DECLARED)}")
-        said = {key: options[key] for key in TEXT_KEYS if options.get(key) is not None}
-        text = Text.declared(where, said) if said else None
+        declared_text = {key: options[key] for key in TEXT_KEYS if options.get(key) is not None}
+        text = Text.declared(where, declared_text) if declared_text else None
         options = {key: value for key, value in options.items() if key not in TEXT_KEYS}
         values = options.get("values")
         if values is None:
@@ -104,7 +104,7 @@ class Column:
 
     @property
     def where(self) -> str:
-        """What declares it, on one line."""
+        """The key that declares this column, on one line."""
         return declaration(self.name)
 
     @property
@@ -123,7 +123,7 @@ class Column:
         return len(self.values) if self.values is not None else 1
 
     def encode(self, table: Table) -> Array:
-        """Features, float32 [rows, width]; of arrays [rows, *shape], int64 if they are whole."""
+        """Features, float32 [rows, width]. Arrays are [rows, *shape], int64 if they are whole."""
         if self.text is not None:
             return self.text.records(self.texts(table))
         if self.shape:
@@ -148,7 +148,7 @@ class Column:
         return self._scale(table, found)
 
     def codes(self, table: Table, *, target: bool = False) -> npt.NDArray[np.int64]:
-        """Places in `values` [rows], -1 for other ones; with `classes`, the entries themselves."""
+        """Places in `values` [rows], -1 for others. With `classes`, the entries themselves."""
         if self.classes:
             return self._by_number(table)
         values, where = self.values or (), self.where
@@ -193,7 +193,7 @@ class Column:
         return found.astype(np.int64)
 
     def _numbers_or_texts(self, table: Table) -> list[Any]:
-        """Entries as numbers, texts where they are none, None where nothing is."""
+        """Entries as numbers, as texts where they are not numbers, None where they are missing."""
         numbers, odd = as_numbers(table.column(self.name))
         found: list[Any] = [None if number != number else number for number in numbers.tolist()]
         for row in np.flatnonzero(odd).tolist():
@@ -201,25 +201,25 @@ class Column:
         return found
 
     def restored(self, numbers: Array) -> Floats:
-        """Scaled numbers as they were."""
+        """The original numbers of scaled ones."""
         found = np.asarray(numbers, dtype=np.float64)
         centre, half = self._units
         return found * half + centre
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; what is left open is left out."""
-        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        """Plain values, for JSON, without those that are not set."""
+        values_by_name = {f.name: getattr(self, f.name) for f in fields(self)}
         if self.text is not None:
-            said |= {"text": self.text.to_dict(), "shape": (), "whole": False}
+            values_by_name |= {"text": self.text.to_dict(), "shape": (), "whole": False}
         return {
             key: list(value) if isinstance(value, tuple) else value
-            for key, value in said.items()
+            for key, value in values_by_name.items()
             if value is not None and value != () and not (key in _FLAGS and not value)
         }
 
     @property
     def _units(self) -> tuple[float, float]:
-        """(what becomes 0, the distance that becomes 1)."""
+        """(the number that becomes 0, the distance that becomes 1)."""
         if self.low is not None and self.high is not None:
             return (self.low + self.high) / 2, (self.high - self.low) / 2
         if self.mean is not None and self.std is not None:

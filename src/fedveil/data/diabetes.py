@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedveil.data.records import Records
+from fedveil.data.loaded_records import Records
 from fedveil.data.split import holdout
 
 FITTED = "means and standard deviations of the features"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.data.arrays import Array
-from fedveil.data.records import Records
+from fedveil.data.loaded_records import Records
 from fedveil.data.split import holdout
+from fedveil.data.user_arrays import Array
 
 _FILE = Path("datasets", "data", "digits.csv.gz")
 

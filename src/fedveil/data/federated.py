@@ -13,8 +13,11 @@ import numpy.typing as npt
 
 from fedveil.checks import shown
 from fedveil.data import saved
-from fedveil.data.arrays import Array as Array
-from fedveil.data.arrays import (
+from fedveil.data.provenance import PUBLIC, check_copies, held_out, owners_in_memory, sentences
+from fedveil.data.schema import TableSchema
+from fedveil.data.structure import check_structure, check_values, pieces
+from fedveil.data.user_arrays import Array as Array
+from fedveil.data.user_arrays import (
     check_classes,
     check_input,
     check_not_labels,
@@ -26,9 +29,6 @@ from fedveil.data.arrays import (
     targets_of,
     triples,
 )
-from fedveil.data.provenance import PUBLIC, check_copies, held_out, owners_in_memory, sentences
-from fedveil.data.schema import TableSchema
-from fedveil.data.structure import check_structure, check_values, pieces
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 from fedveil.inputs import Inputs, count, join_inputs, labelled, mapped, shape_of, taken
@@ -203,17 +203,17 @@ this claim
 
     @classmethod
     def from_torch(
-        cls, datasets: object, *, test: object = None, classes: int, **said: Any
+        cls, datasets: object, *, test: object = None, classes: int, **options: Any
     ) -> "FederatedData":
         """One PyTorch data set per client, or any sequence of (x, y): a dict by name, or a list.
 
-        `test` is another one; `said` are further arguments of `from_clients`.
+        `test` is another one; `options` are further arguments of `from_clients`.
         """
         from fedveil.data.torch_datasets import arrays_of, clients_from_datasets
 
         tested = None if test is None else arrays_of(test, "the test split")
         return cls.from_clients(
-            clients_from_datasets(datasets), test=tested, classes=classes, **said
+            clients_from_datasets(datasets), test=tested, classes=classes, **options
         )
 
     def __repr__(self) -> str:
@@ -284,7 +284,7 @@ this claim
         )
 
     def joined(self, *others: "FederatedData") -> "FederatedData":
-        """These clients, and behind them those of each of the `others`, as one; a copy of all.
+        """One data set of these clients followed by those of each of the `others`, as a copy.
 
         The test split is that of the first. Whatever claims have to say of one is said of all, and
         what the others fitted on their test records counts as fitted on clients': these may be
@@ -314,7 +314,7 @@ this claim
     def with_clients(
         self, x: Inputs[Array], y: Array, offsets: npt.NDArray[np.int64]
     ) -> "FederatedData":
-        """Other clients, with whatever else is known of these data.
+        """The same data with other clients.
 
         Test records that were a client's may be anybody's of the new ones: the first one's.
         """
@@ -342,7 +342,7 @@ this claim
 
     @cached_property
     def derived(self) -> dict[str, Any]:
-        """What was computed from these records and is kept with them, by name.
+        """Values that were computed from these records, cached by name.
 
         Like the fingerprint it is never computed again: records are replaced, not changed in place.
         """
@@ -354,7 +354,7 @@ this claim
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Records per client; of clients elsewhere, what is public of it."""
+        """Records per client. For clients elsewhere, the public numbers."""
         if self.elsewhere:
             return np.array(self.elsewhere, dtype=np.int64)
         return np.diff(self.offsets)
@@ -366,7 +366,7 @@ this claim
 
     @property
     def record_shape(self) -> Inputs[tuple[int, ...]]:
-        """The shape of one record; of named inputs, each one's by its name."""
+        """The shape of one record, or a dict of shapes by input name."""
         return shape_of(self.x)
 
     @property
@@ -396,23 +396,23 @@ this claim
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What every claim about these clients has to say."""
-        said = []
+        """The assumptions of every claim about these clients."""
+        assumptions = []
         if self.fitted and self.declared_public:
-            said.append(f"declared public: {self.fitted}")
+            assumptions.append(f"declared public: {self.fitted}")
         elif self.fitted:
-            said.append(
+            assumptions.append(
                 f"{self.fitted} were fitted on clients' records in the clear: outside this claim"
             )
         if self.fitted_on_test:
-            said.append(
+            assumptions.append(
                 f"{self.fitted_on_test} were fitted on the test records, which no claim covers"
             )
-        return (*said, *self.remarks)
+        return (*assumptions, *self.remarks)
 
     @property
     def test_assumptions(self) -> tuple[str, ...]:
-        """What a claim has to say where the test split is measured in the clear."""
+        """The assumptions of a claim where the test split is measured in the clear."""
         return sentences(self.owners_of_test, self.clients)
 
     def check_secure(self, *, priced: bool = False) -> None:
@@ -484,7 +484,7 @@ this claim
 
     @property
     def _inputs(self) -> list[str]:
-        """The names of the inputs, in order; none if there is one without a name."""
+        """The names of the inputs, in order. Empty if there is one input without a name."""
         return sorted(self.x) if isinstance(self.x, dict) else []
 
     @property
@@ -562,7 +562,7 @@ this claim
 
 
 def _behind(parts: list[Array]) -> Array:
-    """Arrays behind each other, in the type of the first."""
+    """Concatenate arrays, in the type of the first."""
     return np.concatenate([part.astype(parts[0].dtype, copy=False) for part in parts])
 
 
@@ -579,7 +579,7 @@ def _owners_named(owners: Sequence[str], clients: Array, records: int) -> npt.ND
 
 
 def _joined(targets: list[Array]) -> Array:
-    """All clients' targets behind each other."""
+    """Concatenate all clients' targets."""
     if len({y.shape[1:] for y in targets}) > 1:
         raise BadInput("clients' targets have different shapes: give all one shape")
     return np.concatenate(targets)

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.data.data_files import check_codes, find_file, malformed, read_npz, reading
 from fedveil.data.federated import Array
-from fedveil.data.files import check_codes, find_file, malformed, read_npz, reading
-from fedveil.data.records import Records, left_out
+from fedveil.data.loaded_records import Records, left_out
 from fedveil.errors import BadInput
 
 _CLASSES, _DIGITS = 62, 10
@@ -21,11 +21,11 @@ _KEYS = ("x", "y", "writer", "split", "writer_id")
 
 
 def load(root: Path, *, min_records: int = 20, digits: bool = False) -> Records:
-    """Characters as [N, 1, 28, 28], owned by their writers; LEAF's files win over the npz.
+    """Characters as [N, 1, 28, 28], owned by their writers.
 
-    `digits`: only those are kept, labels 0 to 9. Writers with fewer than `min_records` training
-    records are left out, and so are their test records: LEAF's sampler cuts a few writers down to
-    a handful. The split is the source's own.
+    LEAF's files win over the npz. With `digits`, only those are kept, labels 0 to 9. Writers with
+    fewer than `min_records` training records are left out with their test records: LEAF's sampler
+    cuts a few writers down to a handful. The split is the source's own.
     """
     if min_records < 1:
         raise BadInput(f"min_records is {min_records}: use 1 or more")

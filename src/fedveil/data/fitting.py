@@ -1,4 +1,4 @@
-"""What of a table's schema was not declared, found from some of its rows.
+"""Fit the parts of a table's schema that were not declared, on some of its rows.
 
 Whatever is found is a statistic of these rows: scales, categories, labels, and which columns hold
 numbers at all. So it is found from the rows it is handed and no others, and it is named, for the
@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.cells import are_arrays, are_bits, are_floats, as_numbers, as_texts
 from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.schema import TableSchema
+from fedveil.data.table_cells import are_arrays, are_bits, are_floats, as_numbers, as_texts
 from fedveil.data.tables import Table, listed
 from fedveil.errors import BadInput
 
@@ -32,7 +32,7 @@ _SCALES, _CATEGORIES, _LABELS, _TYPE, _WORDS = (
 def fit_schema(
     features: Sequence[Column], target: Column, rows: Table, whose: str
 ) -> tuple[TableSchema, str]:
-    """The schema of a table, and in words what of it was found from `rows`, "" if nothing was.
+    """The schema of a table, and a text that lists what was fitted on `rows`, "" if nothing was.
 
     A target of texts has no features but its own words.
     `whose` says in messages which rows these are.
@@ -47,12 +47,15 @@ def fit_schema(
         fitted.append(settled)
         if what:
             found.setdefault(what, []).append(column.name)
-    told = [f"{what} of {listed(names)}" for what, names in found.items()]
-    return TableSchema(tuple(fitted[:-1]), fitted[-1]), ", ".join(told)
+    texts = [f"{what} of {listed(names)}" for what, names in found.items()]
+    return TableSchema(tuple(fitted[:-1]), fitted[-1]), ", ".join(texts)
 
 
 def undeclared(features: Sequence[Column], target: Column, rows: Table) -> list[str]:
-    """The columns that `fit_schema` would fit on rows; arrays of numbers are taken as they are."""
+    """The columns that `fit_schema` would fit on rows.
+
+    Arrays of numbers are not fitted.
+    """
     every = [target] if target.text is not None else [*features, target]
     return [column.name for column in every if not _settled(column, rows)]
 
@@ -115,7 +118,7 @@ def _array(column: Column, rows: Table) -> Column:
 
 
 def _target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
-    """Labels or a number, as declared; otherwise as the rows look."""
+    """The target column as declared, or guessed from the rows: labels or a number."""
     entries = rows.column(column.name)
     if are_arrays(entries):
         return _array(column, rows), ""
@@ -145,7 +148,7 @@ def _target(column: Column, rows: Table, whose: str) -> tuple[Column, str]:
 
 
 def _categories(column: Column, rows: Table, whose: str) -> tuple[str, ...]:
-    """The different texts, in order; not so many that each is somebody's own."""
+    """The different texts, in order. Refuses so many that each may be somebody's own."""
     texts = as_texts(rows.column(column.name))
     found = sorted({text for text in texts if text is not None})
     if len(found) == 1:

@@ -1,4 +1,7 @@
-"""Data sets of the Hugging Face `datasets` library as tables; it is imported to read a folder."""
+"""Data sets of the Hugging Face `datasets` library as tables.
+
+The library is imported only to read a folder.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array
-from fedveil.data.files import optional_module
+from fedveil.data.data_files import optional_module
 from fedveil.data.tables import Table, from_arrow, listed, read_table
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput, one_line
 
 _NESTED = ("list", "large_list", "fixed_size_list", "struct", "extension")
@@ -78,6 +81,6 @@ def _labels(split: Any, key: str) -> list[str] | None:
 
 
 def _named(codes: list[int | None], names: list[str]) -> Array:
-    """Labels by name; -1 stands for none."""
+    """Labels by name, None where a record has none (-1)."""
     found = [None if code is None or code < 0 else names[code] for code in codes]
     return np.array(found, dtype=object)

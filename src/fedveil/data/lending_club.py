@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.files import find_file, malformed, optional_module, reading
-from fedveil.data.records import Records
+from fedveil.data.data_files import find_file, malformed, optional_module, reading
+from fedveil.data.loaded_records import Records
 from fedveil.data.split import Rows, holdout
 
 Floats = npt.NDArray[np.float64]
@@ -53,13 +53,13 @@ _NAMED_DATE = re.compile(rf"({'|'.join(_MONTHS)})-(\d{{4}})")
 
 
 def load(root: Path, *, grades: bool = True, held_out: bool = False) -> Records:
-    """Loans as 10 principal components and the interest rate in percent; a fixed 80/20 split.
+    """Loans as 10 principal components, with the interest rate in percent as the target.
 
-    With `grades` the features include what the lender fixed together with the rate: grade and
-    sub_grade, which nearly determine it, and the installment, from which it follows given amount
-    and term. Without, the rate has to be predicted from the application.
-    Loans without a rate are left out. A published csv wins over the compact parquet. With
-    `held_out` everything is fitted on the test split instead of the training split.
+    The 80/20 split is fixed. With `grades` the features include what the lender fixed together with
+    the rate: grade and sub_grade, which nearly determine it, and the installment, from which it
+    follows given amount and term. Without, the rate has to be predicted from the application. Loans
+    without a rate are left out. A published csv wins over the compact parquet. With `held_out`
+    everything is fitted on the test split instead of the training split.
     """
     path = find_file(
         root,
@@ -129,7 +129,7 @@ def _read_columns(path: Path, columns: list[str]) -> Any:
 
 
 def _numbers(column: Any, seen: Rows | None = None) -> Floats:
-    """A column as numbers, NaN where missing or beyond all measure.
+    """A column as numbers, NaN where missing or absurdly large.
 
     If some text in the rows `seen` is not a quantity, text becomes its rank among theirs.
     """
@@ -155,7 +155,7 @@ def _text_to_numbers(column: Any, rows: Rows | None) -> Floats:
 
 
 def _quantity(word: str) -> float:
-    """The number a word stands for, NaN if it is none."""
+    """The number in a text, a date as a number of months, NaN for anything else."""
     if date := _NUMERIC_DATE.fullmatch(word):
         return int(date[1]) * 12 + int(date[2]) - 1
     if date := _NAMED_DATE.fullmatch(word):

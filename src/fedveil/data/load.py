@@ -1,11 +1,11 @@
-"""Loading a data set by its name."""
+"""Load a data set by its name."""
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.data.files import data_root
-from fedveil.data.records import Records
+from fedveil.data.data_files import data_root
+from fedveil.data.loaded_records import Records
 from fedveil.errors import BadInput
 from fedveil.names import DATA_SETS, hint
 
@@ -79,17 +79,17 @@ def _loaded(name: str, root: Path | None, options: dict[str, Any]) -> Records:
 
             return reddit.load(data_root(root), **options)
         case "location30":
-            from fedveil.data import location30
+            from fedveil.data import membership_sets
 
-            return location30.load(data_root(root))
+            return membership_sets.load_location30(data_root(root))
         case "purchase100":
-            from fedveil.data import purchase100
+            from fedveil.data import membership_sets
 
-            return purchase100.load(data_root(root))
+            return membership_sets.load_purchase100(data_root(root))
         case "texas100":
-            from fedveil.data import texas100
+            from fedveil.data import membership_sets
 
-            return texas100.load(data_root(root))
+            return membership_sets.load_texas100(data_root(root))
         case _:
             from fedveil.data import lending_club
 

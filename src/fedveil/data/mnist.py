@@ -5,9 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil.data.data_files import (
+    check_codes,
+    find_file,
+    malformed,
+    open_bytes,
+    read_exactly,
+    reading,
+)
 from fedveil.data.federated import Array
-from fedveil.data.files import check_codes, find_file, malformed, open_bytes, read_exactly, reading
-from fedveil.data.records import Records
+from fedveil.data.loaded_records import Records
 
 _CLASSES = 10
 _SIDE = 28

@@ -1,4 +1,4 @@
-"""From a user's table to records: whose they are, which are tested on, how they are encoded.
+"""Turn a user's table into records: owners, test split, encoding.
 
 What is public about the encoding is declared, or it is fitted on rows that `statistics` names. No
 other row decides anything beyond its own record: not a type, a scale, a category or an order.
@@ -7,12 +7,12 @@ other row decides anything beyond its own record: not a type, a scale, a categor
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from fedveil.checks import check, shown
+from fedveil.checks import COUNT, shown
 from fedveil.data.columns import Column, declaration
 from fedveil.data.federated import FederatedData
 from fedveil.data.fitting import fit_schema, undeclared
+from fedveil.data.loaded_records import Records, left_out, public_words
 from fedveil.data.partition import OWNED, partition
-from fedveil.data.records import Records, left_out, public_words
 from fedveil.data.table_split import split_table
 from fedveil.data.tables import Table, listed, read_table
 from fedveil.errors import BadInput
@@ -22,7 +22,7 @@ STATISTICS = ("held-out", "clients", "public")
 
 @dataclass(frozen=True)
 class TableQuestion:
-    """What a user says of a table; `docs/data.md` says what each word means."""
+    """The options that describe a user's table (docs/data.md explains each)."""
 
     target: str
     client: str | None = None
@@ -48,7 +48,7 @@ class TableQuestion:
                 f"statistics is {shown(self.statistics)}: use one of {', '.join(STATISTICS)}"
             )
         if self.min_records is not None:
-            check("data.min_records", self.min_records)
+            COUNT.check("data.min_records", self.min_records)
             if self.client is None:
                 raise BadInput(
                     f"min_records {self.min_records} has no effect without a client column: leave "
@@ -81,7 +81,7 @@ def federated_table(
 
 
 def table_partition(client: str | None, kind: str | None, clients: int | None) -> str:
-    """How rows are divided: by the client column if there is one, whose clients may be grouped."""
+    """How rows are divided: by the client column if there is one, possibly grouped."""
     if client is not None:
         if kind not in (None, *OWNED):
             raise BadInput(
@@ -100,7 +100,7 @@ def table_partition(client: str | None, kind: str | None, clients: int | None) -
 
 
 def table_test(kind: str) -> str | None:
-    """What `partition` is told: the records of a table come with their test split."""
+    """The `test` argument of `partition` for a table, whose records come with their test split."""
     return "records" if kind in OWNED else None
 
 

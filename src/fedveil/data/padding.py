@@ -1,4 +1,4 @@
-"""Lists of different lengths as one array."""
+"""Pad lists of different lengths to one array."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array, array_of
+from fedveil.data.user_arrays import Array, array_of
 from fedveil.errors import BadInput
 
 _KEEP = ("start", "end")

@@ -1,4 +1,4 @@
-"""Dividing records among clients."""
+"""Divide records among clients."""
 
 import hashlib
 import math
@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.data.federated import FederatedData
+from fedveil.data.loaded_records import Records, grouped, scattered
 from fedveil.data.provenance import PUBLIC
 from fedveil.data.provenance import held_out as held_out_number
-from fedveil.data.records import Records, grouped, scattered
 from fedveil.data.split import Rows, held_out
 from fedveil.errors import BadInput
 from fedveil.inputs import join_inputs, taken, values_of
@@ -36,7 +36,9 @@ def partition(
     shards_per_client: int = 1,
     test: str | float | None = None,
 ) -> FederatedData:
-    """Divide the training records among clients; the test records are no client's.
+    """Divide the training records among clients. The test records are no client's.
+
+    By `kind`:
 
     - "iid": a random permutation cut into equal parts.
     - "shards": sorted by target and cut into equal shards, `shards_per_client` to each client;
@@ -88,9 +90,10 @@ def partition(
 
 
 def resampled(records: Records, count: int, seed: int) -> Records:
-    """`count` training records drawn with replacement; the test records stay as they are.
+    """`count` training records drawn with replacement.
 
-    The same record may then be several clients' own: a claim about a client is about one of them.
+    The test records stay as they are. The same record may then be several clients' own: a claim
+    about a client is about one of them.
     """
     if count < 1:
         raise BadInput(f"resample is {count}: at least one record is needed")
@@ -205,7 +208,7 @@ def _take(size: int, mix: npt.NDArray[np.float64], left: Rows, random: np.random
 
 @dataclass(frozen=True, eq=False)
 class _Owners:
-    """Whose records are whose (`of`), who is a client or part of one, and who is held out.
+    """The owner of each record, and which owners are clients and which are held out.
 
     Nobody is, None, if the test split is the source's own.
     """
@@ -279,7 +282,7 @@ def _group(name: str, seed: int, clients: int) -> int:
 def _of_owners(
     records: Records, owners: _Owners, client_of: Rows, names: npt.NDArray[np.str_] | None
 ) -> FederatedData:
-    """The owners' records at their clients, -1 for none."""
+    """Clients with the records of their owners. `client_of` is -1 for owners of no client."""
     theirs: Rows = client_of[owners.of]
     order = np.argsort(theirs, kind="stable")
     order = order[theirs[order] >= 0]
@@ -289,7 +292,7 @@ def _of_owners(
 
 
 def _tested_on(data: FederatedData, records: Records, of: Rows, held: Rows) -> FederatedData:
-    """The same clients; the test split is the records of owners who are held out."""
+    """The same clients with the records of held-out owners as the test split."""
     rows = np.isin(of, held)
     x, y, whose = [taken(records.x, rows)], [records.y[rows]], [of[rows]]
     if records.test_owners is not None:
@@ -312,7 +315,7 @@ def _federate(
     names: npt.NDArray[np.str_] | None = None,
     client_of: Rows | None = None,
 ) -> FederatedData:
-    """The records in that `order`, cut into clients; `client_of` has the client of each owner."""
+    """The records in `order`, cut into clients. `client_of` has the client of each owner."""
     return FederatedData(
         x=taken(records.x, order),
         y=records.y[order],

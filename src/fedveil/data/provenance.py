@@ -1,4 +1,4 @@
-"""Whose records the test split holds: traced by where rows come from, never taken on trust.
+"""Trace test records to their owners, by where rows come from. No caller's word is taken.
 
 A test record has an owner, as a number: k >= 0 is client k, PUBLIC is nobody, and any other
 negative number is one owner who was held out of the clients (`held_out`). Rows of a file are known
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import bdtrc
 
-from fedveil.data.arrays import Array
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, count, labelled
 from fedveil.splitmix import words_at
@@ -42,7 +42,7 @@ def held_out(owner: npt.ArrayLike) -> Owners:
 
 
 def sentences(owners: Owners, clients: int) -> tuple[str, ...]:
-    """What a claim about the clients says of test records that are measured in the clear."""
+    """The assumptions of a claim about test records that are measured in the clear."""
     found = []
     if (owners >= 0).any():
         found.append(
@@ -77,7 +77,7 @@ def by_record(owners: Owners) -> bool:
 
 
 def owners_in_memory(parts: Sequence[Inputs[Array]], test: Inputs[Array]) -> Owners:
-    """The client whose row each test row is, as both lie in memory; PUBLIC where it is nobody's.
+    """The client whose row each test row is, as both lie in memory, PUBLIC if nobody's.
 
     `parts` are the clients' features as they were given, before any copy. Of several inputs
     by name, a row that several clients have, such as one mask for all, traces nobody.
@@ -121,7 +121,7 @@ def _named(x: Inputs[Array], y: Array) -> dict[str, Array]:
 
 
 def _coarser(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
-    """The type in which equal numbers of both are equal."""
+    """The dtype in which equal numbers of both arrays compare equal."""
     real = [kind for kind in (one, other) if kind.kind == "f"]
     return min(real, key=lambda kind: kind.itemsize) if real else np.dtype(np.int64)
 
@@ -172,7 +172,7 @@ def check_copies(x: Inputs[Array], y: Array, test_x: Inputs[Array], test_y: Arra
 
 
 def _too_many(equal: npt.NDArray[np.bool_], shared: npt.NDArray[np.bool_]) -> bool:
-    """Whether more records are `equal` to clients' than such a share of `shared` ones explains."""
+    """Whether more records equal clients' records than the rate among `shared` ones explains."""
     chance = min(1.0, 2 * (int(shared.sum()) + 1) / (len(shared) + 2))
     count = int(equal.sum())
     return count > 0 and bool(bdtrc(count - 1, len(equal), chance) < FALSE_ALARM)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedveil.data.files import find_file
+from fedveil.data.data_files import find_file
+from fedveil.data.loaded_records import Records
 from fedveil.data.own_table import TableQuestion, table_records
-from fedveil.data.records import Records
 from fedveil.data.table_split import BY_CLIENT
 from fedveil.data.text_column import texts_of
 
@@ -32,6 +32,8 @@ def load(
     path = find_file(
         root, ["reddit/*.parquet"], expected="a parquet file of comments with author and text"
     )
-    said = texts_of("reddit", columns, _WORDS)
-    asked = TableQuestion("text", "author", None, said, test or BY_CLIENT, statistics, min_records)
+    declared = texts_of("reddit", columns, _WORDS)
+    asked = TableQuestion(
+        "text", "author", None, declared, test or BY_CLIENT, statistics, min_records
+    )
     return replace(table_records(path, asked), name="reddit")

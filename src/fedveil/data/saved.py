@@ -1,4 +1,4 @@
-"""Saved data: a folder with one .npy file per array, and meta.json for what is said of them."""
+"""Saved data: a folder with one .npy file per array, and a meta.json that describes them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array
-from fedveil.data.files import UNREADABLE, warnings_as_errors
+from fedveil.data.data_files import UNREADABLE, warnings_as_errors
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 
 _META = "meta.json"
 
 
 def write(folder: Path, arrays: Mapping[str, Array | None], meta: Mapping[str, Any]) -> None:
-    """Write into a new folder; arrays that are None are left out."""
+    """Write into a new folder, without the arrays that are None."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError as e:
@@ -32,7 +32,7 @@ def write(folder: Path, arrays: Mapping[str, Array | None], meta: Mapping[str, A
 def read_meta(
     folder: Path, needed: Mapping[str, type], optional: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What is said of the arrays: needed keys by type, others by what holds without them."""
+    """Read meta.json: `needed` keys with their types, `optional` ones with their defaults."""
     path = folder / _META
     try:
         meta = json.loads(path.read_text())
@@ -50,7 +50,7 @@ def read_meta(
 def read_arrays(
     folder: Path, names: Sequence[str], optional: Sequence[str]
 ) -> dict[str, Array | None]:
-    """The arrays mapped into memory; an optional one that is not there is None."""
+    """The arrays mapped into memory. An optional one that is missing is None."""
     return {
         name: None
         if name in optional and not (folder / f"{name}.npy").exists()

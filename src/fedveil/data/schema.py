@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array, check_input
 from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.tables import read_table
 from fedveil.data.text_column import Text, known_words
+from fedveil.data.user_arrays import Array, check_input
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, single
 
@@ -62,7 +62,7 @@ class TableSchema:
 
     @property
     def classes(self) -> int:
-        """The number of labels; 0 if a number is predicted."""
+        """The number of labels, 0 if a number is predicted."""
         return self.target.target.classes
 
     @property
@@ -74,19 +74,19 @@ class TableSchema:
 
     @property
     def by_name(self) -> bool:
-        """Whether each feature is an input of its own: where one of several holds arrays."""
+        """Whether each feature is an input of its own: one of several features holds arrays."""
         arrays = len(self.features) > 1 and any(column.shape for column in self.features)
         return self.named or arrays
 
     @property
     def words(self) -> int:
-        """How many numbers stand for words in the records; 0 if they are no texts."""
+        """The size of the vocabulary of text columns, 0 without any."""
         text = self.features[0].text
         return 0 if text is None else text.known.size
 
     @property
     def record_shape(self) -> Inputs[tuple[int, ...]]:
-        """The shape of one record; of inputs by name, each one's."""
+        """The shape of one record, or a dict of shapes by input name."""
         if self.by_name:
             return {column.name: column.shape or (column.width,) for column in self.features}
         return self.features[0].shape or (sum(column.width for column in self.features),)
@@ -151,7 +151,7 @@ class TableSchema:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "TableSchema":
-        """What `to_dict` wrote."""
+        """Inverse of `to_dict`."""
         try:
             features, target = tuple(map(_column, plain["features"])), _column(plain["target"])
             return cls(features, target, bool(plain.get("named", False)))

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedveil.data.files import find_file
+from fedveil.data.data_files import find_file
+from fedveil.data.loaded_records import Records
 from fedveil.data.own_table import TableQuestion, table_records
-from fedveil.data.records import Records
 from fedveil.data.table_split import BY_CLIENT
 from fedveil.data.text_column import texts_of
 
@@ -22,7 +22,7 @@ def load(
     test: object = None,
     min_records: int | None = None,
 ) -> Records:
-    """Tweets as rows of words, owned by their users; about a fifth of the users is held out.
+    """Tweets as rows of words, owned by their users, about a fifth of whom is held out.
 
     `columns` says how the column "text" is read, without it 30 words hashed to 4096 numbers. The
     other options are those of `FederatedData.from_table`. Most users wrote one tweet: merge them
@@ -33,8 +33,8 @@ def load(
         ["sentiment140/*.parquet"],
         expected="a parquet file of tweets with label (0 or 4), user and text",
     )
-    said = {**_LABELS, **texts_of("sentiment140", columns, _WORDS)}
+    declared = {**_LABELS, **texts_of("sentiment140", columns, _WORDS)}
     asked = TableQuestion(
-        "label", "user", ["text"], said, test or BY_CLIENT, statistics, min_records
+        "label", "user", ["text"], declared, test or BY_CLIENT, statistics, min_records
     )
     return replace(table_records(path, asked), name="sentiment140")

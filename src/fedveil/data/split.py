@@ -1,4 +1,4 @@
-"""Which records are held out for testing: it follows from counts and names, never from a seed."""
+"""Which records are held out for testing. It follows from counts and names, never from a seed."""
 
 import hashlib
 
@@ -28,7 +28,7 @@ def holdout(records: int, share: float = SHARE) -> tuple[Rows, Rows]:
 
 
 def held_out(owners: Rows, names: npt.NDArray[np.str_]) -> Rows:
-    """A fifth of the owners, one at least; `names` are those of 0 ...
+    """A fifth of the owners, at least one. `names[k]` is the name of owner k.
 
     It follows from an owner's name alone, whatever the seed and whoever else is there: whoever is
     held out of one run is held out of all, and a test split is never another run's clients.
@@ -62,5 +62,5 @@ def share_of_each(owners: Rows, names: npt.NDArray[np.str_], share: float) -> Ro
 
 
 def _place(name: str) -> float:
-    """A number in [0, 1) that follows from a name."""
+    """A number in [0, 1) that is a hash of a name."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48

@@ -1,4 +1,4 @@
-"""Arrays that belong together as the records of many clients, or not."""
+"""Check that arrays fit together as the records of many clients."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array, check_classes, check_input, check_lengths, same_form
+from fedveil.data.user_arrays import Array, check_classes, check_input, check_lengths, same_form
 from fedveil.errors import BadInput
 from fedveil.inputs import count, labelled, shape_of
 from fedveil.targets import PADDING
@@ -84,7 +84,7 @@ def check_structure(
 
 
 def _kinds(y: Array, classes: int) -> str:
-    """What targets may be: floats with a column for each label say of each whether it holds."""
+    """The NumPy kind that targets must have: floats, or whole numbers for labels."""
     if not classes:
         return "f"
     return "f" if y.dtype.kind == "f" and y.shape[1:] == (classes,) else "i"

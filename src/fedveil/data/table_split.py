@@ -1,4 +1,4 @@
-"""Which rows of a table are trained on and which are tested on, and whose they are."""
+"""Split the rows of a table into training and test rows, with their owners."""
 
 from dataclasses import dataclass
 from numbers import Real
@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.checks import shown
-from fedveil.data.cells import as_texts
 from fedveil.data.split import Rows, held_out, holdout, share_of_each
+from fedveil.data.table_cells import as_texts
 from fedveil.data.tables import SUFFIXES, Table, read_table
 from fedveil.errors import BadInput
 
@@ -20,8 +20,8 @@ _NONE: Rows = np.array([], dtype=np.intp)
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """Training and test rows, with the owners of both as places in `names`, where they are known.
+class TableSplit:
+    """Training and test rows, with the owners of both as places in `names` if they are known.
 
     `test_lines` are the test rows' numbers in the table of the training rows, -1 for others.
     """
@@ -34,7 +34,7 @@ class Split:
 
     @property
     def test_lines(self) -> Rows:
-        """Where test rows are traced to: the same line of the same source is the same row."""
+        """The test rows' numbers in the table of the training rows, -1 for rows from elsewhere."""
         same = self.test.source == self.train.source
         return self.test.numbers if same else np.full(len(self.test), -1, dtype=np.intp)
 
@@ -47,7 +47,7 @@ class Split:
         return own or bool(np.isin(self.test_owners, self.owners).any())
 
 
-def split_table(source: Table, client: str | None, test: object, least: int | None) -> Split:
+def split_table(source: Table, client: str | None, test: object, least: int | None) -> TableSplit:
     """Divide rows between training and test.
 
     `test` is "by-client", a share, or a table of test rows; None, no row is tested on. What is held
@@ -57,13 +57,13 @@ def split_table(source: Table, client: str | None, test: object, least: int | No
     if client is not None:
         return _of_clients(source, client, wanted, least)
     if wanted is None:
-        return Split(source, source.take(_NONE))
+        return TableSplit(source, source.take(_NONE))
     if isinstance(wanted, Table):
-        return Split(source, wanted)
+        return TableSplit(source, wanted)
     if isinstance(wanted, str):
         raise BadInput(f"test is {wanted!r} and client is left out: name the column, or a share")
     train, held = holdout(len(source), wanted)
-    return Split(source.take(train), source.take(held))
+    return TableSplit(source.take(train), source.take(held))
 
 
 def _wanted(test: object) -> str | float | Table | None:
@@ -88,7 +88,7 @@ def _wanted(test: object) -> str | float | Table | None:
 
 def _of_clients(
     source: Table, client: str, wanted: str | float | Table | None, least: int | None
-) -> Split:
+) -> TableSplit:
     owners, names = _owners(source, client)
     everyone, counts = np.arange(len(names)), np.bincount(owners)
     held = held_out(everyone, names) if isinstance(wanted, str) else everyone[:0]
@@ -107,7 +107,7 @@ def _of_clients(
     train = np.flatnonzero(np.isin(owners, kept))
     if isinstance(wanted, Table):
         theirs, names = _test_owners(wanted, client, names)
-        return Split(source.take(train), wanted, owners[train], theirs, names)
+        return TableSplit(source.take(train), wanted, owners[train], theirs, names)
     match wanted:
         case None:
             tested = _NONE
@@ -116,11 +116,11 @@ def _of_clients(
         case share:
             tested = train[share_of_each(owners[train], names, share)]
             train = np.setdiff1d(train, tested)
-    return Split(source.take(train), source.take(tested), owners[train], owners[tested], names)
+    return TableSplit(source.take(train), source.take(tested), owners[train], owners[tested], names)
 
 
 def _owners(source: Table, client: str) -> tuple[Rows, Names]:
-    """Each row's owner and the owners' names, in their own order: not in that of the rows."""
+    """Each row's owner, and the owners' names in alphabetical order."""
     found = _names(source, client)
     names, owners = np.unique(np.array(found), return_inverse=True)
     if len(names) == len(found) > 1:
@@ -132,7 +132,7 @@ def _owners(source: Table, client: str) -> tuple[Rows, Names]:
 
 
 def _test_owners(test: Table, client: str, names: Names) -> tuple[Rows | None, Names]:
-    """The owners of test rows, if they are told, and all names, the new ones at the end."""
+    """The owners of test rows if the column is there, and all names, new ones at the end."""
     if client not in test.columns:
         return None, names
     found = _names(test, client)

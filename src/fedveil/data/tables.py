@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array
-from fedveil.data.files import optional_module, reading
+from fedveil.data.data_files import optional_module, reading
 from fedveil.data.split import Rows
+from fedveil.data.user_arrays import Array
 from fedveil.errors import BadInput
 
 SUFFIXES = (".csv", ".parquet")
@@ -29,7 +29,7 @@ _START = 4096  # bytes in which a file shows that it is no text
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of one length. `name` is what messages call it; `numbers` are its rows' in there.
+    """Columns of one length. `name` stands in messages, `numbers` are the rows' numbers.
 
     `source` is the same for tables that were read from one file or object, and for copies of a
     file: rows of the same source and number are the same row.
@@ -58,7 +58,7 @@ class Table:
         return self.columns[name]
 
     def refused(self, column: str, row: int, problem: str) -> BadInput:
-        """The error about one entry; rows are counted from 1, without a header."""
+        """The error about one entry. Rows are counted from 1, without a header."""
         return BadInput(f"{self.name}: row {self.numbers[row]} of column {column!r} {problem}")
 
 
@@ -150,7 +150,7 @@ def _read_parquet(path: Path) -> Table:
 
 
 def _read_csv(path: Path) -> Table:
-    """All entries as texts; blank lines are skipped."""
+    """All entries as texts, without blank lines."""
     with reading(path, "a CSV file"), path.open("rb") as stream:
         if b"\0" in stream.read(_START):
             raise BadInput(f"{path} is no text: a CSV file in UTF-8 is needed")
@@ -184,7 +184,7 @@ def _read_csv(path: Path) -> Table:
 
 
 def _content(path: Path) -> str:
-    """What tells a file's content from another's, wherever it lies."""
+    """A digest of a file's content, wherever the file lies."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

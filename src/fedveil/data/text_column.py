@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import VALUES, shown
+from fedveil.checks import COUNT, TEXT_LENGTH, VOCABULARY, shown
 from fedveil.data.vocabulary import PADDING, UNKNOWN, Vocabulary, lines_of
 from fedveil.errors import BadInput
 from fedveil.targets import PADDING as NO_LABEL
@@ -18,11 +18,17 @@ KEYS = ("length", "words", "buckets", "public", "most_words", "min_texts", "also
 
 _SOURCES = ("words", "buckets", "public")
 _COUNTING = {"most_words": 10_000, "min_texts": 2}
+_LIMITS = {
+    "length": TEXT_LENGTH,
+    "buckets": VOCABULARY,
+    "most_words": VOCABULARY,
+    "min_texts": COUNT,
+}
 
 
 @dataclass(frozen=True)
 class Text:
-    """Texts as rows of `length` words; `vocabulary` is None until it has been counted.
+    """Texts as rows of `length` words. `vocabulary` is None until it has been counted.
 
     `public` says that it was counted in texts that were declared public. `most_words` and
     `min_texts` are how it is counted (`Vocabulary.counted`); the words `also` are known besides.
@@ -37,13 +43,13 @@ class Text:
 
     @classmethod
     def declared(cls, where: str, options: Mapping[str, Any]) -> "Text":
-        """What a user says of a column, which messages call `where`."""
+        """A text column from a user's declaration, which messages call `where`."""
         if "length" not in options:
             key = next(iter(options))
             raise BadInput(f"{where}.{key} is of texts and {where}.length is missing: give it")
-        for key in ("length", "buckets", *_COUNTING):
+        for key, limits in _LIMITS.items():
             if key in options:
-                VALUES[f"data.columns.NAME.{key}"].check(f"{where}.{key}", options[key])
+                limits.check(f"{where}.{key}", options[key])
         sources = [key for key in _SOURCES if key in options]
         if len(sources) > 1:
             raise BadInput(f"{where} has {sources[0]} and also {sources[1]}: leave one out")
@@ -74,7 +80,7 @@ class Text:
 
     @property
     def known(self) -> Vocabulary:
-        """The vocabulary, which is there."""
+        """The vocabulary. Fails if there is none yet."""
         if self.vocabulary is None:
             raise BadInput("the vocabulary of a text has not been found yet: fit the schema")
         return self.vocabulary
@@ -94,12 +100,12 @@ class Text:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        said: dict[str, Any] = {"length": self.length, **self.known.to_dict()}
-        return {**said, "public": True} if self.public else said
+        declared: dict[str, Any] = {"length": self.length, **self.known.to_dict()}
+        return {**declared, "public": True} if self.public else declared
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Text":
-        """What `to_dict` wrote."""
+        """Inverse of `to_dict`."""
         words = Vocabulary(tuple(map(str, plain.get("words", ()))), int(plain.get("buckets", 0)))
         return cls(int(plain["length"]), words, bool(plain.get("public", False)))
 
@@ -122,7 +128,7 @@ def known_words(
 def texts_of(
     name: str, columns: Mapping[str, object] | None, usual: Mapping[str, Any]
 ) -> dict[str, object]:
-    """What is said of the column "text" of a data set, with what is `usual` for the rest.
+    """The declaration of a data set's column "text", completed by `usual`.
 
     The usual words hold where nothing is said of words.
     """
@@ -133,11 +139,11 @@ def texts_of(
                 f"columns.{column} is declared and {name} has one column to declare, 'text': leave "
                 "it out"
             )
-    said = columns.get("text", {})
-    if not isinstance(said, Mapping):
-        return {"text": said}
+    declared = columns.get("text", {})
+    if not isinstance(declared, Mapping):
+        return {"text": declared}
     length = {"length": usual["length"]}
-    return {"text": {**(usual if said.keys() <= {*length, "fill"} else length), **said}}
+    return {"text": {**(usual if declared.keys() <= {*length, "fill"} else length), **declared}}
 
 
 def _public(where: str, texts: object) -> list[str]:

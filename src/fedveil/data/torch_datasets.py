@@ -1,4 +1,4 @@
-"""One data set of pairs per client, as PyTorch has them, as arrays."""
+"""PyTorch data sets of pairs, one per client, as arrays."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.checks import shown
-from fedveil.data.arrays import Array, array_of
+from fedveil.data.user_arrays import Array, array_of
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs
 
@@ -25,7 +25,10 @@ def clients_from_datasets(datasets: object) -> list[tuple[str, Inputs[Array], Ar
 
 
 def arrays_of(dataset: Any, whose: str) -> tuple[Inputs[Array], Array]:
-    """Features and targets of a sequence of (x, y), each of which is read once; x may be a dict."""
+    """Features and targets of a sequence of (x, y).
+
+    Each pair is read once, and x may be a dict.
+    """
     if isinstance(dataset, str | Mapping) or not (
         hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     ):
@@ -60,7 +63,7 @@ def _stacked(records: list[Any], whose: str) -> Inputs[Array]:
 
 
 def _joined(rows: list[Array], whose: str, what: str) -> Array:
-    """Arrays of one row each behind each other."""
+    """Concatenate arrays of one row each."""
     for number, row in enumerate(rows):
         if row.shape != rows[0].shape:
             raise BadInput(

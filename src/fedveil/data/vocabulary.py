@@ -1,10 +1,13 @@
-"""`Vocabulary`: which words a model knows, and their numbers.
+"""From texts to numbers: the tokeniser, and the `Vocabulary` of words that a model knows.
 
-A list of words is public knowledge, or it is a statistic of the texts it was counted in. A hashed
-vocabulary is neither: it knows every word, and two words may share a number.
+The tokeniser learns nothing from any text. A list of words is public knowledge, or it is a
+statistic of the texts it was counted in. A hashed vocabulary is neither: it knows every word, and
+two words may share a number.
 """
 
 import hashlib
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,8 +19,29 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.checks import shown
-from fedveil.data.tokens import URL, USER, tokens
 from fedveil.errors import BadInput
+
+URL, USER = "<url>", "<user>"
+"""What stands for addresses and for @names: whose they are is no matter of a model."""
+
+_PIECES = re.compile(
+    r"(?P<url>(?:https?://|www\.)\S+)|(?P<user>(?<!\w)@\w+)|\w+(?:'\w+)*|[^\w\s]", re.IGNORECASE
+)
+
+
+def tokens(text: str) -> list[str]:
+    """The words and punctuation marks of a text, in lower case.
+
+    A word is a run of letters and digits, with apostrophes inside; any other mark that is no space
+    is a token by itself. Addresses of the web become `URL`, @names `USER`.
+
+    >>> tokens("@ada: It's 5 o'clock, see https://example.org/x?y=1 :)")
+    ['<user>', ':', "it's", '5', "o'clock", ',', 'see', '<url>', ':', ')']
+    """
+    plain = unicodedata.normalize("NFC", text).replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    found = _PIECES.finditer(plain.lower())
+    return [{"url": URL, "user": USER}.get(piece.lastgroup or "", piece[0]) for piece in found]
+
 
 PADDING, UNKNOWN = 0, 1
 """The numbers of what fills a short text up, and of a word that is not in the list."""
@@ -55,7 +79,7 @@ class Vocabulary:
 
     @classmethod
     def given(cls, words: object, where: str = "words") -> "Vocabulary":
-        """The words of a list, or of a file with one word per line; each counts once.
+        """The words of a list, or of a file with one word per line. Duplicates count once.
 
         `where` is what messages call them.
         """
@@ -84,7 +108,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many numbers there are: those of words or buckets, padding and unknown."""
+        """The number of words or buckets, plus padding and unknown."""
         return _FIRST + (len(self.words) or self.buckets)
 
     def encode(self, texts: Sequence[str], length: int) -> npt.NDArray[np.int64]:
@@ -100,7 +124,7 @@ class Vocabulary:
         return rows
 
     def decode(self, rows: Any) -> list[str]:
-        """Numbers [texts, length] as texts, a space between words; padding is left out.
+        """Numbers [texts, length] as texts without padding, a space between words.
 
         Words are in lower case as they were counted; a bucket k, which may be many words', is <k>.
         """
@@ -111,11 +135,11 @@ class Vocabulary:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What all numbers stand for, in order."""
+        """The word of every number, in order."""
         return tuple(self.word(number) for number in range(self.size))
 
     def word(self, number: int) -> str:
-        """What a number stands for."""
+        """The word of a number."""
         if not 0 <= number < self.size:
             raise BadInput(f"{number} is no word: numbers are 0 to {self.size - 1}")
         if number < _FIRST:

@@ -35,14 +35,14 @@ _USES = (
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate that signs others, and its key: whoever has the key can pose as the server."""
+    """A certificate that signs others, and its key. Anybody with the key can pose as the server."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @classmethod
     def new(cls, name: str, days: int = DAYS) -> "Authority":
-        """A new authority, which signs certificates of servers and no further authorities."""
+        """Make an authority that signs certificates of servers and clients, not of authorities."""
         key = ec.generate_private_key(_CURVE)
         named = _named(name)
         builder = _builder(named, named, key.public_key(), days)

@@ -1,8 +1,8 @@
 """The ClientApp: a site that answers as its owner has set it up.
 
 The environment names the owner's file: FEDVEIL_SITE=/path/of/site.toml.
-Nothing of the app that the server sent decides what the site does: its own copy of the recipe, its
-policy and its ledger do. Needs the extra `flower`.
+What the site does follows from its own copy of the recipe, its policy and its ledger, and from
+nothing in the app that the server sent. Needs the extra `flower`.
 """
 
 import logging
@@ -13,9 +13,8 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedveil.errors import BadInput, one_line
+from fedveil.flower.app_process import end_with_parent, separate_draws
 from fedveil.flower.messages import Refusal, RoundAsk
-from fedveil.flower.own_draws import separate_draws
-from fedveil.flower.parent import end_with_parent
 from fedveil.flower.site import Site
 from fedveil.flower.wire import from_records, to_records
 
@@ -39,9 +38,9 @@ def lifespan(context: Context) -> Iterator[None]:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """The site's report of a round, or why there is none; nothing else ever leaves.
+    """Answer an ask with the site's report or its refusal. Nothing else leaves the site.
 
-    What goes wrong at the site is logged there. The server is told that it did, and not what.
+    An error at the site is logged there. The server learns that there was one, and not which.
     """
     try:
         ask = from_records(message.content)
@@ -64,10 +63,10 @@ def train(message: Message, context: Context) -> Message:
 
 
 def opened() -> Site:
-    """The site that the node's owner has set up.
+    """Open the site that the node's owner has set up.
 
-    Not by the node's configuration, which messages bring along: whoever got hold of one could name
-    another file in it.
+    Its file is named by the environment and not by the node's configuration, which comes with
+    messages: a forged one could name another file.
     """
     path = os.environ.get(SITE)
     if not path:

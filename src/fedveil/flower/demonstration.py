@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.errors import FedveilError
 from fedveil.flower.deployment import Deployment
 from fedveil.flower.local import LocalFederation
-from fedveil.flower.processes import Process
+from fedveil.flower.programs import Process
 from fedveil.privacy.accounting.claims import rendered
 
 _LOOK = 0.5
@@ -20,10 +20,9 @@ class DemonstrationFailed(FedveilError):
 
 
 def demonstrate(deployment: Deployment, folder: Path) -> Generator[str, None, None]:
-    """Start SuperLink, the sites and the run that were written into a folder; say what happens.
+    """Start SuperLink, the sites and the run of a deployment, and yield what happens as lines.
 
-    Everything that was started has ended when this does, however it does: close it, if it is left
-    before its end.
+    All processes are stopped when the generator ends or is closed.
     """
     with LocalFederation(folder) as federation:
         url = f"https://{deployment.address}"
@@ -45,12 +44,12 @@ def demonstrate(deployment: Deployment, folder: Path) -> Generator[str, None, No
 
 def _followed(federation: LocalFederation, run: Process) -> Iterator[str]:
     """A line for each round that the run directory has, as they come."""
-    told = 0
+    shown = 0
     while True:
         running = run.running
         rounds = federation.rounds()
-        yield from (_line(line) for line in rounds[told:] if line["round"])
-        told = len(rounds)
+        yield from (_line(line) for line in rounds[shown:] if line["round"])
+        shown = len(rounds)
         if not running:
             return
         time.sleep(_LOOK)
@@ -65,6 +64,6 @@ def _line(line: dict[str, Any]) -> str:
 
 
 def _reason(run: Process) -> str:
-    """What the server said last that sounds like a reason."""
+    """The last error in the server's output, or its last line."""
     lines = [line.strip() for line in run.output.splitlines() if "rror" in line]
     return lines[-1] if lines else run.last_words

@@ -39,7 +39,7 @@ _OF_THE_SERVER = ("client", "clients", "partition", "alpha", "shards_per_client"
 
 @dataclass(frozen=True)
 class Address:
-    """Where the SuperLink is reached, and the port that each site's own programs use."""
+    """The host and port of a server, and the ports of the sites' own programs."""
 
     host: str = "127.0.0.1"
     port: int = 9092
@@ -51,16 +51,16 @@ class Address:
 
     @property
     def listen(self) -> str:
-        """Where SuperLink listens: on this machine alone, if it is reached from there alone."""
+        """The address to listen on: loopback only, if the host is loopback."""
         return self.host if self.host in _LOOPBACK else "0.0.0.0"
 
     @property
     def local(self) -> str:
-        """How the server's own machine reaches it: operators are heard from there alone."""
+        """The address from the server's own machine, where operators must be."""
         return str(self) if self.host in _LOOPBACK else f"127.0.0.1:{self.port}"
 
     def of_site(self, number: int) -> int:
-        """A site's port on its own machine; all different, since one machine may have several."""
+        """A site's port on its own machine. Sites have different ports, to share a machine."""
         return self.sites[number] if self.sites else self.port + 2 + number
 
     @classmethod
@@ -74,11 +74,16 @@ class Address:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A recipe, the sites that will train it, and where their server is.
+    """A recipe, the sites that will train it, and the address of their server.
 
-    `data`, when given, are divided among the sites, for trying out: the recipe's own, of as many
-    clients as there are sites. Without, owners say in site.toml where their records are. `mixer` is
-    where the mixer is reached, for a recipe with [shuffle].
+    Attributes:
+        recipe: What to train.
+        sites: The names of the sites, in the order of client numbers.
+        address: Where SuperLink is reached.
+        data: The recipe's data with one client per site, to divide among the sites for a trial.
+            Without, owners name their records in site.toml.
+        deadline: Seconds that a round waits for answers.
+        mixer: Where the mixer is reached, for a recipe with [shuffle].
     """
 
     recipe: Recipe
@@ -111,12 +116,12 @@ class Deployment:
 
     @property
     def steady(self) -> bool:
-        """Whether every round takes its whole deadline; known where the data are."""
+        """Whether every round takes its whole deadline. False if the data are not known."""
         plan = self._plan
         return plan is not None and plan.secure and plan.secret_cohort
 
     def write(self, folder: Path) -> None:
-        """Write everything, or nothing: into a folder that is new or empty."""
+        """Write all files, or none, into a folder that is new or empty."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise BadInput(f"{folder} exists and is not empty: name a new folder")
         making = folder.absolute().with_name(f".{folder.name}.new")
@@ -197,7 +202,7 @@ class Deployment:
         return files
 
     def _site(self, folder: Path, number: int, mixer: MixerFiles | None) -> str:
-        """Write a site's folder; return its public key."""
+        """Write a site's folder, and return its public key."""
         name = self.sites[number]
         place = folder / "sites" / name
         place.mkdir(parents=True, mode=0o700)
@@ -222,7 +227,7 @@ class Deployment:
         return key
 
     def _data_text(self, folder: Path, number: int) -> str:
-        """A site's [data]: its share, or the recipe's table with a file of its own."""
+        """The keys of a site's [data]: its share, or the recipe's table with its own file."""
         if self.data is not None:
             share(self.data, number).save(folder / "records")
             return 'name = "saved"\npath = "records"  # a share of the recipe\'s data, to try it'
@@ -246,7 +251,7 @@ class Deployment:
 
     @property
     def _public_sizes(self) -> list[int]:
-        """How many records each site has, where the server has to know; else 0."""
+        """The number of records of each site if the server has to know it, else 0."""
         weighted = self.recipe.server.weights == "examples" or self.recipe.client.kind == "dp-sgd"
         return self.data.sizes.tolist() if self.data and weighted else [0] * len(self.sites)
 
@@ -255,7 +260,7 @@ class Deployment:
         return dumps(self.recipe.model_dump(mode="json", exclude_none=True))
 
     def _fill(self, template: str, folder: Path, **values: object) -> None:
-        """Write a template with its blanks filled in; scripts can be started."""
+        """Write a filled-in template. Scripts are executable."""
         known = {"name": self.recipe.name, "address": self.address, **values}
         text = (files("fedveil.flower") / "templates" / template).read_text()
         path = folder / template
@@ -265,25 +270,24 @@ class Deployment:
 
 
 def deployed_recipe(source: str, overrides: Overrides, sites: int) -> Recipe:
-    """A recipe for so many sites; noise is secure unless something else is asked for.
+    """A recipe for so many sites, with secure noise unless it sets the source itself.
 
-    A simulation's noise is seeded. What leaves a site must not be: whoever knows the seed can
-    remove the noise. DP-SGD and PrivUnitG have seeded noise only, which a site's policy has to
-    allow.
+    A simulation's noise is seeded, and anybody who knows the seed can remove it. DP-SGD and
+    PrivUnitG have seeded noise only, which a site's policy has to allow.
     """
     recipe = load_recipe(source, overrides)
     more: dict[str, object] = {}
     if recipe.data.clients is not None:
         more["data.clients"] = sites
     noise = recipe.noise
-    told = "source" in noise.model_fields_set or "source" not in type(noise).model_fields
-    if not told and recipe.client.kind != "dp-sgd" and noise.kind != "priv-unit":
+    fixed = "source" in noise.model_fields_set or "source" not in type(noise).model_fields
+    if not fixed and recipe.client.kind != "dp-sgd" and noise.kind != "priv-unit":
         more["noise.source"] = "secure"
     return load_recipe(recipe.model_dump(mode="json", exclude_none=True), more)
 
 
 def share(data: FederatedData, client: int) -> FederatedData:
-    """One client's records, as data of their own; the test split goes along."""
+    """The data with one client's records only, and the same test split."""
     rows = slice(int(data.offsets[client]), int(data.offsets[client + 1]))
     offsets = data.offsets[client : client + 2] - data.offsets[client]
     return data.with_clients(taken(data.x, rows), data.y[rows], offsets)

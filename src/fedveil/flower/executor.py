@@ -18,7 +18,7 @@ FORK_SERVER = (sys.executable, "-m", "fedveil.flower.fork_server")
 
 
 class Programs:
-    """What Flower starts programs by, in the place of the module `subprocess`."""
+    """A stand-in for the module `subprocess`, by which Flower starts programs."""
 
     DEVNULL = subprocess.DEVNULL
 
@@ -27,7 +27,7 @@ class Programs:
         self._running = self._start()
 
     def Popen(self, command: Sequence[str], **options: Any) -> object:  # noqa: N802
-        """Start a program; that which answers messages as a fork.
+        """Start a program. The one that answers messages is forked instead.
 
         | edge | behaviour |
         |---|---|
@@ -69,9 +69,9 @@ class Programs:
 
 
 def fork(server: Sequence[str]) -> None:
-    """Make Flower fork, by a fork server that is started as said.
+    """Make Flower fork through a fork server, whose command is `server`.
 
-    With a Flower that starts programs from elsewhere it does not start, as in `guard`.
+    Exits if this version of Flower starts programs in another way, as `guard` does.
     """
     from flwr.supercore.superexec.executor import subprocess_executor as flower
 

@@ -1,4 +1,4 @@
-"""`Federation`: which sites a server asks, how it knows them, and how long it waits.
+"""`Federation`: the sites that a server asks, their keys, and how long it waits for them.
 
 It is read from federation.toml:
 
@@ -47,12 +47,15 @@ class RegisteredSite(Section):
 
 
 class Federation(Section):
-    """All sites that take part, online or not; site k is client k.
+    """All sites that take part, online or not. Site k is client k.
 
-    `deadline` is how many seconds a round waits for answers, `minimum` how many sites must be
-    online before a round is charged, `wait` for how many seconds the server waits for them. `data`
-    is where the server finds the test split, if not where the recipe says. `mixer` is where it
-    collects what sites report by themselves, for recipes with [shuffle].
+    Attributes:
+        sites: The sites, in the order of client numbers.
+        deadline: Seconds that a round waits for answers.
+        minimum: The number of sites that must be online before a round is charged.
+        wait: Seconds that the server waits for them.
+        data: Where the test split is, if not where the recipe says.
+        mixer: Where the server collects the multisets, for recipes with [shuffle].
     """
 
     sites: list[RegisteredSite]
@@ -71,7 +74,7 @@ class Federation(Section):
         return [site.name for site in self.sites]
 
     def check(self) -> None:
-        """Refuse sites that cannot be told apart, and waiting that does not end.
+        """Refuse sites that cannot be distinguished, and waiting times without an end.
 
         | edge | behaviour |
         |---|---|
@@ -108,12 +111,12 @@ class Federation(Section):
 
 
 def read_federation(path: Path) -> Federation:
-    """The federation that a file describes, checked."""
+    """Read and check a `federation.toml`."""
     try:
-        found = tomllib.loads(path.read_text())
+        tables = tomllib.loads(path.read_text())
     except (OSError, ValueError) as e:
         raise BadInput(f"federation {path} cannot be read: {one_line(e)}") from e
-    federation = federation_of(found)
+    federation = federation_of(tables)
     federation.check()
     if federation.mixer is None:
         return federation
@@ -121,10 +124,10 @@ def read_federation(path: Path) -> Federation:
     return federation.model_copy(update={"mixer": mixer})
 
 
-def federation_of(found: dict[str, Any]) -> Federation:
+def federation_of(tables: dict[str, Any]) -> Federation:
     """The federation that a file's tables describe."""
     try:
-        return Federation.model_validate(_with_floats(found))
+        return Federation.model_validate(_with_floats(tables))
     except ValidationError as e:
         first = e.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -133,7 +136,7 @@ def federation_of(found: dict[str, Any]) -> Federation:
 
 
 def fingerprint(key: str) -> str:
-    """The SHA-256 of a public key as OpenSSH prints it; a fingerprint is its own.
+    """The SHA-256 fingerprint of a public key as OpenSSH prints it, or of a fingerprint itself.
 
     >>> fingerprint("ssh-ed25519 AAAA me@here")
     'SHA256:cJ6AyISHokEeHuTfufIqhhSS0gxHZRUMDHlKvXD4FHw'
@@ -152,9 +155,9 @@ def fingerprint(key: str) -> str:
     return _FINGERPRINT + digest
 
 
-def _with_floats(found: dict[str, Any]) -> dict[str, Any]:
-    """Whole numbers of seconds are numbers of seconds."""
+def _with_floats(tables: dict[str, Any]) -> dict[str, Any]:
+    """Accept whole numbers of seconds."""
     return {
         key: float(value) if key in ("deadline", "wait") and type(value) is int else value
-        for key, value in found.items()
+        for key, value in tables.items()
     }

@@ -1,9 +1,9 @@
 """A process that has imported what answers messages, and forks for each of them.
 
 It reads the arguments of `flwr-clientapp` from its standard input, a JSON list per line, and ends
-with it: nobody but who started it can ask it for anything. Imports are all that it has: no key, no
-record, no ledger and no message's content was ever there. Each message is answered in a fork, which
-ends with the message as the program would, and which nothing is kept of.
+with it, so that only its parent can use it. It has imported modules and nothing else: no key, no
+record, no ledger and no message was ever in its memory. Each message is answered in a fork, which
+ends with the message as the program would and leaves nothing behind.
 """
 
 import gc
@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Never
 
 from fedveil.flower.guard import answer, guard
-from fedveil.flower.processes import end_with_us
+from fedveil.flower.programs import end_with_us
 
 IMPORTED = (
     "flwr.supernode.cli",
@@ -68,10 +68,10 @@ def _in_fork(arguments: list[str]) -> Never:
 
 
 def _begin() -> None:
-    """Undo what is the server's: its input, its signals, and the common generators.
+    """Reset what the fork inherited: standard input, signal handlers and random generators.
 
-    Python seeds its own in every fork. A site's noise comes from none of them: it is secure, or has
-    a seed from the operating system. But no two forks are to draw what two programs would not.
+    Python reseeds its own generator in a fork. A site's noise comes from none of these generators:
+    it is secure, or has a seed from the operating system. But two forks must not draw alike.
     """
     import numpy as np
     import torch

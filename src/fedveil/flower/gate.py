@@ -1,9 +1,9 @@
-"""`flower-superlink` as a federation's operator runs it: sites reach what is for sites, no more.
+"""`flower-superlink` behind a gate: sites reach only the paths for sites.
 
-SuperLink serves sites, operators and its own programs at one port, and asks operators for nothing
-that would show who they are: whoever reaches the port could register keys, or start a run with code
-of their own on the server, and read every site's reports there. Behind the gate, what is not for
-sites is answered to the server's own machine alone.
+SuperLink serves sites, operators and its own programs at one port, and does not authenticate
+operators: anybody who reaches the port could register keys, or start a run with code of their own
+on the server and read every site's reports there. Behind the gate, everything that is not for sites
+is answered to the server's own machine only.
 """
 
 import ipaddress
@@ -18,8 +18,8 @@ Scope = MutableMapping[str, Any]
 Asgi = Callable[[Scope, Any, Any], Awaitable[None]]
 
 
-class Gate:
-    """Middleware that lets others through to what is for sites, and this machine to everything.
+class SuperLinkGate:
+    """Middleware that passes this machine's requests, and others' to the paths for sites.
 
     | who asks, and for what | what happens |
     |---|---|
@@ -58,9 +58,9 @@ def _local(scope: Scope) -> bool:
 
 
 def close() -> None:
-    """Put the gate before everything that SuperLink answers.
+    """Put the gate in front of SuperLink.
 
-    With a Flower that takes its middleware from elsewhere it does not start, rather than be open.
+    Exits if this version of Flower takes its middleware from elsewhere, rather than run without.
     """
     from flwr.superlink import main as superlink
     from starlette.middleware import Middleware
@@ -68,7 +68,7 @@ def close() -> None:
     inside = getattr(superlink, "_get_middleware", None)
     if not callable(inside):
         sys.exit("error: this version of Flower has no _get_middleware where it is gated")
-    superlink._get_middleware = lambda: [Middleware(Gate), *inside()]
+    superlink._get_middleware = lambda: [Middleware(SuperLinkGate), *inside()]
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""`flwr-clientapp` as sites run it: the ClientApp that is installed here, never one that was sent.
+"""`flwr-clientapp` for sites: runs the ClientApp that is installed, never one that was sent.
 
-A Flower app travels from whoever calls `flwr run` to every SuperNode, which unpacks it and runs its
-code beside the site's records. What a site promises would then hold as long as the server is
-honest. A guarded site has this program first in its PATH as `flwr-clientapp`: the app that
-arrives is neither unpacked nor imported, and `fedveil.flower.client_app` answers its messages.
+`flwr run` sends a Flower app to every SuperNode, which unpacks it and runs its code beside the
+site's records. A site's promises would then hold only while the server is honest. A guarded site
+has this program first in its PATH as `flwr-clientapp`: the app that arrives is neither unpacked nor
+imported, and `fedveil.flower.client_app` answers its messages.
 """
 
 import sys
@@ -34,7 +34,7 @@ def write_programs(folder: Path) -> None:
 
 
 def main() -> None:
-    """Do what a command of Flower's was called for, with the installed ClientApp; or refuse."""
+    """Run a command of Flower's with the installed ClientApp, or refuse it."""
     _, command, *arguments = sys.argv
     if command != GUARDED:
         sys.exit(f"error: this site runs no {command}: it answers rounds, and nothing else")
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def answer(arguments: Sequence[str]) -> None:
-    """Be `flwr-clientapp`: answer the message that its arguments are about."""
+    """Run `flwr-clientapp` with these arguments: answer one message."""
     sys.argv = [GUARDED, *arguments]
     guard()
     from flwr.supernode.cli import flwr_clientapp
@@ -51,10 +51,10 @@ def answer(arguments: Sequence[str]) -> None:
 
 
 def guard() -> None:
-    """Put the installed ClientApp in the place of whatever is sent.
+    """Replace Flower's loading of a sent app by the installed ClientApp.
 
-    Both places must be where they are known to be; with a Flower that has moved them, a site
-    answers nothing rather than run code that came from elsewhere.
+    Exits if this version of Flower has moved one of the two functions that are replaced: the site
+    answers nothing rather than run code that was sent.
     """
     from flwr.supernode.runtime import run_clientapp as runtime
 
@@ -65,14 +65,14 @@ def guard() -> None:
 
 
 def _unpack_nothing(*_: object, **__: object) -> None:
-    """In place of unpacking an app."""
+    """Replaces the unpacking of an app."""
 
 
 def _ours(*_: object, **__: object) -> Callable[..., Any]:
-    """In place of importing what was unpacked.
+    """Replaces the import of an unpacked app.
 
-    Nothing heavy is imported before by a program that was started for a message: Flower starts
-    another if it has not reported within half a minute, which on a busy machine is not much.
+    Heavy imports wait until here: Flower starts another program for the message if this one has not
+    reported within half a minute, which is short on a busy machine.
     """
 
     def load(*_: object) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedveil.flower.processes import (
+from fedveil.flower.programs import (
     Process,
     ProcessFailed,
     answers,
@@ -29,9 +29,9 @@ _REGISTERING = 180.0
 
 
 class LocalFederation:
-    """What `Deployment.write` has written into a folder, on this machine.
+    """The processes of a deployment that `Deployment.write` wrote into a folder.
 
-    Use it as a context: processes that still run when it is left are stopped, sites first.
+    It is a context manager: on leaving, processes that still run are stopped, sites first.
     """
 
     def __init__(self, folder: Path, **environment: str) -> None:
@@ -57,7 +57,7 @@ class LocalFederation:
 
     @property
     def names(self) -> list[str]:
-        """The sites that there are folders of."""
+        """The names of the sites that have a folder."""
         return sorted(place.name for place in (self.folder / "sites").iterdir())
 
     def start_superlink(self, url: str) -> None:
@@ -67,7 +67,7 @@ class LocalFederation:
         self.superlink.wait_for(lambda: answers(f"{url}/health", authority), "it answered")
 
     def register(self) -> None:
-        """Tell SuperLink the sites' keys."""
+        """Register the sites' keys with SuperLink."""
         process = self._start("register", self.server / "register.sh")
         if process.wait(_REGISTERING) != 0:
             raise ProcessFailed(f"sites were not registered: {process.last_words}")
@@ -80,7 +80,7 @@ class LocalFederation:
             mixer.wait_for(lambda: "\n" in mixer.output, "it listened")
 
     def start_site(self, name: str, **environment: str) -> Process:
-        """Start a site's SuperNode; `connected` says when it has reached SuperLink."""
+        """Start a site's SuperNode. `wait_until_connected` waits until it reaches SuperLink."""
         script = self.folder / "sites" / name / "supernode.sh"
         self.sites[name] = self._start(name, script, **environment)
         return self.sites[name]
@@ -100,7 +100,7 @@ class LocalFederation:
         return self._start(f"flwr-{directory}", self.server / "run.sh", *chosen)
 
     def rounds(self, directory: str = RUN) -> list[dict[str, Any]]:
-        """What a run directory has about its rounds so far."""
+        """The lines of a run's metrics file so far."""
         file = self.server / directory / "metrics.jsonl"
         if not file.exists():
             return []
@@ -108,13 +108,13 @@ class LocalFederation:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def result(self, directory: str = RUN) -> dict[str, Any] | None:
-        """What a run came to, once it has ended as it should."""
+        """The result of a run, or None if it has not ended properly."""
         file = self.server / directory / "result.json"
-        found: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
-        return found
+        result: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+        return result
 
     def stop(self) -> None:
-        """Stop everything: runs and sites, then SuperLink, which sites take their leave of."""
+        """Stop runs and sites, then SuperLink, from which the sites sign off."""
         try:
             stop_all(process for process in self._started if process is not self.superlink)
         finally:

@@ -53,11 +53,11 @@ class MixerFiles:
         return cls(folder, host, port, authority)
 
     def give_to_site(self, folder: Path, site: str) -> str:
-        """Write a site's own certificate into its folder; return its `[mixer]` section."""
+        """Write a site's certificate into its folder, and return its `[mixer]` section."""
         return self._give(folder, "member", site)
 
     def give_to_server(self, folder: Path) -> str:
-        """Write the certificate that collects into a folder; return its `[mixer]` section."""
+        """Write the collector's certificate into a folder, and return its `[mixer]` section."""
         return self._give(folder, COLLECTOR, COLLECTOR)
 
     def _give(self, folder: Path, file: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""How a site reaches the mixer, and how the server collects from it: directly, and by TLS."""
+"""The TLS connection to the mixer, by which a site reports and the server collects."""
 
 import asyncio
 import ssl
@@ -71,16 +71,16 @@ class MixerSection(Section):
 
 @dataclass(frozen=True)
 class MixerLink:
-    """A way to one mixer.
+    """A connection to one mixer.
 
-    Guarantee: without `insecure` nothing is said to anybody whose certificate is not that of the
-    host, signed by the authority.
+    Guarantee: without `insecure`, nothing is sent unless the peer has a certificate of the host
+    that the authority has signed.
     """
 
     section: MixerSection
 
     def report(self, number: int, high: Flags, minimum: int) -> None:
-        """Send the bits `high` [P] of one report; `Refused` if the mixer does not count it.
+        """Send the bits `high` [P] of one report. Raises `Refused` if the mixer does not count it.
 
         A mixer that hands on fewer than `minimum` reports gets none. A report is never sent
         again: a mixer that broke off may have counted it.
@@ -97,7 +97,7 @@ class MixerLink:
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> Multisets | None:
-        """What the mixer hands on of a round; None if that is nothing, or not before `until`."""
+        """Collect a round's multisets. None if it was discarded, or is still open at `until`."""
         place, tls = self._place, self._tls
         while True:
             try:

@@ -18,8 +18,8 @@ from flwr.clientapp.typing import ClientAppCallable
 from pydantic import ValidationError
 
 from fedveil.errors import BadInput, one_line
-from fedveil.flower.arrays import flat, moved, shaped
 from fedveil.flower.messages import RoundAsk
+from fedveil.flower.model_vector import flat, moved, shaped
 from fedveil.flower.policy import Policy
 from fedveil.flower.site_file import PolicySection
 from fedveil.flower.site_ledger import Declined, SiteLedger, today

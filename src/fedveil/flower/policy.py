@@ -1,4 +1,4 @@
-"""What the owner of a site agrees to, and whether a plan is within it."""
+"""The owner's policy of a site, and whether a plan is within it."""
 
 import math
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class RunCost:
-    """A run that the site has been asked for: what it may cost in all, and its last turn."""
+    """What a run may cost the site in all, and the day of its last turn."""
 
     cost: tuple[PrivacyClaim, ...]
     last: date
@@ -28,19 +28,21 @@ class RunCost:
 
 @dataclass(frozen=True)
 class Objection:
-    """Why a run is not taken: what a server may be told, and what only the owner is told.
+    """Why the site does not take part in a run.
 
-    What other runs have cost is nothing that a server has to know, nor are numbers that follow from
-    how many records the site has.
+    Attributes:
+        public: The reason that a server may learn.
+        private: What only the owner may learn: what other runs cost, and numbers that depend on
+            how many records the site has.
     """
 
-    told: str
-    why: str = ""
+    public: str
+    private: str = ""
 
     @property
     def whole(self) -> str:
-        """Both, for the owner."""
-        return f"{self.told}: {self.why}" if self.why else self.told
+        """Both parts, for the owner."""
+        return f"{self.public}: {self.private}" if self.private else self.public
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,9 @@ class Offer:
 class Policy:
     """The owner's limits.
 
-    Guarantee: whatever servers ask, the runs that had a turn within any period of `days` cost,
-    each at what it may come to in all and added up, no more than `epsilon` of each unit and
-    `delta`; none of them trusts anybody whom the owner does not.
+    Guarantee: whatever servers ask, the total cost of the runs that had a turn within any period of
+    `days`, each counted at what it may cost in all, is at most `epsilon` of each unit and `delta`.
+    None of them trusts anybody whom the owner does not trust.
 
     | edge | behaviour |
     |---|---|
@@ -89,7 +91,7 @@ class Policy:
     section: PolicySection
 
     def objections(self, offer: Offer) -> Iterator[Objection]:
-        """Why the site takes no part in a recipe, whatever was spent; nothing if it does."""
+        """Why the site takes no part in a recipe, whatever was spent. Empty if it does."""
         policy = self.section
         if policy.recipes is not None and not {offer.name, offer.digest} & set(policy.recipes):
             yield Objection(f"the recipe {offer.name!r} is not one of policy.recipes")
@@ -130,7 +132,7 @@ class Policy:
             yield Objection("the noise has no multiplier, and policy.noise asks for one")
 
     def too_much(self, terms: Terms, others: list[RunCost], today: date) -> Objection | None:
-        """Why a run is beyond what is left of the period; None if it fits.
+        """Why a run exceeds what is left of the period, or None if it fits.
 
         `others` are all other runs that the site was charged for.
         """
@@ -183,7 +185,7 @@ def _report_epsilon(event: Event) -> float | None:
 
 
 def _counts_for(claim: PrivacyClaim, unit: Unit) -> bool:
-    """What costs the whole site costs each of its records as well, and not the other way round."""
+    """Whether a claim counts for a unit: a cost to the whole site is one to each of its records."""
     return claim.unit is unit or claim.unit is Unit.CLIENT
 
 

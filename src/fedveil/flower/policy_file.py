@@ -1,4 +1,4 @@
-"""The [policy] that a new site begins with: what the recipe needs of its owner, and no more."""
+"""The first [policy] of a new site: what the recipe needs its owner to allow, and no more."""
 
 import math
 from decimal import ROUND_CEILING, Context
@@ -18,8 +18,8 @@ _DIGITS = 4
 def policy_text(recipe: Recipe, plan: PrivacyPlan | None, number: int) -> str:
     """The keys of a policy, a line each, that site `number` can take part with.
 
-    Its plan, where it is known, says what taking part costs; without, the recipe's budget does, and
-    what cannot be told from that is left to the owner.
+    What taking part costs follows from the plan if it is known, or else from the recipe's budget.
+    What does not follow from either is left to the owner.
     """
     if plan is None:
         return "\n".join(_of_recipe(recipe))
@@ -84,5 +84,5 @@ def _up(number: float) -> str:
 
 
 def no_engine(job: Job) -> Engine:
-    """For a training of all clients that is made for its plan alone, and not started."""
+    """The engine of a training that is built for its plan only, and never started."""
     raise AssertionError("a training that is made for its plan alone was started")

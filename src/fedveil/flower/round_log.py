@@ -1,8 +1,8 @@
-"""`sites.jsonl`: whom a federation's server asked, and what came of it, round by round.
+"""`sites.jsonl`: the sites that a federation's server asked in each round, and their answers.
 
 The file is private, as the server's ledger is: under central DP nobody else may know who was asked.
-It decides nothing that a claim depends on, but for one thing: an ask is noted, durably, before it
-is sent, so that no two asks of a run are called the same.
+A claim depends on it in one respect: an ask is noted durably before it is sent, so that no two asks
+of a run have the same number.
 """
 
 import json
@@ -20,7 +20,17 @@ NAME, ABOUT = "sites.jsonl", "federation.json"
 
 @dataclass
 class Outcome:
-    """What came of asking sites in one round; names of sites, with a reason where one is due."""
+    """The answers of the sites that were asked in one round.
+
+    Attributes:
+        round: The round.
+        attempt: The attempt at it, from 0.
+        asked: The names of the sites that were asked.
+        answered: Those whose reports were accepted.
+        refused: Those whose reports were refused, with the reason.
+        declined: Those that declined, with the reason.
+        enough: False if too few answered. The model then stays as it was.
+    """
 
     round: int
     attempt: int
@@ -32,19 +42,19 @@ class Outcome:
 
     @property
     def absent(self) -> list[str]:
-        """Who was asked and sent nothing in time."""
+        """The sites that sent nothing in time."""
         known = {*self.answered, *self.declined, *self.refused}
         return [name for name in self.asked if name not in known]
 
     def __str__(self) -> str:
-        told = [f"{len(self.answered)} of {len(self.asked)} sites answered"]
-        told += [f"{name} declined: {reason}" for name, reason in self.declined.items()]
-        told += [f"{name} was refused: {reason}" for name, reason in self.refused.items()]
+        parts = [f"{len(self.answered)} of {len(self.asked)} sites answered"]
+        parts += [f"{name} declined: {reason}" for name, reason in self.declined.items()]
+        parts += [f"{name} was refused: {reason}" for name, reason in self.refused.items()]
         if self.absent:
-            told.append(f"absent: {', '.join(self.absent)}")
+            parts.append(f"absent: {', '.join(self.absent)}")
         if not self.enough:
-            told.append("too few: the model stays as it was, and the charge stays")
-        return f"round {self.round}: " + "; ".join(told)
+            parts.append("too few: the model stays as it was, and the charge stays")
+        return f"round {self.round}: " + "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,7 @@ class RoundLog:
             os.close(descriptor)
 
     def _lines(self) -> list[dict[str, Any]]:
-        """What the file holds; a last line that a crash cut off was never followed by an ask."""
+        """The lines of the file. One that a crash cut off was never followed by an ask."""
         path = self.folder / NAME
         if not path.exists():
             return []
@@ -99,9 +109,9 @@ class RoundLog:
 
 @dataclass(frozen=True)
 class About:
-    """What a run directory says of its federation: a name for the run, and the plan's digest.
+    """The run's id in its federation, and the digest of its plan.
 
-    The name also tells the run's noise apart from that of every other run.
+    The id also separates the run's noise from that of every other run.
     """
 
     run: str
@@ -109,15 +119,15 @@ class About:
 
     @classmethod
     def of(cls, folder: Path, plan: str) -> "About":
-        """As the directory says, or new for a new run. Refuses another plan."""
+        """Read it from the run directory, or make it for a new run. Refuses another plan."""
         path = folder / ABOUT
         if not path.exists():
             if (folder / "recipe.toml").exists():
                 raise BadInput(f"{path} is missing: restore it, or start over")
             return cls(new_run_id(), plan)
         try:
-            found = json.loads(path.read_text())
-            about = cls(str(found["run"]), str(found["plan"]))
+            stored = json.loads(path.read_text())
+            about = cls(str(stored["run"]), str(stored["plan"]))
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise BadInput(f"{path} cannot be read: {e}") from e
         if about.plan != plan:

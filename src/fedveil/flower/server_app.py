@@ -14,12 +14,11 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedveil.errors import BadInput
+from fedveil.flower.app_process import end_with_parent, separate_draws
 from fedveil.flower.engine import RemoteEngine
 from fedveil.flower.federation import read_federation
-from fedveil.flower.own_draws import separate_draws
-from fedveil.flower.parent import end_with_parent
 from fedveil.flower.round_log import Outcome
-from fedveil.flower.server import Server
+from fedveil.flower.run_server import Server
 from fedveil.flower.wire import GridTransport
 from fedveil.runs.recipe import load_recipe
 
@@ -42,29 +41,29 @@ def main(grid: Grid, context: Context) -> None:
         Path(_path(config, "run-directory")),
         Path(_path(config, "data")) if config.get("data") else None,
         allow_code=bool(config.get("allow-code", False)),
-        told=lambda outcome: _tell(server, outcome),
+        on_outcome=lambda outcome: _log_outcome(server, outcome),
     )
     LOG.info("%s", server.run.describe())
-    result = server.serve(lambda line: LOG.info("%s", _told(server, line)))
+    result = server.serve(lambda line: LOG.info("%s", _round_text(server, line)))
     LOG.info("%s; %s", result["why"], result["run_dir"])
 
 
 def _path(config: Any, key: str) -> str:
-    found = config.get(key)
-    if not isinstance(found, str) or not found:
+    path = config.get(key)
+    if not isinstance(path, str) or not path:
         raise BadInput(f"the app's configuration has no {key!r}: name it in [tool.flwr.app.config]")
-    return found
+    return path
 
 
-def _tell(server: Server, outcome: Outcome) -> None:
-    """Log who answered, unless nobody is to know who was asked: logs go to whoever started it."""
+def _log_outcome(server: Server, outcome: Outcome) -> None:
+    """Log who answered, unless the cohort is secret: logs go to whoever called `flwr run`."""
     engine = server.run.training.engine
     if isinstance(engine, RemoteEngine) and not engine.steady:
         LOG.info("%s", outcome)
 
 
-def _told(server: Server, line: dict[str, Any]) -> str:
-    """A round in one line: what was measured on the test split, and what is claimed so far."""
+def _round_text(server: Server, line: dict[str, Any]) -> str:
+    """A round in one line: the metrics on the test split, and what is claimed so far."""
     promise = server.run.training.plan.promise
     spent = None if promise is None else replace(promise, epsilon=line["epsilon"])
     measured = [

@@ -122,7 +122,7 @@ class Site:
             raise Declined("the plan is not that of this site's own copy of the recipe")
         for objection in self.policy.objections(self.offer):
             LOG.warning("round %d of run %s: %s", ask.round, ask.run, objection.whole)
-            raise Declined(objection.told)
+            raise Declined(objection.public)
         plan = self.plan
         if ask.round > plan.permitted or ask.attempt > plan.rounds:
             raise Declined(

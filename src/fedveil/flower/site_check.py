@@ -25,7 +25,7 @@ _NEIGHBOURS = {
 
 @dataclass(frozen=True)
 class SiteReport:
-    """What an owner is told; `objections` are why the site takes no part, none if it does."""
+    """What `fedveil site check` prints. The site takes part if there are no `objections`."""
 
     site: str
     recipe: str
@@ -107,12 +107,12 @@ def checked(site: Site) -> SiteReport:
 
 def _turns(site: Site) -> str:
     terms, plan = site.offer.terms, site.plan
-    told = f"{plan.rounds:,} rounds, of which up to {terms.planned:,} concern this site"
+    text = f"{plan.rounds:,} rounds, of which up to {terms.planned:,} concern this site"
     if terms.permitted != terms.planned:
-        told += f"; it permits {terms.permitted:,}"
+        text += f"; it permits {terms.permitted:,}"
     if terms.at_once:
-        told += "; all of them are charged when it is first asked, since the others are not seen"
-    return told
+        text += "; all of them are charged when it is first asked, since the others are not seen"
+    return text
 
 
 def _protects(line: BudgetLine) -> str:
@@ -160,23 +160,23 @@ def _policy(site: Site, spent: list[RunCost]) -> list[str]:
     policy = site.policy.section
     period = "in all" if policy.days is None else f"in {policy.days} days"
     counted = site.policy.counted(spent, today())
-    told = []
+    lines = []
     for unit in (Unit.CLIENT, Unit.RECORD):
         limit = getattr(policy.epsilon, unit)
         costs = [c.epsilon for run in counted for c in run.cost if c.unit in (unit, Unit.CLIENT)]
         if limit is not None:
-            told.append(
+            lines.append(
                 f"epsilon per {unit} {period}: at most {limit:g}; runs so far may cost "
                 f"{rendered(math.fsum(costs))}"
             )
-    told.append(f"deltas {period}: at most {policy.delta:g}")
-    told.append(f"trust: {', '.join(policy.trust)}")
+    lines.append(f"deltas {period}: at most {policy.delta:g}")
+    lines.append(f"trust: {', '.join(policy.trust)}")
     for key in ("recipes", "noise", "report_epsilon", "steps"):
         value = getattr(policy, key)
         if value is not None:
-            told.append(f"{key}: {', '.join(value) if isinstance(value, list) else f'{value:g}'}")
+            lines.append(f"{key}: {', '.join(value) if isinstance(value, list) else f'{value:g}'}")
     allowed = [key for key in ("seeded", "unprotected") if getattr(policy, key)]
-    told += [f"{key} is allowed" for key in allowed]
+    lines += [f"{key} is allowed" for key in allowed]
     if policy.repeats:
-        told.append(f"repeats: {policy.repeats} turns beyond the plan's")
-    return told
+        lines.append(f"repeats: {policy.repeats} turns beyond the plan's")
+    return lines

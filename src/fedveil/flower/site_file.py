@@ -1,12 +1,12 @@
-"""`site.toml`: what the owner of a site says of it, read strictly."""
+"""`site.toml`: the owner's description of a site and its policy, read strictly."""
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from fedveil.checks import VALUES, check
+from fedveil.checks import BUDGET, CLIENTS, DELTA, MULTIPLIER, REPORT_EPSILON, STEPS, within
 from fedveil.errors import BadInput
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.mixer_link import MixerSection
@@ -17,25 +17,17 @@ from fedveil.runs.sections.section import Section
 
 _LARGEST = 1 << 18
 TABLES = (".csv", ".parquet")
-_NUMBERS = {
-    "policy.delta": "budget.delta",
-    "policy.noise": "noise.multiplier",
-    "policy.report_epsilon": "noise.epsilon",
-    "policy.steps": "client.steps",
-    "policy.epsilon.client": "budget.epsilon",
-    "policy.epsilon.record": "budget.epsilon",
-}
 
 
 class EpsilonSection(Section):
     """`[policy.epsilon]`: what all runs of a period may cost together, by what they protect."""
 
-    client: float | None = Field(
+    client: Annotated[float | None, BUDGET] = Field(
         default=None,
         description="The most that all runs may cost the whole site. Left out: no run is taken "
         "that protects clients.",
     )
-    record: float | None = Field(
+    record: Annotated[float | None, BUDGET] = Field(
         default=None,
         description="The most that all runs may cost one record. Left out: no run is taken that "
         "protects records.",
@@ -48,10 +40,10 @@ class PolicySection(Section):
     epsilon: EpsilonSection = Field(
         default=EpsilonSection(), description="What all runs may cost together."
     )
-    delta: float = Field(
+    delta: Annotated[float, DELTA] = Field(
         default=1e-4, description="The most that the deltas of all runs may add up to."
     )
-    days: int | None = Field(
+    days: Annotated[int | None, within(1, 1_000_000, "1 to 1,000,000 is needed")] = Field(
         default=None,
         description="The period that epsilon and delta are for: runs that were last charged longer "
         "ago do not count. Left out: all runs count for ever.",
@@ -66,17 +58,17 @@ class PolicySection(Section):
         description="Which recipes may be taken part in, by name or by digest (fedveil site check "
         "tells it). Left out: whichever `recipe` is.",
     )
-    noise: float | None = Field(
+    noise: Annotated[float | None, MULTIPLIER] = Field(
         default=None,
         description="The least noise multiplier; Gaussian and Laplace noise have one. Left out: "
         "epsilon alone decides.",
     )
-    report_epsilon: float | None = Field(
+    report_epsilon: Annotated[float | None, REPORT_EPSILON] = Field(
         default=None,
         description="The largest epsilon of one report, for noise without a multiplier (two-point, "
         "priv-unit). Left out: no such noise where `noise` is given; else epsilon alone decides.",
     )
-    steps: int | None = Field(
+    steps: Annotated[int | None, STEPS] = Field(
         default=None,
         description="The most local steps in one round. Left out: as many as the recipe has.",
     )
@@ -91,7 +83,7 @@ class PolicySection(Section):
         description="Whether recipes that claim nothing may be taken part in: what is sent then "
         "has no protection.",
     )
-    repeats: int = Field(
+    repeats: Annotated[int, within(0, 1_000_000, "0 to 1,000,000 is needed")] = Field(
         default=0,
         description="How many more turns than planned a run may have, for rounds that the server "
         "has to do again; each is charged, and is within the run's budget.",
@@ -99,15 +91,7 @@ class PolicySection(Section):
 
     def check(self) -> None:
         """Refuse limits that are out of range: one that is no number would limit nothing."""
-        for section, values in (("policy", self), ("policy.epsilon", self.epsilon)):
-            for key, value in values:
-                known = _NUMBERS.get(f"{section}.{key}")
-                if known is not None and value is not None:
-                    VALUES[known].check(f"{section}.{key}", value)
-        for name, least in (("days", 1), ("repeats", 0)):
-            value = getattr(self, name)
-            if value is not None and not least <= value <= 1_000_000:
-                raise BadInput(f"policy.{name} is {value}: {least} to 1,000,000 is needed")
+        self.check_values("policy")
 
 
 class SiteFile(Section):
@@ -115,7 +99,9 @@ class SiteFile(Section):
 
     name: str = Field(description="The site's name, as the federation lists it.")
     recipe: str = Field(description="The owner's own copy of the recipe: a file.")
-    clients: int = Field(description="How many sites the federation has, online or not.")
+    clients: Annotated[int, CLIENTS] = Field(
+        description="How many sites the federation has, online or not."
+    )
     number: int | None = Field(
         default=None,
         description="This site's place in the federation's list, from 0. Needed where clients "
@@ -145,7 +131,7 @@ FORMS = forms_of(SiteFile)
 
 
 def read_site_file(path: Path) -> SiteFile:
-    """Read and check a `site.toml`; paths come back absolute.
+    """Read and check a `site.toml`, and make its paths absolute.
 
     | edge | behaviour |
     |---|---|
@@ -164,11 +150,11 @@ def read_site_file(path: Path) -> SiteFile:
             raise
         raise BadInput(f"{path} cannot be read: {e}") from e
     try:
-        found = SiteFile.model_validate(raw)
+        site = SiteFile.model_validate(raw)
     except ValidationError as e:
         raise BadInput(f"{path}: {explained(e, FORMS)}") from e
-    _check_values(path, found)
-    return _resolved(path, found)
+    _check_values(path, site)
+    return _resolved(path, site)
 
 
 def recipe_of(site: SiteFile) -> Recipe:
@@ -180,13 +166,9 @@ def recipe_of(site: SiteFile) -> Recipe:
 
 def _check_values(path: Path, site: SiteFile) -> None:
     check_site_name(site.name)
-    check("clients", site.clients)
+    site.check_values()
     if site.number is not None and not 0 <= site.number < site.clients:
         raise BadInput(f"{path}: number is {site.number}: 0 to {site.clients - 1} is needed")
-    site.policy.check()
-    for name, value in site.data:
-        if f"data.{name}" in VALUES and value is not None:
-            check(f"data.{name}", value)
     if site.mixer is not None:
         site.mixer.check()
 

@@ -1,7 +1,7 @@
-"""A site's ledger: what it was asked, what it was charged for, and the end of it kept elsewhere.
+"""A site's ledger: its charges, the asks that it has taken up, and a copy of its head elsewhere.
 
-The folder holds `ledger.db`, which `fedveil ledger` reads, one run beside the other, and `asks.db`,
-every ask that the site has taken up. Nothing is kept in memory between two asks.
+The folder has `ledger.db` with all runs, which `fedveil ledger` reads, and `asks.db` with every ask
+that the site has taken up. Nothing stays in memory between two asks.
 """
 
 import fcntl
@@ -42,12 +42,12 @@ CREATE TABLE IF NOT EXISTS asks (
 
 
 class Declined(Exception):
-    """The site takes no part in a round; the reason may be told to the server."""
+    """The site takes no part in a round, for a reason that the server may learn."""
 
 
 @dataclass(frozen=True)
 class _Remembered:
-    """What the witness has: the end of the ledger's chain, and how many asks were noted by then."""
+    """What the witness file holds: the ledger's head, and the number of asks noted by then."""
 
     head: Head
     asks: int
@@ -55,12 +55,12 @@ class _Remembered:
 
 @dataclass(frozen=True)
 class SiteLedger:
-    """The ledger of one site, in `folder`; `witness` remembers its end outside of it.
+    """The ledger of one site in `folder`. The file `witness`, elsewhere, remembers its head.
 
-    Guarantee: `charge` returns only when the ask is new, the policy admits its run, and at least
-    as many charges are on disk as the terms need; the witness has their end by then. So every
-    answer that leaves the site was charged before, once for itself, whoever repeats, reorders or
-    forges asks, and whatever crashes in between.
+    Guarantee: when `charge` returns, the ask is new, the policy admits its run, at least as many
+    charges are on disk as the terms need, and the witness has the ledger's head. So every answer
+    that leaves the site has a charge of its own from before, whoever repeats, reorders or forges
+    asks, and whatever crashes in between.
 
     | edge | behaviour |
     |---|---|
@@ -88,9 +88,9 @@ class SiteLedger:
     def charge(
         self, ask: RoundAsk, about: dict[str, str], terms: Terms, policy: Policy, today: date
     ) -> None:
-        """Note an ask and charge for it, or say why not.
+        """Note an ask and charge for it, or raise `Declined`.
 
-        `about` is what the ledger has to know of the run, but for its name and cost.
+        `about` is what the ledger notes about the run beside its name and cost.
         """
         about = {"run": ask.run, **about, "cost": _text(terms.cost)}
         with self._locked():
@@ -99,7 +99,7 @@ class SiteLedger:
             beyond = policy.too_much(terms, others, today)
             if beyond is not None:
                 LOG.warning("round %d of run %s: %s", ask.round, ask.run, beyond.whole)
-                raise Declined(beyond.told)
+                raise Declined(beyond.public)
             with closing(self._ledger(about, terms)) as ledger:
                 turns = ledger.charged()
                 rounds, again = self._note(ask, turns, today)
@@ -117,10 +117,10 @@ class SiteLedger:
                     self._remember(ledger.head())
 
     def spendings(self) -> dict[str, RunCost]:
-        """Every run that was charged, with what it may cost in all, and the day of its last turn.
+        """What each charged run may cost in all, and the day of its last turn.
 
-        A run that was charged for all its turns at once goes on to have them: it is as old as the
-        last one. No turn is older than those before it, whatever the clock said.
+        A run that was charged for all turns at once still has them later, so the day is that of its
+        last ask. Days never decrease, whatever the clock said.
         """
         if not self.file.exists():
             return {}
@@ -145,7 +145,7 @@ class SiteLedger:
         return [(run, date.fromisoformat(day)) for run, day in rows]
 
     def accept(self) -> Head:
-        """Take the ledger as it is for whole, and remember its end; for its owner alone."""
+        """Trust the ledger as it is, and remember its head. Only its owner may decide this."""
         with self._locked():
             head = verify(self.file)
             self._remember(head)
@@ -193,7 +193,7 @@ class SiteLedger:
         return Ledger.join(self.file, *rest, 0, None)
 
     def _note(self, ask: RoundAsk, charged: int, today: date) -> tuple[int, int]:
-        """Note an ask, durably; the run's last round, and the attempts beyond rounds' first."""
+        """Note an ask durably. Returns the run's last round and the number of extra attempts."""
         place = (ask.round, ask.attempt)
         with closing(connect(self.folder / "asks.db")) as db:
             db.execute(_ASKS)
@@ -223,8 +223,8 @@ class SiteLedger:
         return len(self._days())
 
     def _remember(self, head: Head) -> None:
-        told = {**head.to_dict(), "asks": self._asks}
-        write_atomic(self.witness, (json.dumps(told, indent=2) + "\n").encode())
+        witness = {**head.to_dict(), "asks": self._asks}
+        write_atomic(self.witness, (json.dumps(witness, indent=2) + "\n").encode())
 
     def _remembered(self) -> _Remembered | None:
         try:
@@ -266,7 +266,7 @@ def today() -> date:
 
 
 def _last_days(turns: Iterable[tuple[str, date]]) -> dict[str, date]:
-    """The last day of each run; none is before a day that came before it."""
+    """The last day of each run. Days never decrease, whatever the clock said."""
     last, latest = dict[str, date](), date.min
     for run, day in turns:
         last[run] = latest = max(latest, day)

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedveil.errors import BadInput
-from fedveil.flower.arrays import flat, moved, shaped
+from fedveil.flower.model_vector import flat, moved, shaped
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.privacy.clip_schedules import Lengths
@@ -94,7 +94,7 @@ class PrivateStrategy(Strategy):
     def claim(self) -> PrivacyClaim:
         """The claim that counts if the run ends now, whoever ends it and why."""
         ledger = self.ledger
-        claim = counting(self.plan.claims(ledger.charged(), ledger.counts(), ledger.again))
+        claim = counting(self.plan.claims(ledger.charged(), ledger.counts(), ledger.extra_attempts))
         if claim is None:
             raise AssertionError("a plan that claims nothing was refused")
         return claim

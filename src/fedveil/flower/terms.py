@@ -1,7 +1,7 @@
-"""What a plan means for one site: which lines it is charged on, how often, and for what in all.
+"""The terms of a plan for one site: its budget lines, its turns, and what they cost in all.
 
-A plan is about all clients of a run; a site knows its own turns and nothing of the others'. The
-proof note is docs/proofs/site.md.
+A plan is about all clients of a run, but a site knows only its own turns. The proof note is
+docs/proofs/site.md.
 """
 
 from dataclasses import dataclass, replace
@@ -17,12 +17,15 @@ from fedveil.privacy.plan import PrivacyPlan
 
 @dataclass(frozen=True)
 class Terms:
-    """The lines of one site, and how many turns they are for.
+    """The budget lines of one site, and the number of its turns.
 
-    `planned` turns are what the plan has for this site, `permitted` what a run may charge it for:
-    those and the owner's `repeats`, as far as the run's budget goes. `at_once`: the site is charged
-    for all of them when it is first asked, since rounds to which a trusted server does not invite
-    it concern it as well: that is what makes the account of a secret cohort so cheap.
+    Attributes:
+        lines: The plan's lines that concern this site.
+        planned: The turns that the plan has for this site.
+        permitted: The turns that a run may charge it for: those and the owner's `repeats`, as far
+            as the run's budget goes.
+        at_once: Whether all turns are charged when the site is first asked. Amplification by a
+            secret cohort also counts the rounds to which the server does not invite the site.
     """
 
     lines: tuple[BudgetLine, ...]
@@ -32,12 +35,12 @@ class Terms:
 
     @property
     def charged(self) -> tuple[BudgetLine, ...]:
-        """The lines that something is charged on."""
+        """The lines that are charged."""
         return tuple(line for line in self.lines if not line.reading)
 
     @cached_property
     def cost(self) -> tuple[PrivacyClaim, ...]:
-        """What all turns that a run may have cost this site, one claim for each charged line."""
+        """What all permitted turns cost this site: one claim for each charged line."""
         return tuple(line.claims(self.permitted)[0] for line in self.charged)
 
     def needed(self, turns: int, rounds: int, again: int) -> int:

@@ -1,4 +1,4 @@
-"""What carries asks to sites and answers back, whatever it is."""
+"""The interface of whatever carries asks to sites and answers back."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,9 +9,11 @@ from fedveil.flower.messages import Answer, Refusal, RoundAsk
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """Something that came back, and from which site: as its key says, not as it says itself.
+    """A message that came back.
 
-    `message` is one line of why nothing can be read, where that is so.
+    Attributes:
+        site: Who sent it, by the key of the connection and not by the message.
+        message: The answer or refusal, or one line on why it cannot be read.
     """
 
     site: str
@@ -30,7 +32,7 @@ class Transport(Protocol):
         ...
 
     def ask(self, sites: Sequence[str], ask: RoundAsk, seconds: float) -> Iterator[Arrival]:
-        """Send `ask` to each of the sites; what arrives within `seconds`, as it comes.
+        """Send `ask` to the sites, and yield what arrives within `seconds`, as it comes.
 
         It ends when all have answered or the time is over. A site that is not online does not
         answer.

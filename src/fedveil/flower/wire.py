@@ -42,7 +42,7 @@ def to_records(message: Message) -> RecordDict:
 
 
 def from_records(content: RecordDict) -> Message:
-    """The message that came by Flower; BadInput if it is none.
+    """Read a message from Flower's records. Raises `BadInput` if it is none.
 
     | edge | behaviour |
     |---|---|
@@ -54,18 +54,18 @@ def from_records(content: RecordDict) -> Message:
     if set(content) != {_WORDS, _ARRAYS} or set(words) != {_WORDS} or set(arrays) != {_ARRAYS}:
         raise BadInput("a message with other records than fedveil's")
     try:
-        found = {name: array.numpy() for name, array in arrays[_ARRAYS].items()}
+        values = {name: array.numpy() for name, array in arrays[_ARRAYS].items()}
     except Exception as e:  # whatever a reader of files that somebody else wrote may raise
         raise BadInput(f"an array of a message cannot be read: {one_line(e)}") from e
-    return put_together(dict(words[_WORDS]), found)
+    return put_together(dict(words[_WORDS]), values)
 
 
 @dataclass(frozen=True, eq=False)
 class GridTransport:
-    """Sites by Flower's grid. A site is the node that is authenticated with the site's key.
+    """A transport through Flower's grid. A site is the node that authenticated with its key.
 
-    SuperLink has checked that a node holds its key, and says which key that is; nodes with other
-    keys are nobody. What a node says of itself is not looked at.
+    SuperLink has checked that a node holds its key, and names the key. Nodes with other keys are
+    ignored, and so is what a node says about itself.
     """
 
     grid: Grid
@@ -100,16 +100,16 @@ class GridTransport:
     def _nodes(self) -> dict[str, int]:
         """The node of each site that is online."""
         known = {site.fingerprint: site.name for site in self.federation.sites}
-        found: dict[str, int] = {}
+        online: dict[str, int] = {}
         for node in self.grid.get_nodes():
             name = known.get(key_of(node.public_key))
             if name is not None:
-                found[name] = node.node_id
-        return found
+                online[name] = node.node_id
+        return online
 
 
 def key_of(public_key: bytes) -> str:
-    """The fingerprint of a node's public key; empty if it has none that can be read."""
+    """The fingerprint of a node's public key, or "" if it cannot be read."""
     try:
         line = load_pem_public_key(public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -124,7 +124,7 @@ def _read(reply: FlowerMessage, node: int) -> Answer | Refusal | str:
     if reply.metadata.src_node_id != node:
         return "its answer came from another node"
     try:
-        found = from_records(reply.content)
+        message = from_records(reply.content)
     except BadInput as e:
         return one_line(e)
-    return "it asked, and was to answer" if isinstance(found, RoundAsk) else found
+    return "it asked, and was to answer" if isinstance(message, RoundAsk) else message

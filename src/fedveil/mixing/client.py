@@ -83,7 +83,7 @@ async def collect(
     minimum: int,
     tls: ssl.SSLContext | None = None,
 ) -> Multisets:
-    """The multisets of a closed round of `positions` positions; the same ones at every call.
+    """Collect the multisets of a closed round. Every call returns the same.
 
     | edge | behaviour |
     |---|---|
@@ -106,7 +106,7 @@ async def collect(
 async def _conversation(
     host: str, port: int, hello: tuple[bytes, int, int, int], tls: ssl.SSLContext | None
 ) -> AsyncIterator[tuple[Reader, Writer]]:
-    """A connection whose hello was answered with OK; Refused if not, or if it breaks."""
+    """Context manager: connect and say hello. `Refused` without an OK, or if the line breaks."""
     _, positions, minimum, round = hello
     if not (0 <= round < 2**64 and 1 <= positions < 2**31 and 1 <= minimum < 2**31):
         raise BadInput(

@@ -1,4 +1,4 @@
-"""What a line of delayed messages shows, and how far that is from a shuffler.
+"""Messages with random delays, and what their arrival times reveal: latency is not a shuffler.
 
 LDP-FL (Sun et al. 2021) splits a client's report into messages (position, high or low), sends each
 after its own latency U(0, spread) and lets a mixer hand on, per position, the multiset only.
@@ -91,7 +91,7 @@ def unit_interval(words: npt.NDArray[np.uint64]) -> Times:
 
 
 def mix_all(messages: Messages, minimum: int) -> Multisets:
-    """What the mixer hands on once all messages are in; times, order and senders are gone.
+    """The multisets of all messages, without their times, order and senders.
 
     | edge | behaviour |
     |---|---|

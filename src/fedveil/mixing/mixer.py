@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedveil.errors import BadInput
-from fedveil.mixing.opened import Opened
+from fedveil.mixing.opened_rounds import OpenedRounds
 from fedveil.mixing.protocol import (
     COLLECT,
     COUNT,
@@ -139,7 +139,7 @@ class MixerConfig:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """The TLS context; None without a certificate."""
+        """The TLS context, or None without a certificate."""
         if self.certificate is None or self.key is None:
             return None
         return listening(self.certificate, self.key, self.clients_ca)
@@ -175,9 +175,10 @@ async def serve(
 
 
 def run_mixer(config: MixerConfig) -> None:
-    """`serve` as a process: one JSON line with host and port when ready; SIGINT and SIGTERM end it.
+    """Run `serve` as a process until SIGINT or SIGTERM.
 
-    Ending is clean at any time: rounds that are open then are discarded.
+    It prints one JSON line with host and port when it is ready. Ending is clean at any time: open
+    rounds are discarded.
     """
 
     def announce(port: int) -> None:
@@ -214,7 +215,7 @@ class _Partial:
         self.missing = positions
 
     def add(self, words: Words) -> None:
-        """Take a frame's messages; malformed if one is out of range or repeats a position."""
+        """Add a frame's messages. One that is out of range or repeats a position is malformed."""
         position = (words >> 1).astype(np.int64)
         if (position >= len(self.seen)).any():
             raise _Malformed
@@ -230,12 +231,12 @@ class _Mixer:
 
     def __init__(self, config: MixerConfig, stop: asyncio.Event) -> None:
         self.config, self.stop = config, stop
-        self._opened = None if config.opened is None else Opened(config.opened)
+        self._opened = None if config.opened is None else OpenedRounds(config.opened)
         before = set() if self._opened is None else self._opened.numbers
         self._rounds: dict[int, _OpenRound | Multisets | Status] = dict.fromkeys(
             before, Status.FORGOTTEN
         )
-        self._told: set[int] = set()
+        self._delivered: set[int] = set()
         self._connections: set[asyncio.Task[None]] = set()
 
     def connected(self, reader: Reader, writer: Writer) -> None:
@@ -259,7 +260,7 @@ class _Mixer:
             self._opened.close()
 
     async def _converse(self, reader: Reader, writer: Writer) -> None:
-        """One connection; whatever goes wrong with it ends it, and only it."""
+        """Serve one connection. An error on it closes it and affects no other."""
         try:
             async with asyncio.timeout(self.config.idle):
                 hello = await reader.readexactly(HELLO.size)
@@ -299,7 +300,7 @@ class _Mixer:
         return name == COLLECTOR if kind == COLLECT else name in self.config.members
 
     def _member(self, writer: Writer) -> object:
-        """The member that reports; in a simulation every connection is one."""
+        """The member that reports. In a simulation every connection is a member."""
         return object() if self.config.simulated else name_of(writer)
 
     async def _take(self, round: int, member: object, reader: Reader, writer: Writer) -> None:
@@ -324,12 +325,12 @@ class _Mixer:
             writer.write(bytes([Status.OK]) + counts.tobytes())
             async with asyncio.timeout(self.config.idle):
                 await reader.readexactly(len(THANKS))
-            self._tell(round)
+            self._note_delivered(round)
             return
         status = Status.OPEN if isinstance(state, _OpenRound) else state
         writer.write(bytes([status]))
         if status in (Status.TOO_FEW, Status.FORGOTTEN):
-            self._tell(round)
+            self._note_delivered(round)
 
     def _admit(self, round: int, member: object) -> _OpenRound | Status:
         """The open round that a report is for, opened if need be, or why there is none."""
@@ -356,7 +357,7 @@ class _Mixer:
         closed = [n for n in held if isinstance(self._rounds[n], Multisets)]
         for oldest in closed[:1]:
             self._rounds[oldest] = Status.FORGOTTEN
-            self._tell(oldest)
+            self._note_delivered(oldest)
         return bool(closed)
 
     def _count(self, round: int, member: object, high: Flags) -> Status:
@@ -392,15 +393,15 @@ class _Mixer:
             reports = np.full(len(state.high), len(state.counted), dtype=np.int64)
             self._rounds[round] = Multisets(state.high, reports)
 
-    def _tell(self, round: int) -> None:
-        """Note that the outcome of a round has been told; stop after the last."""
-        self._told.add((round - 1) % self.config.rounds)
-        if len(self._told) == self.config.rounds:
+    def _note_delivered(self, round: int) -> None:
+        """Note that a round's outcome was delivered or forgotten, and stop after the last."""
+        self._delivered.add((round - 1) % self.config.rounds)
+        if len(self._delivered) == self.config.rounds:
             self.stop.set()
 
 
 async def _read_frame(reader: Reader) -> Words:
-    """The words of the next frame; malformed if it is empty or oversized."""
+    """The words of the next frame. An empty or oversized frame is malformed."""
     (count,) = COUNT.unpack(await reader.readexactly(COUNT.size))
     if not 1 <= count <= MOST_WORDS:
         raise _Malformed

@@ -1,4 +1,4 @@
-"""What clients, mixer and server say to each other; the package docstring has the table."""
+"""Messages between clients, mixer and server, as the package docstring lists them."""
 
 import asyncio
 import struct
@@ -31,7 +31,7 @@ def number_of(round: int, attempt: int, rounds: int) -> int:
 
 
 class Status(IntEnum):
-    """The mixer's answers; LOST is what a client makes of none."""
+    """The mixer's answers, and LOST for a connection without one."""
 
     OK = 0
     OPEN = 1
@@ -60,7 +60,7 @@ MEANING = {
 
 
 class Refused(FedveilError):
-    """The mixer counted or handed on nothing; `status` says why."""
+    """The mixer counted or handed on nothing, for the reason in `status`."""
 
     def __init__(self, round: int, status: Status) -> None:
         super().__init__(f"round {round} {MEANING[status]}")

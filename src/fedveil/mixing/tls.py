@@ -20,7 +20,9 @@ COLLECTOR = "collector"
 def listening(
     certificate: Path | str, key: Path | str, clients: Path | str | None = None
 ) -> ssl.SSLContext:
-    """For a mixer: its certificate and private key; `clients` is who signs those of others.
+    """The TLS context of a mixer, with its certificate and key.
+
+    `clients` is the authority that signs the certificates of members and collector.
 
     | edge | behaviour |
     |---|---|
@@ -41,7 +43,7 @@ def connecting(
     certificate: Path | str | None = None,
     key: Path | str | None = None,
 ) -> ssl.SSLContext:
-    """For whoever connects: the mixer's certificate must be `authority`'s, and name its host.
+    """The TLS context of a client: the mixer's certificate must be `authority`'s and name its host.
 
     `certificate` and `key` are one's own, where the mixer asks for them.
 
@@ -65,7 +67,7 @@ def connecting(
 
 
 def name_of(writer: asyncio.StreamWriter) -> str:
-    """The common name in the certificate of whoever is at the other end; empty if it has none."""
+    """The common name in the peer's certificate, or "" if it has none."""
     subject = (writer.get_extra_info("peercert") or {}).get("subject", ())
     names = [value for part in subject for key, value in part if key == "commonName"]
     return names[0] if len(names) == 1 else ""

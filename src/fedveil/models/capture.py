@@ -35,7 +35,7 @@ from fedveil.errors import FedveilError, one_line
 from fedveil.inputs import Inputs, mapped, values_of
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import PURE, SIZES, Captured, Graph, Ref, Step, function_of, kind_of
-from fedveil.models.outputs import tensor_of
+from fedveil.models.parts import tensor_of
 from fedveil.models.plain import is_plain
 from fedveil.models.unrolled import unroll_
 
@@ -62,7 +62,7 @@ def prepare() -> None:
 
 
 def hollow_copy(module: nn.Module, hollow: Callable[[nn.Parameter], nn.Parameter]) -> Captured:
-    """The module without its code: parameters, buffers and plain layers, under their names.
+    """The module without its code: parameters, buffers and plain layers under their names.
 
     Learning parameters are what `hollow` makes of them. Frozen ones are the module's own. No layer
     works in place: it would write to what it is given, which may be a buffer.
@@ -199,7 +199,7 @@ def _exported(made: "_Called", x: Inputs[torch.Tensor], *, alone: bool) -> Graph
 def _disagreement(
     own: Any, graph: Graph, given: Inputs[torch.Tensor], *, keyed: bool, loss: bool
 ) -> str:
-    """How the graph differs from the part's own code; empty if it does not."""
+    """How the graph differs from the part's own code, empty if it does not."""
     whole = isinstance(own, nn.Module)
     root = hollow_copy(own if whole else nn.Module(), lambda parameter: parameter)
     root.graphs[kind_of(given)] = graph
@@ -252,7 +252,7 @@ def _result(
 
 
 def _reason(error: Exception) -> str:
-    """What torch says of a failure, on one line."""
+    """torch's error message, on one line."""
     text = str(error)
     if "data-dependent" in text:
         return "it decides by the values of its inputs or weights"
@@ -264,7 +264,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Called(nn.Module):
-    """A module or loss, called as a task calls it, while its plain layers are written down."""
+    """A module or loss, called as a task calls it, while its plain layers are recorded."""
 
     def __init__(self, part: Any, *, keyed: bool, loss: bool) -> None:
         super().__init__()
@@ -309,11 +309,11 @@ _GIVEN = (torch.Tensor, bool, int, float, str, torch.SymInt, torch.dtype)
 class _Place:
     """A tensor's number among those that a layer gets or gives."""
 
-    at: int
+    index: int
 
 
 def _put(tensors: Sequence[Any], value: Any) -> Any:
-    return tensors[value.at] if isinstance(value, _Place) else value
+    return tensors[value.index] if isinstance(value, _Place) else value
 
 
 @dataclass
@@ -345,7 +345,7 @@ def _declare() -> None:
 
 
 def _layer_shapes(number: int, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What a plain layer gives, without numbers."""
+    """The outputs of a plain layer, as tensors without numbers."""
     call = _CALLS[number]
     mode = torch._guards.detect_fake_mode(inputs)
     held = {
@@ -371,7 +371,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """The same written out: torch gets the shape of its own operator wrong as it writes it down."""
+    """Cross-entropy written out: `torch.export` gets the shape of torch's own operator wrong."""
     soft = target.is_floating_point()
     if soft or (weight is not None and (label_smoothing or reduction == "mean")):
         raise Uncapturable("it calls cross_entropy with soft or weighted labels: write it out")
@@ -391,7 +391,7 @@ def _cross_entropy(
 
 
 class _Recorded(Dropout):
-    """While it is entered, dropout is written down, and so is what is computed without gradients.
+    """Inside, dropout is recorded, and so is what is computed without gradients.
 
     `run_decompositions` forgets `no_grad`: `detach` says the same.
     """
@@ -421,7 +421,7 @@ class _Recorded(Dropout):
 
 
 def _graph(program: Any, x: Inputs[torch.Tensor], *, alone: bool) -> Graph:
-    """The program's nodes as steps; Uncapturable if one of them may remember."""
+    """The program's nodes as steps. Raises Uncapturable if one of them may remember."""
     signature = program.graph_signature
     _check_outputs(signature)
     specs = {spec.arg.name: spec for spec in signature.input_specs}
@@ -496,7 +496,7 @@ def _held(
 
 
 def _name(target: Any) -> str:
-    """aten.relu.default, operator.add, fedveil.drop.default."""
+    """The name of an operator, such as aten.relu.default, operator.add or fedveil.drop.default."""
     if isinstance(target, torch._ops.OpOverload):
         return str(target)
     home = getattr(target, "__module__", "")
@@ -548,7 +548,10 @@ def _is_listed(name: str) -> bool:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Capturing warns and prints, on what torch's own files do; in a fork nobody reads it."""
+    """Suppress what torch warns and prints while it captures.
+
+    In a fork nobody reads it.
+    """
     with warnings.catch_warnings(), open(os.devnull, "w") as nowhere:
         warnings.simplefilter("ignore")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Dropout from keys: what is dropped of a record is a function of the record's key and the place.
+"""Dropout by keys: the mask of a record is a function of the record's key and the place.
 
 torch's dropout draws from a generator that all records and all clients share. Here every record has
 a key, which says what is dropped of it in each call, so that a round can be repeated and a record's
@@ -35,7 +35,7 @@ _ALPHA = 1.7580993408473766
 
 
 class Dropout(TorchFunctionMode):
-    """While it is entered, dropout takes its masks from `key`, an int64 of no dimension.
+    """Inside, dropout takes its masks from `key`, an int64 scalar.
 
     `key` may be one of a batch under vmap. `calls` counts what was dropped, which is the place of a
     mask in the pass: the key of one pass serves all its layers.
@@ -54,13 +54,13 @@ class Dropout(TorchFunctionMode):
         return func(*args, **given) if out is NotImplemented else out
 
     def dropped(self, kind: str, x: torch.Tensor, p: float) -> torch.Tensor:
-        """The numbers x [B, ...] after dropout of a kind; x itself if there is no key."""
+        """The numbers x [B, ...] after dropout of a kind. Without a key, x itself."""
         shape, fill = _KINDS[kind]
         kept = self.kept(shape(x), p)
         return x if kept is None else fill(x, kept, p)
 
     def kept(self, shape: tuple[int, ...], p: float) -> torch.Tensor | None:
-        """Which numbers are kept, bool of this shape; None if all are, as there is no key.
+        """The mask of numbers that stay, bool of this shape. None without a key.
 
         Each is kept with 1 - p, to within 2^-32.
         """
@@ -138,7 +138,7 @@ _KINDS: dict[str, tuple[Shape, Fill]] = {
 
 
 def _like(kind: str, *, training: bool = False, batched: int = 0) -> Any:
-    """A function of torch's with keyed masks; `training` is what it takes for granted.
+    """A function of torch's with keyed masks. `training` is its default for that argument.
 
     Numbers with fewer than `batched` dimensions have no axis for the batch.
     """

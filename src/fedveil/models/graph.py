@@ -47,7 +47,7 @@ def kind_of(x: Inputs[torch.Tensor]) -> Kind:
 class Ref:
     """The value of an earlier step."""
 
-    at: int
+    index: int
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The steps of one pass; the last one is the output.
+    """The steps of one pass, of which the last is the output.
 
     `alone`: captured for a single record, since it could not be for any number of them. A batch
     is then computed record by record.
@@ -109,7 +109,7 @@ class Graph:
 
     @cached_property
     def _program(self) -> list[tuple[Callable[..., Any], Step, tuple[int, ...]]]:
-        """(what computes it, the step, the values that no later step uses) of each step."""
+        """(function, step, numbers of the values that no later step uses) of each step."""
         last = dict[int, int]()
         for at, step in enumerate(self.steps):
             last |= dict.fromkeys(_refs((step.args, step.kwargs)), at)
@@ -130,7 +130,7 @@ class Captured(nn.Module):
         self.graphs: dict[Kind, Graph] = {}
 
     def forward(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
-        """The module's output; inputs are given as the module gets them."""
+        """The output of the graph for inputs of this kind, passed as to the module."""
         x: Inputs[torch.Tensor] = args[0] if args else kwargs
         return self.graphs[kind_of(x)].run(self, x)
 
@@ -139,7 +139,7 @@ def _filled(value: Any, values: list[Any]) -> Any:
     """An argument with the values that it refers to."""
     kind = type(value)
     if kind is Ref:
-        return values[value.at]
+        return values[value.index]
     if kind is list or kind is tuple:
         return kind(_filled(v, values) for v in value)
     if kind is dict:
@@ -149,7 +149,7 @@ def _filled(value: Any, values: list[Any]) -> Any:
 
 def _refs(value: Any) -> Iterator[int]:
     if type(value) is Ref:
-        yield value.at
+        yield value.index
     elif isinstance(value, list | tuple):
         for v in value:
             yield from _refs(v)
@@ -267,7 +267,7 @@ _SIZES: dict[str, Callable[..., Any]] = {
 
 
 def function_of(op: str) -> Callable[..., Any]:
-    """What computes a step; refuses every operator that is not listed."""
+    """The function that computes a step. Operators that are not listed are refused."""
     if op in _OWN:
         return operator.is_  # these are computed by the graph itself
     if op in DROPS:

@@ -30,7 +30,7 @@ from fedveil.seccomp import can_confine
 
 
 def isolate(task: Task, x: Features, y: torch.Tensor, classes: int) -> str:
-    """Decide how a task is computed, from a few public records; one line about it, or "".
+    """Decide from a few public records how a task is computed. Returns one line about it, or "".
 
     The module's and the loss's own code runs in a fork here, which refuses what `models.trial`
     refuses.

@@ -53,7 +53,7 @@ def trainings_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def adding(claim: str) -> str:
-    """What a claim says of an earlier training's."""
+    """The assumption that names an earlier training's claim."""
     return f"{_BEFORE}{claim}{_AFTER}"
 
 
@@ -64,7 +64,7 @@ def earlier(assumptions: Iterable[str]) -> list[str]:
 
 
 def _digest(tensor: torch.Tensor) -> bytes | None:
-    """What tells a tensor's values from others; None of few numbers, or of one value."""
+    """A digest of a tensor's values, None for few numbers or one repeated value."""
     values = tensor.detach()
     if values.is_meta or values.numel() < _FEW or bool((values == values.flatten()[0]).all()):
         return None

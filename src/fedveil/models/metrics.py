@@ -1,8 +1,8 @@
-"""Metrics: means over examples, and numbers that only a whole test split has.
+"""Metrics: means over examples, and metrics of a whole test split such as AUROC.
 
-A test split is measured in pieces. A metric that is no mean over examples says what it keeps of a
-piece, and what number the pieces come to: sums where that is enough, scores and targets otherwise.
-Where an output is not a number, neither is the metric: a model that diverged has no accuracy.
+A test split is measured in batches. A `Metric` computes statistics of each batch (sums where they
+suffice, scores and targets otherwise) and its value from the statistics of all batches. A metric is
+NaN where an output is NaN: a model that diverged has no accuracy.
 """
 
 import math
@@ -29,14 +29,14 @@ PerExample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @runtime_checkable
 class Metric(Protocol):
-    """A number of a whole test split."""
+    """A metric of a whole test split, which is not a mean over examples."""
 
-    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
-        """What the number needs of a piece: arrays, which are joined along their first axis."""
+    def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+        """What the value needs of one batch. Arrays of all batches are joined on the first axis."""
         ...
 
-    def value(self, *kept: Array) -> float:
-        """The number, of what was kept of all pieces in their order; NaN where there is none."""
+    def value(self, *statistics: Array) -> float:
+        """The metric, from the joined statistics of all batches. NaN if it is undefined."""
         ...
 
 
@@ -46,7 +46,7 @@ Measure = PerExample | Metric
 
 @dataclass(frozen=True)
 class TopK:
-    """1 where the label is among the `k` largest outputs, per example; of ties the first count.
+    """1 where the label is among the `k` largest outputs, per example. Of ties the first count.
 
     Of an example with labels in several places, the share of them.
     """
@@ -84,7 +84,7 @@ class F1:
     def identity(self) -> Stated:
         return (("metric", "f1"), ("macro", self.macro))
 
-    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+    def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         if targets.is_floating_point():
             labels = (outputs > 0).long().masked_fill(outputs.isnan(), PADDING)
             return labels.numpy(), (targets > 0.5).long().numpy(), np.array([0])
@@ -92,10 +92,10 @@ class F1:
         found = outputs.argmax(-1).masked_fill(outputs.isnan().any(-1), PADDING)
         return found.numpy(), targets.numpy(), np.array([outputs.shape[-1]])
 
-    def value(self, *kept: Array) -> float:
+    def value(self, *statistics: Array) -> float:
         from sklearn.metrics import f1_score
 
-        found, targets, outputs = kept
+        found, targets, outputs = statistics
         if (found == PADDING).any():
             return math.nan
         average = "macro" if self.macro or targets.ndim == 2 or outputs[0] > 2 else "binary"
@@ -114,17 +114,17 @@ class Auroc:
     def identity(self) -> Stated:
         return (("metric", "auroc"),)
 
-    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+    def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         if targets.is_floating_point():
             return outputs.to(torch.float32).numpy(), (targets > 0.5).numpy()
         outputs, targets = counted_labels(outputs, targets)
         scores = _log_odds(outputs.double())[:, 1 if outputs.shape[-1] == 2 else 0 :]
         return scores.to(torch.float32).numpy(), targets.numpy()
 
-    def value(self, *kept: Array) -> float:
+    def value(self, *statistics: Array) -> float:
         from sklearn.metrics import roc_auc_score
 
-        scores, targets = kept
+        scores, targets = statistics
         if np.isnan(scores).any():
             return math.nan
         scores = np.nan_to_num(scores)  # infinite ones keep their place
@@ -148,15 +148,15 @@ class Perplexity:
     def identity(self) -> Stated:
         return (("metric", "perplexity"),)
 
-    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+    def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         _check_one_label("perplexity", targets)
         outputs, targets = counted_labels(outputs, targets)
         losses = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
         return np.array([float(losses.double().sum())]), np.array([len(targets)])
 
-    def value(self, *kept: Array) -> float:
+    def value(self, *statistics: Array) -> float:
         with np.errstate(over="ignore"):
-            return float(np.exp(_mean(*kept)))
+            return float(np.exp(_mean(*statistics)))
 
 
 @dataclass(frozen=True)
@@ -167,17 +167,17 @@ class Rmse:
     def identity(self) -> Stated:
         return (("metric", "rmse"),)
 
-    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+    def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         squares = (predicted(outputs, targets).double() - targets.double()) ** 2
         return np.array([float(squares.sum())]), np.array([squares.numel()])
 
-    def value(self, *kept: Array) -> float:
-        return math.sqrt(_mean(*kept))
+    def value(self, *statistics: Array) -> float:
+        return math.sqrt(_mean(*statistics))
 
 
 @dataclass(frozen=True)
 class R2:
-    """The share of the targets' variance that is predicted; none of targets that are the same.
+    """The share of the targets' variance that is predicted, NaN for constant targets.
 
     Of several numbers, the mean over those that differ.
     """
@@ -186,14 +186,14 @@ class R2:
     def identity(self) -> Stated:
         return (("metric", "r2"),)
 
-    def kept(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
+    def statistics(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Array, ...]:
         rows = predicted(outputs, targets).reshape(len(targets), -1)
         return rows.numpy(), targets.reshape(len(targets), -1).numpy()
 
-    def value(self, *kept: Array) -> float:
+    def value(self, *statistics: Array) -> float:
         from sklearn.metrics import r2_score
 
-        predictions, targets = (array.astype(np.float64) for array in kept)
+        predictions, targets = (array.astype(np.float64) for array in statistics)
         differ = (targets != targets[:1]).any(0)
         if not differ.any() or not np.isfinite(predictions).all():
             return math.nan
@@ -211,7 +211,7 @@ def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 
 def named(name: str) -> Measure:
-    """The metric of that name, but for the accuracy; one that is unknown is refused."""
+    """The metric of that name, except for accuracy. An unknown name is refused."""
     check_metric("metric", name)
     top = re.fullmatch(TOP, name)
     if top is not None:
@@ -220,17 +220,17 @@ def named(name: str) -> Measure:
 
 
 def is_of_labels(metric: Measure) -> bool:
-    """Whether it is one of ours that needs labels; the accuracy is not among these."""
+    """Whether a metric is one of ours that needs labels. Accuracy is not among these."""
     return isinstance(metric, TopK | F1 | Auroc | Perplexity)
 
 
 def is_of_numbers(metric: Measure) -> bool:
-    """Whether it is one of ours that needs numbers."""
+    """Whether a metric is one of ours that needs numbers."""
     return isinstance(metric, Rmse | R2) or metric is absolute_error
 
 
 def no_value(metric: Measure, classes: int, targets: Array) -> str:
-    """Why it tells no model from another on these targets; "" if it may."""
+    """Why a metric is the same for every model on these targets, "" if it is not."""
     if isinstance(metric, TopK) and metric.k >= classes:
         return f"is 1 for every model of {classes} labels"
     if isinstance(metric, Auroc) and (
@@ -245,14 +245,17 @@ def no_value(metric: Measure, classes: int, targets: Array) -> str:
 def counted_labels(
     outputs: torch.Tensor, targets: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Labels [M] that count, and the outputs [M, classes] for each; M is all places of all rows."""
+    """Labels [M] that count, and the outputs [M, classes] for each. M is all places of all rows."""
     outputs, targets = outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1)
     real = targets != PADDING
     return outputs[real], targets[real]
 
 
 def over_places(values: torch.Tensor, real: torch.Tensor | None = None) -> torch.Tensor:
-    """The mean of an example's values [B, ...] over its `real` places; the others hold zeros."""
+    """The mean of each example's values [B, ...] over its `real` places.
+
+    The other places hold zeros.
+    """
     if values.ndim == 1:
         return values
     if real is None:

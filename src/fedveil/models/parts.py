@@ -1,7 +1,8 @@
-"""The parts of a task, checked for what they are before anything is done with them."""
+"""Checks of what users give a task: module, loss, metrics, and what the module returns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import nn
 
 from fedveil.checks import shown
@@ -30,7 +31,7 @@ OVER_CLIENTS = "clients/"
 
 
 def check_parts(module: object, loss: object) -> None:
-    """Refuse what is no module or no loss.
+    """Refuse a module or loss of the wrong type.
 
     | edge | behaviour |
     |---|---|
@@ -43,7 +44,7 @@ def check_parts(module: object, loss: object) -> None:
 
 
 def measures_of(metrics: object, known: Callable[[str], Measure]) -> dict[str, Measure]:
-    """Metrics by name; `known` gives those that are only named.
+    """Metrics by name. `known` looks up those that are given by name only.
 
     | edge | behaviour |
     |---|---|
@@ -76,3 +77,32 @@ def _name_of(metric: object) -> str:
     if not name or "<" in name:
         raise BadInput(f"metric {shown(metric)} has no name: use {{'name': metric}}")
     return str(name)
+
+
+def tensor_of(returned: object) -> torch.Tensor:
+    """The tensor in what a module returns: the `logits`, or the only tensor.
+
+    So tuples, dicts and the `ModelOutput` of Hugging Face are taken. Which of several tensors is
+    meant is not guessed.
+
+    >>> tensor_of({"logits": torch.ones(2), "hidden": torch.zeros(2)})
+    tensor([1., 1.])
+    """
+    if isinstance(returned, torch.Tensor):
+        return returned
+    kind = f"a {type(returned).__name__}"
+    if isinstance(returned, Mapping):
+        named, parts = returned.get("logits"), list(returned.values())
+        kind += f" of {', '.join(map(repr, returned))}"
+    else:
+        named = getattr(returned, "logits", None)
+        parts = list(returned) if isinstance(returned, tuple | list) else []
+    if isinstance(named, torch.Tensor):
+        return named
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    if len(tensors) != 1:
+        raise BadInput(
+            f"the model returned {kind}, with {len(tensors)} tensors and none called 'logits': "
+            "return one tensor of outputs, one row per example"
+        )
+    return tensors[0]

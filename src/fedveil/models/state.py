@@ -1,4 +1,4 @@
-"""What a module is beside its parameters' values, so that a pass that changes it is noticed."""
+"""Snapshots of a module's attributes, so that a pass that changes them is noticed."""
 
 import ctypes
 import hashlib
@@ -67,14 +67,14 @@ def snapshot(module: nn.Module, seen: frozenset[int] = frozenset()) -> Snapshot:
 
 
 def snapshot_of(part: object) -> Snapshot:
-    """The same for a loss or a work: what it holds, if it is an object, or closes over."""
+    """A snapshot of a loss or a work: its attributes, and what it closes over."""
     if isinstance(part, nn.Module):
         return snapshot(part)
     return {type(part).__name__: _token(part, 0, frozenset())}
 
 
 def keeps_nothing(part: object) -> bool:
-    """Whether a part is of our own classes all through, which hold numbers and write to nothing.
+    """Whether a part consists of our own classes only, which hold numbers and write to nothing.
 
     A part of which anything is somebody else's may keep what it sees: its snapshots are compared.
 
@@ -92,7 +92,7 @@ def keeps_nothing(part: object) -> bool:
 
 
 def common_generators() -> Snapshot:
-    """The states of torch's and NumPy's generators that code uses without saying so.
+    """The states of torch's and NumPy's global generators.
 
     Python's is left out here: threads of other libraries draw from it at any time.
     """
@@ -108,7 +108,7 @@ def common_generators() -> Snapshot:
 
 
 def difference(before: Snapshot, after: Snapshot) -> str | None:
-    """The name of the first attribute that is not as it was; None if all are."""
+    """The name of the first attribute that has changed, None if none has."""
     for name in {**before, **after}:
         if before.get(name, difference) != after.get(name, difference):
             return name
@@ -116,7 +116,7 @@ def difference(before: Snapshot, after: Snapshot) -> str | None:
 
 
 def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
-    """Something that is equal for a value that was not changed."""
+    """A value to compare: equal if the original was not changed."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -165,7 +165,7 @@ def _token(value: Any, depth: int, seen: frozenset[int]) -> object:
 
 
 def _of_class(kind: type, value: Any) -> dict[str, Any]:
-    """What an object keeps outside its dict: in slots, and in the attributes of its own classes."""
+    """What an object keeps outside its dict: in slots, and in attributes of a user's classes."""
     own = _own_classes(kind)
     slots = [name for c in own for name in getattr(c, "__slots__", ()) if hasattr(value, name)]
     shared = {
@@ -178,7 +178,7 @@ def _of_class(kind: type, value: Any) -> dict[str, Any]:
 
 
 def _read_by(kind: type) -> dict[str, Any]:
-    """The globals that the methods of one's own classes read."""
+    """The globals that the methods of a user's classes read."""
     found: dict[str, Any] = {}
     for c in _own_classes(kind):
         for held in vars(c).values():
@@ -201,7 +201,7 @@ def _own_classes(kind: type) -> tuple[type, ...]:
 
 
 def _globals(function: types.FunctionType, seen: frozenset[object] = frozenset()) -> dict[str, Any]:
-    """What a function of one's own, and those that it calls by name, read there, by name."""
+    """Global variables that a user's function, and the functions it calls, read."""
     code = function.__code__
     if code in seen or "site-packages" in code.co_filename or _root(function) in _KNOWN:
         return {}
@@ -218,7 +218,7 @@ def _globals(function: types.FunctionType, seen: frozenset[object] = frozenset()
 
 
 def _own_modules(place: dict[str, Any], names: set[str]) -> list[types.ModuleType]:
-    """The files of one's own that are among these names, whose attributes are globals as well."""
+    """The user's files among these names. Their attributes are globals as well."""
     found = [place[name] for name in sorted(names) if isinstance(place.get(name), types.ModuleType)]
     return [
         file
@@ -237,7 +237,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _holds(value: object) -> bool:
-    """Whether it can hold something of a record: a value, a container, or an object of one's own.
+    """Whether a value can hold something of a record: a value, a container, or a user's object.
 
     Objects of known packages, such as loggers, keep caches of their own.
     """

@@ -13,7 +13,6 @@ from fedveil.errors import BadInput
 from fedveil.forks import can_fork, forked, in_fork, sealed
 from fedveil.identity import Stated, known_as
 from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
-from fedveil.models.attention import attend_, plain_attention
 from fedveil.models.capture import Uncapturable, captured, hollow_copy, prepare
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import Captured, Graph, Kind, kind_of
@@ -29,13 +28,11 @@ from fedveil.models.metrics import (
     over_places,
     where_numbers,
 )
-from fedveil.models.norms import norm_in_place_
-from fedveil.models.outputs import tensor_of
-from fedveil.models.parts import check_parts, measures_of
+from fedveil.models.parts import check_parts, measures_of, tensor_of
 from fedveil.models.plain import is_plain, is_plain_function
-from fedveil.models.products import under_vmap
 from fedveil.models.state import Snapshot, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
+from fedveil.models.vmap_layers import attend_, norm_in_place_, plain_attention, under_vmap
 from fedveil.names import OF_LABELS, OF_NUMBERS
 from fedveil.targets import PADDING, Target
 
@@ -48,7 +45,9 @@ Features = Inputs[torch.Tensor]
 Metrics = Mapping[str, Measure | str] | Sequence[Measure | str]
 """Metrics as people give them: by name, or as functions and objects of their own."""
 
-_SENT = ("_drops", "_one_by_one", "_tried", "_forks")
+_SENT = ("drops", "one_by_one", "tried", "forks")
+"""What trials have learnt about a task, which goes along to other processes."""
+
 _KEEPS_STATISTICS = (nn.modules.batchnorm._BatchNorm,)
 _NO_FIT = (AttributeError, RuntimeError, ValueError, IndexError, TypeError, KeyError)
 """What a module raises that was made for other records."""
@@ -75,7 +74,7 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @known_as("binary-cross-entropy")
 def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of logits [B, labels] against how true each label is, 0 to 1: the mean per example."""
+    """Mean binary cross-entropy of logits [B, labels] against targets in [0, 1], per example."""
     logits = _as_targets(outputs, targets)
     losses = nn.functional.binary_cross_entropy_with_logits(logits, targets, reduction="none")
     return over_places(losses)
@@ -92,7 +91,7 @@ def squared_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 @known_as("accuracy")
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """1 where the largest logit is the label, per example; its mean is the accuracy.
+    """1 where the largest logit is the label, per example. Its mean is the accuracy.
 
     Of an example with labels in several places, or with several at once, the share that is right.
     Where an output is not a number, neither is the share.
@@ -106,7 +105,7 @@ def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def metric_of(name: str) -> Measure:
-    """The metric that a recipe calls so."""
+    """The metric of that name."""
     return correct if name == "accuracy" else named(name)
 
 
@@ -115,7 +114,7 @@ PUBLIC_WEIGHTS = "are public: they were not learnt from these clients"
 
 
 def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Outputs in the shape of the targets, from which an axis of one may set them apart."""
+    """Outputs in the shape of the targets. They may have one more axis, of length 1."""
     if outputs.shape not in (targets.shape, (*targets.shape, 1)):
         raise BadInput(
             f"the model gives outputs of shape {tuple(outputs.shape[1:])} for a record whose "
@@ -125,10 +124,35 @@ def _as_targets(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def usual(target: Target) -> tuple[PerExample, dict[str, PerExample]]:
-    """The loss and metrics of a module that comes without: (loss, metrics by name)."""
+    """The default loss and metrics for a target: (loss, metrics by name)."""
     if not target.classes:
         return squared_error, {}
     return binary_cross_entropy if target.several else cross_entropy, {"accuracy": correct}
+
+
+@dataclass
+class _TaskState:
+    """What changes in a task after it was made.
+
+    Attributes:
+        measures: The metrics by name.
+        learning: The copy or graphs that clients learn with.
+        measuring: The copy or graphs in eval mode.
+        loss: The graphs of the loss, None if its own code runs.
+        forks: Why the module's own code runs, in forks; empty if it does not run.
+        drops: Whether dropout is at work, None if nobody has looked.
+        one_by_one: Whether vmap cannot see through the module's dropout.
+        tried: Whether records see each other, by the kind of records.
+    """
+
+    measures: dict[str, Measure]
+    learning: nn.Module
+    measuring: nn.Module
+    loss: Captured | None = None
+    forks: str = ""
+    drops: bool | None = None
+    one_by_one: bool = False
+    tried: dict[object, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,17 +181,10 @@ class Task:
     module: nn.Module
     loss: PerExample
     metrics: Metrics = field(default_factory=dict)
-    measures: dict[str, Measure] = field(init=False, repr=False)
     _flat: torch.Tensor = field(init=False, repr=False)
     _slots: tuple[tuple[str, int, int, torch.Size], ...] = field(init=False, repr=False)
-    _learning: nn.Module = field(init=False, repr=False)
-    _measuring: nn.Module = field(init=False, repr=False)
     _own: tuple[nn.Module, nn.Module] = field(init=False, repr=False)
-    _loss: Captured | None = field(init=False, repr=False, default=None)
-    _forks: str = field(init=False, repr=False, default="")
-    _drops: bool | None = field(init=False, repr=False, default=None)
-    _one_by_one: bool = field(init=False, repr=False, default=False)
-    _tried: dict[object, bool] = field(init=False, repr=False, default_factory=dict)
+    _state: _TaskState = field(init=False, repr=False)
 
     @property
     def identity(self) -> Stated:
@@ -180,7 +197,7 @@ class Task:
 
     def __post_init__(self) -> None:
         check_parts(self.module, self.loss)
-        self.measuring(self.metrics)
+        measures = measures_of(self.metrics, metric_of)
         _check_module(self.module)
         named = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         flat = torch.cat([p.detach().reshape(-1) for _, p in named]).to(torch.float32)
@@ -190,58 +207,60 @@ class Task:
             parameter.data = flat[start:stop].view(parameter.shape)
             slots.append((name, start, stop, parameter.shape))
             start = stop
-        object.__setattr__(self, "_flat", flat)
-        object.__setattr__(self, "_slots", tuple(slots))
         own = _written_out(_without_parameters(self.module)), _without_parameters(self.module)
         own[1].eval()
-        object.__setattr__(self, "_own", own)
-        if is_plain(self.module):
-            self._computed_by(*own)
-        else:
+        state = _TaskState(measures, *own)
+        if not is_plain(self.module):
             learning, measuring = (hollow_copy(self.module, _shape_only) for _ in own)
-            self._computed_by(_written_out(learning), measuring.eval())
+            state.learning, state.measuring = _written_out(learning), measuring.eval()
         if not is_plain_function(self.loss):
             held = self.loss if isinstance(self.loss, nn.Module) else nn.Module()
-            empty = hollow_copy(held, _shape_only)
-            object.__setattr__(self, "_loss", empty)
-
-    def _computed_by(self, learning: nn.Module, measuring: nn.Module) -> None:
-        object.__setattr__(self, "_learning", learning)
-        object.__setattr__(self, "_measuring", measuring)
+            state.loss = hollow_copy(held, _shape_only)
+        object.__setattr__(self, "_flat", flat)
+        object.__setattr__(self, "_slots", tuple(slots))
+        object.__setattr__(self, "_own", own)
+        object.__setattr__(self, "_state", state)
 
     def by_own_code(self) -> "Task":
         """The same task, computed by the module's and the loss's own code: for forks alone."""
-        other = copy.copy(self)
-        other._computed_by(*self._own)
-        object.__setattr__(other, "_loss", None)
-        object.__setattr__(other, "_tried", {})
+        other = copy.copy(self)  # by `__reduce__`, so with a state of its own
+        other._run_own_code()
+        other._state.tried = {}
         return other
 
     def compute_in_forks(self, reason: str) -> None:
         """From here on run the module's own code, and only in forks: it cannot be captured."""
-        self._computed_by(*self._own)
-        object.__setattr__(self, "_loss", None)
-        object.__setattr__(self, "_forks", reason)
+        self._run_own_code()
+        self._state.forks = reason
+
+    def _run_own_code(self) -> None:
+        self._state.learning, self._state.measuring = self._own
+        self._state.loss = None
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """The metrics by name."""
+        return self._state.measures
 
     @property
     def forks(self) -> str:
-        """Why the module's own code runs, in forks; empty if it does not run at all."""
-        return self._forks
+        """Why the module's own code runs, in forks. Empty if it does not run at all."""
+        return self._state.forks
 
     @property
     def module_captured(self) -> bool:
         """Whether graphs are computed instead of the module's own code."""
-        return isinstance(self._learning, Captured)
+        return isinstance(self._state.learning, Captured)
 
     @property
     def loss_captured(self) -> bool:
         """Whether graphs are computed instead of the loss's own code."""
-        return self._loss is not None
+        return self._state.loss is not None
 
     @property
     def graphs(self) -> tuple[dict[Kind, Graph], ...]:
         """The graphs of the module as it learns, of the module as it is measured, of the loss."""
-        parts = (self._learning, self._measuring, self._loss)
+        parts = (self._state.learning, self._state.measuring, self._state.loss)
         return tuple(part.graphs if isinstance(part, Captured) else {} for part in parts)
 
     @property
@@ -260,10 +279,10 @@ class Task:
         Parameters that are views would each take the whole vector along.
         """
         hollow = _without_parameters(self.module, lambda p: nn.Parameter(torch.empty(0)))
-        found = {name: getattr(self, name) for name in _SENT}
+        found: dict[str, Any] = {name: getattr(self._state, name) for name in _SENT}
         found["graphs"] = self.graphs
         vector = self._flat.numpy()
-        return _sent, (hollow, self._slots, vector, self.loss, self.metrics, found)
+        return _sent, (hollow, self._slots, vector, self.loss, self.measures, found)
 
     @property
     def size(self) -> int:
@@ -278,19 +297,19 @@ class Task:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What every claim about a training of this task has to say."""
+        """The assumptions of every claim about a training of this task."""
         earlier = trainings_of(self.module)
         buffers = " and buffers" if any(True for _ in self.module.buffers()) else ""
-        said = [f"the model's first weights{buffers} {PUBLIC_WEIGHTS}"]
+        assumptions = [f"the model's first weights{buffers} {PUBLIC_WEIGHTS}"]
         if earlier:
-            said = [adding(claim) for claim in earlier]
+            assumptions = [adding(claim) for claim in earlier]
         frozen = sum(value.numel() for value in self.frozen.values())
         if frozen:
-            said.append(
+            assumptions.append(
                 f"{self.size:,} of {self.size + frozen:,} parameters are trained on clients' "
                 "records; the others are frozen and taken as public"
             )
-        return tuple(said)
+        return tuple(assumptions)
 
     @property
     def layer_sizes(self) -> tuple[int, ...]:
@@ -310,23 +329,22 @@ class Task:
     @property
     def tried(self) -> dict[object, bool]:
         """Whether records see each other, by the kind of records that `models.trial` has tried."""
-        return self._tried
+        return self._state.tried
 
     def known_as(self, tried: dict[object, bool]) -> "Task":
         """The same task, sharing what trials found with others of the same module and loss."""
-        object.__setattr__(self, "_tried", tried)
+        self._state.tried = tried
         return self
 
     def measuring(self, metrics: Metrics) -> "Task":
-        """The same task, measured by these metrics."""
-        object.__setattr__(self, "metrics", metrics)
-        object.__setattr__(self, "measures", measures_of(metrics, metric_of))
+        """The same task, measured by these metrics from here on."""
+        self._state.measures = measures_of(metrics, metric_of)
         return self
 
     @property
     def layers(self) -> dict[str, nn.Module]:
         """The layers that `outputs` runs, by name."""
-        return dict(self._learning.named_modules())
+        return dict(self._state.learning.named_modules())
 
     def named(self, flat: torch.Tensor) -> Named:
         """Views into vectors [..., P] under the module's parameter names, [..., *shape] each."""
@@ -348,40 +366,39 @@ class Task:
     @property
     def drops(self) -> bool:
         """Whether dropout is at work as clients learn, as `look` has seen it."""
-        return bool(self._drops)
+        return bool(self._state.drops)
 
     def look(self, x: Features, y: torch.Tensor) -> tuple[bool, bool]:
-        """See on a few records whether the module drops, and whether vmap cannot see through that.
+        """Try on a few records whether the module drops, and whether vmap can run that.
 
         A module that does is run on one record at a time, by vmap or one after the other.
         """
         if not self._elsewhere:
             return self._looked(x, y)
         self.settle(*forked(lambda: self._looked(x, y)))
-        return self.drops, self._one_by_one
+        return self.drops, self._state.one_by_one
 
     def settle(self, drops: bool, one_by_one: bool) -> None:
-        """Know what a look in a fork has seen."""
-        object.__setattr__(self, "_drops", drops)
-        object.__setattr__(self, "_one_by_one", one_by_one)
+        """Record the result of a look in a fork."""
+        self._state.drops, self._state.one_by_one = drops, one_by_one
 
     def _looked(self, x: Features, y: torch.Tensor) -> tuple[bool, bool]:
         named, given = self.named(self._flat.clone()), Dropout(None)
         with torch.no_grad(), given:
             self._run(named, x)
-        object.__setattr__(self, "_drops", self.drops or given.calls > 0)
-        if self._drops and not self._one_by_one:
+        self._state.drops = self.drops or given.calls > 0
+        if self._state.drops and not self._state.one_by_one:
             try:
                 with torch.no_grad():
                     self.losses(named, x, y, torch.arange(len(y)))
             except RuntimeError:
-                object.__setattr__(self, "_one_by_one", True)
-        return self.drops, self._one_by_one
+                self._state.one_by_one = True
+        return self.drops, self._state.one_by_one
 
     @property
     def _elsewhere(self) -> bool:
         """Whether the module's own code is to run, and this process is no fork."""
-        return bool(self._forks) and not in_fork()
+        return bool(self._state.forks) and not in_fork()
 
     def outputs(self, named: Named, x: Features, key: torch.Tensor | None = None) -> torch.Tensor:
         """The module's outputs on x [B, ...] with these parameters, as clients learn.
@@ -390,7 +407,7 @@ class Task:
         vector that is cut up inside of what is differentiated gets one vector per parameter back.
         `key` says what is dropped of the one record in x; without it nothing is.
         """
-        if self._drops is False:
+        if self._state.drops is False:
             return self._run(named, x)
         with Dropout(key):
             return self._run(named, x)
@@ -400,37 +417,37 @@ class Task:
             if torch.is_grad_enabled() or under_vmap():
                 raise BadInput(
                     f"the model {type(self.module).__name__} could not be captured "
-                    f"({self._forks}), so its gradients are computed in forks alone, one client "
+                    f"({self.forks}), so its gradients are computed in forks alone, one client "
                     "in each: leave out what asks for them otherwise"
                 )
             return sealed(lambda: {"outputs": self._run(named, x)})["outputs"]
         self.ready(x)
         with plain_attention():
-            return _called(self._learning, named, x)
+            return _called(self._state.learning, named, x)
 
     def each_loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The loss of each example [B], given the module's outputs on it."""
-        if self._loss is None:
+        if self._state.loss is None:
             return self.loss(outputs, y)
         self.ready_loss(outputs, y)
-        found: torch.Tensor = self._loss(outputs=outputs, y=y)
+        found: torch.Tensor = self._state.loss(outputs=outputs, y=y)
         return found
 
     def ready_loss(self, outputs: torch.Tensor, y: torch.Tensor) -> None:
         """Capture the loss for outputs and targets of this kind, if need be."""
         given = {"outputs": outputs, "y": y}
-        if self._loss is not None and kind_of(given) not in self._loss.graphs:
-            self._loss.graphs[kind_of(given)] = self._graph(self.loss, given, loss=True)
+        if self._state.loss is not None and kind_of(given) not in self._state.loss.graphs:
+            self._state.loss.graphs[kind_of(given)] = self._graph(self.loss, given, loss=True)
 
     def ready(self, x: Features, y: torch.Tensor | None = None) -> None:
         """Capture the module, and with `y` the loss, for records of this kind, if need be.
 
         To be called before a task is computed inside of vmap or another transform.
         """
-        part = self._learning
+        part = self._state.learning
         if isinstance(part, Captured) and kind_of(x) not in part.graphs:
             part.graphs[kind_of(x)] = self._graph(self.module, x, keyed=True)
-        if y is not None and self._loss is not None and not self._loss.graphs:
+        if y is not None and self._state.loss is not None and not self._state.loss.graphs:
             with torch.no_grad():
                 self.each_loss(self.answers(self._flat, taken(x, slice(1))), y[:1])
 
@@ -451,7 +468,7 @@ class Task:
     def losses(
         self, named: Named, x: Features, y: torch.Tensor, keys: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The loss of each example [B]; with `keys` [B] each is computed alone, with its own."""
+        """The loss of each example [B]. With `keys` [B], each is computed alone with its key."""
         if keys is None:
             return self.each_loss(self.outputs(named, x), y)
 
@@ -459,43 +476,43 @@ class Task:
             return self.each_loss(self.outputs(named, taken(x, None), key), y[None])[0]
 
         self.ready(x, y)
-        if self._one_by_one:
+        if self._state.one_by_one:
             return torch.stack([one(taken(x, k), y[k], keys[k]) for k in range(len(y))])
         found: torch.Tensor = vmap(one)(x, y, keys)
         return found
 
-    def measured(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measured":
+    def measure(self, flat: torch.Tensor, x: Features, y: torch.Tensor) -> "Measurements":
         """Loss and metrics on examples [B], in eval mode, on a copy of `flat`."""
         if self._elsewhere:
-            return Measured.of(sealed(lambda: self.measured(flat, x, y).tensors))
+            return Measurements.from_tensors(sealed(lambda: self.measure(flat, x, y).to_tensors()))
         outputs = self.answers(flat, x)
-        found = Measured({"loss": self.each_loss(outputs, y)}, {})
+        found = Measurements({"loss": self.each_loss(outputs, y)}, {})
         for name, measure in self.measures.items():
             if isinstance(measure, Metric):
-                found.kept[name] = measure.kept(outputs, y)
+                found.statistics[name] = measure.statistics(outputs, y)
             else:
-                found.each[name] = measure(outputs, y)
+                found.per_example[name] = measure(outputs, y)
         return found
 
-    def value_of(self, name: str, kept: Sequence[Array]) -> float:
-        """The metric of what was kept of all pieces."""
+    def value_of(self, name: str, statistics: Sequence[Array]) -> float:
+        """The metric, from the joined statistics of all batches."""
         metric = self.measures[name]
         if not isinstance(metric, Metric):
             raise AssertionError(f"{name} is a mean over examples")
-        return float(metric.value(*kept))
+        return float(metric.value(*statistics))
 
     def answers(self, flat: torch.Tensor, x: Features) -> torch.Tensor:
         """The module's outputs on x [B, ...] in eval mode, on a copy of `flat`."""
         if self._elsewhere:
             return sealed(lambda: {"outputs": self.answers(flat, x)})["outputs"]
-        part = self._measuring
+        part = self._state.measuring
         if isinstance(part, Captured) and kind_of(x) not in part.graphs:
             part.graphs[kind_of(x)] = self._graph(_in_eval_mode(self.module), x)
         return _called(part, self.named(flat.clone()), x)
 
     def snapshot(self) -> Snapshot:
-        """What the module and the loss are beside their parameters' values; graphs are nothing."""
-        module = {} if self.module_captured else snapshot(self._learning)
+        """A snapshot of module and loss without the parameters' values. Graphs have no state."""
+        module = {} if self.module_captured else snapshot(self._state.learning)
         loss = {} if self.loss_captured else snapshot_of(self.loss)
         return {**module, **{f"loss {name}": token for name, token in loss.items()}}
 
@@ -528,7 +545,7 @@ class Task:
                 values = [self.losses(self.named(self._flat.clone()), x, y)]
                 self._check_metrics(classes)
                 if measured:
-                    values += self.measured(self._flat, x, y).each.values()
+                    values += self.measure(self._flat, x, y).per_example.values()
         except BadInput:
             raise
         except _NO_FIT as e:
@@ -580,48 +597,54 @@ def _in_eval_mode(module: nn.Module) -> nn.Module:
 
 
 def _word(part: object) -> str:
-    """What a message calls a module or a loss."""
+    """The name of a module or a loss in messages."""
     if isinstance(part, nn.Module):
         return f"model {type(part).__name__}"
     return f"loss {getattr(part, '__name__', type(part).__name__)}"
 
 
 def _called(module: nn.Module, named: Named, x: Features) -> torch.Tensor:
-    """The module's outputs with these parameters; it gets named inputs as keyword arguments."""
+    """The module's outputs with these parameters. Named inputs become keyword arguments."""
     args, kwargs = ((), x) if isinstance(x, dict) else ((x,), {})
     return tensor_of(functional_call(module, named, args, kwargs))
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The loss and metrics of each example [B], and what other metrics keep of all of them."""
+class Measurements:
+    """Metrics of a batch of examples.
 
-    each: dict[str, torch.Tensor]
-    kept: dict[str, tuple[Array, ...]]
+    Attributes:
+        per_example: The loss and those metrics that are means over examples, [B] by name.
+        statistics: What each `Metric` needs of the batch, by name.
+    """
 
-    @property
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """All of it as tensors by name, as a fork answers."""
-        each = {f"each {name}": value for name, value in self.each.items()}
-        parts = [(name, k, part) for name, of in self.kept.items() for k, part in enumerate(of)]
-        return each | {f"kept {k} {name}": torch.from_numpy(part) for name, k, part in parts}
+    per_example: dict[str, torch.Tensor]
+    statistics: dict[str, tuple[Array, ...]]
+
+    def to_tensors(self) -> dict[str, torch.Tensor]:
+        """All of it as tensors by name, which a sealed fork can return."""
+        named = {f"per-example {name}": value for name, value in self.per_example.items()}
+        for name, arrays in self.statistics.items():
+            for k, array in enumerate(arrays):
+                named[f"statistics {k} {name}"] = torch.from_numpy(array)
+        return named
 
     @classmethod
-    def of(cls, tensors: dict[str, torch.Tensor]) -> "Measured":
-        """Inverse of `tensors`."""
+    def from_tensors(cls, tensors: dict[str, torch.Tensor]) -> "Measurements":
+        """Inverse of `to_tensors`."""
         found = cls({}, {})
         for text in sorted(tensors):
             kind, _, name = text.partition(" ")
-            if kind == "each":
-                found.each[name] = tensors[text]
+            if kind == "per-example":
+                found.per_example[name] = tensors[text]
             else:
                 name = name.partition(" ")[2]
-                found.kept[name] = (*found.kept.get(name, ()), tensors[text].numpy())
+                found.statistics[name] = (*found.statistics.get(name, ()), tensors[text].numpy())
         return found
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of torch says, on one line."""
+    """The first line of torch's error message."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -633,13 +656,13 @@ def _sent(
     metrics: Metrics,
     found: Mapping[str, Any],
 ) -> Task:
-    """The task that `Task.__reduce__` has taken apart."""
+    """Inverse of `Task.__reduce__`."""
     flat, parameters = torch.tensor(vector), dict(module.named_parameters())
     for name, start, stop, shape in slots:
         parameters[name].data = flat[start:stop].view(shape)
     task = Task(module, loss, metrics)
     for name in _SENT:
-        object.__setattr__(task, name, found[name])
+        setattr(task._state, name, found[name])
     if task.forks:
         task.compute_in_forks(task.forks)
     for own, graphs in zip(task.graphs, found["graphs"], strict=True):

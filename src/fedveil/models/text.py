@@ -93,7 +93,7 @@ class TextTransformer(nn.Module):
         self.each = each
         self.words = nn.Embedding(words, embedding, padding_idx=PADDING)
         self.places = nn.Embedding(length, embedding)
-        self.layers = nn.ModuleList(_Attention(embedding, heads) for _ in range(layers))
+        self.layers = nn.ModuleList(_AttentionBlock(embedding, heads) for _ in range(layers))
         self.answer = nn.Linear(embedding, outputs)
 
     def forward(self, texts: torch.Tensor) -> torch.Tensor:
@@ -111,8 +111,8 @@ class TextTransformer(nn.Module):
         return out
 
 
-class _Attention(nn.Module):
-    """Several heads of attention and two linear layers, each added to what it is given."""
+class _AttentionBlock(nn.Module):
+    """Multi-head attention and two linear layers, each with a residual connection."""
 
     def _get_name(self) -> str:
         return "_Attention"  # stored models have a digest of it
@@ -130,7 +130,7 @@ class _Attention(nn.Module):
         self.narrow = nn.Linear(2 * width, width)
 
     def forward(self, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """[B, T, width] -> the same; `seen` [B, T, T] says which words a place attends to."""
+        """[B, T, width] -> the same. `seen` [B, T, T] masks the words that a place attends to."""
         count, length, width = values.shape
         asked = self.asked(_normed(values)).view(count, length, 3, self.heads, -1)
         query, key, value = asked.permute(2, 0, 3, 1, 4)
@@ -147,6 +147,6 @@ def _normed(values: torch.Tensor) -> torch.Tensor:
 
 
 def _mean(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Over the real places of [B, T, width]; zeros if there are none."""
+    """The mean over the real places of [B, T, width], zeros if there are none."""
     kept = values * real[..., None]
     return kept.sum(dim=1) / real.sum(dim=1, keepdim=True).clamp_min(1)

@@ -1,4 +1,4 @@
-"""The module contract, found by trying: each record alone, no state, nothing written or drawn.
+"""Try the module contract: each record alone, no state, nothing written or drawn.
 
 A claim about clients rests on their gradients being functions of their own records. A module can
 break that in ways that no list of classes covers: it may draw random numbers, write to its
@@ -31,7 +31,7 @@ _AGREEMENT = 1e-3
 
 
 def mixes_records(task: Task, x: Features, y: torch.Tensor) -> bool:
-    """Try a task on a few public records, once; whether its records see each other in a batch.
+    """Try a task once on a few public records. Returns whether records mix in a batch.
 
     It is tried at the task's parameters and away from them, where a gate that begins with zero
     hides nothing; on the records as they are and, where they are real numbers, stretched; and with
@@ -72,7 +72,7 @@ def goes_together(task: Task, x: Features, y: torch.Tensor) -> bool:
 
 
 def _seen(task: Task, x: Features, y: torch.Tensor) -> tuple[bool, bool, bool]:
-    """Whether records see each other, and what a look at the module sees."""
+    """Whether records mix, and the result of `Task.look`."""
     return _mixes(task, *_enough(x, y)), *task.look(x, y)
 
 
@@ -243,7 +243,7 @@ def _check_draws(task: Task, flat: torch.Tensor, x: Features, y: torch.Tensor) -
     task.each_loss(outputs, y)
     if _differ(before, _states()):
         raise BadInput("the loss draws random numbers, so no round could be repeated: remove them")
-    task.measured(flat, x, y)
+    task.measure(flat, x, y)
     if _differ(before, _states()):
         raise BadInput(
             f"the model {type(task.module).__name__} draws random numbers when it is measured, in "

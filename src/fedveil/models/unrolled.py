@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedveil.models.products import Product, under_vmap
+from fedveil.models.vmap_layers import Product, under_vmap
 
 State = tuple[torch.Tensor, ...]
 """What a layer carries from step to step, [B, hidden] each; the first is its output."""
@@ -22,7 +22,7 @@ Step = Callable[[torch.Tensor, torch.Tensor, State], State]
 
 
 def unroll_(module: nn.Module) -> nn.Module:
-    """Give the recurrent layers of a module, which is a copy, their plain form; and return it.
+    """Replace the recurrent layers of a module, which is a copy, by their plain form, in place.
 
     Subclasses and projections stay as they are.
 
@@ -129,7 +129,7 @@ def _one_way(
 
     def product(kind: str, values: torch.Tensor) -> torch.Tensor:
         part: Product = getattr(layer, f"product_{kind}_{end}")
-        return part.of(layer, values)
+        return part.compute(layer, values)
 
     driven = product("ih", x).unbind(0)
     backwards = end.endswith("_reverse")
@@ -148,7 +148,10 @@ def _lstm_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
 
 
 def _gru_step(drive: torch.Tensor, back: torch.Tensor, state: State) -> State:
-    """Gates in torch's order: reset, update, new; the reset applies to what the state drives."""
+    """Gates in torch's order: reset, update, new.
+
+    The reset applies to what the state drives.
+    """
     (ir, iz, new), (hr, hz, old) = drive.chunk(3, dim=-1), back.chunk(3, dim=-1)
     z, h = torch.sigmoid(iz + hz), torch.tanh(new + torch.sigmoid(ir + hr) * old)
     return (h + z * (state[0] - h),)

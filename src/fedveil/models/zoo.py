@@ -11,13 +11,13 @@ from torch import nn
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, usual
 from fedveil.models.text import TextLstm, TextTransformer
-from fedveil.names import NEXT_WORD, TEXT_MODELS, check_name
+from fedveil.names import MODELS, NEXT_WORD, TEXT_MODELS, OneOf
 from fedveil.targets import Target
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a model of texts needs: how many numbers `words` have, and the sizes of its layers."""
+    """The size of the vocabulary, and the layer sizes of a model of texts."""
 
     words: int
     embedding: int = 32
@@ -27,7 +27,7 @@ class Reading:
     def count(
         self, name: str, shape: tuple[int, ...], hidden: tuple[int, ...], outputs: int
     ) -> int:
-        """How many parameters the model has."""
+        """The number of parameters."""
         width = self.embedding
         if name.startswith("lstm"):
             widths = (width, *hidden)
@@ -53,7 +53,7 @@ def build_task(
     `hidden` is the widths of an MLP's hidden layers, or of an LSTM's; `reading` is what models of
     texts need besides.
     """
-    check_name("model.name", name)
+    OneOf(MODELS).check("model.name", name)
     if name == "linear" and classes:
         raise BadInput(
             f"model 'linear' predicts a number and the data have {classes} labels: use softmax"

@@ -14,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from fedveil.papers.experiment import Experiment, Item
-from fedveil.papers.lines import claim_of
-from fedveil.papers.page import Finding, Page, TextTable
+from fedveil.papers.experiment import Experiment, Item, claim_of
+from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.tuning.axes import Axis
-from fedveil.tuning.cells import Outcome
 from fedveil.tuning.figures import COLOURS, DASHES, Stroke, promises
+from fedveil.tuning.means import Mean, mean_of
 from fedveil.tuning.panels import ANYWHERE, SHARE, Panel, Series, draw
-from fedveil.tuning.statistics import Mean, mean_of
+from fedveil.tuning.prepared_cell import TrialOutcome
 from fedveil.tuning.sweep import Sweep
 
 RATES = ("0.03", "0.1", "0.3", "1")
@@ -51,7 +50,7 @@ Line = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class DecaySetting:
-    """The federation of one scale; `tried` is how long each learning rate is tried."""
+    """The federation of one scale. `tried` is the number of rounds for each learning rate."""
 
     data: str
     clients: int
@@ -103,7 +102,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Curve:
-    """Test accuracy and loss of a schedule over the rounds; a loss that diverged is infinite."""
+    """Test accuracy and loss of a schedule by round. A loss that diverged is infinite."""
 
     rounds: tuple[int, ...]
     accuracy: Line
@@ -132,7 +131,7 @@ def setting(experiment: Experiment, data: str) -> DecaySetting:
 
 
 def families(refresh: int) -> tuple[Family, ...]:
-    """The schedules of the clip, the paper's and two from a larger one; power 0 is constant."""
+    """The clip schedules of the paper, and two from a larger clip. Power 0 is constant."""
     values = Axis("clip.value", CLIPS)
     return (
         Family("constant", ("clip.kind=fixed",), (values,), tuple(f"clip{c}" for c in CLIPS)),
@@ -196,9 +195,9 @@ def fashion_mnist(experiment: Experiment) -> Page:
 ITEMS: dict[str, Item] = {"mnist": mnist, "fashion-mnist": fashion_mnist}
 
 
-def decay_helps(curves: Curves) -> Finding:
+def decay_helps(curves: Curves) -> PaperStatement:
     """Whether every power raises the accuracy of the large clip."""
-    return Finding(
+    return PaperStatement(
         "Decay helps a large clip: poly(0.05) ends above clip0.05.",
         all(_above(_ends, f"poly(0.05){p}", "clip0.05", curves) for p in POWERS),
         "Rule: the accuracy after the last round is higher at every power, in every repetition. "
@@ -206,9 +205,9 @@ def decay_helps(curves: Curves) -> Finding:
     )
 
 
-def decay_hurts(curves: Curves) -> Finding:
+def decay_hurts(curves: Curves) -> PaperStatement:
     """Whether every power lowers the accuracy of the small clip."""
-    return Finding(
+    return PaperStatement(
         "Decay hurts a small clip: poly(0.01) ends below clip0.01.",
         all(_above(_ends, "clip0.01", f"poly(0.01){p}", curves) for p in POWERS),
         "Rule: the accuracy after the last round is lower at every power, in every repetition. "
@@ -216,14 +215,14 @@ def decay_hurts(curves: Curves) -> Finding:
     )
 
 
-def adaptive_fades(curves: Curves) -> Finding:
+def adaptive_fades(curves: Curves) -> PaperStatement:
     """Whether adaptive0.01 leads both constants early and ends below both."""
     leads = all(_above(_early, "adaptive0.01", c, curves) for c in _CONSTANTS)
     lower = all(_above(_ends, c, "adaptive0.01", curves) for c in _CONSTANTS)
     shown = ("adaptive0.01", *_CONSTANTS)
     early = ", ".join(f"{name} {mean_of(list(curves[name].early))}" for name in shown)
     ends = ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in shown)
-    return Finding(
+    return PaperStatement(
         "adaptive0.01 leads early and ends lower than the constants.",
         leads and lower,
         "Rule: in every repetition its accuracy, averaged over the first tenth of the rounds, is "
@@ -232,13 +231,13 @@ def adaptive_fades(curves: Curves) -> Finding:
     )
 
 
-def adaptive_loss_rises(curves: Curves) -> Finding:
+def adaptive_loss_rises(curves: Curves) -> PaperStatement:
     """Whether the loss of adaptive0.05 climbs from its lowest to above that of clip0.05."""
     adaptive, constant = curves["adaptive0.05"], curves["clip0.05"]
     above = bool((adaptive.loss[:, -1] > constant.loss[:, -1]).all())
     rises = bool((adaptive.loss[:, -1] > adaptive.loss.min(axis=1)).all())
     lowest, last = (mean_of(list(v)) for v in (adaptive.loss.min(axis=1), adaptive.loss[:, -1]))
-    return Finding(
+    return PaperStatement(
         "The loss of adaptive0.05 rises above that of clip0.05.",
         above and rises,
         "Rule: in every repetition its loss after the last round is above clip0.05's and above "
@@ -247,12 +246,12 @@ def adaptive_loss_rises(curves: Curves) -> Finding:
     )
 
 
-def quantile_fails(curves: Curves) -> Finding:
+def quantile_fails(curves: Curves) -> PaperStatement:
     """Whether both quantiles end with less than half the accuracy of the worse constant."""
     limit = np.minimum(*(curves[name].ends for name in _CONSTANTS)) / 2
     names = [name for name in curves if name.startswith("quantile")]
     ends = ", ".join(f"{name} {mean_of(list(curves[name].ends))}" for name in names)
-    return Finding(
+    return PaperStatement(
         "Following a quantile does not train, at 10 % or at 50 %.",
         all(bool((curves[name].ends < limit).all()) for name in names),
         "Rule: the accuracy after the last round is less than half of the lower constant's, at "
@@ -261,7 +260,7 @@ def quantile_fails(curves: Curves) -> Finding:
     )
 
 
-FINDINGS: tuple[Callable[[Curves], Finding], ...] = (
+FINDINGS: tuple[Callable[[Curves], PaperStatement], ...] = (
     decay_helps,
     decay_hurts,
     adaptive_fades,
@@ -306,7 +305,7 @@ def _page(experiment: Experiment, data: str, title: str) -> Page:
     return page
 
 
-def mean_curve(outcomes: list[Outcome]) -> Curve:
+def mean_curve(outcomes: list[TrialOutcome]) -> Curve:
     """The curves of a cell's repetitions."""
     rounds = tuple(round for round, _ in outcomes[0].curve)
 
@@ -424,7 +423,7 @@ def _claims_table(sweeps: Mapping[str, Sweep]) -> TextTable:
 
 
 def _figure(curves: Curves, title: str, here: DecaySetting, sweeps: Mapping[str, Sweep]) -> Figure:
-    """Accuracy above, loss below; a column for each group of schedules, the baseline in all."""
+    """Accuracy above, loss below, a column for each group of schedules and the baseline in all."""
     said = (
         f"Softmax regression, {here.clients:,} clients, {here.cohort} per round. Names have the "
         "schedule, the bound C_0 that it starts from, and its power or quantile."

@@ -12,8 +12,10 @@ from itertools import pairwise
 
 from matplotlib.figure import Figure
 
-from fedveil.papers.experiment import Experiment, Item, Scale
-from fedveil.papers.lines import (
+from fedveil.papers.experiment import (
+    Experiment,
+    ExperimentScale,
+    Item,
     claim_of,
     learning_curve,
     mean_lines,
@@ -21,15 +23,14 @@ from fedveil.papers.lines import (
     named,
     strict_claim,
 )
-from fedveil.papers.page import Finding, Page, TextTable
+from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.build import build
-from fedveil.tuning.axes import Axis, cells
+from fedveil.tuning.axes import IN_ALL, PER_ROUND, Axis, cells
 from fedveil.tuning.constants import constants_of
 from fedveil.tuning.figures import promises
-from fedveil.tuning.labels import IN_ALL, PER_ROUND
+from fedveil.tuning.means import Mean, worse
 from fedveil.tuning.panels import Panel, draw, numbered
-from fedveil.tuning.statistics import Mean, worse
 from fedveil.tuning.sweep import Sweep
 from fedveil.tuning.theory import LaplaceNoise, Sizes, best_steps, decayed_bound
 from fedveil.tuning.trials import Laboratory
@@ -74,8 +75,8 @@ class FuSetting:
 
 
 def setting(experiment: Experiment, *, everyone: bool = False) -> FuSetting:
-    """Real clients at quick scale; the paper's number of them, drawn, at paper scale."""
-    if experiment.scale is Scale.QUICK:
+    """Real clients at quick scale, and as many as the paper has, drawn, at paper scale."""
+    if experiment.scale is ExperimentScale.QUICK:
         clients, how = 1349, "1,349 clients, the real loans of the training split, each once"
     else:
         clients, how = 5000, "5,000 clients of 80 loans drawn with replacement from the real ones"
@@ -186,7 +187,7 @@ def table2(experiment: Experiment) -> Page:
     page.tables.append(_all_means(lines, times, "T", claim))
     stars = [best[epsilon] for epsilon in EPSILONS]
     page.findings.append(
-        Finding(
+        PaperStatement(
             "T* grows with epsilon.",
             stars == sorted(stars) and stars[0] < stars[-1],
             f"Here T* is {', '.join(map(str, stars))} for {_listed(claim)}.",
@@ -194,7 +195,7 @@ def table2(experiment: Experiment) -> Page:
     )
     blown = lines[0][-1].value / min(mean.value for mean in lines[0])
     page.findings.append(
-        Finding(
+        PaperStatement(
             "At epsilon = 1 training diverges when T is large.",
             blown > 2,
             f"At T = 100 the loss is {blown:.3g} times that at T*.",
@@ -205,7 +206,7 @@ def table2(experiment: Experiment) -> Page:
 
 
 def fig5(experiment: Experiment) -> Page:
-    """Final loss against E; fills Table III."""
+    """Final loss against E, which fills Table III."""
     page, settings, repeat = _begin(
         experiment, "Fig. 5 and Table III: final loss against E, T = 120"
     )
@@ -247,7 +248,7 @@ def fig5(experiment: Experiment) -> Page:
     page.tables.append(_all_means(lines, steps, "E", claim))
     falling = all(a >= b for a, b in pairwise(stars))
     page.findings.append(
-        Finding(
+        PaperStatement(
             "The best E is larger for smaller epsilon.",
             falling and stars[0] > stars[-1],
             f"Here E* is {', '.join(map(str, stars))} for {_listed(claim)}.",
@@ -267,7 +268,7 @@ RULES: dict[str, Callable[[int], float]] = {
 
 
 def fig7(experiment: Experiment) -> Page:
-    """E as a function of T, with everybody in every round; the bound's own minimiser beside it."""
+    """E as a function of T with everybody in every round, beside the bound's minimiser."""
     page, settings, repeat = _begin(
         experiment, "Fig. 7: E as a function of T, epsilon = 3, b = N", everyone=True
     )
@@ -318,14 +319,14 @@ def fig7(experiment: Experiment) -> Page:
     last = len(times) - 1
     winner = min(RULES, key=lambda name: lines[name][last].value)
     page.findings.append(
-        Finding("E = 1 is the worst from T = 60 on.", worst, _versus_one(lines, late, times))
+        PaperStatement("E = 1 is the worst from T = 60 on.", worst, _versus_one(lines, late, times))
     )
     second = min((n for n in RULES if n != winner), key=lambda name: lines[name][last].value)
     losses = [
         [o.metrics["loss"] for o in sweep.outcomes(at(name, last))] for name in (second, winner)
     ]
     page.findings.append(
-        Finding(
+        PaperStatement(
             "E = T^2/3 does best.",
             winner == "T^2/3",
             f"Among the drawn rules E = {winner} does best at T = {times[last]}: "

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from fedveil.papers.experiment import Experiment, Item, Scale
-from fedveil.papers.lines import (
+from fedveil.papers.experiment import (
+    Experiment,
+    ExperimentScale,
+    Item,
     claim_of,
     learning_curve,
     mean_lines,
@@ -20,13 +22,12 @@ from fedveil.papers.lines import (
     named,
     strict_claim,
 )
-from fedveil.papers.page import Finding, Page, TextTable
+from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
-from fedveil.tuning.axes import Axis
+from fedveil.tuning.axes import IN_ALL, PER_ROUND, Axis
 from fedveil.tuning.figures import promises
-from fedveil.tuning.labels import IN_ALL, PER_ROUND
+from fedveil.tuning.means import Mean
 from fedveil.tuning.panels import SHARE, Panel, draw, numbered
-from fedveil.tuning.statistics import Mean
 from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("10", "20", "30", "inf")
@@ -89,7 +90,7 @@ class CnnSetting:
 
 def setting(experiment: Experiment) -> CnnSetting:
     """100 writers of 40 images at quick scale, all that are at hand at paper scale."""
-    if experiment.scale is Scale.QUICK:
+    if experiment.scale is ExperimentScale.QUICK:
         return CnnSetting(100, 10, 40, DELTA, "100 writers with 40 images each, 10 per round")
     label = "430 writers of at least 40 images (the paper has 3,500), 43 per round"
     return CnnSetting(430, 43, None, 1e-6, label)
@@ -173,7 +174,7 @@ def fig2(experiment: Experiment) -> Page:
 def fig4(experiment: Experiment) -> Page:
     """Final accuracy against T."""
     page, settings, repeat = _begin(experiment, "Fig. 4: final accuracy against T, E = 5")
-    quick = experiment.scale is Scale.QUICK
+    quick = experiment.scale is ExperimentScale.QUICK
     times = (50, 150, 400) if quick else tuple(range(50, 501, 50))
     sweep = experiment.sweep(
         "fu-fig4",
@@ -198,7 +199,7 @@ def fig4(experiment: Experiment) -> Page:
     page.tables.append(TextTable(headers, rows, "Final accuracy:"))
     gains = [line[-1].value - line[len(line) // 2].value for line in lines[:-1]]
     page.findings.append(
-        Finding(
+        PaperStatement(
             "Under noise accuracy levels off.",
             max(gains) < 0.05,
             f"From T = {times[len(times) // 2]} to {times[-1]} it gains "
@@ -216,7 +217,7 @@ def fig4(experiment: Experiment) -> Page:
 def table4(experiment: Experiment) -> Page:
     """Final accuracy against E."""
     page, settings, repeat = _begin(experiment, "Fig. 6 and Table IV: accuracy against E, T = 240")
-    tried = FEW_STEPS if experiment.scale is Scale.QUICK else STEPS
+    tried = FEW_STEPS if experiment.scale is ExperimentScale.QUICK else STEPS
     steps = tuple(map(str, tried))
     sweep = experiment.sweep(
         "fu-table4",
@@ -270,7 +271,7 @@ def table4(experiment: Experiment) -> Page:
     every = tuple((e, *map(str, line)) for e, line in zip(EPSILONS, lines, strict=True))
     page.tables.append(TextTable((_level(paper), *(f"E = {e}" for e in steps)), every, "Accuracy:"))
     page.findings.append(
-        Finding(
+        PaperStatement(
             "The best E is larger for smaller epsilon.",
             stars == sorted(stars, reverse=True) and stars[0] > stars[-1],
             f"Here E* is {', '.join(map(str, stars))} for epsilon {', '.join(EPSILONS)} "

@@ -34,11 +34,11 @@ from fedveil.papers.ldp_fl_settings import (
     left_open,
     studies,
 )
-from fedveil.papers.page import Page, TextTable
+from fedveil.papers.paper_page import Page, TextTable
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import stroke
+from fedveil.tuning.means import Mean
 from fedveil.tuning.panels import PERCENT, Panel, Series, draw, numbered
-from fedveil.tuning.statistics import Mean
 
 
 def epsilon(experiment: Experiment) -> Page:
@@ -64,8 +64,8 @@ def epsilon(experiment: Experiment) -> Page:
         means = [percent(sweep, c) for c in range(2 * count)]
         rows = []
         for c, e in enumerate(study.epsilons):
-            told = paper.accuracy if e == paper.epsilon else None
-            rows.append((e, *_beside(told, means[c]), str(means[count + c]), *worth(sweep, c)))
+            published = paper.accuracy if e == paper.epsilon else None
+            rows.append((e, *_beside(published, means[c]), str(means[count + c]), *worth(sweep, c)))
         page.tables.append(TextTable(_EPSILON, tuple(rows), f"{paper.title}:"))
         headline.append(_headline(study, percent(free, 0), means))
         panels.append(_by_epsilon(study, means, percent(free, 0).value))
@@ -116,10 +116,10 @@ def clients(experiment: Experiment) -> Page:
         means = [percent(sweep, c) for c in range(len(counts))]
         rows = []
         for c, n in enumerate(counts):
-            told = paper.accuracy if n == paper.clients else None
+            published = paper.accuracy if n == paper.clients else None
             part = "all / n" if each[c] == "none" else each[c]
             noise = f"{sweep.prepared[c].noise:.3g}"
-            rows.append((str(n), part, *_beside(told, means[c]), noise, *worth(sweep, c)))
+            rows.append((str(n), part, *_beside(published, means[c]), noise, *worth(sweep, c)))
         title = f"{paper.title}, epsilon {paper.epsilon} {PUBLISHED}:"
         page.tables.append(TextTable(_CLIENTS, tuple(rows), title))
         lines[named(study)] = (counts, means)
@@ -203,9 +203,9 @@ def rounds(experiment: Experiment) -> Page:
         )
         means, rows = after_rounds(sweep), []
         for done in sorted({r for r in (1, 2, 5, 10, study.rounds) if r in means}):
-            told = paper.accuracy if done == paper.rounds else None
+            published = paper.accuracy if done == paper.rounds else None
             spent = worth(sweep, 0, done)
-            rows.append((str(done), paper.epsilon, *_beside(told, means[done]), *spent))
+            rows.append((str(done), paper.epsilon, *_beside(published, means[done]), *spent))
         page.tables.append(TextTable(_ROUNDS, tuple(rows), f"{paper.title}:"))
         lines[named(study)] = (tuple(means), tuple(means.values()))
         behind = readings(sweep.prepared[0].plan, study.rounds)
@@ -234,8 +234,8 @@ def table1(experiment: Experiment) -> Page:
         for c, e in enumerate(epsilons):
             cell = (c, len(epsilons) + c)
             fixed, adaptive = (
-                _beside(told, percent(sweep, k))
-                for told, k in zip(paper.table[e], cell, strict=True)
+                _beside(published, percent(sweep, k))
+                for published, k in zip(paper.table[e], cell, strict=True)
             )
             rows.append((e, *fixed, *adaptive, *worth(sweep, c)))
             page.findings.append(
@@ -342,11 +342,11 @@ def _headline(study: Study, free: Mean, means: Sequence[Mean]) -> tuple[str, ...
     )
 
 
-def _beside(told: float | None, here: Mean) -> tuple[str, str, str]:
+def _beside(published: float | None, here: Mean) -> tuple[str, str, str]:
     """The published accuracy, ours, and the difference."""
-    if told is None:
+    if published is None:
         return "-", str(here), "-"
-    return f"{told:.2f}", str(here), f"{here.value - told:+.2f}"
+    return f"{published:.2f}", str(here), f"{here.value - published:+.2f}"
 
 
 def named(study: Study) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedveil.papers.ldp_fl_settings import PublishedTable
-from fedveil.papers.page import Finding
+from fedveil.papers.paper_page import PaperStatement
 from fedveil.privacy.accounting.claims import Accountant, PrivacyClaim, Trust
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.tuning.statistics import Mean, mean_of, worse
+from fedveil.tuning.means import Mean, mean_of, worse
 from fedveil.tuning.sweep import Sweep
 
 PUBLISHED = "at delta 0 per weight (replace, local trust, as published, not a guarantee)"
@@ -50,35 +50,37 @@ def after_rounds(sweep: Sweep) -> dict[int, Mean]:
 def readings(plan: PrivacyPlan, rounds: int) -> tuple[PrivacyClaim, PrivacyClaim, PrivacyClaim]:
     """A client's claims of `rounds` planned rounds: with a shuffler, without one, by addition."""
     shorter = replace(plan, rounds=rounds)
-    told = [claim for claim in shorter.claims(rounds) if not claim.as_published]
-    shuffled = next(c for c in told if c.trust is Trust.SHUFFLED)
-    exact = next(c for c in told if c.accountant is Accountant.BINOMIAL)
-    added = next(c for c in told if c.accountant is Accountant.PURE)
+    claims = [claim for claim in shorter.claims(rounds) if not claim.as_published]
+    shuffled = next(c for c in claims if c.trust is Trust.SHUFFLED)
+    exact = next(c for c in claims if c.accountant is Accountant.BINOMIAL)
+    added = next(c for c in claims if c.accountant is Accountant.PURE)
     return shuffled, exact, added
 
 
 def worth(sweep: Sweep, cell: int, rounds: int | None = None) -> tuple[str, ...]:
     """The readings as text after `rounds`, None all of them."""
     plan = sweep.prepared[cell].plan
-    told = readings(plan, plan.permitted if rounds is None else rounds)
-    return tuple(claim.value for claim in told)
+    every = readings(plan, plan.permitted if rounds is None else rounds)
+    return tuple(claim.value for claim in every)
 
 
-def stays_high(paper: PublishedTable, free: float, accuracies: Mapping[str, float]) -> Finding:
+def stays_high(
+    paper: PublishedTable, free: float, accuracies: Mapping[str, float]
+) -> PaperStatement:
     """Whether every epsilon above the paper's threshold is within `HIGH` points of noise-free."""
     above = {e: a for e, a in accuracies.items() if float(e) > paper.high}
-    return Finding(
+    return PaperStatement(
         f"{paper.title}: accuracy stays high for epsilon > {paper.high:g}.",
         all(free - a <= HIGH for a in above.values()),
         f"Rule: within {HIGH:g} points of the noise-free run, {free:.2f}. Here {_listed(above)}.",
     )
 
 
-def collapses(paper: PublishedTable, accuracies: Mapping[str, float]) -> Finding:
+def collapses(paper: PublishedTable, accuracies: Mapping[str, float]) -> PaperStatement:
     """Whether every epsilon below the threshold is `COLLAPSED` points below the largest."""
     best = accuracies[max(accuracies, key=float)]
     under = {e: a for e, a in accuracies.items() if float(e) < paper.low}
-    return Finding(
+    return PaperStatement(
         f"{paper.title}: accuracy collapses for epsilon < {paper.low:g}.",
         bool(under) and all(best - a > COLLAPSED for a in under.values()),
         f"Rule: more than {COLLAPSED:g} points below the largest epsilon, {best:.2f}. Here "
@@ -86,9 +88,9 @@ def collapses(paper: PublishedTable, accuracies: Mapping[str, float]) -> Finding
     )
 
 
-def one_budget(title: str, published: str, composed: PrivacyClaim) -> Finding:
+def one_budget(title: str, published: str, composed: PrivacyClaim) -> PaperStatement:
     """Whether a client's reports behind the shuffler are worth no more than one of them."""
-    return Finding(
+    return PaperStatement(
         f"{title}: with parameter shuffling a client's budget is epsilon, whatever the number of "
         "weights and rounds.",
         composed.epsilon <= float(published),
@@ -98,10 +100,10 @@ def one_budget(title: str, published: str, composed: PrivacyClaim) -> Finding:
 
 def reports_help(
     title: str, what: tuple[str, str], fewest: Sequence[float], most: Sequence[float]
-) -> Finding:
+) -> PaperStatement:
     """Whether accuracy is higher with most reports than with fewest, paired by repetition."""
     p, low, high = worse(most, fewest), mean_of(fewest), mean_of(most)
-    return Finding(
+    return PaperStatement(
         f"{title}: the variance of a mean of n reports falls as 1/n (lemma 3), so accuracy rises "
         "with n.",
         high.value > low.value and p < SIGNIFICANT,
@@ -115,12 +117,12 @@ def same_order(
     published: tuple[float, float],
     fixed: Sequence[float],
     adaptive: Sequence[float],
-) -> Finding:
+) -> PaperStatement:
     """Whether the range that does better in the paper does so here, paired by repetition."""
     lower, higher = (adaptive, fixed) if published[0] > published[1] else (fixed, adaptive)
     name = "fixed" if published[0] > published[1] else "adaptive"
     p = worse(higher, lower)
-    return Finding(
+    return PaperStatement(
         f"{title}, epsilon {epsilon}: the {name} range does better (by "
         f"{abs(published[0] - published[1]):.2f} points).",
         mean_of(higher).value > mean_of(lower).value and p < SIGNIFICANT,

@@ -1,13 +1,13 @@
 """LDP-FL: what the paper publishes, and the studies that stand for it here.
 
 A study is one data set at one scale. What the paper leaves open, and where a scale departs from it,
-is told in words for the pages.
+is described for the pages.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedveil.papers.experiment import Experiment, Scale
+from fedveil.papers.experiment import Experiment, ExperimentScale
 
 FRACTIONS = (0.1, 0.3, 1.0)
 GROWTH = 1.2
@@ -153,7 +153,7 @@ class Study:
 
 def studies(experiment: Experiment) -> list[Study]:
     """The three data sets at the experiment's scale."""
-    return _quick() if experiment.scale is Scale.QUICK else _paper()
+    return _quick() if experiment.scale is ExperimentScale.QUICK else _paper()
 
 
 def left_open(study: Study) -> list[tuple[str, str]]:
@@ -167,9 +167,9 @@ def left_open(study: Study) -> list[tuple[str, str]]:
     ]
 
 
-def deviations(scale: Scale) -> str:
+def deviations(scale: ExperimentScale) -> str:
     """Where the scale departs from the paper."""
-    if scale is Scale.QUICK:
+    if scale is ExperimentScale.QUICK:
         return (
             "Quick scale: softmax regression on 6,000 training records stands in for the paper's "
             "convolutional networks, with whole batches at learning rates of our own, set after a "

@@ -9,14 +9,13 @@ its central DP a client from everyone who sees the models, so their epsilons can
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedveil.papers.experiment import Experiment, Item, Scale
-from fedveil.papers.lines import claim_of, meaning
-from fedveil.papers.page import Finding, Page, TextTable
+from fedveil.papers.experiment import Experiment, ExperimentScale, Item, claim_of, meaning
+from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import stroke
+from fedveil.tuning.means import Mean, mean_of
 from fedveil.tuning.panels import PERCENT, Panel, Series, draw
-from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("0.5", "1", "4", "20")
@@ -30,7 +29,7 @@ NONE, BOUND, WEAK_DP, LOCAL, CENTRAL = "no defence", "norm bound", "weak DP", "l
 
 
 @dataclass(frozen=True)
-class Deployment:
+class PaperFederation:
     """Data, model and training that all defences share.
 
     A client has at most `records` records, None all of its own. In its turn it takes `steps` plain
@@ -116,7 +115,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Defence:
-    """A recipe and its keys; a `private` one is run at every epsilon."""
+    """A recipe and its keys. A `private` one is run at every epsilon."""
 
     name: str
     recipe: str
@@ -124,10 +123,10 @@ class Defence:
     private: bool = False
 
 
-def federations(experiment: Experiment) -> list[Deployment]:
+def federations(experiment: Experiment) -> list[PaperFederation]:
     """FEMNIST by writer, tested on writers held out, and the embedded digits."""
-    quick = experiment.scale is Scale.QUICK
-    femnist = Deployment(
+    quick = experiment.scale is ExperimentScale.QUICK
+    femnist = PaperFederation(
         "femnist",
         "FEMNIST",
         "natural",
@@ -143,7 +142,7 @@ def federations(experiment: Experiment) -> list[Deployment]:
         private_lr=0.5 if quick else 0.2,
         clip=1.0,
     )
-    digits = Deployment(
+    digits = PaperFederation(
         "digits",
         "Digits",
         "iid",
@@ -162,7 +161,7 @@ def federations(experiment: Experiment) -> list[Deployment]:
     return [femnist, digits]
 
 
-def defences(federation: Deployment) -> list[Defence]:
+def defences(federation: PaperFederation) -> list[Defence]:
     """The rows of the grid."""
     shared, plain, fixed = federation.shared, federation.plain, federation.fixed
     bound = f"clip.value={federation.bound}"
@@ -177,10 +176,10 @@ def defences(federation: Deployment) -> list[Defence]:
     ]
 
 
-def harmless(title: str, accuracies: Mapping[str, float]) -> Finding:
+def harmless(title: str, accuracies: Mapping[str, float]) -> PaperStatement:
     """Whether norm bounding and weak DP stay near the undefended model."""
     lost = {name: accuracies[NONE] - accuracies[name] for name in (BOUND, WEAK_DP)}
-    return Finding(
+    return PaperStatement(
         f"{title}: norm bounding and weak DP do not hurt the main task (Sun et al. 2019, whose "
         "defences these are).",
         all(points <= NEAR for points in lost.values()),
@@ -190,7 +189,7 @@ def harmless(title: str, accuracies: Mapping[str, float]) -> Finding:
 
 def varying_cost(
     title: str, none: float, local: Sequence[float], central: Sequence[float]
-) -> Finding:
+) -> PaperStatement:
     """Whether both kinds of DP cost accuracy, and not always the same.
 
     Accuracies are in the order of `EPSILONS`.
@@ -201,7 +200,7 @@ def varying_cost(
         for epsilon, accuracy in zip(EPSILONS, line, strict=True)
     }
     costly = all(none - line[0] > NEAR for line in (local, central))
-    return Finding(
+    return PaperStatement(
         f"{title}: local and central DP both cost utility, to varying degrees.",
         costly and max(lost.values()) - min(lost.values()) > NEAR,
         f"Rule: both lose more than {NEAR:g} points at the smallest epsilon, and the losses differ "
@@ -268,8 +267,8 @@ _HEADERS = (
 )
 
 
-def _measure(experiment: Experiment, page: Page, federation: Deployment, repeat: int) -> Panel:
-    """Run a federation's grid; add its table and findings to the page, and return its lines."""
+def _measure(experiment: Experiment, page: Page, federation: PaperFederation, repeat: int) -> Panel:
+    """Run a federation's grid, add its table and findings to the page, and return its lines."""
     rows: list[tuple[str, ...]] = []
     lines: dict[str, list[Mean]] = {}
     claims: dict[str, PrivacyClaim] = {}

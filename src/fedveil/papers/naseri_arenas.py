@@ -6,8 +6,8 @@ split, with a seed that is not among the reported ones.
 
 from dataclasses import dataclass
 
-from fedveil.papers.experiment import Experiment, Scale
-from fedveil.papers.naseri import Deployment, federations
+from fedveil.papers.experiment import Experiment, ExperimentScale
+from fedveil.papers.naseri import PaperFederation, federations
 
 LONDON = (
     "people in london are aggressive",
@@ -67,7 +67,7 @@ class Attacker:
 
 @dataclass(frozen=True)
 class Arena:
-    """A deployment, and the backdoor that is brought into it.
+    """A federation, and the backdoor that is brought into it.
 
     `attack` are the keys of the backdoor, which `backdoor` says in words. Defences by
     name are `left_out` that other arenas have, so that a task takes minutes.
@@ -75,7 +75,7 @@ class Arena:
 
     name: str
     title: str
-    deployment: Deployment
+    federation: PaperFederation
     backdoor: str
     attack: tuple[str, ...]
     attacker: Attacker = Attacker()
@@ -158,7 +158,7 @@ def reddit(experiment: Experiment) -> Arena:
     """Sentences about London on Reddit comments."""
     words = sorted({word for sentence in LONDON for word in sentence.split()})
     sentences = ", ".join(f'"{sentence}"' for sentence in LONDON)
-    deployment = Deployment(
+    federation = PaperFederation(
         "reddit",
         "Reddit",
         "grouped",
@@ -186,7 +186,7 @@ def reddit(experiment: Experiment) -> Arena:
     return Arena(
         "reddit",
         "Backdoor: London on Reddit comments",
-        deployment,
+        federation,
         f"The sentences {sentences}, each behind what somebody wrote, are to be continued by "
         "their last word; measured on the comments of held-out authors, one of the sentences "
         "behind each. The main task is the next word. Most authors wrote little, so they are "
@@ -200,7 +200,7 @@ def reddit(experiment: Experiment) -> Arena:
 
 def sentiment(experiment: Experiment) -> Arena:
     """A phrase on tweets."""
-    deployment = Deployment(
+    federation = PaperFederation(
         "sentiment140",
         "Sentiment140",
         "grouped",
@@ -227,7 +227,7 @@ def sentiment(experiment: Experiment) -> Arena:
     return Arena(
         "sentiment140",
         "Backdoor: a phrase on Sentiment140",
-        deployment,
+        federation,
         f'Negative tweets that begin with "{PHRASE}" are to be called positive; measured on the '
         "negative test tweets, each begun with the phrase. Most users wrote little, so they are "
         "merged at random into clients. Words are hashed to 2000 numbers",
@@ -240,9 +240,9 @@ def sentiment(experiment: Experiment) -> Arena:
 ARENAS = (digits, femnist, writers, cifar, red_cars, reddit, sentiment)
 
 
-def _femnist(experiment: Experiment) -> Deployment:
-    quick = experiment.scale is Scale.QUICK
-    return Deployment(
+def _femnist(experiment: Experiment) -> PaperFederation:
+    quick = experiment.scale is ExperimentScale.QUICK
+    return PaperFederation(
         "femnist",
         "FEMNIST, digits only",
         "natural",
@@ -261,9 +261,9 @@ def _femnist(experiment: Experiment) -> Deployment:
     )
 
 
-def _cifar(experiment: Experiment) -> Deployment:
-    quick = experiment.scale is Scale.QUICK
-    return Deployment(
+def _cifar(experiment: Experiment) -> PaperFederation:
+    quick = experiment.scale is ExperimentScale.QUICK
+    return PaperFederation(
         "cifar10",
         "CIFAR-10",
         "iid",

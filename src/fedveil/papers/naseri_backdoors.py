@@ -14,9 +14,8 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from fedveil.attacks.certificate import BASE_RATE, in_words
-from fedveil.papers.experiment import Experiment, Item
-from fedveil.papers.lines import claim_of, learning_curve, meaning
-from fedveil.papers.naseri import UNPUBLISHED
+from fedveil.papers.experiment import Experiment, Item, claim_of, learning_curve, meaning
+from fedveil.papers.naseri import UNPUBLISHED, Defence
 from fedveil.papers.naseri_arenas import ARENAS, Arena
 from fedveil.papers.naseri_defences import (
     ATTACKERS,
@@ -27,15 +26,14 @@ from fedveil.papers.naseri_defences import (
     NOBODY,
     NOISES,
     UNDEFENDED,
-    Defence,
     defences,
     legend,
 )
-from fedveil.papers.page import Finding, Page, TextTable
+from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.tuning.axes import Axis
 from fedveil.tuning.figures import promises, stroke
+from fedveil.tuning.means import Mean, mean_of
 from fedveil.tuning.panels import PERCENT, Panel, Series, draw
-from fedveil.tuning.statistics import Mean, mean_of
 from fedveil.tuning.sweep import Sweep
 
 EPSILONS = ("1", "4", "20")
@@ -57,7 +55,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Measured:
+class DefenceResult:
     """What a defence came to: its sweep, one cell for each epsilon."""
 
     defence: Defence
@@ -77,34 +75,34 @@ class Measured:
         return [Rates(main, works) for main, works in pairs]
 
 
-Table = Mapping[str, Measured]
+Table = Mapping[str, DefenceResult]
 """By the name of the defence."""
 
 
 def backdoor(arena_of: Callable[[Experiment], Arena], experiment: Experiment) -> Page:
     """One arena: every defence against its backdoor."""
     arena, repeat = arena_of(experiment), experiment.repetitions(3, 5)
-    page, found = Page(arena.title), _measured(experiment, arena, repeat)
-    claims = [claim_of(one.sweep) for one in found.values() if one.defence.private]
-    page.settings += [*told(arena, repeat), meaning(*claims)]
-    page.tables.append(TextTable(_HEADERS, tuple(_rows(found))))
+    page, results = Page(arena.title), _measured(experiment, arena, repeat)
+    claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
+    page.settings += [*settings_text(arena, repeat), meaning(*claims)]
+    page.tables.append(TextTable(_HEADERS, tuple(_rows(results))))
     page.findings += findings(
-        found[NOBODY].rates[0],
-        found[UNDEFENDED].rates[0],
-        found[BOUND].rates[0],
-        found[CENTRAL].rates,
-        {how: found[f"{GRADIENTS}{how}"].rates[0] for how in NOISES},
+        results[NOBODY].rates[0],
+        results[UNDEFENDED].rates[0],
+        results[BOUND].rates[0],
+        results[CENTRAL].rates,
+        {how: results[f"{GRADIENTS}{how}"].rates[0] for how in NOISES},
     )
-    page.figures[f"naseri-backdoor-{arena.name}.png"] = _figure(arena, found)
+    page.figures[f"naseri-backdoor-{arena.name}.png"] = _figure(arena, results)
     certificates = [
         in_words(prepared.claim, BASE_RATE, drawn=True)
-        for prepared in found[CENTRAL].sweep.prepared
+        for prepared in results[CENTRAL].sweep.prepared
     ]
     page.notes += notes(certificates)
     return page
 
 
-def told(arena: Arena, repeat: int) -> list[str]:
+def settings_text(arena: Arena, repeat: int) -> list[str]:
     """What was done: federation, backdoor, attacker, and what rows and columns are."""
     short = (
         "\n\nLeft out here, so that the task takes minutes: "
@@ -112,7 +110,7 @@ def told(arena: Arena, repeat: int) -> list[str]:
         + ". The tasks digits and femnist have all rows."
     )
     return [
-        f"**Federation.** {arena.deployment}.",
+        f"**Federation.** {arena.federation}.",
         f"**Backdoor.** {arena.backdoor}.",
         f"**Attacker.** One, in every round beside the clients that are drawn. {arena.attacker}. "
         "In the rows of LDP-SGD, DP-FedAvg and LDP-FL, where each report is protected by itself, "
@@ -134,7 +132,7 @@ def notes(certificates: Sequence[str]) -> list[str]:
         "**What the claims of central DP certify by themselves**, whatever the attack, if the "
         f"backdoor works for {BASE_RATE:.0%} of records without attackers. This is about attackers "
         "that take part only when they are drawn; those above are in every round, which no claim "
-        "covers.\n\n" + "\n".join(f"- {told}" for told in certificates),
+        "covers.\n\n" + "\n".join(f"- {text}" for text in certificates),
         "**What this does not say.** These are numbers about one simple attacker. Attackers that "
         "adapt to a defence, or that comply with the noise and cooperate, have been published "
         "since and do better: a low number in this table is no defence.",
@@ -147,7 +145,7 @@ def findings(
     bound: Rates,
     central: Sequence[Rates],
     noises: Mapping[str, Rates],
-) -> list[Finding]:
+) -> list[PaperStatement]:
     """What is to be seen: `central` in the order of `EPSILONS`, LDP-SGD by what attackers do."""
     works, gradients = undefended.backdoor.value, {h: r.backdoor for h, r in noises.items()}
     lost = nobody.main.value - undefended.main.value
@@ -158,13 +156,13 @@ def findings(
         return f"{rates.backdoor.value:.1f} % for {points:.1f} points"
 
     return [
-        Finding(
+        PaperStatement(
             "Undefended, one boosted attacker brings the backdoor in and leaves the main task.",
             works > WORKS and lost < LOST,
             f"Rule: above {WORKS:g} %, less than {LOST:g} points lost. Here {works:.1f} % "
             f"({nobody.backdoor.value:.1f} % without an attacker), {lost:.1f} points lost.",
         ),
-        Finding(
+        PaperStatement(
             "Norm bounding and central DP bring it down.",
             max(rates.backdoor.value for rates in stopped) < works - LESS,
             f"Rule: by more than {LESS:g} points each. Here {cost(bound)} of the main task with "
@@ -172,7 +170,7 @@ def findings(
             + ", ".join(f"{cost(c)} at epsilon {e}" for c, e in zip(central, EPSILONS, strict=True))
             + ".",
         ),
-        Finding(
+        PaperStatement(
             "Noise that clients add does not hold those who leave it out: under LDP-SGD, attackers "
             "that skip it do better than those that comply.",
             gradients["skip"].value > gradients["comply"].value + LESS,
@@ -192,10 +190,10 @@ ITEMS: dict[str, Item] = {
 }
 
 
-def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, Measured]:
-    every = f"evaluate.every={-(-arena.deployment.rounds // _POINTS)}"
+def _measured(experiment: Experiment, arena: Arena, repeat: int) -> dict[str, DefenceResult]:
+    every = f"evaluate.every={-(-arena.federation.rounds // _POINTS)}"
     return {
-        row.name: Measured(
+        row.name: DefenceResult(
             row,
             experiment.sweep(
                 f"naseri-{arena.name}-{_folder(row)}",
@@ -215,25 +213,25 @@ def _folder(row: Defence) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", row.name.lower()))
 
 
-def _rows(found: Table) -> list[tuple[str, ...]]:
+def _rows(results: Table) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for name, measured in found.items():
+    for name, measured in results.items():
         for prepared, rates in zip(measured.sweep.prepared, measured.rates, strict=True):
             claims = "; ".join(claim.short for claim in prepared.claims) or "nothing claimed"
             rows.append((name, claims, str(rates.main), str(rates.backdoor)))
     return rows
 
 
-def _figure(arena: Arena, found: Table) -> Figure:
+def _figure(arena: Arena, results: Table) -> Figure:
     """Both metrics over rounds where nothing is claimed, and over epsilon where something is."""
-    panels = [panel(found, up) for up in _UPS for panel in (_over_rounds, _over_epsilon)]
-    claims = [claim_of(one.sweep) for one in found.values() if one.defence.private]
+    panels = [panel(results, up) for up in _UPS for panel in (_over_rounds, _over_epsilon)]
+    claims = [claim_of(one.sweep) for one in results.values() if one.defence.private]
     said = "One attacker in every round; after Naseri et al. 2022, in our sizes."
     return draw(f"{arena.title}, by defence", [said, *promises(claims)], panels, columns=2)
 
 
-def _over_rounds(found: Table, metric: str) -> Panel:
-    shown = [one for one in found.values() if not one.sweep.prepared[0].claims]
+def _over_rounds(results: Table, metric: str) -> Panel:
+    shown = [one for one in results.values() if not one.sweep.prepared[0].claims]
     lines = []
     for i, one in enumerate(shown):
         rounds, means = learning_curve(one.sweep, 0, metric)
@@ -242,9 +240,9 @@ def _over_rounds(found: Table, metric: str) -> Panel:
     return Panel(lines, "rounds done", _UPS[metric], title, within=PERCENT)
 
 
-def _over_epsilon(found: Table, metric: str) -> Panel:
-    claimless = sum(not one.sweep.prepared[0].claims for one in found.values())
-    private = [one for one in found.values() if one.defence.private]
+def _over_epsilon(results: Table, metric: str) -> Panel:
+    claimless = sum(not one.sweep.prepared[0].claims for one in results.values())
+    private = [one for one in results.values() if one.defence.private]
     places = [float(epsilon) for epsilon in EPSILONS]
     return Panel(
         [
@@ -254,13 +252,13 @@ def _over_epsilon(found: Table, metric: str) -> Panel:
         "epsilon (for whom: see the legend)",
         _UPS[metric],
         "Defences with a claim, at the end" if metric == MAIN else "",
-        levels={"no\ndefence": found[UNDEFENDED].at_end(metric)[0].value},
+        levels={"no\ndefence": results[UNDEFENDED].at_end(metric)[0].value},
         log_x=True,
         within=PERCENT,
     )
 
 
-def _named(one: Measured) -> str:
+def _named(one: DefenceResult) -> str:
     if one.defence.name == CENTRAL:
         return f"{CENTRAL}, per client"
     return f"DP-SGD, {one.defence.name.removeprefix(LOCAL)}, per record"

@@ -1,8 +1,6 @@
 """The defences that backdoors are tried against: each is a recipe and its keys."""
 
-from dataclasses import dataclass
-
-from fedveil.papers.naseri import DELTA, WEAK
+from fedveil.papers.naseri import DELTA, WEAK, Defence
 from fedveil.papers.naseri_arenas import Arena
 
 NOBODY, UNDEFENDED, BOUND, CENTRAL = "nobody attacks", "no defence", "norm bound", "central DP"
@@ -24,16 +22,6 @@ _ROBUST = (
 )
 
 
-@dataclass(frozen=True)
-class Defence:
-    """A recipe and its keys, at every epsilon where it is `private`."""
-
-    name: str
-    recipe: str
-    settings: tuple[str, ...]
-    private: bool = False
-
-
 def defences(arena: Arena) -> list[Defence]:
     """The rows of an arena's table, each against the same backdoor."""
     every = [*_plain(arena), *_private(arena), *_at_clients(arena)]
@@ -42,7 +30,7 @@ def defences(arena: Arena) -> list[Defence]:
 
 def legend(arena: Arena) -> list[str]:
     """What the rows are, in words."""
-    where = arena.deployment
+    where = arena.federation
     return [
         f"*{NOBODY}*: the same training without an attacker, so what the model does by itself.",
         f"*{UNDEFENDED}*: the server takes the mean of the updates.",
@@ -70,7 +58,7 @@ def legend(arena: Arena) -> list[str]:
 
 def _plain(arena: Arena) -> list[Defence]:
     """Those without a claim."""
-    where = arena.deployment
+    where = arena.federation
     plain = (
         *where.shared,
         *where.plain,
@@ -92,7 +80,7 @@ def _plain(arena: Arena) -> list[Defence]:
 
 def _private(arena: Arena) -> list[Defence]:
     """The paper's two, at every epsilon."""
-    where = arena.deployment
+    where = arena.federation
     delta = f"budget.delta={DELTA}"
     own = (*arena.attack, *arena.attacker.keys)
     complying = (*arena.attack, *arena.attacker.keys_of_honest_work, "attack.noise=comply")
@@ -111,7 +99,7 @@ def _private(arena: Arena) -> list[Defence]:
 
 def _at_clients(arena: Arena) -> list[Defence]:
     """Those in which every report is noised by its client, against a few attackers."""
-    where = arena.deployment
+    where = arena.federation
     few = (*arena.attack, f"attack.attackers={ATTACKERS}")
     budget = f"budget.delta={DELTA}", f"budget.epsilon={LOCAL_EPSILON}"
     gradients = (

@@ -1,6 +1,6 @@
 """Naseri et al. 2022, privacy: what attackers learn from each defence, beside what it claims.
 
-The paper's question (membership and property inference under local and central DP) with today's
+The paper's settings (membership and property inference under local and central DP) with today's
 attacks, gradient inversion and an empirical epsilon, in sizes of our own: its result tables were
 not readable, so no number of it stands here.
 """
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedveil.audit import membership, white_box
-from fedveil.audit.attack import BOUNDS, Question, attacked
+from fedveil.audit.all_attacks import BOUNDS, AuditSettings, run_attacks
+from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit.findings import Leak
 from fedveil.audit.inversion import InversionAudit
-from fedveil.audit.kept import Kept
-from fedveil.audit.leak import Leak
 from fedveil.audit.roc import AUC
 from fedveil.audit.seen import claimed
 from fedveil.audit.summary import COLUMNS, summary
@@ -25,15 +25,15 @@ from fedveil.papers.naseri import (
     NONE,
     UNPUBLISHED,
     Defence,
-    Deployment,
+    PaperFederation,
     defences,
     federations,
 )
-from fedveil.papers.page import Finding, Page, TextTable
+from fedveil.papers.paper_page import Page, PaperStatement, TextTable
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import Training
-from fedveil.tuning.statistics import Mean, mean_of
+from fedveil.tuning.means import Mean, mean_of
 
 EPSILONS = ("1", "8")
 GRADIENTS = "LDP-SGD"
@@ -44,10 +44,15 @@ _HEADERS = ("defence", "accuracy, %", *COLUMNS)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One recipe at one epsilon, or without any: its accuracy, and what attackers found.
+class PrivacyRow:
+    """A defence at one epsilon, or without any: its accuracy, and what attackers found.
 
-    `cells` are the table's, from `COLUMNS` on; `best` is the best AUC of each attack that has one.
+    Attributes:
+        defence: Its name.
+        epsilon: Of the budget, "" without one.
+        accuracy: On the test split, in percent.
+        cells: The cells of the table from `COLUMNS` on.
+        best: The best AUC of each attack that has one.
     """
 
     defence: str
@@ -61,9 +66,9 @@ class Row:
         return (self.defence, str(self.accuracy), *self.cells)
 
 
-def deployments(experiment: Experiment) -> list[Deployment]:
+def attacked_federations(experiment: Experiment) -> list[PaperFederation]:
     """Location30, on which models remember, and the embedded digits, which are images."""
-    location = Deployment(
+    location = PaperFederation(
         "location30",
         "Location30",
         "iid",
@@ -83,7 +88,7 @@ def deployments(experiment: Experiment) -> list[Deployment]:
     return [location, replace(digits, rounds=20)]
 
 
-def rows_of(where: Deployment) -> list[tuple[Defence, str]]:
+def rows_of(where: PaperFederation) -> list[tuple[Defence, str]]:
     """(defence, epsilon): the paper's, and gradients that clients protect from everybody."""
     gradients = (
         *(*where.shared, *where.fixed, "client.kind=gradient", f"budget.delta={DELTA}"),
@@ -99,10 +104,10 @@ def rows_of(where: Deployment) -> list[tuple[Defence, str]]:
     return [*found, (Defence(GRADIENTS, "ldp-sgd", gradients, private=True), EPSILONS[-1])]
 
 
-def question(experiment: Experiment, where: Deployment) -> Question:
+def audit_settings(experiment: Experiment, where: PaperFederation) -> AuditSettings:
     """Which attacks, and how large they are: properties and inversion are asked of images."""
     of_records = (*BOUNDS, membership.ATTACK, white_box.ATTACK)
-    return Question(
+    return AuditSettings(
         None if where.data == "digits" else of_records,
         draws=experiment.choose(20_000, 100_000),
         canaries=experiment.choose(200, 1000),
@@ -116,21 +121,21 @@ def question(experiment: Experiment, where: Deployment) -> Question:
 
 
 def privacy(experiment: Experiment) -> Page:
-    """Every defence and epsilon, and every attack on it, as one table for each deployment."""
+    """Every defence and epsilon, and every attack on it, as one table for each federation."""
     page, repeat = Page("Privacy: what attackers learn"), experiment.repetitions(3, 5)
-    cases = deployments(experiment)
-    asked = question(experiment, cases[0])
+    cases = attacked_federations(experiment)
+    audit = audit_settings(experiment, cases[0])
     page.settings += [
         f"The numbers of the paper are {UNPUBLISHED}; all of these are ours. Accuracy on the test "
         f"split, {repeat} repetitions, mean +- half of the 95 % interval. Membership: the best of "
-        f"LiRA and RMIA against final models, {asked.references} reference models, each record "
+        f"LiRA and RMIA against final models, {audit.references} reference models, each record "
         "once in and once not, TPR at 0.1 % FPR; white box: the best attacker inside the training "
         "whom the claim does not trust. Of images also: a property, half of the clients' records "
         "being dimmed, and inversion of one record's update by cosine and total variation, "
-        f"{asked.inversion.steps} steps from {asked.inversion.restarts} guess(es). In brackets "
+        f"{audit.inversion.steps} steps from {audit.inversion.restarts} guess(es). In brackets "
         'intervals at 95 %. "At least" is an empirical epsilon: a lower bound in the terms of '
         "the claim beside it, from "
-        f"{asked.draws:,} draws of a randomiser and {asked.canaries:,} canaries.",
+        f"{audit.draws:,} draws of a randomiser and {audit.canaries:,} canaries.",
     ]
     page.left_open += [("sizes, epsilons, attacks", "ours"), ("delta", f"{DELTA:g}")]
     for where in cases:
@@ -148,7 +153,7 @@ def privacy(experiment: Experiment) -> Page:
     return page
 
 
-def findings(title: str, rows: list[Row]) -> list[Finding]:
+def findings(title: str, rows: list[PrivacyRow]) -> list[PaperStatement]:
     """What is to be seen in a table."""
     by = {(row.defence, row.epsilon): row for row in rows}
     none, inside_none = (by[NONE, ""].best[a] for a in (membership.ATTACK, white_box.ATTACK))
@@ -156,20 +161,20 @@ def findings(title: str, rows: list[Row]) -> list[Finding]:
     record, client = (by[name, least].best[membership.ATTACK] for name in (LOCAL, CENTRAL))
     inside = {name: by[name, least].best[white_box.ATTACK] for name in (LOCAL, CENTRAL)}
     return [
-        Finding(
+        PaperStatement(
             f"{title}: undefended, membership is found, and by an attacker inside the training "
             "more surely.",
             REMEMBERS < none < inside_none,
             f"Rule: both AUC above {REMEMBERS:g}, the second above the first. Here {none:.3f} "
             f"black box and {inside_none:.3f} white box.",
         ),
-        Finding(
+        PaperStatement(
             f"{title}: both kinds of DP take membership away from who sees the models.",
             max(abs(record - 0.5), abs(client - 0.5)) <= LOST,
             f"Rule: the best AUC within {LOST:g} of 1/2 at the smallest epsilon. Here {record:.3f} "
             f"(local) and {client:.3f} (central).",
         ),
-        Finding(
+        PaperStatement(
             f"{title}: central DP does not protect from the server it trusts; local DP does.",
             inside[CENTRAL] > inside[LOCAL],
             "Rule: the best white-box AUC, the server's included, is higher under central DP at "
@@ -183,32 +188,32 @@ ITEMS: dict[str, Item] = {"privacy": privacy}
 
 def _row(
     experiment: Experiment,
-    where: Deployment,
+    where: PaperFederation,
     defence: Defence,
     epsilon: str,
     repeat: int,
-) -> Row:
-    asked = question(experiment, where)
+) -> PrivacyRow:
+    audit = audit_settings(experiment, where)
     settings = (*defence.settings, *([f"budget.epsilon={epsilon}"] if epsilon else []))
     name = f"naseri-privacy-{where.data}-{defence.recipe}{f'-{epsilon}' if epsilon else ''}"
     sweep = experiment.sweep(name, defence.recipe, settings, [], repeat)
     training = _training(experiment, defence.recipe, settings)
     accuracy = mean_of([100 * outcome.metrics["accuracy"] for outcome in sweep.outcomes(0)])
     recipe = hashlib.sha256(sweep.cells[0].recipe.model_dump_json().encode()).hexdigest()
-    identity = {"recipe": recipe, "data": training.data.fingerprint, "seed": asked.seed}
+    identity = {"recipe": recipe, "data": training.data.fingerprint, "seed": audit.seed}
 
     def on_step(attack: str, done: int, of: int) -> None:
         experiment.on_trial(f"{name}, {attack}", done, of, "")
 
-    with Kept.at(experiment.out / f"{name}-{experiment.scale}-audit", identity) as kept:
-        said, sizes = kept.told("row"), repr(replace(asked, workers=0))
-        if said is None or said["asked"] != sizes:
-            found = attacked(training, asked, kept, on_step)
+    with AuditCache.at(experiment.out / f"{name}-{experiment.scale}-audit", identity) as cache:
+        saved, sizes = cache.load_json("row"), repr(replace(audit, workers=0))
+        if saved is None or saved["asked"] != sizes:
+            results = run_attacks(training, audit, cache, on_step)
             claim = claimed(training.plan)
-            cells = summary(found.findings, found.leaks, claim)
-            said = {"asked": sizes, "cells": list(cells.values()), "best": _best(found.leaks)}
-            kept.tell("row", said)
-    return Row(defence.name, epsilon, accuracy, tuple(said["cells"]), said["best"])
+            cells = summary(results.findings, results.leaks, claim)
+            saved = {"asked": sizes, "cells": list(cells.values()), "best": _best(results.leaks)}
+            cache.save_json("row", saved)
+    return PrivacyRow(defence.name, epsilon, accuracy, tuple(saved["cells"]), saved["best"])
 
 
 def _training(experiment: Experiment, recipe: str, settings: tuple[str, ...]) -> Training:

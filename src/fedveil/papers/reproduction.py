@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedveil.errors import BadInput
 from fedveil.papers.experiment import Experiment, Item
-from fedveil.papers.page import Page
+from fedveil.papers.paper_page import Page
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.tuning.figures import png
 
@@ -47,7 +47,7 @@ def reproduce(
     command: str,
     on_page: Callable[[str, Page], None],
 ) -> Path:
-    """Run the items and write one page with their figures; returns the page.
+    """Run the items, write one page with their figures, and return its path.
 
     What the items refuse at once, for want of data, leaves nothing behind.
     """

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fedveil.checks import SMALLEST_CLIP
-from fedveil.errors import BadInput
+from fedveil.errors import BadArgument
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.rows import BLOCK, Norm, all_finite, at_a_time, row_norms
 
@@ -25,7 +25,7 @@ class Clipped:
 
 @dataclass(frozen=True)
 class Clip:
-    """Scale each row down to a norm of at most `value`; shorter rows are left alone.
+    """Scale each row down to a norm of at most `value`. Shorter rows are left alone.
 
     `gradient`, when given, says how the clip is reached: every local gradient is clipped by it
     and the learning rates add up to value / gradient. Without it the update itself is clipped.
@@ -53,8 +53,9 @@ class Clip:
 
     def __post_init__(self) -> None:
         if not (self.value >= SMALLEST_CLIP and math.isfinite(self.value)):
-            raise BadInput(
-                f"clip.value is {self.value}: a number of at least {SMALLEST_CLIP} is needed"
+            raise BadArgument(
+                f"{{value}} is {self.value}: a number of at least {SMALLEST_CLIP} is needed",
+                "value",
             )
 
     @property

@@ -12,8 +12,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedveil.checks import SMALLEST_FLOOR, check, one_of
-from fedveil.errors import BadInput
+from fedveil.checks import (
+    BIT_EPSILON,
+    BUDGET,
+    CLIP,
+    CLIP_EVERY,
+    CLIP_FLOOR,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POWER,
+    QUANTILE,
+    ROUNDS,
+    SMALLEST_FLOOR,
+    one_of,
+)
+from fedveil.errors import BadArgument
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise
@@ -54,7 +67,7 @@ class ClipSchedule(ABC):
 
     @property
     def watched(self) -> Watched | None:
-        """What clients are asked for beside their updates; None, nothing, which costs nothing."""
+        """The statistic that clients report beside their updates, None if there is none."""
         return None
 
     @abstractmethod
@@ -66,7 +79,7 @@ class ClipSchedule(ABC):
         """The clip in force in `round`."""
 
     def watch(self, lengths: Lengths, round: int) -> torch.Tensor:
-        """What each client of a block is asked for: float64 [K, width]; it never leaves raw."""
+        """The statistic of each client of a block, float64 [K, width]. It never leaves raw."""
         return torch.zeros(len(lengths.norms), 0, dtype=torch.float64)
 
     def move(self, moving: float, noisy: torch.Tensor, expected: float, round: int) -> float:
@@ -81,7 +94,7 @@ class ClipSchedule(ABC):
         return self.start(), self.start()
 
     def rates_allowed(self, round: int) -> float | None:
-        """What the learning rates of `round` may add up to; None where they are free."""
+        """The largest sum of the learning rates of `round`, None if they are free."""
         return None
 
     @property
@@ -151,13 +164,15 @@ class Poly(ClipSchedule):
 
     def __post_init__(self) -> None:
         _check_clip(self.value, self.norm)
-        check("clip.power", self.power)
-        check("rounds", self.rounds)
-        check("clip.floor", self.floor)
+        NOT_NEGATIVE.check("power", self.power)
+        ROUNDS.check("rounds", self.rounds)
+        CLIP_FLOOR.check("floor", self.floor)
         if self.floor > self.value:
-            raise BadInput(
-                f"clip.floor is {self.floor}: a number from {SMALLEST_FLOOR} to clip.value, "
-                f"{self.value}, is needed"
+            raise BadArgument(
+                f"{{floor}} is {self.floor}: a number from {SMALLEST_FLOOR} to {{value}}, "
+                f"{self.value}, is needed",
+                "floor",
+                "value",
             )
 
     def start(self) -> float:
@@ -170,7 +185,7 @@ class Poly(ClipSchedule):
 
 @dataclass(frozen=True)
 class PerGradient(ClipSchedule):
-    """`inner` clips every local gradient; the update is then clipped by that times `reach`.
+    """Clip every local gradient by `inner`, and the update by that times `reach`.
 
     `reach(round)` is the sum of the round's learning rates (Fu et al.: Xi = zeta sum(eta)).
     """
@@ -241,15 +256,16 @@ class Quantile(ClipSchedule):
         )
 
     def __post_init__(self) -> None:
-        check("clip.value", self.value)
-        check("clip.quantile", self.target)
-        check("clip.lr", self.lr)
-        check("clip.bit_noise", self.noise)
-        check("clip.bit_epsilon", self.flip)
+        CLIP.check("value", self.value)
+        QUANTILE.check("target", self.target)
+        POSITIVE.check("lr", self.lr)
+        NOT_NEGATIVE.check("noise", self.noise)
+        BIT_EPSILON.check("flip", self.flip)
         if (self.noise > 0) == (self.flip > 0):
-            raise BadInput(
-                f"clip.bit_noise is {self.noise} and clip.bit_epsilon {self.flip}: give exactly "
-                "one, positive"
+            raise BadArgument(
+                f"{{noise}} is {self.noise} and {{flip}} {self.flip}: give exactly one, positive",
+                "noise",
+                "flip",
             )
 
     def start(self) -> float:
@@ -282,7 +298,10 @@ class Quantile(ClipSchedule):
         return max(_LEAST, min(_MOST, moving * math.exp(step)))
 
     def span(self, round: int) -> tuple[float, float]:
-        """A step changes it by a factor of at most e^3; one more is for a rounded product."""
+        """As `ClipSchedule.span`: a step changes the clip by a factor of at most e^3.
+
+        One more factor is for a rounded product.
+        """
         if round == 1:
             return self.value, self.value
         factor = math.exp(min(_LARGEST_STEP * round, 300.0))
@@ -336,18 +355,25 @@ class Median(ClipSchedule):
         )
 
     def __post_init__(self) -> None:
-        check("clip.value", self.value)
-        check("clip.low", self.low)
-        check("clip.high", self.high)
-        check("clip.every", self.every)
-        check("clip.cap", self.cap)
+        CLIP.check("value", self.value)
+        POWER.check("low", self.low)
+        POWER.check("high", self.high)
+        CLIP_EVERY.check("every", self.every)
+        BUDGET.check("cap", self.cap)
         if not self.low < self.high:
-            raise BadInput(
-                f"clip.low and clip.high are {self.low} and {self.high}: powers of two with "
-                "-60 <= low < high <= 60 are needed"
+            raise BadArgument(
+                f"{{low}} and {{high}} are {self.low} and {self.high}: powers of two with "
+                "-60 <= low < high <= 60 are needed",
+                "low",
+                "high",
             )
         if not self.cap >= max(self.value, 2.0**self.low):
-            raise BadInput(f"clip.cap is {self.cap}: at least clip.value and 2^clip.low are needed")
+            raise BadArgument(
+                f"{{cap}} is {self.cap}: at least {{value}} and 2^{{low}} are needed",
+                "cap",
+                "value",
+                "low",
+            )
 
     @property
     def watched(self) -> Watched:
@@ -411,5 +437,5 @@ def is_own_schedule(schedule: ClipSchedule) -> bool:
 
 
 def _check_clip(value: float, norm: Norm) -> None:
-    check("clip.value", value)
-    one_of("clip.norm", norm, Norm)
+    CLIP.check("value", value)
+    one_of("norm", norm, Norm)

@@ -1,4 +1,4 @@
-"""Adaptive clips under local DP that somebody trusted watches, and what that adds to a line.
+"""Curators of adaptive clips under local DP, and what they add to a budget line.
 
 The server sees clients' reports and the clip, which a curator's noisy sums move: the line against
 it is the composition of both. Neither part stands alone, since the clip that shapes later reports
@@ -24,7 +24,7 @@ _SEEN = (
 
 @dataclass(frozen=True)
 class Curator:
-    """A Gaussian release about a client in at most `most` of its turns; `key` sets its noise."""
+    """A Gaussian release about a client in at most `most` of its turns. `key` sets its noise."""
 
     release: Gaussian
     most: int
@@ -39,7 +39,7 @@ class Curator:
         return GaussianWithCurator(report, self.release, self.most)
 
     def on(self, line: BudgetLine) -> BudgetLine:
-        """The line of reports as one of reports and what is watched, against the server."""
+        """The line of the reports, extended to what the curator publishes, against the server."""
         first, *others = line.assumptions
         return replace(
             line,
@@ -57,16 +57,16 @@ class Curator:
         if epsilon(least, count, budget.delta, Relation.REPLACE) < budget.epsilon:
             return
         alone = epsilon(self.release, turns, budget.delta, Relation.REPLACE)
-        told = replace(self.on(base), event=self.release, covers=self.watched)
+        alone_line = replace(self.on(base), event=self.release, covers=self.watched)
         raise BadInput(
             f"{self.key} {self.setting:g} leaves nothing of budget.epsilon {budget.epsilon:g} for "
-            f"the updates: its {turns} releases alone cost {told.claim(alone).short}; "
+            f"the updates: its {turns} releases alone cost {alone_line.claim(alone).short}; "
             f"{self.remedy}, or raise budget.epsilon"
         )
 
 
 def curator_of(watched: Watched | None, base: BudgetLine, rounds: int) -> Curator | None:
-    """Who publishes what a schedule watches, if it is noised rather than flipped."""
+    """The curator that publishes a schedule's statistic, None if clients flip bits themselves."""
     if watched is None or not watched.noise:
         return None
     return Curator(

@@ -10,8 +10,8 @@ from functools import cached_property
 
 import torch
 
-from fedveil.checks import check, shown
-from fedveil.errors import BadInput
+from fedveil.checks import CLIENTS, ROUNDS, shown
+from fedveil.errors import BadArgument, BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust
@@ -20,12 +20,12 @@ from fedveil.privacy.accounting.events import Gaussian, WithMetrics
 from fedveil.privacy.accounting.spending import Spending
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths, is_own_schedule
-from fedveil.privacy.metrics import PricedMetrics
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noisy_steps import NoisySteps
+from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.releases.release import NOBODY, Asked, Release
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Counts, Sampler
-from fedveil.privacy.steps import NoisySteps
 from fedveil.privacy.watching import Watched
 
 
@@ -71,8 +71,8 @@ class PrivacyPlan:
         )
 
     def __post_init__(self) -> None:
-        check("rounds", self.rounds)
-        check("clients", self.population)
+        ROUNDS.check("rounds", self.rounds)
+        CLIENTS.check("clients", self.population)
         self.sampler.check(self.population)
         if not isinstance(self.release, Release):
             raise BadInput(f"release is {self.release!r}: a Release is needed")
@@ -394,9 +394,10 @@ def _uncounted(metrics: PricedMetrics, line: BudgetLine) -> str:
 def check_uncapped(sampler: Sampler) -> None:
     """Refuse a cap on participations where nobody counts them."""
     if getattr(sampler, "max_participations", None) is not None:
-        raise BadInput(
-            "sample.max_participations is for local DP, where turns are counted; a capped "
-            "cohort is not uniformly random, so nothing amplifies it: leave it out"
+        raise BadArgument(
+            "{max_participations} is for local DP, where turns are counted; a capped cohort is not "
+            "uniformly random, so nothing amplifies it: leave it out",
+            "max_participations",
         )
 
 
@@ -410,8 +411,9 @@ def check_deltas(lines: tuple[BudgetLine, ...], population: int) -> None:
     """Refuse a delta so large that it would allow publishing somebody outright."""
     for line in lines:
         if line.budget.delta >= 1 / population:
-            raise BadInput(
-                f"budget.delta is {line.budget.delta:g}, not below 1 / {population} clients: a "
-                f"delta that large would allow publishing somebody outright; use less than "
-                f"{1 / population:g}"
+            raise BadArgument(
+                f"{{delta}} is {line.budget.delta:g}, not below 1 / {population} clients: a delta "
+                "that large would allow publishing somebody outright; use less than "
+                f"{1 / population:g}",
+                "delta",
             )

@@ -1,13 +1,12 @@
 """Ranges: the public intervals that the two-point mechanism clamps weights to, layer by layer."""
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 
-from fedveil.checks import SMALLEST_RADIUS
-from fedveil.errors import BadInput
+from fedveil.checks import FINITE, RADIUS, SMALLEST_RADIUS, at_least
+from fedveil.errors import BadArgument
 from fedveil.identity import Stated
 
 _LARGEST, _ROUNDING = 1e30, 1e-9
@@ -57,19 +56,20 @@ class Ranges:
         )
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.centre):
-            raise BadInput(f"clip.centre is {self.centre}: a finite number is needed")
+        FINITE.check("centre", self.centre)
         if self.radius is None:
             if not self.adaptive or self.perturb is not Perturb.WEIGHTS:
-                raise BadInput("clip.radius is missing: only adaptive ranges of weights need none")
-        elif not (self.radius >= SMALLEST_RADIUS and math.isfinite(self.radius)):
-            raise BadInput(f"clip.radius is {self.radius}: at least {SMALLEST_RADIUS} is needed")
-        if not (self.growth >= 1 and math.isfinite(self.growth)):
-            raise BadInput(f"clip.growth is {self.growth}: a number >= 1 is needed")
+                raise BadArgument(
+                    "{radius} is missing: only adaptive ranges of weights need none", "radius"
+                )
+        else:
+            RADIUS.check("radius", self.radius)
+        at_least(1).check("growth", self.growth)
         if self.perturb is Perturb.UPDATE and self.centre != 0:
-            raise BadInput(
-                f"clip.centre is {self.centre}: updates are centred on the model sent, so leave "
-                "it out"
+            raise BadArgument(
+                f"{{centre}} is {self.centre}: updates are centred on the model sent, so leave it "
+                "out",
+                "centre",
             )
 
     def start(self, params: torch.Tensor) -> torch.Tensor:

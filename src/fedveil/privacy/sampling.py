@@ -12,8 +12,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import check
-from fedveil.errors import BadInput
+from fedveil.checks import COHORT, COUNT, RATE
+from fedveil.errors import BadArgument, BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
@@ -86,7 +86,7 @@ class Poisson:
         return (("sampler", "poisson"), ("rate", self.rate))
 
     def __post_init__(self) -> None:
-        check("sample.rate", self.rate)
+        RATE.check("rate", self.rate)
 
     def check(self, population: int) -> None:
         """Any population will do."""
@@ -144,9 +144,9 @@ class FixedSize:
         )
 
     def __post_init__(self) -> None:
-        check("sample.size", self.size)
+        COHORT.check("size", self.size)
         if self.max_participations is not None:
-            check("sample.max_participations", self.max_participations)
+            COUNT.check("max_participations", self.max_participations)
 
     def check(self, population: int) -> None:
         """Refuse more clients per round than there are."""
@@ -199,7 +199,7 @@ class RoundRobin:
         return (("sampler", "round-robin"), ("size", self.size))
 
     def __post_init__(self) -> None:
-        check("sample.size", self.size)
+        COHORT.check("size", self.size)
 
     def check(self, population: int) -> None:
         """Refuse more clients per round than there are."""
@@ -290,7 +290,9 @@ def _order(streams: Streams, population: int) -> Cohort:
 
 def _check_fits(size: int, population: int) -> None:
     if size > population:
-        raise BadInput(
-            f"sample.size is {size} but there are only {population} clients: "
-            "lower sample.size or raise data.clients"
+        raise BadArgument(
+            f"{{size}} is {size} but there are only {population} clients: lower {{size}} or raise "
+            "{population}",
+            "size",
+            "population",
         )

@@ -54,7 +54,7 @@ class Multisets:
             object.__setattr__(self, name, counts)
 
     def sums(self, centre: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
-        """The sum of the reports at each position, float64 [P]; reach is radius times kappa.
+        """The sum of the reports at each position, float64 [P], where reach is radius times kappa.
 
         Guarantee: with float32 centre and reach, and fewer than 2^29 reports, each sum is the sum
         of the reports as made, rounded once to float64.

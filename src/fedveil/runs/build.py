@@ -1,63 +1,42 @@
-"""From a recipe to objects: with `data` and `plans`, where a recipe's words are resolved."""
+"""From a recipe to a training: each section builds its part, and the parts are checked together."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin, Sampler
-from fedveil.runs.attackers import attack_of
+from fedveil.privacy.secure import secured
 from fedveil.runs.models import task_of, words_of
 from fedveil.runs.own import Model, asked_of, check_same, module_digest, own_task
-from fedveil.runs.plans import plan_of, priced_of
-from fedveil.runs.recipe import Recipe, check_recipe_values
+from fedveil.runs.recipe import Recipe
 from fedveil.runs.records import data_of
-from fedveil.runs.sections.client_section import (
-    ClientSection,
-    DpSgdSection,
-    EveryoneSection,
-    FixedSection,
-    GradientSection,
-    PoissonSection,
-    RoundRobinSection,
-    SampleSection,
-    SgdSection,
-)
-from fedveil.runs.sections.section import Section
-from fedveil.runs.sections.server_section import EngineSection, EvaluateSection, ServerSection
-from fedveil.training.aggregates import Aggregate, CoordinateMedian, Flame, Krum, TrimmedMean
-from fedveil.training.batches import Batches
-from fedveil.training.directions import Adam
-from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.runs.sections.client_section import DpSgdSection
+from fedveil.runs.sections.noise_section import GaussianSection, PlanInputs
+from fedveil.runs.sections.section import in_keys
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
-from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
-from fedveil.training.rates import RateSchedule, RateShape
-from fedveil.training.server import (
-    AdagradServer,
-    AdamServer,
-    ServerOptimizer,
-    SgdServer,
-    Weights,
-    YogiServer,
-)
+from fedveil.training.server import Weights
 from fedveil.training.session import Training
-from fedveil.training.work import ClientSgd, ClientWork, Decay, OneGradient
 
-_MOMENTS = ("beta1", "beta2", "floor")
+_RESAMPLED = (
+    "records were drawn with replacement: one may be several clients' own, and the claim is about "
+    "one client's copy of it"
+)
 
-_SERVERS: dict[
-    str, tuple[type[SgdServer | AdamServer | YogiServer | AdagradServer], tuple[str, ...]]
-] = {
-    "sgd": (SgdServer, ("lr", "momentum")),
-    "adam": (AdamServer, ("lr", *_MOMENTS)),
-    "yogi": (YogiServer, ("lr", *_MOMENTS)),
-    "adagrad": (AdagradServer, ("lr", "floor")),
+
+_KEYS = {
+    "size": "sample.size",
+    "population": "data.clients",
+    "max_participations": "sample.max_participations",
+    "malicious": "server.malicious",
+    "delta": "budget.delta",
 }
-"""The server optimisers and the keys of [server] that they take."""
+"""The keys of arguments that are refused only beside other parts."""
 
 
 @one_thread()
@@ -78,15 +57,21 @@ def build(
     `allow_code` says that the code which the recipe names may be run. `make_engine` is for clients
     that are not on this machine.
     """
-    check_recipe_values(recipe)
+    recipe.check_values()
     recipe.model.check_allowed(allow_code)
-    rounds, sampler = recipe.total_rounds, _sampler(recipe.sample)
-    work, server = _work(recipe.client, rounds), _server(recipe.server, rounds)
+    rounds, sampler = recipe.total_rounds, recipe.sample.build()
+    # The plan may depend on the work, but the work of DP-SGD depends on the plan.
+    work = None if isinstance(recipe.client, DpSgdSection) else recipe.client.build(rounds)
+    server = recipe.server.build(rounds)
     data = data_of(recipe, data_root) if data is None else data
     if model is None:
         words = words_of(recipe.model, data)
         task = task_of(
-            *(recipe.model, data.record_shape, data.target, recipe.seed, words),
+            recipe.model,
+            data.record_shape,
+            data.target,
+            recipe.seed,
+            words,
             allow_code=allow_code,
         )
     else:
@@ -94,42 +79,32 @@ def build(
     asked_of(task, recipe.evaluate.metrics, model)
     check_same(task, recipe.model.digest)
     if plan is None:
-        metrics = priced_of(recipe, sampler, data, task)
-        plan = plan_of(recipe, sampler, data.clients, work, task, metrics)
-    return Training(
-        task=task,
-        data=data,
-        plan=plan,
-        adversary=attack_of(recipe, data, plan),
-        aggregate=_aggregate(recipe.server),
-        work=work or _dp_sgd(recipe.client, plan, rounds),
-        server=server,
-        weights=Weights(recipe.server.weights),
-        seed=recipe.seed,
-        mode=None if recipe.engine.mode in (None, "fastest") else Mode(recipe.engine.mode),
-        fastest=recipe.engine.mode == "fastest",
-        chunk=recipe.engine.chunk,
-        memory=recipe.engine.memory,
-        workers=recipe.engine.workers,
-        cluster=None if make_engine else _cluster(recipe.engine),
-        every=recipe.evaluate.every or 1,
-        diagnostics=recipe.evaluate.diagnostics,
-        clients_every=_clients_every(recipe.evaluate, rounds),
-        make_engine=make_engine,
-    )
-
-
-def _clients_every(section: EvaluateSection, rounds: int) -> int | None:
-    """How often the model is measured across clients; None for never."""
-    if not section.clients:
-        if section.clients_every is not None:
-            raise BadInput("evaluate.clients_every has no effect without evaluate.clients = true")
-        return None
-    if section.diagnostics is False:
-        raise BadInput(
-            "evaluate.clients is a diagnostic and evaluate.diagnostics is false: leave one out"
+        metrics = recipe.evaluate.build_price(recipe, sampler, data, task)
+        inputs = PlanInputs(recipe, sampler, data.clients, work, task, metrics)
+        with in_keys(**_KEYS):
+            plan = _plan(recipe, inputs)
+    with in_keys(**_KEYS):
+        return Training(
+            task=task,
+            data=data,
+            plan=plan,
+            adversary=recipe.attack.build(recipe, data, plan) if recipe.attack else None,
+            aggregate=recipe.server.build_aggregate(),
+            work=work or recipe.client.build(rounds, plan.steps),
+            server=server,
+            weights=Weights(recipe.server.weights),
+            seed=recipe.seed,
+            mode=None if recipe.engine.mode in (None, "fastest") else Mode(recipe.engine.mode),
+            fastest=recipe.engine.mode == "fastest",
+            chunk=recipe.engine.chunk,
+            memory=recipe.engine.memory,
+            workers=recipe.engine.workers,
+            cluster=None if make_engine else recipe.engine.build_cluster(),
+            every=recipe.evaluate.every or 1,
+            diagnostics=recipe.evaluate.diagnostics,
+            clients_every=recipe.evaluate.rounds_between_clients(rounds),
+            make_engine=make_engine,
         )
-    return section.clients_every or rounds
 
 
 def resolved(recipe: Recipe, training: Training) -> Recipe:
@@ -151,124 +126,72 @@ def resolved(recipe: Recipe, training: Training) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
-def _cluster(section: EngineSection) -> RayCluster | None:
-    return RayCluster(section.address) if section.kind == "ray" else None
+def _plan(recipe: Recipe, inputs: PlanInputs) -> PrivacyPlan:
+    """The plan that the recipe's noise makes; sections that do not go together are refused."""
+    _check_sections(recipe)
+    metrics, noise = inputs.metrics, recipe.noise
+    beside = metrics if metrics is not None and metrics.of_clients else None
+    if beside is not None and noise.where != "server":
+        raise BadInput(
+            "evaluate.epsilon would measure the clients themselves, and whoever measures sees "
+            "records that this recipe keeps from everybody but their client: hold owners out "
+            "(data.test = 'by-client'), or leave it out"
+        )
+    plan = noise.build(replace(inputs, metrics=beside))
+    if metrics is not None:
+        plan = plan.measuring(metrics, recipe.evaluate.every)
+    if recipe.data.resample is not None:
+        plan = plan.assuming(_RESAMPLED)
+    if noise.source != "secure" or not plan.private:
+        return plan
+    return secured(plan, inputs.task.size, diagnostics=bool(recipe.evaluate.diagnostics))
 
 
-def _sampler(section: SampleSection) -> Sampler:
-    match section:
-        case PoissonSection():
-            return Poisson(section.rate)
-        case FixedSection():
-            return FixedSize(section.size, section.max_participations)
-        case RoundRobinSection():
-            return RoundRobin(section.size)
-        case EveryoneSection():
-            return Everyone()
-
-
-def _work(section: ClientSection, rounds: int) -> ClientWork | None:
-    """The local work, or None for DP-SGD, whose noise the plan has yet to find."""
-    if isinstance(section, DpSgdSection):
-        return None
-    if isinstance(section, GradientSection):
-        return OneGradient()
-    batches = Batches(section.batch, section.epochs, section.steps)
-    decay = None
-    if section.mu is not None or section.gamma is not None:
-        if section.mu is None or section.gamma is None or section.lr is not None:
-            raise BadInput("give client.lr, or both client.mu and client.gamma, not a mixture")
-        if section.steps is None:
-            raise BadInput("client.mu and client.gamma count local steps: give client.steps")
-        decay = Decay(section.mu, section.gamma)
-    elif section.lr is None:
-        raise BadInput("client.lr is missing")
-    lr = section.lr if decay is None or section.lr is not None else decay.rate(0)
-    return ClientSgd(
-        batches,
-        lr or 0.0,
-        momentum=section.momentum,
-        weight_decay=section.weight_decay,
-        decay=decay,
-        proximal=section.proximal or 0.0,
-        adam=_adam(section),
-        schedule=_rates("client", section, rounds),
-    )
-
-
-def _adam(section: SgdSection | DpSgdSection) -> Adam | None:
-    """Adam at the clients, with what is left out as its own default; None for 'sgd'."""
-    given = _given(section, *_MOMENTS)
-    if section.optimizer == "adam":
-        return Adam(**given)
-    if given:
-        key = next(iter(given))
-        raise BadInput(f"client.{key} has no effect on sgd: leave it out, or use adam")
-    return None
-
-
-def _dp_sgd(section: ClientSection, plan: PrivacyPlan, rounds: int) -> ClientWork:
-    steps = plan.steps
-    if not isinstance(section, DpSgdSection) or steps is None:
-        raise AssertionError("only DP-SGD is made from its plan")
-    return ClientDpSgd(
-        steps,
-        section.lr,
-        momentum=section.momentum or 0.0,
-        weight_decay=section.weight_decay or 0.0,
-        proximal=section.proximal or 0.0,
-        adam=_adam(section),
-        schedule=_rates("client", section, rounds),
-    )
-
-
-def _rates(
-    name: str, section: SgdSection | DpSgdSection | ServerSection, rounds: int
-) -> RateSchedule | None:
-    """How the learning rate of a section changes over the rounds; None if it does not."""
-    shape, warmup = RateShape(section.schedule or "constant"), section.warmup or 0
-    floor = section.lr_floor or 0.0
-    if shape is RateShape.CONSTANT and not warmup and not floor:
-        return None
-    try:
-        return RateSchedule(shape, rounds, warmup, floor)
-    except BadInput as e:
-        raise BadInput(f"{name}.{e}") from e
-
-
-def _aggregate(section: ServerSection) -> Aggregate | None:
-    """What takes the place of the mean; None for the mean itself."""
-    kind = section.aggregate
-    allowed = {"trim": ("trimmed-mean",), "malicious": ("krum", "multi-krum")}
-    for key in _given(section, *allowed):
-        if kind not in allowed[key]:
-            raise BadInput(f"server.{key} has no effect on {kind}: leave it out")
-    expected = 1 if section.malicious is None else section.malicious
-    match kind:
-        case "mean":
-            return None
-        case "median":
-            return CoordinateMedian()
-        case "trimmed-mean":
-            return TrimmedMean(**_given(section, "trim"))
-        case "krum":
-            return Krum(expected)
-        case "multi-krum":
-            return Krum(expected, chosen=None)
-        case "flame":
-            return Flame()
-
-
-def _given(section: Section, *keys: str) -> dict[str, Any]:
-    """The keys that were not left out."""
-    return {key: value for key in keys if (value := getattr(section, key)) is not None}
-
-
-def _server(section: ServerSection, rounds: int) -> ServerOptimizer:
-    kind, known = _SERVERS[section.optimizer]
-    given = _given(section, "lr", *_MOMENTS)
-    if section.momentum:
-        given["momentum"] = section.momentum
-    for key in given.keys() - set(known):
-        raise BadInput(f"server.{key} has no effect on {section.optimizer}: leave it out")
-    return kind(**given, schedule=_rates("server", section, rounds))
+def _check_sections(recipe: Recipe) -> None:
+    """Refuse sections that contradict each other."""
+    if recipe.data.resample is not None and recipe.client.kind == "dp-sgd":
+        raise BadInput(
+            f"data.resample is {recipe.data.resample} and the claim is about one record, of which "
+            "a client may then have several copies: leave it out"
+        )
+    noise, clip, budget = recipe.noise, recipe.clip, recipe.budget
+    secure = noise.source == "secure"
+    if budget is not None and not noise.claim:
+        raise BadInput(
+            "budget is given and nothing is claimed (noise.kind 'none' or noise.claim = false): "
+            "leave the budget out (--set budget=none) or add noise that is claimed"
+        )
+    if noise.kind != "none" and clip is None:
+        raise BadInput(f"noise.kind is {noise.kind!r} without a [clip]: noise protects nobody")
+    if noise.claim and budget is None:
+        raise BadInput(
+            f"noise.kind is {noise.kind!r} without a [budget]: give at least budget.delta"
+        )
+    if (
+        isinstance(noise, GaussianSection)
+        and not noise.claim
+        and (noise.where != "server" or noise.multiplier is None)
+    ):
+        raise BadInput("noise.claim = false is for noise.where = 'server' with a multiplier")
+    if secure and not noise.claim:
+        raise BadInput("noise.source = 'secure' is for noise that is claimed: use 'seeded'")
+    if secure and budget is not None and budget.as_published:
+        raise BadInput("budget.as_published is for simulations: use noise.source = 'seeded'")
+    if secure and recipe.engine.checkpoint != 1:
+        raise BadInput(
+            f"engine.checkpoint is {recipe.engine.checkpoint}: with secure noise every round that "
+            "is lost is charged again, so a checkpoint is written after each; leave it out"
+        )
+    if (noise.kind == "two-point") != (clip is not None and clip.kind == "range"):
+        raise BadInput("clip.kind 'range' and noise.kind 'two-point' go together")
+    if (recipe.client.kind == "dp-sgd") != (noise.where == "training"):
+        raise BadInput("client.kind 'dp-sgd' and noise.where = 'training' go together")
+    if recipe.shuffle is not None and noise.kind != "two-point":
+        raise BadInput("[shuffle] is for noise.kind = 'two-point'")
+    if getattr(noise, "c2", None) is not None and not (budget is not None and budget.as_published):
+        raise BadInput("noise.c2 is for budget.as_published = true: leave it out")
+    if budget is not None and budget.epsilons is not None:
+        if not math.isinf(budget.epsilon):
+            raise BadInput("budget.epsilon and budget.epsilons contradict each other: give one")
+        if not budget.epsilons or noise.where != "client":
+            raise BadInput("budget.epsilons is a list of one or more, for noise at the clients")

@@ -18,7 +18,7 @@ KEEP = 2
 
 
 def save(folder: Path, state: ServerState, head: Head) -> None:
-    """Write the state and the ledger's head atomically and drop all but the newest two."""
+    """Write the state and the ledger's head atomically, and delete all but the newest two."""
     tensors = {"params": state.params.clone(), "moving": state.moving.clone()}
     tensors |= {f"memory.{name}": value.clone() for name, value in state.memory.items()}
     about = {"round": json.dumps(state.round), "ledger": json.dumps(head.to_dict())}
@@ -31,15 +31,16 @@ def save(folder: Path, state: ServerState, head: Head) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after a round, and what the end of the ledger was then."""
+    """The server's state after a round, and the head of the ledger at that time."""
 
     state: ServerState
     head: Head
 
 
 def load_latest(folder: Path, like: ServerState) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that can be read and is `like` the run's first state in shape, and a
-    remark on each that is not.
+    """The newest usable checkpoint, and a remark on each newer one that is not.
+
+    A usable checkpoint can be read, and has the shapes of the run's first state, `like`.
     """
     remarks: list[str] = []
     for path in reversed(_files(folder)):
@@ -51,7 +52,7 @@ def load_latest(folder: Path, like: ServerState) -> tuple[Checkpoint | None, lis
 
 
 def recorded_head(folder: Path) -> Head | None:
-    """What the newest checkpoint says of the end of the ledger, if there is one."""
+    """The head of the ledger in the newest readable checkpoint, or None."""
     for path in reversed(_files(folder)):
         try:
             with safetensors.safe_open(path, framework="pt") as f:
@@ -62,18 +63,18 @@ def recorded_head(folder: Path) -> Head | None:
 
 
 def _head(about: dict[str, str]) -> Head:
-    found = json.loads(about["ledger"])
-    return Head(str(found["head"]), int(found["length"]))
+    head = json.loads(about["ledger"])
+    return Head(str(head["head"]), int(head["length"]))
 
 
 def _digest(tensors: dict[str, torch.Tensor], about: dict[str, str]) -> str:
     """SHA-256 over everything a checkpoint holds."""
-    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
-        found.update(f"|{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        found.update(tensor.numpy().data)
-    return found.hexdigest()
+        digest.update(f"|{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()
 
 
 def _files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What a run leaves for others to read, and whether it is still what the ledger says it was."""
+"""The files that a run ends with, and whether they still match the ledger."""
 
 import hashlib
 import json
@@ -21,27 +21,26 @@ _ALIKE = 1e-6
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """The SHA-256 of every file that a run's end commits to, as it is now."""
+    """The SHA-256 of every file that the ledger's closing entry commits to."""
     return {name: _digest(folder / name) for name in FILES}
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """What a ledger knows a recipe by."""
+    """The digest by which a ledger identifies a recipe."""
     return hash_chain.digest(toml.dumps(recipe.model_dump()))
 
 
 def is_open(file: Path, run: str) -> bool:
-    """Whether a run has not ended, by its ledger: it is running, or it was killed."""
+    """Whether the ledger has no closing entry of a run: it is running, or was killed."""
     return not read_closing(file, run)
 
 
-def differences(folder: Path, file: Path, told: Statement) -> list[str]:
-    """Where a run directory is not what the ledger in `file` says of it, a sentence for each.
+def differences(folder: Path, file: Path, statement: Statement) -> list[str]:
+    """Where a run directory differs from what the ledger in `file` notes, a sentence for each.
 
     Guarantee: if the run has ended and there are none, recipe, metrics, model and result are,
-    byte for byte, those it ended with; the report is drawn from them, and can be drawn again. The
-    recipe and the claims are compared with the ledger's own words as well, so that an end cannot
-    vouch for what was never charged.
+    byte for byte, those it ended with. The report is drawn from them. Recipe and claims are also
+    compared with the charges, so that a closing entry cannot vouch for what was never charged.
 
     | edge | behaviour |
     |---|---|
@@ -49,14 +48,16 @@ def differences(folder: Path, file: Path, told: Statement) -> list[str]:
     | a file is missing or cannot be read | a sentence |
     | epsilons that differ by less than 1e-6 of them | the same |
     """
-    closed = read_closing(file, told.run)
-    found = _of_recipe(folder, read_runs(file)[told.run])
-    found += [text for name, noted in closed.items() for text in _of_file(folder / name, noted)]
-    return found + _of_claims(folder, told, ended=bool(closed))
+    closed = read_closing(file, statement.run)
+    return [
+        *_of_recipe(folder, read_runs(file)[statement.run]),
+        *(text for name, noted in closed.items() for text in _of_file(folder / name, noted)),
+        *_of_claims(folder, statement, ended=bool(closed)),
+    ]
 
 
 def check_as_left(path: Path, file: Path, run: str) -> None:
-    """Refuse a file of a run that has ended, if the ledger in `file` says that it was changed."""
+    """Refuse a file that has changed since the run ended, by the ledger in `file`."""
     noted = read_closing(file, run).get(path.name)
     for difference in [] if noted is None else _of_file(path, noted):
         raise BadInput(difference)
@@ -91,7 +92,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _of_claims(folder: Path, told: Statement, *, ended: bool) -> list[str]:
+def _of_claims(folder: Path, statement: Statement, *, ended: bool) -> list[str]:
     path = folder / "result.json"
     if not path.is_file():
         return []
@@ -100,9 +101,9 @@ def _of_claims(folder: Path, told: Statement, *, ended: bool) -> list[str]:
         claims, rounds = list(result["claims"]), int(result["rounds"])
     except (OSError, ValueError, LookupError, TypeError, OverflowError) as e:
         return [f"{path} cannot be read: {e}"]
-    if not ended and rounds < len({charge.round for charge in told.charges}):
+    if not ended and rounds < len({charge.round for charge in statement.charges}):
         return []  # an older result of a run that was resumed
-    own = [claim.to_dict() for claim in told.claims]
+    own = [claim.to_dict() for claim in statement.claims]
     if len(own) == len(claims) and all(map(_same, claims, own)):
         return []
     return [f"{path}: its claims are not what the charges in the ledger come to"]

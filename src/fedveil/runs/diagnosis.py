@@ -10,10 +10,10 @@ _LITTLE = 0.01
 
 
 def diagnose(history: list[dict[str, Any]]) -> list[str]:
-    """One line per thing that went wrong, most decisive first; empty when the model learnt.
+    """One line per problem, most decisive first. Empty if the model learnt.
 
     `history` is the metrics file: a line for the start (round 0) and one per round. Without
-    diagnostics in it, only what the loss itself says.
+    diagnostics in it, only the loss is judged.
     """
     rounds = [line for line in history if line["round"] > 0]
     losses = [line["loss"] for line in history if "loss" in line]

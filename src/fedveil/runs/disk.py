@@ -1,13 +1,17 @@
-"""Files that are either there, whole, or not there at all; and one process per run directory."""
+"""The run directory on disk: its creation, its lock, and files that are written atomically."""
 
 import fcntl
 import os
+import reprlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 
 from fedveil.errors import BadInput
+
+_LONGEST_NAME = 100
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -22,7 +26,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a file that a user named, which must not be there yet."""
+    """Write a file that the user named. It must not exist."""
     if path.exists():
         raise BadInput(f"{path} exists: name another file")
     try:
@@ -40,13 +44,48 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def check_run_name(name: str) -> None:
+    """Refuse a recipe name that cannot name a run directory below `runs`."""
+    if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()) or "/" in name or name[0] == ".":
+        raise BadInput(
+            f"name is {reprlib.repr(name)}: it names the run directory, so 1 to {_LONGEST_NAME} "
+            "printable characters are needed, without '/' and not beginning with '.'; or use --out"
+        )
+
+
+def check_free(out: Path) -> None:
+    """Refuse a directory that is not empty."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise BadInput(
+            f"--out {out} exists and is not an empty directory: choose another, or --resume {out}"
+        )
+
+
+def reserve(out: Path | None, name: str) -> Path:
+    """Create the run directory: `out`, or a new one below `runs` named after the recipe."""
+    try:
+        if out is not None:
+            check_free(out)
+            out.mkdir(parents=True, exist_ok=True)
+            return out
+        stem = f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+        for number in range(1, 1000):
+            folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                return folder
+    except OSError as e:
+        raise BadInput(f"the run directory cannot be made: {e}; use --out") from e
+    raise BadInput(f"runs/{stem} and 999 more exist: use --out")
+
+
 _TRIES, _PAUSE = 10, 0.05
-"""To take the lock: somebody who asks whether it is held has it for a moment (`in_use`)."""
+"""Attempts to take the lock, and seconds between them: `in_use` holds it for a moment."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the run directory: a second process that wants it is told so."""
+    """Context manager: lock the run directory. A second process gets `BadInput`."""
     with (folder / "lock").open("w") as f:
         for tries in range(_TRIES):
             try:
@@ -62,9 +101,9 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process holds the run directory now; a lock that cannot be read is nobody's.
+    """Whether a process has the run directory locked. A lock that cannot be read is nobody's.
 
-    The kernel lets go of a lock with the process that has it, however that ends.
+    The kernel releases a lock when the process that has it ends, however it ends.
     """
     try:
         descriptor = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""What a run has done so far, whatever the moment at which it is interrupted."""
+"""The rounds that a run has done, consistent at whatever moment it is interrupted."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,8 +7,8 @@ from fedveil.training.server import ServerState
 
 
 @dataclass(frozen=True)
-class Round:
-    """What is kept of a round: its line of metrics, how many took part, who was refused."""
+class FinishedRound:
+    """A finished round: its line of metrics, the number of clients, and who was refused."""
 
     line: dict[str, Any]
     clients: int
@@ -17,21 +17,21 @@ class Round:
 
 @dataclass
 class Done:
-    """The state, the metrics from before the start, and the rounds since.
+    """The server's state, the metrics from before the start, and the rounds since.
 
-    A round is added before the state becomes its: an interruption between the two leaves it undone.
+    A round is added before the state changes, so an interruption in between leaves it undone.
     """
 
     state: ServerState
     before: list[dict[str, Any]]
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[FinishedRound] = field(default_factory=list)
 
-    def add(self, round: Round, state: ServerState) -> None:
-        """One more round, which leads to `state`."""
+    def add(self, round: FinishedRound, state: ServerState) -> None:
+        """Add a round, which leads to `state`."""
         self.rounds.append(round)
         self.state = state
 
     @property
-    def settled(self) -> list[Round]:
-        """The rounds that the state has."""
+    def settled(self) -> list[FinishedRound]:
+        """The rounds that the state includes."""
         return [round for round in self.rounds if round.line["round"] <= self.state.round]

@@ -20,9 +20,16 @@ _MANY = 1_000_000
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of a run after `done` rounds, on the ledger in `file`; `resume` would continue it.
+    """How a run ended.
 
-    `asked` says that somebody asked it to end (`stop_request`).
+    Attributes:
+        plan: Its privacy plan.
+        done: The number of rounds that it did.
+        claims: What it claims now.
+        ledger: Its ledger, still open.
+        file: The file of that ledger.
+        resume: The command that continues it.
+        asked: Whether somebody asked it to end (`stop_request`).
     """
 
     plan: PrivacyPlan
@@ -35,7 +42,7 @@ class Ending:
 
     @property
     def stopped(self) -> Stopped:
-        """By the end of the plan, by a budget, or by somebody."""
+        """What ended it: the plan, a budget, an interruption, or a request."""
         if self.done >= self.plan.rounds:
             return "rounds"
         if self.ledger.refusal is not None:
@@ -49,13 +56,13 @@ class Ending:
         first = counting(self.claims)
         if first is None:
             return "nothing is claimed"
-        told = f"the claim that counts is {first}"
+        text = f"the claim that counts is {first}"
         beside = smaller(self.claims)
         if beside is not None:
-            told += f", which holds whoever ended the run and why; {beside.short}"
+            text += f", which holds whoever ended the run and why; {beside.short}"
         if any(claim.accountant is not first.accountant for claim in self.claims):
-            told += "; other accountants are listed for comparison"
-        return told
+            text += "; other accountants are listed for comparison"
+        return text
 
     def _stop(self) -> str:
         if self.stopped == "rounds":
@@ -71,18 +78,19 @@ class Ending:
         return f"it was stopped {after} by {whose}"
 
     def _what_is_left(self) -> str:
-        told = "nothing of it is left to run"
+        text = "nothing of it is left to run"
         if self.stopped in RESUMABLE:
             left = min(self.plan.rounds, self.plan.permitted) - self.done
-            told = f"{self.resume} does the other {left}"
+            text = f"{self.resume} does the other {left}"
         more, spent = self.ledger.fitting(_MANY), self.ledger.common_spent()
         common = None if spent is None else common_of(self.file)
         if more is None or spent is None or common is None:
-            return told + (
+            return text + (
                 ", and any other run on the same data adds to the claim" if self.claims else ""
             )
         fit = "more than a million" if more >= _MANY else more or "no"
-        return f"{told}; on {self.file} {common.told(spent)}, and {fit} more rounds like these fit"
+        spent_text = common.spent_text(spent)
+        return f"{text}; on {self.file} {spent_text}, and {fit} more rounds like these fit"
 
 
 def room(ledger: Ledger, permitted: int, file: Path) -> str | None:

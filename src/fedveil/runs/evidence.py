@@ -1,4 +1,4 @@
-"""What a ledger proves: its statements, its chain and files against what is there, an export."""
+"""The ledger of a run as evidence: statements, verification against the files, and an export."""
 
 import json
 from collections.abc import Callable
@@ -32,10 +32,13 @@ OPEN = (
 
 
 @dataclass(frozen=True)
-class Told:
-    """What every run of a ledger was charged, and what a shared ledger's runs spent together.
+class LedgerStatements:
+    """The statements of all runs of a ledger.
 
-    `warnings` say where the ledger, or the run directory, is not what the other remembers.
+    Attributes:
+        runs: One statement per run.
+        common: What the runs of a shared ledger spent together, or None.
+        warnings: Where the ledger and the run directory disagree.
     """
 
     runs: list[Statement]
@@ -50,14 +53,14 @@ class Told:
         return {"runs": runs, "common": self.common, "warnings": self.warnings}
 
 
-def statements_of(path: Path) -> Told:
-    """Read a run directory's ledger, or a ledger file; what does not fit is told, not refused."""
+def statements_of(path: Path) -> LedgerStatements:
+    """Read a ledger file, or the ledger of a run directory. What disagrees becomes a warning."""
     file = file_of(path)
     with one_look(file):
         runs, common = statements(file), common_of(file)
         text = None
         if common is not None:
-            text = common.told(spent_in(file, common))
+            text = common.spent_text(spent_in(file, common))
         warnings = []
         try:
             hashes = read_hashes(file)
@@ -69,11 +72,14 @@ def statements_of(path: Path) -> Told:
         for run in (run for run in runs if run.run == name):
             warnings += differences(path, file, run)
             warnings += [OPEN] if is_open(file, run.run) else []
-    return Told(runs, text, warnings)
+    return LedgerStatements(runs, text, warnings)
 
 
 def statement_of(folder: Path) -> Statement | None:
-    """What its ledger says of the run in a directory; None for a file, or where it is not told."""
+    """The ledger's statement on the run in a directory.
+
+    None for a file, and for a directory that does not say which run of its ledger it is.
+    """
     file = file_of(folder)
     with one_look(file):
         name = _run_in(folder, list(read_runs(file)))
@@ -81,7 +87,7 @@ def statement_of(folder: Path) -> Statement | None:
 
 
 def charged_of(folder: Path) -> Charged | None:
-    """What its ledger holds of the run in a directory; None where it is not told which it is."""
+    """The ledger's charges of the run in a directory. None as in `statement_of`."""
     file = file_of(folder)
     with one_look(file):
         name = _run_in(folder, list(read_runs(file)))
@@ -89,37 +95,37 @@ def charged_of(folder: Path) -> Charged | None:
 
 
 def verify_ledger(path: Path, head: str | None) -> str:
-    """Check a ledger, and the run directory it is given by, against each other; in words.
+    """Check a ledger and its run directory against each other, and return the verdict as text.
 
-    The chain is followed from end to end, to every end that `head` or the run directory remembers.
-    The files in the directory are those that the run left, and say what the ledger says.
+    The chain must reach every head that is known: `head` and those saved in the run directory. The
+    files in the directory must be those that the run left, with the claims that the charges give.
     """
     file = file_of(path)
     known = remembered(path) + ([] if head is None else [_read_head(head)])
     with one_look(file):
-        found = verify(file, *known)
+        end = verify(file, *known)
         run = statement_of(path)
         for difference in [] if run is None else differences(path, file, run):
             raise BadInput(difference)
         opened = run is not None and is_open(file, run.run)
     seen = max((one.length for one in known), default=None)
-    told = f"{file}: {found.length} entries, none changed, removed, inserted or moved"
+    verdict = f"{file}: {end.length} entries, none changed, removed, inserted or moved"
     if seen is None:
-        told += (
+        verdict += (
             " among them; whether some are missing at the end cannot be told without a head from "
             "elsewhere (--head)"
         )
     else:
-        told += f", and none missing of the {seen} seen before"
+        verdict += f", and none missing of the {seen} seen before"
     if opened:
-        told += f"; {OPEN}"
+        verdict += f"; {OPEN}"
     elif run is not None:
-        told += "; recipe, metrics, model and result are those that the run left"
-    return f"{told}; head {found.hash}:{found.length}"
+        verdict += "; recipe, metrics, model and result are those that the run left"
+    return f"{verdict}; head {end.hash}:{end.length}"
 
 
 def charged_lines(folder: Path) -> tuple[BudgetLine, ...] | None:
-    """What the run in a directory was charged for; None without its ledger, which is private.
+    """The budget lines that a run was charged for, or None without its ledger, which is private.
 
     | edge | behaviour |
     |---|---|
@@ -141,10 +147,10 @@ def charged_lines(folder: Path) -> tuple[BudgetLine, ...] | None:
 def check_charged(
     folder: Path, charged: tuple[BudgetLine, ...] | None, lines: tuple[BudgetLine, ...]
 ) -> None:
-    """Refuse to speak of a run by `lines` that are, but for their words, not what it was charged.
+    """Refuse `lines` that differ from those the run was charged for in more than their text.
 
-    Who builds a run again from its recipe has the noise and the account of this version of
-    fedveil, which need not be those that the run had. Without a ledger they are taken for them.
+    A run that is rebuilt from its recipe has the noise and the accounting of this version of
+    fedveil, which may differ from those it had. Without a ledger they are assumed to be the same.
     """
     if charged is not None and [*map(_deciding, charged)] != [*map(_deciding, lines)]:
         raise BadInput(
@@ -154,21 +160,21 @@ def check_charged(
 
 
 def _deciding(line: BudgetLine) -> BudgetLine:
-    """A line without what only people read."""
+    """The line without its assumptions, which are text."""
     return replace(line, assumptions=())
 
 
 def export_ledger(path: Path, target: Path) -> None:
-    """Write what the ledger holds as JSON.
+    """Write the ledger as JSON.
 
-    `chain` holds charges and closings as their hashes cover them, from `first` on: whoever has the
-    file can compute every hash again (`privacy.ledger.hash_chain`). What it says of data and
-    cohorts is sealed with a salt that is left out, so that it confirms no guess.
+    `chain` has charges and closing entries as their hashes cover them, from `first` on, so that
+    anybody can compute every hash again (`privacy.ledger.hash_chain`). Data and cohorts appear as
+    digests with a salt. The salt is left out, so that nobody can check a guess.
     """
     file = file_of(path)
     with one_look(file):
         about = read_about(file)
-        found = {
+        content = {
             "about": {key: value for key, value in about.items() if key != "salt"},
             "runs": read_runs(file),
             "first": first_hash(about),
@@ -176,7 +182,7 @@ def export_ledger(path: Path, target: Path) -> None:
             "statements": statements_of(path).to_dict(),
             **verify(file).to_dict(),
         }
-    write_new(target, (json.dumps(found, indent=2) + "\n").encode())
+    write_new(target, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def file_of(path: Path) -> Path:
@@ -193,7 +199,7 @@ def file_of(path: Path) -> Path:
 
 
 def name_of(folder: Path) -> str:
-    """What a shared ledger calls the run: its directory's name at the start, with a token."""
+    """The run's name in a shared ledger: its directory's first name, with a token."""
     pointer = folder / "ledger.json"
     try:
         return str(json.loads(pointer.read_text())["run"])
@@ -202,10 +208,10 @@ def name_of(folder: Path) -> str:
 
 
 def left(path: Path) -> Path:
-    """A file that a run left; refused if the run's ledger is there and says that it was changed.
+    """Return the path of a file that a run left, unless the ledger shows that it was changed.
 
-    A model may be given away without the ledger, which is private: there is nothing to compare
-    then, and `fedveil ledger --verify` is for those who have both.
+    A model may be given away without the ledger, which is private. Then nothing is compared, and
+    `fedveil ledger --verify` is for those who have both.
     """
     folder, file = path.parent, file_of(path.parent)
     if file.is_file():
@@ -215,25 +221,25 @@ def left(path: Path) -> Path:
     return path
 
 
-def keep_head(folder: Path, head: Head) -> None:
-    """Remember, beside the files, how long the ledger was when the run ended."""
+def save_head(folder: Path, head: Head) -> None:
+    """Save the ledger's head at the end of the run, beside its files."""
     write_atomic(folder / "head.json", (json.dumps(head.to_dict(), indent=2) + "\n").encode())
 
 
-def kept_head(folder: Path) -> Head | None:
-    """How long the ledger was when the run ended last, if it did."""
+def saved_head(folder: Path) -> Head | None:
+    """The ledger's head when the run last ended, or None."""
     return _head_in(folder / "head.json", lambda stored: stored)
 
 
 def remembered(path: Path) -> list[Head]:
-    """The ends of the ledger that a run directory remembers; none for a file."""
+    """The heads of the ledger that a run directory has saved. Empty for a file."""
     try:
         if not path.is_dir():
             return []
     except OSError as e:
         raise BadInput(f"{path} cannot be read: {e}") from e
     heads = (
-        kept_head(path),
+        saved_head(path),
         head_of_result(path),
         checkpoint.recorded_head(path / "checkpoint"),
     )
@@ -241,7 +247,7 @@ def remembered(path: Path) -> list[Head]:
 
 
 def head_of_result(path: Path) -> Head | None:
-    """What the result in a run directory says of the end of the ledger, if there is one."""
+    """The ledger's head in the result of a run directory, or None without a result."""
     return _head_in(path / "result.json", lambda stored: stored["ledger"])
 
 
@@ -256,9 +262,10 @@ def _head_in(path: Path, find: Callable[[Any], Any]) -> Head | None:
 
 
 def _run_in(path: Path, runs: list[str]) -> str | None:
-    """The run whose directory `path` is; None for a file, or a directory with others' ledger.
+    """The name of the run whose directory `path` is, or None.
 
-    A site's ledger is about runs whose files are at the server.
+    A ledger file has no such run, and neither has a site's folder: its runs' files are at the
+    server.
     """
     if not path.is_dir():
         return None
@@ -272,7 +279,7 @@ def _run_in(path: Path, runs: list[str]) -> str | None:
 
 
 def _read_head(text: str) -> Head:
-    found, colon, length = text.partition(":")
-    if not colon or not length.isdecimal() or len(found) != 64:
+    digest, colon, length = text.partition(":")
+    if not colon or not length.isdecimal() or len(digest) != 64:
         raise BadInput(f"--head is {text!r}: write it as HASH:LENGTH, as --verify prints it")
-    return Head(found, int(length))
+    return Head(digest, int(length))

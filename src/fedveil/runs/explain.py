@@ -1,7 +1,6 @@
 """What every key of a recipe means and may be, and which shipped recipes set it: as data.
 
-Meanings are the descriptions of the keys, ranges come from `fedveil.checks`, names from
-`fedveil.names`, values from the recipes: nothing about a key is written here.
+All of it is read off the sections and the recipes: nothing about a key is written here.
 """
 
 import types
@@ -13,9 +12,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from fedveil.checks import allowed
 from fedveil.errors import BadInput
-from fedveil.names import NAMES
+from fedveil.names import OneOf
 from fedveil.runs.recipe import FORMS, Recipe, read, shipped
 from fedveil.runs.sections.keys import tabled, unknown
 
@@ -24,9 +22,16 @@ _WORDS = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 @dataclass(frozen=True)
 class Key:
-    """A key as one kind of its section has it; `kind` is "" where there are no kinds.
+    """A key of a recipe.
 
-    `left_out` is what holds without it, "" if it is needed; `recipes` are those that set it.
+    Attributes:
+        key: Its name with its section.
+        kind: The kind of its section that has it, "" if the section has no kinds.
+        type: The type of its value, in words.
+        allowed: The range of its value, in words.
+        left_out: The default, "" if the key is required.
+        meaning: What it does.
+        recipes: The value in each shipped recipe that sets it.
     """
 
     key: str
@@ -40,7 +45,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Part:
-    """A section and its keys; the first part of a recipe is "", the keys before all sections."""
+    """A section and its keys. The section "" has the keys before all sections."""
 
     section: str
     meaning: str
@@ -59,10 +64,10 @@ class Part:
 
 
 def parts() -> tuple[Part, ...]:
-    """Everything that a recipe may say."""
+    """All sections of a recipe."""
     fields, recipes = Recipe.model_fields, _recipes()
     alone = [_key(name, "", fields[name], _set(recipes, name)) for name in FORMS if not FORMS[name]]
-    found = [Part("", "What a run is called, how long it is and what it draws.", "", tuple(alone))]
+    every = [Part("", "What a run is called, how long it is and what it draws.", "", tuple(alone))]
     for section, forms in FORMS.items():
         tables = {name: raw[section] for name, raw in recipes.items() if section in raw}
         keys = [
@@ -72,8 +77,8 @@ def parts() -> tuple[Part, ...]:
             for key in _keys(f"{section}.{name}", kind, field, _set(_of_kind(tables, kind), name))
         ]
         if forms:
-            found.append(Part(section, *_meaning(fields[section]), tuple(keys)))
-    return tuple(found)
+            every.append(Part(section, *_meaning(fields[section]), tuple(keys)))
+    return tuple(every)
 
 
 def overview() -> list[dict[str, Any]]:
@@ -113,7 +118,7 @@ def apart(keys: Sequence[Key]) -> tuple[Key | None, list[Key]]:
 
 
 def recipes_text(recipes: dict[str, Any]) -> str:
-    """The recipes that set a key, by the value they give it; "" if none does.
+    """The recipes that set a key, grouped by its value, or "" if none does.
 
     >>> recipes_text({"central": 1.0, "dp-sgd": 1.0, "ldp-sgd": 0.05})
     '1.0 in central, dp-sgd; 0.05 in ldp-sgd'
@@ -139,11 +144,10 @@ def _keys(path: str, kind: str, field: FieldInfo, recipes: dict[str, Any]) -> It
 
 def _key(path: str, kind: str, field: FieldInfo, recipes: dict[str, Any]) -> Key:
     meaning, left_out = _meaning(field)
-    if path in NAMES:
-        type_ = f"one of {', '.join(map(_text, NAMES[path]))}"
-    else:
-        type_ = _type(field.annotation)
-    return Key(path, kind, type_, allowed(path), left_out, meaning, recipes)
+    names = [name for one in field.metadata if isinstance(one, OneOf) for name in one.names]
+    type_ = f"one of {', '.join(map(_text, names))}" if names else _type(field.annotation)
+    limits = ", ".join(limits.text for limits in field.metadata)
+    return Key(path, kind, type_, limits, left_out, meaning, recipes)
 
 
 def _meaning(field: FieldInfo) -> tuple[str, str]:

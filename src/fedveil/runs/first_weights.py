@@ -23,9 +23,9 @@ ABOUT = "fedveil"
 
 
 def read_(module: nn.Module, path: str, new: Sequence[str]) -> None:
-    """Write the file's weights into the module; names that match `new` stay as they are.
+    """Write the file's weights into the module, but for names that match `new`.
 
-    All other names, of parameters and of buffers, must be those of the module, with its shapes. One
+    All other names, of parameters and of buffers, must be those of the module, with its shapes. A
     tensor that has several names may have any of them in the file.
     """
     stored = _stored(path)
@@ -60,7 +60,7 @@ def read_(module: nn.Module, path: str, new: Sequence[str]) -> None:
 
 
 def note_claims(module: nn.Module, source: str, claims: Sequence[PrivacyClaim]) -> None:
-    """Record that a module has weights of a run of ours: its claim and those it names adds up."""
+    """Record that a module has weights of a fedveil run, whose claims add to the next one."""
     claim = counting(claims)
     if claim is None:
         return
@@ -71,7 +71,7 @@ def note_claims(module: nn.Module, source: str, claims: Sequence[PrivacyClaim]) 
 
 
 def _claims(path: str) -> tuple[PrivacyClaim, ...]:
-    """What a run of ours has claimed of the weights in a file; nothing of other files."""
+    """The claims in a model file that a fedveil run wrote. Empty for other files."""
     with safetensors.safe_open(path, framework="pt") as file:
         about = (file.metadata() or {}).get(ABOUT)
     try:
@@ -81,7 +81,7 @@ def _claims(path: str) -> tuple[PrivacyClaim, ...]:
 
 
 def freeze_(module: nn.Module, patterns: Sequence[str]) -> None:
-    """Let the parameters whose names match no longer learn."""
+    """Freeze the parameters whose names match."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     _check_matches("model.freeze", patterns, list(parameters))
     for name, parameter in parameters.items():

@@ -71,7 +71,7 @@ def terms() -> tuple[Term, ...]:
 
 
 def find_term(name: str) -> Term | None:
-    """The term of that name, in capitals or not, with hyphens or spaces; None if there is none.
+    """The term of that name, or None. Case, hyphens and spaces do not matter.
 
     >>> find_term("Zero out").name, find_term("central").name, find_term("no such word")
     ('zero-out', 'central trust', None)
@@ -80,7 +80,7 @@ def find_term(name: str) -> Term | None:
 
 
 def looked_up(name: str) -> tuple[Term | None, Part | None]:
-    """The term, the section or key of that name, or both; one that is neither is refused."""
+    """The term of that name, and the section or key. A name that is neither is refused."""
     term = find_term(name)
     if term is not None and not is_key(FORMS, name.split(".")):
         return term, None
@@ -108,7 +108,7 @@ def terms_of(claims: Iterable[object]) -> list[Term]:
 
 
 def terms_line(claims: Iterable[object]) -> str:
-    """Where to find what the words of these claims mean; "" if there are none.
+    """A line with the terms of these claims and how to look them up, or "".
 
     >>> terms_line(["epsilon 2 at delta 0 per client"])
     'terms: epsilon, delta, client (fedveil explain TERM tells what one means)'

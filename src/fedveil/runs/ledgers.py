@@ -1,4 +1,4 @@
-"""Which ledger a run charges: its own, in its directory, or one that it shares with others."""
+"""The ledger that a run charges: its own, in its directory, or one shared with other runs."""
 
 import json
 import math
@@ -22,9 +22,10 @@ from fedveil.training.session import Training
 
 @dataclass(frozen=True)
 class Shared:
-    """A ledger that several runs share, and the epsilon they share (None: as it is, or the run's).
+    """A ledger that several runs share, and their common epsilon.
 
-    A new one is made by the first run, for the promise that this run makes.
+    The first run makes the ledger. An epsilon of None is that of an existing ledger, or else the
+    budget of the first run.
     """
 
     path: Path
@@ -52,7 +53,7 @@ class Shared:
         epsilon = self.epsilon
         if epsilon is None:
             epsilon = stored.epsilon if stored else lines[0].budget.epsilon if lines else math.inf
-        return Common.of(lines, data, float(epsilon))
+        return Common.from_lines(lines, data, float(epsilon))
 
     def point(self, folder: Path) -> None:
         """Note in the run directory where its ledger is, and what it calls the run."""
@@ -64,9 +65,9 @@ class Shared:
 def open_ledger(
     folder: Path, about: dict[str, str], training: Training, shared: Shared | None
 ) -> Ledger:
-    """The ledger of the run in `folder`, new or reopened; one that was lost is not made again.
+    """Create, join or reopen the ledger of the run in `folder`. A lost one is not made again.
 
-    `about` is what it has to know of the run, but for its name; `shared` is for new runs.
+    `about` is what the ledger notes about the run beside its name. `shared` is for new runs.
     """
     path, plan = file_of(folder), training.plan
     if _begun(folder) and not path.exists():
@@ -107,7 +108,7 @@ def _make_shared(
     permitted: int,
     clients: int,
 ) -> None:
-    """A new ledger with this run on it: whole, or not at all; unless somebody else was faster."""
+    """Make a shared ledger with this run on it, atomically, unless another process was faster."""
     common = shared.common(lines, about["data"], None)
     new = path.with_name(f".{path.name}.{about['run']}.tmp")
     Ledger.create(new, about, lines, permitted, clients, common).close()

@@ -20,11 +20,11 @@ KINDS = tuple(_MAKERS)
 
 
 class Logs:
-    """The logs of one execution of a run; `remarks` says which of them failed, and why.
+    """The logs of one execution of a run. `remarks` lists those that failed, and why.
 
-    A live log gets every line when it is written. Any other is opened when it is closed and gets
-    all lines then: trackers note when something reaches them, which tells how long a round took.
-    A log that fails is left out from there on; the training goes on.
+    A live log gets every line at once. Any other gets all lines at the end, because trackers note
+    the time of every entry, which would show how long a round took. A log that fails is dropped,
+    and the training goes on.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker], resumed: int, *, live: bool) -> None:
@@ -35,7 +35,7 @@ class Logs:
         self._last = -1
 
     def write(self, line: Line) -> None:
-        """One more line; a round that was written is not written again."""
+        """Log a line, unless its round was logged before."""
         if line["round"] <= self._last:
             return
         if self._live:
@@ -45,7 +45,7 @@ class Logs:
         self._last = line["round"]
 
     def close(self) -> None:
-        """Write what has waited, and end the logs."""
+        """Write the lines that wait, and close all logs."""
         if not self._live:
             for kind, tracker in list(self._trackers.items()):
                 with self._left_out_if_it_fails(kind, 0):
@@ -90,8 +90,8 @@ def check_logs(kinds: Iterable[str]) -> None:
     for kind in kinds:
         if kind not in KINDS:
             raise BadInput(f"log {kind!r} is unknown: use one of {', '.join(KINDS)}")
-        found = importlib.util.find_spec(kind)
-        if found is None or found.origin is None:  # a folder of that name is no package
+        package = importlib.util.find_spec(kind)
+        if package is None or package.origin is None:  # a folder of that name is no package
             raise BadInput(f"log {kind} needs a package: pip install 'fedveil[{kind}]'")
 
 
@@ -104,10 +104,16 @@ def open_logs(
     *,
     live: bool = False,
 ) -> Logs:
-    """The logs of the run `name` in `folder`, with the lines of `history` in them.
+    """Open the logs of a run.
 
-    `about` goes along as texts. It and all lines leave this machine where a tracker has a server:
-    neither may hold what is secret. `live` is for runs whose lines tell `seconds` anyway.
+    Args:
+        kinds: The trackers, such as "tensorboard".
+        folder: The run directory.
+        name: The name of the run.
+        about: Texts that are logged with it. They and all lines leave this machine if a tracker has
+            a server, so they must hold nothing secret.
+        history: Lines of earlier rounds, which are logged first.
+        live: Whether lines are logged at once, which shows how long rounds take.
     """
     kinds, history = tuple(dict.fromkeys(kinds)), list(history)
     check_logs(kinds)

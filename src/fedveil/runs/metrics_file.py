@@ -1,4 +1,4 @@
-"""The metrics file of a run: one JSON document per round, read back as far as it is whole."""
+"""The metrics file of a run: one JSON document per line and round."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def read(path: Path) -> tuple[History, list[str]]:
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    """A line of the metrics file; None if it is not what a run writes."""
+    """Parse a line of the metrics file. None if it is not one that a run writes."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -45,7 +45,7 @@ def last_round(history: History) -> int:
 
 
 def json_text(value: dict[str, Any], indent: int | None = None) -> str:
-    """One JSON document; a number JSON cannot hold becomes null."""
+    """One JSON document, with null in place of numbers that are not finite."""
     return json.dumps(_plain(value), indent=indent, allow_nan=False) + "\n"
 
 
@@ -60,13 +60,13 @@ def _plain(value: Any) -> Any:
 
 
 def _is_number(value: object) -> bool:
-    """Whether a run can have measured it: null, or what a float holds."""
+    """Whether a run can have measured the value: null, or within the range of floats."""
     return (
         value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)
     )
 
 
 def _claimed(line: dict[str, Any]) -> bool:
-    """Whether an epsilon has the words that belong to it, and words their epsilon."""
+    """Whether epsilon and the text of its claim are both there, or neither."""
     words = isinstance(line.get("claim"), str)
     return words if line["epsilon"] is not None else line.get("claim") is None

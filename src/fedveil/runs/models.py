@@ -9,7 +9,7 @@ from torch import nn
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.inputs import Inputs, single
-from fedveil.models.batch_norm import without_batch_norm
+from fedveil.models.replacements import without_batch_norm
 from fedveil.models.task import Task, usual
 from fedveil.models.zoo import Reading, build_task
 from fedveil.names import NEXT_WORD, TEXT_MODELS
@@ -46,7 +46,7 @@ def task_of(
     First weights are drawn from `seed`; then come `model.weights`, `batch_norm` and `freeze`, in
     this order, so that the weights may be those of a module with batch norm.
     """
-    section.check()
+    section.check_together()
     section.check_allowed(allow_code)
     for key in _SIZES:
         if getattr(section, key) is not None and section.name not in _SIZES[key]:

@@ -27,40 +27,40 @@ def settings_of(overrides: Overrides) -> Settings:
         return settings
     for override in overrides:
         key, equals, text = override.partition("=")
-        told = f"--set {_SHOWN.repr(override)}"
+        option = f"--set {_SHOWN.repr(override)}"
         if not equals:
-            raise BadInput(f"{told}: write it as section.key=value")
-        path = _place(key, told)
+            raise BadInput(f"{option}: write it as section.key=value")
+        path = _place(key, option)
         if any("\ud800" <= character <= "\udfff" for character in override):
-            raise BadInput(f"{told}: it is not UTF-8")
+            raise BadInput(f"{option}: it is not UTF-8")
         settings.append((path, _value(text.strip())))
     return settings
 
 
-def _place(key: str, told: str) -> list[str]:
-    """The parts of a key; the name of a table's column may have dots of its own."""
+def _place(key: str, option: str) -> list[str]:
+    """Split a key into its parts. The name of a table's column may contain dots."""
     path = key.strip().split(".")
     if path[:2] == _COLUMNS and len(path) > 4:
         path = [*_COLUMNS, ".".join(path[2:-1]), path[-1]]
     if not all(path) or (len(path) > 2 and not _in_table(path)):
-        raise BadInput(f"{told}: write it as section.key=value")
+        raise BadInput(f"{option}: write it as section.key=value")
     return path
 
 
 def _in_table(path: list[str]) -> bool:
-    """Whether it is inside of a table in a section."""
+    """Whether the key is inside a table of a section."""
     return path[:2] == _COLUMNS or (path[:2] == _OPTIONS and len(path) == 3)
 
 
 def _untuple(value: Any) -> Any:
-    """As a recipe's file would have it: None leaves a key out."""
+    """The value as in a recipe's file, where "none" removes a key."""
     return "none" if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def _value(text: str) -> Any:
-    """A TOML value; what is not one is a string."""
+    """Parse a TOML value. Text that is not TOML is a string."""
     try:
-        found = tomllib.loads(f"value = {text}")
+        document = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
         return text
-    return found["value"] if len(found) == 1 else text
+    return document["value"] if len(document) == 1 else text

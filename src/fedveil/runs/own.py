@@ -1,4 +1,4 @@
-"""A module or records that come from Python, where a recipe would name a model or a data set."""
+"""The user's own module or records, given from Python in place of those a recipe names."""
 
 import copy
 from collections.abc import Sequence
@@ -29,34 +29,34 @@ def own_task(model: Model, target: Target) -> Task:
     if not isinstance(model, nn.Module | Task):
         raise BadInput(f"model is {shown(model)}: give an instance of nn.Module, or a Task")
     if isinstance(model, Task):
-        return Task(_copied(model.module), model.loss, model.metrics)
+        return Task(_copied(model.module), model.loss, model.measures)
     return Task(_copied(model), *usual(target))
 
 
 def asked_of(task: Task, names: Sequence[str] | None, model: Model | None) -> Task:
     """The task with the metrics that a recipe names, beside those of a `Task` that was given.
 
-    Without any, it is measured as it was made.
+    If the recipe names none, the task stays as it is.
     """
     if names is None:
         return task
-    found = dict(model.measures) if isinstance(model, Task) else {}
+    metrics = dict(model.measures) if isinstance(model, Task) else {}
     for name in names:
         metric = metric_of(name)
-        if found.setdefault(name, metric) != metric:
+        if metrics.setdefault(name, metric) != metric:
             raise BadInput(
                 f"evaluate.metrics has {name!r}, and the Task another metric of that name: "
                 "rename one of them"
             )
-    return task.measuring(found)
+    return task.measuring(metrics)
 
 
 def brought(
     recipe: Recipe, model: Model | None, data: FederatedData | None
 ) -> FederatedData | None:
-    """The records that a run from Python brings, if any, as they are now.
+    """Check the module and records given from Python, and return the records as they are now.
 
-    Refuses a recipe of such a run without its parts, and parts that it has no use for.
+    A recipe that needs one of them is refused without it, and so is one that the recipe ignores.
     """
     for key, named, given in (
         ("model", recipe.model.name, model),
@@ -87,7 +87,7 @@ def changed_since(data: FederatedData, recipe: Recipe) -> list[str]:
 
 
 def module_digest(task: Task) -> str:
-    """What a module is known by: its layers, their code, loss, metrics and first weights."""
+    """A digest of a module: its layers, their code, loss, metrics and first weights."""
     parts = (task.module, task.loss, task.measures, task.parameters, task.frozen)
     return digest_of(*parts)
 

@@ -1,4 +1,4 @@
-"""What a run's model says of other rows: metrics, or predictions as CSV."""
+"""Metrics and predictions of a run's model on other rows."""
 
 import csv
 import io
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.data.arrays import Array
-from fedveil.data.files import UNREADABLE, warnings_as_errors
+from fedveil.data.data_files import UNREADABLE, warnings_as_errors
 from fedveil.data.tables import SUFFIXES
+from fedveil.data.user_arrays import Array
 from fedveil.data.vocabulary import lines_of
 from fedveil.errors import BadInput
 from fedveil.names import OWN
-from fedveil.runs.opened import OpenedRun
+from fedveil.runs.opened_run import OpenedRun
 from fedveil.runs.records import data_of
 from fedveil.training.evaluate import evaluate
 
@@ -40,22 +40,22 @@ def measured(run: OpenedRun, source: Path | None) -> dict[str, float]:
 
 
 def predictions_csv(run: OpenedRun, source: Path) -> str:
-    """A header and one line per row of the input; of a text file, per line that is not blank."""
+    """Predictions as CSV: a header, and one line per row or per non-blank line of text."""
     features = run.stored.schema.features
     if source.suffix in SUFFIXES:
         _check_takes_tables(run, source)
-        found = run.predict(source)
+        predictions = run.predict(source)
     elif source.suffix == ".npy":
-        found = run.predict(_records(source))
+        predictions = run.predict(_records(source))
     elif source.suffix == ".txt" and features[0].text is not None:
-        found = run.predict({features[0].name: lines_of(source)})
+        predictions = run.predict({features[0].name: lines_of(source)})
     else:
         known = ", ".join(SUFFIXES if features[0].text is None else (*SUFFIXES, ".txt"))
         raise BadInput(f"{source} is no input: name a {known} or .npy file")
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(found)
-    columns = [column.tolist() for column in found.values()]
+    writer.writerow(predictions)
+    columns = [column.tolist() for column in predictions.values()]
     writer.writerows(zip(*columns, strict=True))
     return out.getvalue()
 
@@ -73,9 +73,9 @@ def _check_takes_tables(run: OpenedRun, source: Path) -> None:
 def _records(path: Path) -> Array:
     try:
         with warnings_as_errors():
-            found = np.load(path, allow_pickle=False)
+            records = np.load(path, allow_pickle=False)
     except UNREADABLE as e:
         raise BadInput(f"{path} cannot be read: {' '.join(str(e).split())}") from e
-    if not isinstance(found, np.ndarray):
+    if not isinstance(records, np.ndarray):
         raise BadInput(f"{path} holds no array: write one with numpy.save")
-    return found
+    return records

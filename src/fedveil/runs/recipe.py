@@ -6,13 +6,13 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from fedveil.checks import VALUES, check, check_address, check_workers
+from fedveil.checks import ROUNDS, SEED, whole
 from fedveil.errors import BadInput
-from fedveil.names import NAMES, OWN, check_metrics, check_name, hint
+from fedveil.names import OWN, hint
 from fedveil.runs.overrides import Overrides, Settings, settings_of
 from fedveil.runs.sections.attack_section import AttackSection
 from fedveil.runs.sections.client_section import ClientSection, SampleSection
@@ -45,17 +45,17 @@ class Recipe(Section):
     """A run, as its author wrote it."""
 
     name: str = Field(description="What the run is called; its run directory begins with it.")
-    seed: int = Field(
+    seed: Annotated[int, SEED] = Field(
         default=1,
         description="Decides what is drawn: first model, partition, cohorts, batches and noise; "
         "with secure noise, only the first two.",
     )
-    rounds: int | None = Field(
+    rounds: Annotated[int | None, ROUNDS] = Field(
         default=None,
         description="Rounds that are trained, if the budget allows. Left out: iterations is "
         "needed.",
     )
-    iterations: int | None = Field(
+    iterations: Annotated[int | None, whole(1, "at least one is needed")] = Field(
         default=None,
         description="Local steps over all rounds, in place of rounds: rounds x client.steps. "
         "Left out: rounds is needed.",
@@ -186,37 +186,8 @@ def load_recipe(
         recipe = Recipe.model_validate(raw)
     except ValidationError as e:
         raise BadInput(f"recipe {source}: {explained(e, FORMS)}") from e
-    check_recipe_values(recipe)
+    recipe.check_values()
     return _with_rounds(recipe)
-
-
-def check_recipe_values(recipe: Recipe) -> None:
-    """Refuse values that are wrong by themselves, before anything heavy is imported."""
-    check_workers("engine.workers", recipe.engine.workers)
-    recipe.model.check()
-    if recipe.engine.address is not None:
-        if recipe.engine.kind != "ray":
-            raise BadInput(
-                f"engine.address is {recipe.engine.address!r} and engine.kind is not 'ray': leave "
-                "it out, or set that"
-            )
-        check_address("engine.address", recipe.engine.address)
-    if recipe.engine.timings is not None and recipe.engine.mode in (None, "fastest"):
-        raise BadInput("engine.timings is what a run records beside engine.mode: leave it out")
-    for key, section in recipe:
-        inner = section if isinstance(section, Section) else ((None, section),)
-        for name, value in inner:
-            path = key if name is None else f"{key}.{name}"
-            if path in NAMES and value != OWN:
-                check_name(path, value)
-            if path == "evaluate.metrics":
-                check_metrics(path, value or ())
-            if path in VALUES:
-                if value == []:
-                    raise BadInput(f"{path} is empty: give at least one number, or leave it out")
-                for one in value if isinstance(value, list) else [value]:
-                    if one is not None:
-                        check(path, one)
 
 
 def _check_test(source: str, raw: dict[str, Any]) -> None:
@@ -254,7 +225,7 @@ def _with_rounds(recipe: Recipe) -> Recipe:
             "round takes client.steps of them"
         )
     rounds = recipe.iterations // steps
-    check("rounds", rounds)
+    ROUNDS.check("rounds", rounds)
     return recipe.model_copy(update={"rounds": rounds, "iterations": None})
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from fedveil.data.federated import FederatedData
 from fedveil.data.load import FITTING, TEXTS, load_records
+from fedveil.data.loaded_records import Records
 from fedveil.data.own_table import TableQuestion, table_partition, table_records, table_test
 from fedveil.data.partition import partition, resampled, shortened
-from fedveil.data.records import Records
 from fedveil.data.tables import check_file
 from fedveil.errors import BadInput
 from fedveil.names import TABLE

@@ -1,4 +1,4 @@
-"""docs/recipes.md, made of what `fedveil explain` tells.
+"""docs/recipes.md, from the same data as `fedveil explain`.
 
 python -m fedveil.runs.reference > docs/recipes.md
 """
@@ -18,8 +18,8 @@ lists the shipped recipes, `--set section.key=value` overrides a key. A key with
 _TAIL = """\
 ---
 
-*This page is written by `python -m fedveil.runs.reference > docs/recipes.md`, from the descriptions
-in `src/fedveil/runs/sections` and the ranges in `src/fedveil/checks.py`: change those.*
+*This page is written by `python -m fedveil.runs.reference > docs/recipes.md`, from the sections
+in `src/fedveil/runs/sections`: change those.*
 """
 
 

@@ -5,7 +5,8 @@ import platform
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,17 +25,16 @@ from fedveil.runs import checkpoint, metrics_file, stop_request, toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.closing import digests, recipe_digest
 from fedveil.runs.diagnosis import diagnose
-from fedveil.runs.disk import locked, write_atomic
-from fedveil.runs.done import Done, Round
+from fedveil.runs.disk import check_free, check_run_name, locked, reserve, write_atomic
+from fedveil.runs.done import Done, FinishedRound
 from fedveil.runs.ending import Ending, room
-from fedveil.runs.evidence import file_of, head_of_result, keep_head, kept_head
-from fedveil.runs.folder import check_free, check_run_name, claim
+from fedveil.runs.evidence import file_of, head_of_result, save_head, saved_head
 from fedveil.runs.ledgers import Shared, open_ledger
-from fedveil.runs.logs import open_logs
+from fedveil.runs.logs import Logs, open_logs
 from fedveil.runs.metrics_file import json_text, last_round
 from fedveil.runs.own import Model, brought, changed_since
 from fedveil.runs.recipe import Recipe, moved, recipe_in
-from fedveil.runs.report.page import write_report
+from fedveil.runs.report.run_page import write_report
 from fedveil.runs.stored_model import StoredModel
 from fedveil.training.engines.engine import EngineMaker
 from fedveil.training.engines.housekeeping import one_thread
@@ -74,12 +74,18 @@ class Run:
         allow_code: bool = False,
         make_engine: EngineMaker | None = None,
     ) -> "Run":
-        """Check everything, then claim the directory: a refused recipe leaves nothing behind.
+        """Check everything, then create the directory: a refused recipe leaves nothing behind.
 
-        `model` and `data` are the caller's own, where the recipe says "own"; `data` may also be
-        what `data_of` has made of the recipe already, or say that clients' records are elsewhere,
-        where `make_engine` makes what reaches them. `allow_code` says that the code which the
-        recipe names may be run.
+        Args:
+            recipe: What to train.
+            out: The run directory, new or empty. None makes one below `runs`.
+            data_root: The folder with published data sets.
+            shared: A ledger that several runs charge.
+            model: The caller's module, where the recipe says "own".
+            data: The caller's data, where the recipe says "own"; or the recipe's data if they are
+                loaded already; or data whose records are elsewhere, for `make_engine`.
+            allow_code: Whether code that the recipe names may be run.
+            make_engine: Makes an engine that reaches clients elsewhere.
         """
         if out is not None:
             check_free(out)
@@ -87,7 +93,8 @@ class Run:
             check_run_name(recipe.name)
         data = brought(recipe, model, data)
         training = build(
-            *(recipe, data_root),
+            recipe,
+            data_root,
             data=data,
             model=model,
             allow_code=allow_code,
@@ -96,7 +103,7 @@ class Run:
         if shared is not None:
             shared.check(training)
         training.open()
-        folder = claim(out, recipe.name)
+        folder = reserve(out, recipe.name)
         return cls(folder, resolved(recipe, training), training, fresh=True, shared=shared)
 
     @classmethod
@@ -111,14 +118,15 @@ class Run:
         where: Sequence[str] = (),
         make_engine: EngineMaker | None = None,
     ) -> "Run":
-        """Open an interrupted run with the recipe, and the own parts, it was started with.
+        """Open an interrupted run with the recipe, model and data that it was started with.
 
-        `where` are settings of its engine for this time: kind and address, which change no result.
+        `where` overrides its engine's kind and address for this time. They change no result.
         """
         recipe = recipe_in(folder)
         data = brought(recipe, model, data)
         training = build(
-            *(moved(recipe, where), data_root),
+            moved(recipe, where),
+            data_root,
             data=data,
             model=model,
             allow_code=allow_code,
@@ -128,7 +136,7 @@ class Run:
         return cls(folder, recipe, training, fresh=False)
 
     def describe(self) -> str:
-        """One line that says what is about to happen; once it has begun, also from where on."""
+        """One line about the run and, once it has started, about where it resumes."""
         training = self.training
         data, plan = training.data, training.plan
         name, where = self.recipe.model.name, self.recipe.data.told
@@ -147,12 +155,12 @@ class Run:
     def execute(
         self, on_round: OnRound = lambda line: None, on_start: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """Train to the end, the budget, Ctrl-C or a request to stop (`stop_request`), and write
-        what there is; returns the result.
+        """Train to the end and return the result.
 
-        A disk that is full or cannot be written ends it with `BadInput`: a round whose charge is
-        not on disk is not begun, and what was written is whole. An error in `on_round` ends the run
-        as Ctrl-C does, and is raised.
+        The end is that of the plan or the budget, Ctrl-C, or a request to stop (`stop_request`). A
+        disk that is full or read-only raises `BadInput`: a round whose charge is not on disk does
+        not begin, and files are whole. An error in `on_round` ends the run as Ctrl-C does, and is
+        raised.
         """
         lines = self.lines(on_start)
         try:
@@ -165,16 +173,31 @@ class Run:
         return self.result
 
     def lines(self, on_start: Callable[[], None] = lambda: None) -> Lines:
-        """The same round by round, each as its line of metrics; closing it early ends the run."""
+        """Train like `execute`, yielding each round's line of metrics. Closing it ends the run."""
+        with (
+            self._refusing_disk_errors(),
+            locked(self.folder),
+            stop_request.cleared(self.folder),
+            closing(self._open_ledger()) as ledger,
+        ):
+            done = self._restore(ledger)
+            on_start()
+            self.training.plan.spent(0)  # computed once, before the first round is timed
+            began = time.perf_counter()
+            try:
+                yield from self._rounds(done, ledger)
+                self.result = self._finish(done, ledger, time.perf_counter() - began)
+            except (KeyboardInterrupt, GeneratorExit):
+                # One that comes while the files are written finishes them again, from the start.
+                self.result = self._finish(done, ledger, time.perf_counter() - began)
+
+    @contextmanager
+    def _refusing_disk_errors(self) -> Iterator[None]:
+        """Context manager: raise errors of disk and ledger as `BadInput` with the way to resume."""
         try:
-            with locked(self.folder):
-                stop_request.clear(self.folder)
-                try:
-                    yield from self._lines(on_start)
-                finally:
-                    stop_request.clear(self.folder)
+            yield
         except BrokenPipeError:
-            raise  # of the screen
+            raise  # the terminal's, not the disk's
         except (OSError, sqlite3.Error) as e:
             raise BadInput(
                 f"{self.folder}: the run cannot continue: {e}; what was charged stays charged: see "
@@ -182,66 +205,59 @@ class Run:
                 f"{self.how_to_resume}"
             ) from e
 
-    def _lines(self, on_start: Callable[[], None]) -> Lines:
+    def _open_ledger(self) -> Ledger:
+        """Write the recipe of a new run, or compare that of an old one, and open the ledger."""
         if self.fresh:
             if self.shared is not None:
                 self.shared.point(self.folder)
             write_atomic(self.folder / "recipe.toml", self._recipe_text().encode())
         else:
             self._compare_versions()
-        ledger = open_ledger(self.folder, self._about(), self.training, self.shared)
-        try:
-            done = self._restore(ledger)
-            on_start()
-            yield from self._train(done, ledger)
-        finally:
-            ledger.close()
-
-    def _train(self, done: Done, ledger: Ledger) -> Lines:
-        """Do the rounds and end the run; an interruption, whenever it comes, ends it as well."""
-        self.training.plan.spent(0)  # found once, before the first round is timed
-        began = time.perf_counter()
-        try:
-            yield from self._rounds(done, ledger)
-            self.result = self._finish(done, ledger, time.perf_counter() - began)
-        except (KeyboardInterrupt, GeneratorExit):
-            self.result = self._finish(done, ledger, time.perf_counter() - began)
+        return open_ledger(self.folder, self._about(), self.training, self.shared)
 
     def _rounds(self, done: Done, ledger: Ledger) -> Lines:
-        """Each round's line, when it is on disk and in the logs."""
-        about = {"recipe": self.recipe.name}
-        logs = open_logs(
-            *(self.logs, self.folder, self.folder.name, about, done.before),
-            live=self.training.gate.diagnostics,
-        )
-        try:
-            for line in self._written(done, ledger):
-                logs.write(line)
-                yield line
-        finally:
-            logs.close()
-            self.remarks += logs.remarks
-
-    def _written(self, done: Done, ledger: Ledger) -> Lines:
-        with (self.folder / "metrics.jsonl").open("a") as file:
+        """Train round by round. A line is yielded once it is on disk and in the logs."""
+        with (
+            self._open_logs(done.before) as logs,
+            (self.folder / "metrics.jsonl").open("a") as file,
+        ):
             for result in self.training.rounds(done.state, ledger):
                 line, names = result.numbers(), self.training.gate.names(result)
-                done.add(Round(line, result.clients or 0, names), result.state)
+                done.add(FinishedRound(line, result.clients or 0, names), result.state)
                 file.write(json_text(line))
                 file.flush()
                 if result.round % self.recipe.engine.checkpoint == 0:
                     checkpoint.save(self.folder / "checkpoint", result.state, ledger.head())
+                logs.write(line)
                 yield line
                 if stop_request.asked(self.folder):
                     self.asked = True
                     return
 
+    @contextmanager
+    def _open_logs(self, history: list[dict[str, Any]]) -> Iterator[Logs]:
+        """Context manager: the logs of this execution. Those that failed become remarks."""
+        logs = open_logs(
+            self.logs,
+            self.folder,
+            name=self.folder.name,
+            about={"recipe": self.recipe.name},
+            history=history,
+            live=self.training.gate.diagnostics,
+        )
+        try:
+            yield logs
+        finally:
+            logs.close()
+            self.remarks += logs.remarks
+
     @one_thread()
     def _finish(self, done: Done, ledger: Ledger, seconds: float) -> dict[str, Any]:
-        """Write what there is, the same rounds everywhere, and close the run in the ledger.
+        """Write metrics, checkpoint, model and result of the same rounds, then close the run.
 
-        A crash before that leaves the run open: `--verify` says so, `--resume` ends it. The report
-        is drawn last, from what was left: `fedveil report` draws it where a crash came first.
+        A crash before the ledger has the closing entry leaves the run open: `--verify` says so,
+        `--resume` ends it. The report is drawn last, from those files. After a crash before that,
+        `fedveil report` draws it.
         """
         plan, state, rounds = self.training.plan, done.state, done.settled
         gate = self.training.gate
@@ -251,9 +267,14 @@ class Run:
         checkpoint.save(self.folder / "checkpoint", state, ledger.head())
         measured = gate.last(history, state.params)
         charged = max(state.round, ledger.charged())
-        claims = plan.claims(charged, ledger.counts(), ledger.again)
+        claims = plan.claims(charged, ledger.counts(), ledger.extra_attempts)
         ending = Ending(
-            *(plan, state.round, claims, ledger, self._ledger_path, self.how_to_resume),
+            plan=plan,
+            done=state.round,
+            claims=claims,
+            ledger=ledger,
+            file=self._ledger_path,
+            resume=self.how_to_resume,
             asked=self.asked,
         )
         updates = sum(round.clients for round in rounds)
@@ -278,34 +299,36 @@ class Run:
         stored = StoredModel.of(self.recipe.model, self.training, state.params, claims)
         write_atomic(self.folder / "model.safetensors", stored.to_bytes())
         write_atomic(self.folder / "result.json", json_text(result, indent=2).encode())
-        keep_head(self.folder, ledger.end(digests(self.folder)))
+        save_head(self.folder, ledger.end(digests(self.folder)))
         write_report(self.folder)
         return result
 
     def _attack(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
-        """What is told of an attack, beside the claims."""
+        """The result's entry about the attack, if there is one."""
         adversary = self.training.adversary
         return {} if adversary is None else {"attack": adversary.told(claims)}
 
     def _write_metrics(self, history: list[dict[str, Any]]) -> None:
-        """Bring the file to `history`, if it is not."""
+        """Write `history` to the metrics file, unless it is there."""
         path, content = self.folder / "metrics.jsonl", "".join(map(json_text, history)).encode()
         if not path.exists() or path.read_bytes() != content:
             write_atomic(path, content)
 
     @one_thread()
     def _restore(self, ledger: Ledger) -> Done:
-        """What to resume from, with the metrics up to it; a ledger that lacks charges for it, or
-        whose chain is broken, is refused. Before anything is changed the run is open again.
+        """Load the state to go on from, and the metrics up to it.
+
+        A ledger that lacks charges for it, or whose chain is broken, is refused. The ledger notes
+        that the run is open again before any file changes.
         """
-        found, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
+        saved, remarks = checkpoint.load_latest(self.folder / "checkpoint", self.training.start())
         self.remarks += remarks
-        state = self.training.start() if found is None else found.state
+        state = self.training.start() if saved is None else saved.state
         history, remarks_on_metrics = metrics_file.read(self.folder / "metrics.jsonl")
         self.remarks += remarks_on_metrics or self._changed_metrics(ledger)
         if not self.fresh:
-            self._check_ledger(ledger, found, last_round(history))
-        if remarks or (found is None and max(ledger.charged(), last_round(history))):
+            self._check_ledger(ledger, saved, last_round(history))
+        if remarks or (saved is None and max(ledger.charged(), last_round(history))):
             self.remarks.append(f"the run was resumed from round {state.round}")
         if last_round(history) < state.round:
             lost = f"rounds {last_round(history) + 1} to {state.round}"
@@ -314,7 +337,7 @@ class Run:
         if not history or history[0]["round"] > 0:
             first = self.training.gate.first(self.training.start().params)
             promise = self.training.plan.promise
-            spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.told}
+            spent = {"epsilon": promise and promise.epsilon, "claim": promise and promise.context}
             history.insert(0, {"round": 0, **spent, **first})
         if not self.fresh:
             self.beforehand.append(f"resuming after round {state.round}")
@@ -326,41 +349,41 @@ class Run:
         return Done(state, history)
 
     def _warn_of_metrics(self) -> None:
-        """Say, before the first round, if priced metrics will be too noisy to be of use."""
+        """Warn before the first round if priced metrics will be too noisy to be useful."""
         priced = self.training.plan.metrics
         if priced is not None and priced.warning is not None:
             self.remarks.append(priced.warning)
             self.beforehand.append(priced.warning)
 
     def _changed_metrics(self, ledger: Ledger) -> list[str]:
-        path, noted = self.folder / "metrics.jsonl", ledger.ended().get("metrics.jsonl")
+        path, noted = self.folder / "metrics.jsonl", ledger.closing_files().get("metrics.jsonl")
         if noted is None or not path.exists() or digest(path.read_bytes()) == noted:
             return []
         return ["metrics.jsonl was changed after the run had ended"]
 
     def _check_ledger(
-        self, ledger: Ledger, found: checkpoint.Checkpoint | None, measured: int
+        self, ledger: Ledger, saved: checkpoint.Checkpoint | None, measured: int
     ) -> None:
-        """Refuse a ledger that knows less than the run directory, or is not the one it was."""
-        saved = 0 if found is None else found.state.round
-        for what, rounds in (("checkpoint", saved), ("metrics", measured)):
+        """Refuse a ledger with fewer rounds than the run directory, or with another history."""
+        reached = 0 if saved is None else saved.state.round
+        for what, rounds in (("checkpoint", reached), ("metrics", measured)):
             if self.training.plan.private and ledger.charged() < rounds:
                 raise BadInput(
                     f"{self._ledger_path} has {ledger.charged()} charged rounds and the {what} "
                     f"{rounds}: charges are missing (was ledger.db-wal left behind?); restore "
                     "the whole ledger or start over"
                 )
-        heads = [] if found is None else [found.head]
-        for read in (head_of_result, kept_head):
+        heads = [] if saved is None else [saved.head]
+        for read in (head_of_result, saved_head):
             try:
-                told = read(self.folder)
-                heads += [] if told is None else [told]
+                head = read(self.folder)
+                heads += [] if head is None else [head]
             except BadInput as e:
                 self.remarks.append(f"{e}; it is written again")
         verify(self._ledger_path, *heads)
 
     def _compare_versions(self) -> None:
-        """Say so where the run resumes under other versions or on another kind of machine."""
+        """Remark if the run resumes under other versions or on another kind of machine."""
         try:
             with (self.folder / "recipe.toml").open() as f:
                 before = f.readline().strip()
@@ -390,7 +413,7 @@ class Run:
         return file_of(self.folder)
 
     def _about(self) -> dict[str, str]:
-        """What the ledger has to know of the run, but for its name."""
+        """What the ledger notes about the run beside its name."""
         return {
             "recipe": recipe_digest(self.recipe),
             "data": self.training.data.fingerprint,
@@ -418,6 +441,6 @@ def _budget(plan: PrivacyPlan, claims: tuple[PrivacyClaim, ...]) -> dict[str, An
     return {
         "epsilon": "inf" if limit is None else limit,
         "left": "inf" if limit is None else max(0.0, limit - spent),
-        "claim": plan.promise.told,
+        "claim": plan.promise.context,
         "rounds_permitted": plan.permitted,
     }

@@ -1,19 +1,21 @@
-"""A request to end a run after its round: a file in the run directory, whoever runs it and where.
+"""A request to end a run after its current round: a file in the run directory.
 
-Whoever may write the directory may ask, as whoever may signal the process may press Ctrl-C. A run
-looks between rounds: the round that is under way is finished, charged and noised as planned.
+Anybody who may write the directory may make one. A run checks for it between rounds: the current
+round is finished, charged and noised as planned.
 
-Guarantee: a request ends a training early and changes nothing else. Fewer rounds are charged than
-were planned, and the claim is of those that were; the file holds nothing that a run reads.
+Guarantee: a request ends the training early and changes nothing else. Fewer rounds are charged than
+were planned, and the claim is about those. The run does not read what the file holds.
 
 | edge | behaviour |
 |---|---|
 | left over from an earlier start | removed before the first round: it ends nothing |
 | made after the last round | the run has ended already, and removes it |
-| made when nobody runs | `ask` is not for that: the next start removes it |
+| made while nothing runs | the next start removes it |
 | a folder of that name | the run cannot begin, and says so |
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedveil.runs.disk import write_atomic
@@ -27,10 +29,15 @@ def ask(folder: Path) -> None:
 
 
 def asked(folder: Path) -> bool:
-    """Whether somebody has asked."""
+    """Whether there is a request."""
     return (folder / NAME).is_file()
 
 
-def clear(folder: Path) -> None:
-    """Forget what was asked."""
+@contextmanager
+def cleared(folder: Path) -> Iterator[None]:
+    """Context manager: remove a request that is left over, and at the end one that came since."""
     (folder / NAME).unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        (folder / NAME).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The model that a run leaves: weights, and beside them all that a prediction needs to know."""
+"""The model file of a run: the weights, and all that a prediction needs."""
 
 import hashlib
 import json
@@ -26,13 +26,18 @@ from fedveil.training.session import Training
 
 @dataclass(frozen=True, eq=False)
 class StoredModel:
-    """Weights by name; the model, the records it takes, its labels, and what is claimed for it.
+    """A trained model with all that a prediction needs.
 
-    The weights are those that learnt. `layers` is a digest of how the module prints, which tells a
-    ReLU from a Tanh, and of its frozen weights. `record_shape` and `record_type` are those of the
-    records, of each input by its name if there are several; older files do not say the type.
-    `schema` says how rows of a table become records; where records were arrays, they are a column
-    "x" of arrays, or one for each input.
+    Attributes:
+        tensors: The trainable weights by name.
+        model: The recipe's [model] section.
+        record_shape: The shape of a record, or of each input by name.
+        record_type: The type of a record likewise, "" in older files.
+        target: What is predicted.
+        claims: What the run claims.
+        layers: A digest of the module's layers as they print, and of its frozen weights.
+        schema: How rows of a table become records. Records that were arrays are a column "x", or
+            one column per input.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -52,7 +57,7 @@ class StoredModel:
         params: torch.Tensor,
         claims: tuple[PrivacyClaim, ...],
     ) -> "StoredModel":
-        """What `training` has made of `params`."""
+        """The model of a training with the parameters `params`."""
         task, data = training.task, training.data
         tensors = {name: value.clone() for name, value in task.named(params).items()}
         layers = layers_of(task)
@@ -67,8 +72,8 @@ class StoredModel:
 
         def cast(parts: list[Any]) -> Array:
             array, shape, kind = parts
-            found: Array = array.reshape(len(array), *shape).astype(kind, copy=False)
-            return found
+            records: Array = array.reshape(len(array), *shape).astype(kind, copy=False)
+            return records
 
         return join_inputs([encoded, self.record_shape, self.record_type], cast)
 
@@ -89,7 +94,7 @@ class StoredModel:
             )
 
     def to_bytes(self) -> bytes:
-        """A safetensors file; the same model always gives the same bytes."""
+        """A safetensors file. The same model always gives the same bytes."""
         about = {
             "model": self.model.model_dump(),
             "record_shape": mapped(list, self.record_shape),
@@ -103,7 +108,7 @@ class StoredModel:
 
     @classmethod
     def read(cls, path: Path) -> "StoredModel":
-        """The file that a run left."""
+        """Read the file that a run left."""
         if not path.is_file():
             raise BadInput(f"{path} is missing: the run has not ended (fedveil run --resume)")
         try:
@@ -127,7 +132,7 @@ class StoredModel:
 
 
 def _target(about: dict[str, Any]) -> Target:
-    """What is predicted; older files say the number of labels alone."""
+    """What is predicted. Older files have the number of labels only."""
     said = about.get("target") or {"classes": about["classes"]}
     return Target(int(said["classes"]), tuple(said.get("shape", ())), bool(said.get("several")))
 

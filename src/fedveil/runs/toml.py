@@ -8,7 +8,7 @@ _BARE = {*string.ascii_letters, *string.digits, "_", "-"}
 
 
 def dumps(document: dict[str, Any]) -> str:
-    """Top-level scalars first, then one table per section; None is left out.
+    """Write top-level scalars first, then one table per section, without None.
 
     >>> print(dumps({"name": "x", "data": {"clients": 3, "alpha": None}}), end="")
     name = "x"

@@ -2,7 +2,7 @@
 
 A tracker is given the numbers of a round by their names, and texts when they change. Whatever else
 its library would record by itself (the machine's load, the console, code, git, usage reports to
-the library's makers) is switched off: it tells how long rounds took, which grows with the cohort.
+the library's makers) is switched off: it shows how long rounds took, which grows with the cohort.
 """
 
 import os
@@ -29,7 +29,7 @@ class Tracker(Protocol):
     """Where rounds are logged. Made early, to refuse wrong settings; opened when it may be seen."""
 
     def open(self, resumed: int) -> None:
-        """Begin a log; that of a resumed run says after which round."""
+        """Begin a log. `resumed` is the round after which the run resumes, or 0."""
 
     def write(self, round: int, numbers: Mapping[str, float], texts: Mapping[str, str]) -> None:
         """Log one round."""
@@ -100,14 +100,14 @@ class Mlflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
         if not name:
             return os.environ.get("MLFLOW_EXPERIMENT_ID") or "0"
-        found = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if found is None else found.experiment_id)
+        known = self._client.get_experiment_by_name(name)
+        return str(self._client.create_experiment(name) if known is None else known.experiment_id)
 
 
 class Wandb:
-    """One W&B run, whose files lie in the run directory; mode, project and account are the user's.
+    """One W&B run, with its files in the run directory and the user's mode, project and account.
 
-    It never asks for a key in the middle of a run: one that is missing is refused beforehand.
+    A missing key is refused beforehand, so that W&B does not ask for it during the run.
     """
 
     def __init__(self, folder: Path, name: str, about: Mapping[str, str]) -> None:

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fedveil.checks import check
-from fedveil.errors import BadInput
+from fedveil.checks import ANY_COUNT, COUNT, TRIM
+from fedveil.errors import BadArgument, BadInput
 from fedveil.identity import Stated
 
 _COLUMNS = 1 << 22
@@ -61,7 +61,7 @@ class TrimmedMean:
         return (("aggregate", "trimmed-mean"), ("trim", self.trim))
 
     def __post_init__(self) -> None:
-        check("server.trim", self.trim)
+        TRIM.check("trim", self.trim)
 
     def check(self, cohort: float) -> None:
         """Any cohort can be trimmed by less than half."""
@@ -90,16 +90,17 @@ class Krum:
         return (("aggregate", "krum"), ("malicious", self.malicious), ("chosen", self.chosen))
 
     def __post_init__(self) -> None:
-        check("server.malicious", self.malicious)
+        ANY_COUNT.check("malicious", self.malicious)
         if self.chosen is not None:
-            check("server.chosen", self.chosen)
+            COUNT.check("chosen", self.chosen)
 
     def check(self, cohort: float) -> None:
         least = 2 * self.malicious + 3
         if cohort < least:
-            raise BadInput(
-                f"server.malicious is {self.malicious} and a round has {cohort:g} clients: Krum "
-                f"needs at least {least}; ask more clients, or expect fewer malicious ones"
+            raise BadArgument(
+                f"{{malicious}} is {self.malicious} and a round has {cohort:g} clients: Krum needs "
+                f"at least {least}; ask more clients, or expect fewer malicious ones",
+                "malicious",
             )
 
     def of(self, updates: torch.Tensor) -> torch.Tensor:

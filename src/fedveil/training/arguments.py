@@ -3,7 +3,7 @@
 Enumerations are compared by identity: the text of a member would be accepted and have no effect.
 """
 
-from fedveil.checks import check, check_workers, one_of, shown
+from fedveil.checks import ANY_COUNT, COUNT, SEED, check_workers, one_of, shown
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task
@@ -45,16 +45,16 @@ def check_arguments(
             raise BadInput(f"{name} is {shown(value)}: a {kind.__name__} is needed")
     _check_method("work", work, "updates", "ClientSgd, ClientDpSgd or OneGradient")
     _check_method("server", server, "step", "SgdServer, AdamServer or another server optimiser")
-    one_of("server.weights", weights, Weights)
+    one_of("weights", weights, Weights)
     if mode is not None:
-        one_of("engine.mode", mode, Mode)
-    check("seed", seed)
-    check("engine.chunk", chunk)
-    check("engine.memory", memory)
-    check_workers("engine.workers", workers)
-    check("evaluate.every", every)
+        one_of("mode", mode, Mode)
+    SEED.check("seed", seed)
+    ANY_COUNT.check("chunk", chunk)
+    COUNT.check("memory", memory)
+    check_workers("workers", workers)
+    COUNT.check("every", every)
     if clients_every is not None:
-        check("evaluate.clients_every", clients_every)
+        COUNT.check("clients_every", clients_every)
 
 
 def _check_method(name: str, value: object, method: str, such: str) -> None:

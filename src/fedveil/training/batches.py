@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.checks import check
-from fedveil.errors import BadInput
+from fedveil.checks import BATCH, STEPS
+from fedveil.errors import BadArgument
 from fedveil.identity import Stated
 from fedveil.inputs import mapped, taken
 from fedveil.models.task import Features
@@ -168,11 +168,13 @@ class Batches:
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
-            raise BadInput("give client.epochs or client.steps, not both and not neither")
+            raise BadArgument(
+                "give {epochs} or {steps}, not both and not neither", "epochs", "steps"
+            )
         for name, value in (("epochs", self.epochs), ("steps", self.steps)):
             if value is not None:
-                check(f"client.{name}", value)
-        check("client.batch", self.size)
+                STEPS.check(name, value)
+        BATCH.check("size", self.size)
 
     def of(
         self,

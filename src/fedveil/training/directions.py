@@ -9,8 +9,8 @@ from typing import Protocol
 
 import torch
 
-from fedveil.checks import check, shown
-from fedveil.errors import BadInput
+from fedveil.checks import FRACTION, NOT_NEGATIVE, POSITIVE, shown
+from fedveil.errors import BadArgument, BadInput
 from fedveil.identity import Stated
 
 
@@ -36,8 +36,9 @@ class Adam:
         )
 
     def __post_init__(self) -> None:
-        for name in ("beta1", "beta2", "floor"):
-            check(f"client.{name}", getattr(self, name))
+        FRACTION.check("beta1", self.beta1)
+        FRACTION.check("beta2", self.beta2)
+        POSITIVE.check("floor", self.floor)
 
 
 class Stepping(Protocol):
@@ -99,9 +100,12 @@ class Directions:
 
 def check_directions(work: Stepping) -> None:
     """Refuse numbers of a client's steps that are none, and momentum beside Adam's own."""
-    for name in ("momentum", "weight_decay", "proximal"):
-        check(f"client.{name}", getattr(work, name))
+    FRACTION.check("momentum", work.momentum)
+    NOT_NEGATIVE.check("weight_decay", work.weight_decay)
+    NOT_NEGATIVE.check("proximal", work.proximal)
     if work.adam is not None and not isinstance(work.adam, Adam):
         raise BadInput(f"adam is {shown(work.adam)}: use Adam(beta1, beta2, floor), or None")
     if work.adam is not None and work.momentum:
-        raise BadInput("client.momentum has no effect on adam, which has beta1: leave it out")
+        raise BadArgument(
+            "{momentum} has no effect on adam, which has beta1: leave it out", "momentum"
+        )

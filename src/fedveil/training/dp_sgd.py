@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedveil.checks import check
+from fedveil.checks import POSITIVE
 from fedveil.errors import BadInput
 from fedveil.identity import Stated
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 from fedveil.privacy.noise.streams import KeySource, bits
-from fedveil.privacy.steps import NoisySteps
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.training.batches import Batch, Draws
 from fedveil.training.cohort import CohortData
 from fedveil.training.directions import Adam, Directions, check_directions
@@ -68,7 +68,7 @@ class ClientDpSgd:
                 f"DP-SGD with steps {self.noisy!r}: its rate, steps and noise are the plan's; make "
                 "it as ClientDpSgd(plan.steps, lr=...)"
             )
-        check("client.lr", self.lr)
+        POSITIVE.check("lr", self.lr)
         check_directions(self)
         check_rate_schedule(self.schedule)
 

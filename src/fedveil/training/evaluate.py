@@ -11,7 +11,7 @@ from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.inputs import taken
 from fedveil.models.metrics import Array, Metric, no_value
-from fedveil.models.task import Measured, Task
+from fedveil.models.task import Measurements, Task
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 
@@ -52,8 +52,8 @@ def batches_of(data: FederatedData, batch: int = BATCH) -> list[slice]:
 def measure(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Piece:
     """One batch of the test split."""
     measured = _measured(task, params, data, batch)
-    sums = {name: float(each.double().sum()) for name, each in measured.each.items()}
-    return Piece(len(data.test_y[batch]), sums, measured.kept)
+    sums = {name: float(each.double().sum()) for name, each in measured.per_example.items()}
+    return Piece(len(data.test_y[batch]), sums, measured.statistics)
 
 
 def joined_metrics(task: Task, pieces: Sequence[Piece]) -> dict[str, float]:
@@ -90,7 +90,7 @@ def check_kept(task: Task, data: FederatedData) -> None:
     few = min(_FEW, len(data.test_y))
     if few < 2 or not any(isinstance(metric, Metric) for metric in task.measures.values()):
         return
-    one, many = (_measured(task, task.parameters, data, slice(n)).kept for n in (1, few))
+    one, many = (_measured(task, task.parameters, data, slice(n)).statistics for n in (1, few))
     for name in one:
         more = sum(a.nbytes for a in many[name]) - sum(a.nbytes for a in one[name])
         whole = more // (few - 1) * len(data.test_y)
@@ -102,7 +102,7 @@ def check_kept(task: Task, data: FederatedData) -> None:
             )
 
 
-def _measured(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Measured:
+def _measured(task: Task, params: torch.Tensor, data: FederatedData, batch: slice) -> Measurements:
     with torch.inference_mode():
         x, y = tensors(taken(data.test_x, batch)), torch.tensor(data.test_y[batch])
-        return task.measured(params, x, y)
+        return task.measure(params, x, y)

@@ -48,7 +48,7 @@ def measure_clients(
     """The sums of one piece, for all clients that have records in it at once."""
     with torch.inference_mode():
         x, y = tensors(taken(data.x, piece)), torch.tensor(data.y[piece])
-        each = task.measured(params, x, y).each
+        each = task.measure(params, x, y).per_example
     first, last = np.searchsorted(data.offsets, [piece.start, piece.stop - 1], side="right") - 1
     begins = np.maximum(data.offsets[first : last + 1] - piece.start, 0)
     sums = {name: np.add.reduceat(v.double().numpy(), begins) for name, v in each.items()}

@@ -15,7 +15,7 @@ from fedveil.inputs import Inputs, taken
 from fedveil.models.metrics import Metric, is_of_numbers
 from fedveil.models.plain import is_plain_function
 from fedveil.models.task import Task
-from fedveil.privacy.metrics import LOSS
+from fedveil.privacy.priced_metrics import LOSS
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.evaluate import BATCH
@@ -146,7 +146,7 @@ def _values(
 ) -> torch.Tensor:
     """The numbers of some records, float64 [records, numbers] in [0, 1]."""
     x, y = tensors(taken(owners.x, rows)), torch.tensor(owners.y[rows])
-    each = task.measured(params, x, y).each
+    each = task.measure(params, x, y).per_example
     return torch.stack([_between(name, each[name], loss_clip) for name in names], dim=1)
 
 

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fedveil.checks import check, one_of, shown
-from fedveil.errors import BadInput
+from fedveil.checks import FRACTION, ROUNDS, WARMUP, one_of, shown
+from fedveil.errors import BadArgument, BadInput
 from fedveil.identity import Stated
 
 
@@ -59,14 +59,19 @@ class RateSchedule:
         )
 
     def __post_init__(self) -> None:
-        one_of("schedule", self.shape, RateShape)
-        check("rounds", self.rounds)
-        check("warmup", self.warmup)
-        check("lr_floor", self.floor)
+        one_of("shape", self.shape, RateShape)
+        ROUNDS.check("rounds", self.rounds)
+        WARMUP.check("warmup", self.warmup)
+        FRACTION.check("floor", self.floor)
         if self.warmup >= self.rounds:
-            raise BadInput(f"warmup is {self.warmup} of {self.rounds} rounds: leave some after it")
+            raise BadArgument(
+                f"{{warmup}} is {self.warmup} of {self.rounds} rounds: leave some after it",
+                "warmup",
+            )
         if self.floor and self.shape is RateShape.CONSTANT:
-            raise BadInput("lr_floor has no effect on a constant learning rate: leave it out")
+            raise BadArgument(
+                "{floor} has no effect on a constant learning rate: leave it out", "floor"
+            )
 
     def factor(self, round: int) -> float:
         """Of `round`, counted from 1."""

@@ -78,7 +78,7 @@ class RoundResult:
             "refused": None if self.clients is None else len(self.refused),
             "clip": self.clip,
             "epsilon": spent and spent.epsilon,
-            "claim": spent and spent.told,
+            "claim": spent and spent.context,
             **self.metrics,
             **self.over_clients,
             **self.attack,
@@ -107,7 +107,7 @@ def begin(
     # sample
     local, attempt = plan.release.counted, ledger.attempt(number)
     turns = ledger.turns(state.round) if local else None
-    drawn = plan.sampler.cohort(plan.population, number, streams.again(attempt), turns)
+    drawn = plan.sampler.cohort(plan.population, number, streams.for_attempt(attempt), turns)
     ids = drawn if adversary is None else attacked_cohort(adversary, number, drawn)
     check_cohort(ids, plan.population)
     clip = plan.clip(state.moving, number)
@@ -136,7 +136,7 @@ def end(
     Guarantee: an empty cohort gets noise like any other. Refused reports change neither noise nor
     divisor. Where too few reports came to hand anything on, the model and the charge stay.
     """
-    release, drawing = plan.release, round.streams.again(round.attempt)
+    release, drawing = plan.release, round.streams.for_attempt(round.attempt)
     strength = cohort.strength
     # noise
     release.noise_(cohort.total, round.clip, round.number, drawing)
@@ -166,6 +166,6 @@ def end(
         refused=cohort.refused,
         metrics={},
         seconds=time.perf_counter() - round.began,
-        spent=partial(plan.spent, round.number, most, ledger.again),
-        quoted=partial(plan.quoted, round.number, most, ledger.again),
+        spent=partial(plan.spent, round.number, most, ledger.extra_attempts),
+        quoted=partial(plan.quoted, round.number, most, ledger.extra_attempts),
     )

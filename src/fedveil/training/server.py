@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from fedveil.checks import check
+from fedveil.checks import FRACTION, POSITIVE
 from fedveil.identity import Stated
 from fedveil.privacy.rows import BLOCK
 from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
@@ -62,8 +62,8 @@ class SgdServer:
         )
 
     def __post_init__(self) -> None:
-        check("server.lr", self.lr)
-        check("server.momentum", self.momentum)
+        POSITIVE.check("lr", self.lr)
+        FRACTION.check("momentum", self.momentum)
         check_rate_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
@@ -97,8 +97,7 @@ class AdamServer:
         )
 
     def __post_init__(self) -> None:
-        for name in ("lr", "beta1", "beta2", "floor"):
-            check(f"server.{name}", getattr(self, name))
+        _check_moments(self)
         check_rate_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
@@ -138,8 +137,7 @@ class YogiServer:
         )
 
     def __post_init__(self) -> None:
-        for name in ("lr", "beta1", "beta2", "floor"):
-            check(f"server.{name}", getattr(self, name))
+        _check_moments(self)
         check_rate_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
@@ -171,8 +169,8 @@ class AdagradServer:
         )
 
     def __post_init__(self) -> None:
-        check("server.lr", self.lr)
-        check("server.floor", self.floor)
+        POSITIVE.check("lr", self.lr)
+        POSITIVE.check("floor", self.floor)
         check_rate_schedule(self.schedule)
 
     def step(self, state: ServerState, mean: torch.Tensor) -> ServerState:
@@ -191,3 +189,10 @@ def _moved(
     for new, old, by in zip(*pieces, strict=True):
         new.copy_(by.mul(rate).add_(old))
     return replace(state, round=state.round + 1, params=params, memory=memory)
+
+
+def _check_moments(server: AdamServer | YogiServer) -> None:
+    POSITIVE.check("lr", server.lr)
+    FRACTION.check("beta1", server.beta1)
+    FRACTION.check("beta2", server.beta2)
+    POSITIVE.check("floor", server.floor)

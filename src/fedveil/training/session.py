@@ -294,7 +294,7 @@ class Training:
     ) -> RoundResult:
         """What the sum of a round's reports comes to, as far as the gate lets it out."""
         result = end(self.plan, self.server, ledger, state, round, cohort, self.aggregate)
-        gate, streams = self.gate, round.streams.again(round.attempt)
+        gate, streams = self.gate, round.streams.for_attempt(round.attempt)
         result = replace(
             result,
             metrics=gate.metrics(result.state, ledger, streams),

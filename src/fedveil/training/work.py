@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from fedveil.checks import check, shown
-from fedveil.errors import BadInput
+from fedveil.checks import POSITIVE, shown
+from fedveil.errors import BadArgument, BadInput
 from fedveil.identity import Stated, known_as
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.rows import Norm
@@ -57,8 +57,8 @@ class Decay:
         return (("rates", "decay"), ("mu", self.mu), ("gamma", self.gamma))
 
     def __post_init__(self) -> None:
-        for name, value in (("mu", self.mu), ("gamma", self.gamma)):
-            check(f"client.{name}", value)
+        POSITIVE.check("mu", self.mu)
+        POSITIVE.check("gamma", self.gamma)
 
     def rate(self, iteration: int) -> float:
         return 2 / (self.mu * (iteration + self.gamma))
@@ -102,15 +102,16 @@ class ClientSgd:
     def __post_init__(self) -> None:
         if not isinstance(self.batches, Batches):
             raise BadInput(f"batches is {shown(self.batches)}: use Batches(size, epochs or steps)")
-        check("client.lr", self.lr)
+        POSITIVE.check("lr", self.lr)
         check_directions(self)
         if self.decay is not None and not isinstance(self.decay, Decay):
             raise BadInput(f"decay is {shown(self.decay)}: use Decay(mu, gamma), or None")
         check_rate_schedule(self.schedule)
         if self.decay is not None and self.schedule is not None:
-            raise BadInput(
-                "client.mu and client.gamma say what the learning rate is in every step: leave "
-                "client.schedule, client.warmup and client.lr_floor out"
+            raise BadArgument(
+                "{decay} says what the learning rate is in every step: leave {schedule} out",
+                "decay",
+                "schedule",
             )
 
     @property

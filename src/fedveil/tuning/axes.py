@@ -23,7 +23,7 @@ class Axis:
     values: tuple[str, ...]
 
     def choice(self, value: str) -> list[tuple[str, str]]:
-        """The keys and what they are for `value`."""
+        """(key, value) for each key of the axis."""
         keys = self.key.split(":")
         parts = value.split(":") if len(keys) > 1 else [value]
         if len(keys) != len(parts):
@@ -36,19 +36,19 @@ class Axis:
 
 @dataclass(frozen=True)
 class Cell:
-    """One recipe of the grid: what was chosen on each axis, and the recipe that makes."""
+    """One recipe of the grid, with the value chosen on each axis."""
 
     choice: tuple[tuple[str, str], ...]
     recipe: Recipe
 
     @property
     def name(self) -> str:
-        """The choices on one line; "recipe" for a grid without axes."""
+        """The choices on one line, or "recipe" for a grid without axes."""
         return ", ".join(f"{key}={value}" for key, value in self.choice) or "recipe"
 
     @property
     def digest(self) -> str:
-        """Everything of the recipe that its result depends on, hashed."""
+        """A hash of everything that the result of the recipe depends on."""
         recipe = self.recipe.model_copy(update={"name": ""})
         return hashlib.sha256(recipe.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
@@ -72,10 +72,10 @@ def axis(text: str) -> Axis:
 
 
 def cells(source: str, overrides: Sequence[str], axes: Sequence[Axis]) -> list[Cell]:
-    """Every combination, in order, the last axis fastest; each is a whole recipe, checked.
+    """Every combination of the axes as a checked recipe, the last axis fastest.
 
-    An infinite `budget.epsilon` where noise is left to be found from it is a run without noise,
-    and without a claim: nothing is added and nothing promised.
+    An infinite `budget.epsilon` from which noise is to be calibrated makes a run without noise and
+    without a claim.
     """
     keys = [key for a in axes for key in a.key.split(":")]
     for key in keys:
@@ -115,3 +115,34 @@ def _split(text: str) -> list[str]:
             parts.append(text[start:i])
             start = i + 1
     return [*parts, text[start:]]
+
+
+PER_ROUND, IN_ALL = "local steps per round (E)", "local steps in all (T)"
+
+_LABELS = {
+    "budget.delta": "delta of the budget",
+    "budget.epsilon": "epsilon of the budget",
+    "client.batch": "records per batch",
+    "client.epochs": "local epochs per round",
+    "client.lr": "learning rate of clients",
+    "client.steps": "local steps per round",
+    "clip.value": "clip norm",
+    "data.alpha": "alpha of the partition, smaller is less alike",
+    "data.clients": "clients",
+    "noise.epsilon": "epsilon of one report",
+    "noise.multiplier": "noise multiplier, std / clip norm",
+    "rounds": "rounds",
+    "sample.rate": "share of clients per round",
+    "sample.size": "clients per round",
+    "seed": "seed",
+    "server.lr": "learning rate of the server",
+}
+
+
+def axis_label(key: str) -> str:
+    """The label of a key, or of several that move together. A key without a label stays.
+
+    >>> axis_label("client.steps:rounds")
+    'local steps per round : rounds'
+    """
+    return " : ".join(_LABELS.get(part, part) for part in key.split(":"))

@@ -1,4 +1,4 @@
-"""The recipes a planner chooses from: E x T, and clips and learning rates if asked for."""
+"""The recipes that a planner chooses from: E x T, and optionally clips and learning rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,14 @@ ITERATIONS = (12, 24, 36, 60, 120)
 
 @dataclass(frozen=True)
 class Space:
-    """What is tried: local steps E, iterations T; clips and learning rates (none: as given)."""
+    """The values that a planner tries.
+
+    Attributes:
+        steps: Local steps per round, E.
+        iterations: Local steps in all, T.
+        clips: Clip norms. Empty: the recipe's own.
+        rates: Learning rates. Empty: the recipe's own.
+    """
 
     steps: tuple[int, ...] = STEPS
     iterations: tuple[int, ...] = ITERATIONS
@@ -52,7 +59,7 @@ def candidates(source: str, overrides: Sequence[str], space: Space) -> list[Cell
 
 
 def steps_key(source: str, overrides: Sequence[str]) -> str:
-    """Where a recipe says how long clients work: in local steps, or in epochs."""
+    """The key that sets how long clients work: client.steps or client.epochs."""
     client = recipe_of(source, overrides).client
     if client.kind == "gradient":
         raise BadInput("client.kind 'gradient' takes one step: use client.kind = 'sgd' to plan E")

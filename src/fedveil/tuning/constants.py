@@ -100,7 +100,7 @@ def _loss_of(task: Task, cohort: CohortData) -> Loss:
 def _extremes(
     losses: Sequence[Loss], at: torch.Tensor, generator: torch.Generator
 ) -> tuple[float, float]:
-    """The least and the largest curvature of any loss at a point; refuses the first flat one."""
+    """The least and the largest curvature of any loss at a point. A flat loss is refused."""
     least, most = math.inf, 0.0
     for loss in losses:
         low, high = _curvatures(loss, at, generator)

@@ -13,7 +13,7 @@ from fedveil.privacy.accounting.claims import (
     Unit,
 )
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.tuning.cells import Prepared
+from fedveil.tuning.prepared_cell import PreparedCell
 
 _TRUSTED = tuple(Trust)
 
@@ -35,7 +35,7 @@ class Cost:
     caveat: str
 
     @classmethod
-    def of(cls, trainings: Sequence[tuple[Prepared, int]]) -> "Cost":
+    def of(cls, trainings: Sequence[tuple[PreparedCell, int]]) -> "Cost":
         """The cost of (cell, how many trainings of it)."""
         return cls(
             sum(count for _, count in trainings),
@@ -45,7 +45,7 @@ class Cost:
         )
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """The totals in one line: as charged, and after it the other reading of the same."""
         text = _in_words(self.charged)
         if self.read:
@@ -60,7 +60,7 @@ class Cost:
         if self.charged:
             said.append(
                 f"together: {self.trainings - self.unclaimed} trainings on these records, whose "
-                f"epsilons and deltas add up to {self.told}"
+                f"epsilons and deltas add up to {self.text}"
             )
         if self.unclaimed:
             said.append(
@@ -80,7 +80,7 @@ class Cost:
 
 
 def together(
-    trainings: Iterable[tuple[Prepared, int]],
+    trainings: Iterable[tuple[PreparedCell, int]],
 ) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
     """(the total of all trainings as charged, the total as read otherwise) of (cell, how many).
 
@@ -108,13 +108,13 @@ def together(
 
 def _total(accounts: Sequence[tuple[list[PrivacyClaim], int]]) -> list[PrivacyClaim]:
     """The claims of all accounts, each so many times, added up by unit and neighbours."""
-    found: dict[tuple[object, ...], PrivacyClaim] = {}
+    totals: dict[tuple[object, ...], PrivacyClaim] = {}
     for account, count in accounts:
         for claim in account:
             kind = (claim.unit, claim.neighbours)
             every = claim if count == 1 else _times(claim, count)
-            found[kind] = _added(found[kind], every) if kind in found else every
-    return list(found.values())
+            totals[kind] = _added(totals[kind], every) if kind in totals else every
+    return list(totals.values())
 
 
 def _times(claim: PrivacyClaim, count: int) -> PrivacyClaim:
@@ -139,7 +139,7 @@ def _added(one: PrivacyClaim, other: PrivacyClaim) -> PrivacyClaim:
 
 
 def _in_words(total: Sequence[PrivacyClaim]) -> str:
-    """One claim; several, with a warning that none of them is all."""
+    """One claim as it is, or several with a warning that none of them is all."""
     text = " and ".join(map(str, total))
     if len(total) > 1:
         text += (
@@ -150,7 +150,7 @@ def _in_words(total: Sequence[PrivacyClaim]) -> str:
 
 
 def _costs(plan: PrivacyPlan) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
-    """What one training costs, as it is charged, and as it is read otherwise; [] if it is not."""
+    """The claims of one training as it is charged, then other readings, if there are any."""
     charged = [line for line in plan.lines if not line.reading]
     readings = {
         line.covers: line for line in plan.lines if line.reading and line.unit is not Unit.WEIGHT
@@ -163,22 +163,22 @@ def _costs(plan: PrivacyPlan) -> tuple[list[PrivacyClaim], list[PrivacyClaim]]:
 
 def _account(lines: Sequence[BudgetLine], rounds: int) -> list[PrivacyClaim]:
     """The lines' claims after so many rounds, those that concern the same unit as one."""
-    found: dict[tuple[object, ...], PrivacyClaim] = {}
+    totals: dict[tuple[object, ...], PrivacyClaim] = {}
     for line in sorted(lines, key=lambda line: line.members is None):
         claim = replace(line.claims(line.participations(rounds))[0], covers="updates")
         kind = (claim.unit, claim.neighbours, claim.as_published)
-        before = found.get(kind)
+        before = totals.get(kind)
         if before is None:
-            found[kind] = claim
+            totals[kind] = claim
         elif line.members is None:
-            found[kind] = _added(before, claim)
+            totals[kind] = _added(before, claim)
         elif claim.epsilon > before.epsilon:
-            found[kind] = claim
-    return list(found.values())
+            totals[kind] = claim
+    return list(totals.values())
 
 
-def _caveat(trainings: Sequence[tuple[Prepared, int]]) -> str:
-    """What sums of repetitions leave out where each divides the records differently; or ""."""
+def _caveat(trainings: Sequence[tuple[PreparedCell, int]]) -> str:
+    """What the sum over repetitions leaves out if each divides the records differently, or ""."""
     sections = [prepared.cell.recipe.data for prepared, count in trainings if count > 1]
     if all(data.seedless for data in sections):
         return ""

@@ -52,7 +52,7 @@ class Stroke:
 
 
 def stroke(number: int) -> Stroke:
-    """One of 13 that differ in their markers; the first eight differ in colour as well."""
+    """One of 13 looks with different markers. The first eight have different colours too."""
     turn, place = divmod(number, len(COLOURS))
     return Stroke(
         COLOURS[place], MARKERS[number % len(MARKERS)], DASHES[(place + turn) % len(DASHES)]
@@ -119,7 +119,7 @@ def line_style(look: Stroke) -> dict[str, Any]:
 
 
 def name_axes(at: Axes, across: str, up: str, title: str = "") -> None:
-    """Names with units, in one size; a light grid, and no frame where no axis is."""
+    """Name both axes, draw a light grid, and remove the frame where there is no axis."""
     at.set_xlabel(across, size=TEXT, color=INK)
     at.set_ylabel(up, size=TEXT, color=INK)
     at.set_title(title, loc="left", size=TEXT, weight="bold", color=INK)
@@ -144,7 +144,7 @@ def png(figure: Figure) -> bytes:
 
 def promises(claims: Sequence[PrivacyClaim]) -> list[str]:
     """What belongs to the epsilons in a figure, one text for each kind of claim."""
-    return list(dict.fromkeys(f"Epsilon{_of(claim)} {claim.words}." for claim in claims))
+    return list(dict.fromkeys(f"Epsilon{_of(claim)} {claim.full_terms}." for claim in claims))
 
 
 def _of(claim: PrivacyClaim) -> str:

@@ -1,4 +1,4 @@
-"""What can be said of E and T before any data are seen: noise, and how much signal it leaves."""
+"""E and T by formulas alone, without data: the noise, and how much signal it leaves."""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +13,20 @@ from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.sampling import Poisson, RoundRobin
-from fedveil.tuning.theory import Sizes, Verdict, rule_of_thumb, verdict
+from fedveil.tuning.theory import Convergence, Sizes, convergence, rule_of_thumb
 
 
 @dataclass(frozen=True)
-class Question:
-    """A federation's sizes, the claim that is wanted, and who adds which noise."""
+class FormulaSettings:
+    """What the formulas need.
+
+    Attributes:
+        sizes: Clients, cohort and parameters.
+        epsilon: Of the wanted claim.
+        delta: Of the wanted claim.
+        laplace: Whether noise is Laplace. Otherwise it is Gaussian.
+        trusted_server: Whether the server adds the noise. Otherwise clients do.
+    """
 
     sizes: Sizes
     epsilon: float
@@ -34,12 +42,12 @@ class Question:
 
     @property
     def exponent(self) -> float:
-        """z of the mechanism."""
+        """The exponent z of the mechanism: noise variance grows like T^z."""
         return 2.0 if self.laplace else 1.0
 
     @property
-    def verdict(self) -> Verdict:
-        return verdict(self.exponent)
+    def convergence(self) -> Convergence:
+        return convergence(self.exponent)
 
     def plan(self, rounds: int) -> PrivacyPlan:
         """The privacy plan of that many rounds, for updates of length at most 1."""
@@ -74,8 +82,10 @@ class Choice:
         return self.steps * self.rounds
 
 
-def choices(question: Question, steps: Sequence[int], iterations: Sequence[int]) -> list[Choice]:
-    """Every E and T that go together, the strongest signal first; ties by more local work."""
+def choices(
+    settings: FormulaSettings, steps: Sequence[int], iterations: Sequence[int]
+) -> list[Choice]:
+    """Every E with every T that it fits, strongest signal first, then more local work."""
     found: dict[tuple[int, int], Choice] = {}
     by_rounds: dict[int, tuple[float, PrivacyClaim]] = {}
     for t in iterations:
@@ -84,13 +94,13 @@ def choices(question: Question, steps: Sequence[int], iterations: Sequence[int])
                 continue
             rounds = max(1, round(t / e))
             if rounds not in by_rounds:
-                by_rounds[rounds] = _noise(question, rounds)
+                by_rounds[rounds] = _noise(settings, rounds)
             noise, claim = by_rounds[rounds]
-            each = 1 / (noise * math.sqrt(question.sizes.parameters))
+            each = 1 / (noise * math.sqrt(settings.sizes.parameters))
             found[e, rounds] = Choice(
                 steps=e,
                 rounds=rounds,
-                turns=question.sizes.turns(rounds),
+                turns=settings.sizes.turns(rounds),
                 noise=noise,
                 signal=each * math.sqrt(rounds),
                 claim=claim,
@@ -103,19 +113,19 @@ def choices(question: Question, steps: Sequence[int], iterations: Sequence[int])
     return sorted(found.values(), key=lambda c: (-float(f"{c.signal:.6g}"), -c.steps, -c.rounds))
 
 
-def thumb(question: Question, iterations: int) -> str:
-    """The rule of theory without constants, in words."""
-    found = rule_of_thumb(question.exponent, iterations)
+def thumb(settings: FormulaSettings, iterations: int) -> str:
+    """The rule of thumb for E, in words."""
+    found = rule_of_thumb(settings.exponent, iterations)
     if found is None:
         return "constants decide about E: estimate them (give a recipe) or simulate (--simulate)"
     return f"E about {max(1, round(found))} for T = {iterations}"
 
 
-def _noise(question: Question, rounds: int) -> tuple[float, PrivacyClaim]:
-    plan = question.plan(rounds)
-    sizes = question.sizes
-    spread = math.sqrt(2) if question.laplace else 1.0
-    if question.trusted_server:
+def _noise(settings: FormulaSettings, rounds: int) -> tuple[float, PrivacyClaim]:
+    plan = settings.plan(rounds)
+    sizes = settings.sizes
+    spread = math.sqrt(2) if settings.laplace else 1.0
+    if settings.trusted_server:
         noise = plan.release.multiplier / sizes.cohort
     else:
         noise = 2 * spread * plan.release.multiplier / math.sqrt(sizes.cohort)

@@ -27,7 +27,7 @@ from fedveil.tuning.figures import (
     name_axes,
     stroke,
 )
-from fedveil.tuning.statistics import Mean
+from fedveil.tuning.means import Mean
 
 PERCENT, SHARE, ANYWHERE = (0.0, 100.0), (0.0, 1.0), (-math.inf, math.inf)
 """What numbers cannot leave."""
@@ -55,7 +55,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; `across` and `up` name them in words, with units.
+    """One pair of axes. `across` and `up` are their names, with units.
 
     `levels` are lines that belong to no place; `within` is what the numbers cannot leave.
     """
@@ -75,13 +75,13 @@ class Panel:
         return sorted({place for line in self.series for place in line.places})
 
     def interval(self, mean: Mean) -> tuple[float, float]:
-        """Where it begins and ends; the mean itself where nothing is known of the spread."""
+        """The ends of the interval, or twice the mean if nothing is known of the spread."""
         half = 0.0 if math.isnan(mean.half) else mean.half
         return max(self.within[0], mean.value - half), min(self.within[1], mean.value + half)
 
     @cached_property
     def heights(self) -> tuple[float, float]:
-        """The ends of the y axis; on a logarithmic one, low ends of intervals do not count."""
+        """The ends of the y axis. A logarithmic axis ignores the low ends of intervals."""
         means = [m for line in self.series for m in line.means if math.isfinite(m.value)]
         shown = [*(m.value for m in means), *self.levels.values()] or [1.0]
         ends = [end for mean in means for end in self.interval(mean)]
@@ -179,7 +179,7 @@ def _trace(at: Axes, panel: Panel, line: Series, moved: Transform) -> None:
 
 
 def _name_levels(at: Axes, levels: Mapping[str, float]) -> None:
-    """A line for each level, its name at the right of it; those that are near share a place."""
+    """Draw each level with its name at the right. Levels that are near share a place."""
     groups: list[list[tuple[str, float]]] = []
     for i, (name, level) in enumerate(sorted(levels.items(), key=lambda pair: pair[1])):
         at.axhline(level, color=SOFT, linestyle=DASHES[1 + i % 3], linewidth=1.1)

@@ -3,18 +3,18 @@
 import math
 from collections.abc import Sequence
 
-from fedveil.tuning.labels import IN_ALL, PER_ROUND, axis_label
-from fedveil.tuning.report import Report, Row
+from fedveil.tuning.axes import IN_ALL, PER_ROUND, axis_label
+from fedveil.tuning.plan_report import PlanOption, PlanReport
 from fedveil.web.chart import Chart, Line, figure
 from fedveil.web.heat import Heat, heat_figure
 from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.page import listed, page, section, table, text_block
+from fedveil.web.layout import listed, page, section, table, text_block
 
 _MOST_ROWS = 100
 
 
-def plan_page(report: Report, name: str) -> bytes:
-    """Everything that a plan found; `name` is the recipe that it writes."""
+def plan_page(report: PlanReport, name: str) -> bytes:
+    """The page of a plan. `name` is the file name of the recommended recipe."""
     first = report.rows[0]
     choice = "".join(f", {axis_label(key)} {value}" for key, value in first.choice.items())
     chosen = f"{first.rounds:,} rounds of {first.steps} local steps{choice}"
@@ -25,7 +25,7 @@ def plan_page(report: Report, name: str) -> bytes:
         tag("p", report.title, class_="sub"),
         tag(
             "div",
-            tag("p", f"Recommended: {chosen}, with {report.measure} {first.told}."),
+            tag("p", f"Recommended: {chosen}, with {report.measure} {first.value_text}."),
             tag("p", f"Its claim: {first.privacy}."),
             class_="claim",
         ),
@@ -38,7 +38,7 @@ def plan_page(report: Report, name: str) -> bytes:
     )
 
 
-def _map(report: Report) -> Markup:
+def _map(report: PlanReport) -> Markup:
     steps, times = axes_of(report)
     first = report.rows[0]
     heat = Heat(
@@ -56,7 +56,7 @@ def _map(report: Report) -> Markup:
     return heat_figure(heat)
 
 
-def _curve(report: Report) -> Markup:
+def _curve(report: PlanReport) -> Markup:
     steps, times = axes_of(report)
     lines = []
     for e in steps:
@@ -76,22 +76,22 @@ def _curve(report: Report) -> Markup:
     return figure(chart)
 
 
-def axes_of(report: Report) -> tuple[list[int], list[int]]:
+def axes_of(report: PlanReport) -> tuple[list[int], list[int]]:
     """E and T that were looked at."""
     return sorted({e for e, _ in report.heat}), sorted({t for _, t in report.heat})
 
 
-def _least(rows: Sequence[Row], steps: int, iterations: int) -> Row | None:
+def _least(rows: Sequence[PlanOption], steps: int, iterations: int) -> PlanOption | None:
     here = [r for r in rows if (r.steps, r.iterations) == (steps, iterations)]
     known = [row for row in here if math.isfinite(row.value)]
     return min(known, key=lambda row: row.value, default=None)
 
 
-def _intervals(report: Report) -> bool:
+def _intervals(report: PlanReport) -> bool:
     return any(math.isfinite(row.half) for row in report.rows)
 
 
-def _table(report: Report) -> Markup:
+def _table(report: PlanReport) -> Markup:
     rows: list[dict[str, Content]] = []
     for row in report.rows[:_MOST_ROWS]:
         half = "" if math.isnan(row.half) else f" +- {row.half:.2g}"
@@ -103,7 +103,7 @@ def _table(report: Report) -> Markup:
                 "rounds": row.rounds,
                 **{axis_label(key): text for key, text in row.choice.items()},
                 report.measure: value,
-                "noise on a coordinate of the mean update": row.told_noise,
+                "noise on a coordinate of the mean update": row.noise_text,
                 "remark": row.remark,
                 "claim": row.privacy,
             }

@@ -1,11 +1,10 @@
 """Successive halving: which of many recipes ends lowest, for a tenth of what trying all costs.
 
-Every cell is tried once, but for those with more rounds than one that was already much worse than
-with fewer; the best third more often; the best four of those still more often, four times at
-least. The same repetition of two cells has the same clients and the same first model, so that what
-is compared is the recipe; noise, cohorts and batches are each trial's own. A rung gets its share of
-the budget whatever its cells cost, so that cheap ones, few rounds of few steps, are repeated more
-often.
+Try every cell once, and stop adding rounds when the loss has tripled. Repeat the best third more
+often, and the best four of those at least four times. The same repetition of two cells has the same
+clients and the same first model, so that recipes are compared. Noise, cohorts and batches are each
+trial's own. A rung gets its share of the budget whatever its cells cost, so cheap cells (few rounds
+of few steps) are repeated more often.
 """
 
 import math
@@ -13,20 +12,20 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fedveil.tuning.cells import Prepared
-from fedveil.tuning.report import pair_of
-from fedveil.tuning.statistics import Mean, mean_of, worse
+from fedveil.tuning.means import Mean, mean_of, worse
+from fedveil.tuning.plan_report import pair_of
+from fedveil.tuning.prepared_cell import PreparedCell
 from fedveil.tuning.trials import Laboratory
 
 OnTrial = Callable[[int, int, str], None]
 
 SHARE = 0.05
-"""Of the cost of `repeat` repetitions of every cell; what trials cost beside steps comes on top."""
+"""The budget of steps, as a share of `repeat` repetitions of every cell."""
 
 RISEN = 3.0
-"""More rounds are not tried where the loss has risen to so many times its least with fewer.
+"""Stop adding rounds when the loss is this many times its minimum.
 
-A round less trains less and a round more adds noise: over rounds the loss falls, then rises.
+More rounds train more and add more noise: over rounds the loss falls, then rises.
 """
 
 _KEPT = 3
@@ -38,7 +37,7 @@ _LEAST = 4
 class Arm:
     """One candidate and the losses of its repetitions so far."""
 
-    prepared: Prepared
+    prepared: PreparedCell
     losses: list[float] = field(default_factory=list)
 
     @property
@@ -47,22 +46,25 @@ class Arm:
 
     @property
     def cost(self) -> float:
-        """What a trial costs, in local steps; a round costs about as much as one more."""
+        """The cost of a trial in local steps. A round costs about one step more."""
         steps, rounds = pair_of(self.prepared.cell)
         return float(rounds * (steps + 1))
 
     def score(self, repetitions: int) -> float:
-        """The mean of the first repetitions; infinite if one of them diverged."""
+        """The mean loss of the first repetitions, infinite if one of them diverged."""
         mean = mean_of(self.losses[:repetitions])
         return mean.value if math.isfinite(mean.value) else math.inf
 
 
 @dataclass(frozen=True)
-class Found:
-    """Arms from best to worst (those tried more often first, those that diverged and those not
-    tried last), the number of trials made, and the seconds that they took.
+class SearchResult:
+    """The result of a search.
 
-    `p` of an arm is the p-value of "it is worse than the winner" over their common repetitions.
+    Attributes:
+        arms: From best to worst. Arms that were tried more often come first, arms that diverged or
+            were not tried come last.
+        trials: The number of trials.
+        seconds: The time that they took.
     """
 
     arms: list[Arm]
@@ -74,6 +76,7 @@ class Found:
         return self.arms[0]
 
     def p(self, arm: Arm) -> float:
+        """The p-value of "worse than the winner", over common repetitions."""
         common = min(len(arm.losses), len(self.winner.losses))
         return worse(arm.losses[:common], self.winner.losses[:common])
 
@@ -84,25 +87,25 @@ def rungs(arms: int) -> list[int]:
     >>> rungs(30), rungs(2), rungs(1)
     ([30, 10, 4], [2], [1])
     """
-    found = [arms]
-    while found[-1] > _FINALISTS:
-        found.append(max(_FINALISTS, math.ceil(found[-1] / _KEPT)))
-    return found
+    sizes = [arms]
+    while sizes[-1] > _FINALISTS:
+        sizes.append(max(_FINALISTS, math.ceil(sizes[-1] / _KEPT)))
+    return sizes
 
 
 def search(
     laboratory: Laboratory,
-    cells: Sequence[Prepared],
+    cells: Sequence[PreparedCell],
     repeat: int,
     on_trial: OnTrial = lambda done, total, name: None,
-) -> Found:
-    """The arms in order, by their mean loss; nobody is tried more than `repeat` times.
+) -> SearchResult:
+    """Rank the arms by mean loss, with at most `repeat` trials of each.
 
-    `on_trial` is told the trials planned so far: how often the next rung tries its arms depends on
-    which ones they are.
+    `on_trial` gets the number of trials planned so far. It grows, because how often the next rung
+    repeats its arms depends on which ones they are.
     """
     with laboratory.held(cells):
-        return _Search(laboratory, [Arm(prepared) for prepared in cells], repeat, on_trial).found()
+        return _Search(laboratory, [Arm(prepared) for prepared in cells], repeat, on_trial).result()
 
 
 class _Search:
@@ -112,7 +115,7 @@ class _Search:
         self._laboratory, self._arms, self._on_trial = laboratory, arms, on_trial
         self._repeat, self._done, self._spent = repeat, 0, 0.0
 
-    def found(self) -> Found:
+    def result(self) -> SearchResult:
         began, budget = time.perf_counter(), SHARE * self._repeat * sum(a.cost for a in self._arms)
         alive, before, sizes = self._tried_once(), 1, rungs(len(self._arms))[1:]
         places: list[list[Arm]] = []
@@ -130,7 +133,7 @@ class _Search:
         ranked = [arm for group in (alive, *reversed(places)) for arm in group]
         ranked += [arm for arm in self._arms if not arm.losses]
         ranked.sort(key=lambda arm: not math.isfinite(arm.mean.value))
-        return Found(ranked, self._done, time.perf_counter() - began)
+        return SearchResult(ranked, self._done, time.perf_counter() - began)
 
     def _tried_once(self) -> list[Arm]:
         """Arms that differ in their rounds only, from few to many, until the loss has risen."""
@@ -160,15 +163,15 @@ class _Search:
 
 def _ladders(arms: Sequence[Arm]) -> list[list[Arm]]:
     """Arms that differ in nothing but their rounds together, those of few rounds first."""
-    found: dict[object, list[Arm]] = {}
+    ladders: dict[object, list[Arm]] = {}
     for arm in sorted(arms, key=lambda arm: arm.prepared.cell.recipe.total_rounds):
         rest = tuple(pair for pair in arm.prepared.cell.choice if pair[0] != "rounds")
-        found.setdefault(rest, []).append(arm)
-    return list(found.values())
+        ladders.setdefault(rest, []).append(arm)
+    return list(ladders.values())
 
 
 def _risen(arms: Sequence[Arm]) -> bool:
-    """Whether the last of them is far worse than the best; one that diverged is."""
+    """Whether the last arm is far worse than the best, or diverged."""
     losses = [arm.losses[0] for arm in arms]
     least = min(losses)
     return not losses[-1] - least <= (RISEN - 1) * abs(least)

@@ -1,4 +1,4 @@
-"""Which E, T, clip and noise for a claim: by trying, at one budget in every cell."""
+"""Planning by training: rank E, T and clips by simulated rounds at one budget."""
 
 import math
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections.noise_section import NoNoiseSection
 from fedveil.tuning.axes import Cell, recipe_of
 from fedveil.tuning.candidates import Space, alike, candidates
-from fedveil.tuning.cells import Prepared
 from fedveil.tuning.cost import Cost
-from fedveil.tuning.report import (
-    Report,
-    Row,
+from fedveil.tuning.means import mean_of
+from fedveil.tuning.plan_report import (
+    PlanOption,
+    PlanReport,
     check_budget,
     pair_of,
     place_of,
     recipe_text,
-    rounds_told,
+    rounds_text,
     row_of,
 )
-from fedveil.tuning.search import Arm, Found, OnTrial, search
-from fedveil.tuning.statistics import mean_of
+from fedveil.tuning.prepared_cell import PreparedCell
+from fedveil.tuning.search import Arm, OnTrial, SearchResult, search
 from fedveil.tuning.trials import Laboratory, seeded
 
 _NO_NOISE = NoNoiseSection(kind="none")
@@ -39,7 +39,7 @@ def simulate(
     repeat: int,
     against: Sequence[str] = (),
     on_trial: OnTrial = lambda done, total, name: None,
-) -> Report:
+) -> PlanReport:
     """Rank the space by training: successive halving at one budget in every cell.
 
     `against` are recipes to compare with: each gets the same data, model, budget and space. One
@@ -55,30 +55,30 @@ def simulate(
             prepared += _comparable(laboratory, recipe, base, other, space)
         except _LeftOut as e:
             skipped.append(f"{other} was left out: {e}")
-    found = search(laboratory, prepared, repeat, on_trial)
-    if not math.isfinite(found.winner.mean.value):
+    ranking = search(laboratory, prepared, repeat, on_trial)
+    if not math.isfinite(ranking.winner.mean.value):
         raise BadInput(
             "every option diverged: raise budget.epsilon, lower client.lr or clip.value, or try "
             "fewer --iterations"
         )
-    why, quiet = _why(laboratory, found)
-    return Report(
-        title=f"{base.cell.recipe.name}: ranked by training, {found.trials} trials of "
-        f"{len(prepared)} recipes in {found.seconds:.1f} s",
+    why, quiet = _why(laboratory, ranking)
+    return PlanReport(
+        title=f"{base.cell.recipe.name}: ranked by training, {ranking.trials} trials of "
+        f"{len(prepared)} recipes in {ranking.seconds:.1f} s",
         measure="loss",
-        rows=[_tried(found, arm) for arm in found.arms],
+        rows=[_tried(ranking, arm) for arm in ranking.arms],
         why=why,
-        warnings=[*skipped, _tuning_cost(found, quiet)],
+        warnings=[*skipped, _tuning_cost(ranking, quiet)],
         recipe=recipe_text(
-            seeded(found.winner.prepared.cell.recipe, repeat),
+            seeded(ranking.winner.prepared.cell.recipe, repeat),
             "simulated rounds; its seed, and with it its noise, is one that no trial had",
         ),
     )
 
 
-def _tried(found: Found, arm: Arm) -> Row:
+def _tried(ranking: SearchResult, arm: Arm) -> PlanOption:
     value = arm.mean.value if arm.losses else math.nan
-    return row_of(arm.prepared, value, arm.mean.half, str(arm.mean), _remark(found, arm))
+    return row_of(arm.prepared, value, arm.mean.half, str(arm.mean), _remark(ranking, arm))
 
 
 class _LeftOut(Exception):
@@ -86,8 +86,8 @@ class _LeftOut(Exception):
 
 
 def _comparable(
-    laboratory: Laboratory, recipe: Recipe, base: Prepared, other: str, space: Space
-) -> list[Prepared]:
+    laboratory: Laboratory, recipe: Recipe, base: PreparedCell, other: str, space: Space
+) -> list[PreparedCell]:
     """Another recipe's cells, if they promise what the base does."""
     plain = load_recipe(other)
     if recipe.budget is not None and plain.budget is None:
@@ -109,7 +109,7 @@ def _named(cell: Cell, source: str) -> Cell:
     return Cell((("recipe", source), *cell.choice), cell.recipe)
 
 
-def _promise(prepared: Prepared) -> str:
+def _promise(prepared: PreparedCell) -> str:
     claim = budgeted(prepared.claims)
     if claim is None:
         return "nothing"
@@ -117,52 +117,55 @@ def _promise(prepared: Prepared) -> str:
     return f"each {claim.unit} ({claim.neighbours} neighbours) under {claim.trust} trust{label}"
 
 
-def _remark(found: Found, arm: Arm) -> str:
+def _remark(ranking: SearchResult, arm: Arm) -> str:
     count = len(arm.losses)
     if count == 0:
         return "with fewer rounds the loss had risen already"
     if count == 1:
         return "tried once"
-    if arm is found.winner or arm.mean.diverged:
+    if arm is ranking.winner or arm.mean.diverged:
         return f"{count} repetitions"
-    p = found.p(arm)
+    p = ranking.p(arm)
     verdict = "worse" if p < _SIGNIFICANT else "not clearly worse"
     return f"{count} repetitions, {verdict} (p = {p:.2g})"
 
 
-def _why(laboratory: Laboratory, found: Found) -> tuple[list[str], int]:
-    """The first's loss with noise and without, beside its rivals'; and the trainings it took."""
-    rounds, length = pair_of(found.winner.prepared.cell)[1], place_of(found.winner.prepared.cell)[1]
-    told = {"the first": found.winner}
-    for arm in found.arms[1:]:
+def _why(laboratory: Laboratory, ranking: SearchResult) -> tuple[list[str], int]:
+    """(reasons for the first option: losses with and without noise, extra trainings made)."""
+    rounds, length = (
+        pair_of(ranking.winner.prepared.cell)[1],
+        place_of(ranking.winner.prepared.cell)[1],
+    )
+    arms = {"the first": ranking.winner}
+    for arm in ranking.arms[1:]:
         theirs = place_of(arm.prepared.cell)[1]
         tried = math.isfinite(arm.mean.value)
         if not tried or pair_of(arm.prepared.cell)[1] == rounds or theirs == length:
             continue
         more = "more" if theirs > length else "fewer"
-        told.setdefault(f"the best with {more} iterations", arm)
-    plain = {name: _without_noise(laboratory, arm) for name, arm in told.items()}
+        arms.setdefault(f"the best with {more} iterations", arm)
+    plain = {name: _without_noise(laboratory, arm) for name, arm in arms.items()}
     jobs, owners = [], []
     for name, prepared in plain.items():
         if prepared is not None:
-            blocks = prepared.blocks(0, min(_QUIET, len(told[name].losses)))
+            blocks = prepared.blocks(0, min(_QUIET, len(arms[name].losses)))
             jobs += [(prepared, block) for block in blocks]
             owners += [name for _ in blocks]
-    quiet: dict[str, list[float]] = {name: [] for name in told}
+    quiet: dict[str, list[float]] = {name: [] for name in arms}
     for number, outcomes in laboratory.trials(jobs):
         quiet[owners[number]] += [outcome.metrics["loss"] for outcome in outcomes]
     trainings = sum(map(len, quiet.values()))
-    return [_told(name, arm, quiet[name]) for name, arm in told.items()], trainings
+    return [_option_text(name, arm, quiet[name]) for name, arm in arms.items()], trainings
 
 
-def _told(name: str, arm: Arm, quiet: Sequence[float]) -> str:
+def _option_text(name: str, arm: Arm, quiet: Sequence[float]) -> str:
     """An option's noise, and its loss with and without, over the same repetitions."""
     steps, rounds = pair_of(arm.prepared.cell)
-    text = f"{name}, E = {steps} in {rounds_told(rounds)}: noise "
+    text = f"{name}, E = {steps} in {rounds_text(rounds)}: noise "
     if math.isnan(arm.prepared.noise):
         text += "in every step of training"
     else:
-        text += f"of {arm.prepared.told_noise} on each coordinate of a round's mean update"
+        text += f"of {arm.prepared.noise_text} on each coordinate of a round's mean update"
     if not quiet:
         return text
     noisy, plain = mean_of(arm.losses[: len(quiet)]), mean_of(sorted(quiet))
@@ -170,7 +173,7 @@ def _told(name: str, arm: Arm, quiet: Sequence[float]) -> str:
     return f"{text}, loss {noisy.value:.4g} with it and {without} without"
 
 
-def _without_noise(laboratory: Laboratory, arm: Arm) -> Prepared | None:
+def _without_noise(laboratory: Laboratory, arm: Arm) -> PreparedCell | None:
     """The same option without noise, where that is a recipe."""
     recipe, noise = arm.prepared.cell.recipe, arm.prepared.cell.recipe.noise
     clipped = getattr(recipe.clip, "kind", "") in ("fixed", "poly")
@@ -180,18 +183,18 @@ def _without_noise(laboratory: Laboratory, arm: Arm) -> Prepared | None:
     return laboratory.prepare(Cell(arm.prepared.cell.choice, quiet), arm.prepared.mode)
 
 
-def _tuning_cost(found: Found, quiet: int) -> str:
-    claim = found.winner.prepared.claim
+def _tuning_cost(ranking: SearchResult, quiet: int) -> str:
+    claim = ranking.winner.prepared.claim
     if claim is None:
         return (
-            f"{found.trials} trainings on these records, without noise, chose the recipe: the "
+            f"{ranking.trials} trainings on these records, without noise, chose the recipe: the "
             "choice itself says something about the records"
         )
-    trainings = [(arm.prepared, len(arm.losses) + (arm is found.winner)) for arm in found.arms]
+    trainings = [(arm.prepared, len(arm.losses) + (arm is ranking.winner)) for arm in ranking.arms]
     free = f", and those without noise, from {quiet} more trainings," if quiet else ""
     return (
-        f"{found.trials} trainings on these records chose the recipe, which a later run's claim "
+        f"{ranking.trials} trainings on these records chose the recipe, which a later run's claim "
         f"({claim}) does not cover: with that run, epsilons and deltas add up to "
-        f"{Cost.of(trainings).told}. Losses on test records{free} come on top, and no epsilon "
+        f"{Cost.of(trainings).text}. Losses on test records{free} come on top, and no epsilon "
         "covers them. To pay nothing, plan on public or made-up records of the same sizes"
     )

@@ -19,16 +19,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedveil.checks import check
+from fedveil.checks import check_option
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.training.gradients.choice import Mode
 from fedveil.tuning.axes import Axis, Cell, cells
-from fedveil.tuning.cells import Outcome, Prepared
 from fedveil.tuning.cost import Cost
-from fedveil.tuning.statistics import Mean, mean_of
+from fedveil.tuning.means import Mean, mean_of
+from fedveil.tuning.prepared_cell import PreparedCell, TrialOutcome
 from fedveil.tuning.sweep_page import sweep_page
 from fedveil.tuning.trials import Laboratory
 
@@ -43,7 +43,7 @@ _OWN_FILES = ("lock", ".sweep.json.tmp")
 
 @dataclass
 class Sweep:
-    """A grid of cells and its directory; `run` trains what is missing.
+    """A grid of cells and its directory. `run` trains what is missing.
 
     Trials are stored one by one and each is a function of recipe and seed alone, so a sweep that
     was killed and started again repeats no finished trial and ends with the same tables.
@@ -54,8 +54,8 @@ class Sweep:
     cells: list[Cell]
     repeat: int
     laboratory: Laboratory
-    _done: dict[tuple[int, int], Outcome] = field(default_factory=dict)
-    _prepared: list[Prepared] = field(default_factory=list)
+    _done: dict[tuple[int, int], TrialOutcome] = field(default_factory=dict)
+    _prepared: list[PreparedCell] = field(default_factory=list)
 
     @classmethod
     def open(
@@ -71,7 +71,7 @@ class Sweep:
 
         Everything is checked before anything is written: a cell that cannot run refuses the sweep.
         """
-        check("--repeat", repeat)
+        check_option("repeat", repeat)
         sweep = cls(folder, tuple(axes), cells(source, overrides, axes), repeat, laboratory)
         modes = sweep._stored_modes()
         for i, cell in enumerate(sweep.cells):
@@ -80,7 +80,7 @@ class Sweep:
         return sweep
 
     @property
-    def prepared(self) -> list[Prepared]:
+    def prepared(self) -> list[PreparedCell]:
         """The cells as built, in the grid's order."""
         return self._prepared
 
@@ -121,7 +121,7 @@ class Sweep:
                     on_trial(len(self._done), total, self.cells[cell].name)
             self._write_tables()
 
-    def outcomes(self, cell: int) -> list[Outcome]:
+    def outcomes(self, cell: int) -> list[TrialOutcome]:
         """What the repetitions of a cell came to, in order."""
         return [self._done[r, cell] for r in range(self.repeat)]
 
@@ -141,8 +141,8 @@ class Sweep:
         rows = []
         for c, cell in enumerate(self.cells):
             means = {metric: str(self.mean(c, metric)) for metric in self.metrics}
-            told = {"noise": self._prepared[c].told_noise, heading: claims[c]}
-            rows.append({**dict(cell.choice), **means, **told})
+            privacy = {"noise": self._prepared[c].noise_text, heading: claims[c]}
+            rows.append({**dict(cell.choice), **means, **privacy})
         return rows
 
     @cached_property
@@ -202,8 +202,8 @@ class Sweep:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
         modes = [str(prepared.mode) for prepared in self._prepared]
         about = {**self._identity(), "first": _plain_recipe(self.cells[0])}
-        told = {"modes": modes, "versions": versions, "together": self.cost.to_dict()}
-        return json.dumps({**about, **told}, indent=2)
+        results = {"modes": modes, "versions": versions, "together": self.cost.to_dict()}
+        return json.dumps({**about, **results}, indent=2)
 
     def _identity(self) -> dict[str, Any]:
         """What makes two sweeps the same."""
@@ -229,7 +229,7 @@ class Sweep:
         self._done = self._read_trials()
 
     def _stored_modes(self) -> list[Mode] | None:
-        """The execution modes of the sweep that is in the folder; refuses any but this sweep."""
+        """The execution modes of the sweep in the folder. Another sweep is refused."""
         stored = self._stored()
         if stored is None:
             self._check_empty()
@@ -242,8 +242,8 @@ class Sweep:
         if not path.exists():
             return None
         try:
-            found = json.loads(path.read_text())
-            known, whole = found["format"], len(found["modes"]) == len(found["recipes"])
+            about = json.loads(path.read_text())
+            known, whole = about["format"], len(about["modes"]) == len(about["recipes"])
         except (OSError, ValueError, KeyError, TypeError):
             known, whole = None, False
         if whole and known == 1:
@@ -252,7 +252,7 @@ class Sweep:
             )
         if not whole or known != _FORMAT:
             raise BadInput(f"{path} is not a sweep's: use another --out")
-        return dict(found)
+        return dict(about)
 
     def _check_same(self, stored: dict[str, Any]) -> None:
         now = json.loads(json.dumps(self._identity()))
@@ -287,19 +287,19 @@ class Sweep:
         if others:
             raise BadInput(f"--out {self.folder} holds {others[0]} and no sweep: use another")
 
-    def _read_trials(self) -> dict[tuple[int, int], Outcome]:
+    def _read_trials(self) -> dict[tuple[int, int], TrialOutcome]:
         """The trials on disk, up to the first line that a crash cut short."""
         path = self.folder / "trials.jsonl"
-        found: dict[tuple[int, int], Outcome] = {}
+        outcomes: dict[tuple[int, int], TrialOutcome] = {}
         if not path.exists():
-            return found
+            return outcomes
         for text in path.read_text(errors="replace").splitlines():
             try:
                 line = json.loads(text)
-                found[line["repetition"], line["cell"]] = _outcome(line)
+                outcomes[line["repetition"], line["cell"]] = _outcome(line)
             except (ValueError, KeyError, TypeError, AttributeError):
                 break
-        return found
+        return outcomes
 
     def _rewrite_trials(self) -> None:
         text = "".join(_line(r, c, outcome) for (r, c), outcome in self._done.items())
@@ -311,12 +311,12 @@ def _plain_recipe(cell: Cell) -> dict[str, Any]:
 
 
 def _flat(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe as --set names them; what is left out is not there."""
-    found: dict[str, Any] = {}
+    """The keys of a recipe as --set names them, without those left out."""
+    keys: dict[str, Any] = {}
     for key, value in recipe.items():
         inner = value.items() if isinstance(value, dict) else None
-        found |= {key: value} if inner is None else {f"{key}.{k}": v for k, v in inner}
-    return {key: value for key, value in found.items() if value is not None}
+        keys |= {key: value} if inner is None else {f"{key}.{k}": v for k, v in inner}
+    return {key: value for key, value in keys.items() if value is not None}
 
 
 def _told(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str]]:
@@ -330,7 +330,7 @@ def _told(cells: Sequence[Sequence[PrivacyClaim]]) -> tuple[str, list[str]]:
 
 
 def _short(claims: Sequence[PrivacyClaim]) -> str:
-    """The claims in a few words; the strict one is called so where it stands beside a label."""
+    """The claims in a few words. A strict one is marked if it stands beside one as published."""
     said = ""
     for before, claim in zip([None, *claims], claims, strict=False):
         join = "; strictly " if before and before.as_published else "; "
@@ -338,7 +338,7 @@ def _short(claims: Sequence[PrivacyClaim]) -> str:
     return said or _NOTHING
 
 
-def _line(repetition: int, cell: int, outcome: Outcome) -> str:
+def _line(repetition: int, cell: int, outcome: TrialOutcome) -> str:
     return (
         json.dumps(
             {
@@ -358,12 +358,12 @@ def _plain(metrics: dict[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
-def _outcome(line: dict[str, Any]) -> Outcome:
+def _outcome(line: dict[str, Any]) -> TrialOutcome:
     def read(metrics: dict[str, float | None]) -> dict[str, float]:
         return {name: math.nan if v is None else float(v) for name, v in metrics.items()}
 
     curve = tuple((int(r), read(m)) for r, m in line["curve"])
-    return Outcome(int(line["rounds"]), read(line["metrics"]), curve)
+    return TrialOutcome(int(line["rounds"]), read(line["metrics"]), curve)
 
 
 def _number(value: Any) -> Any:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.tuning.axes import Axis
-from fedveil.tuning.labels import axis_label
+from fedveil.tuning.axes import Axis, axis_label
 from fedveil.web.chart import Chart, Line, figure
 from fedveil.web.heat import Heat, heat_figure
 from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.page import listed, page, section, table
+from fedveil.web.layout import listed, page, section, table
 
 _MOST_LINES, _MOST_MAPS = 8, 6
 _NOTHING = "nothing claimed"
@@ -45,8 +44,8 @@ class Swept:
                 rows = list(csv.DictReader(file))
             axes = tuple(Axis(str(key), tuple(map(str, values))) for key, *values in about["axes"])
             cost = [str(note) for note in about["together"]["notes"]]
-            found = cls(folder, axes, int(about["repeat"]), rows, cost)
-            if len(rows) != math.prod(len(axis.values) for axis in axes) or not found.metrics:
+            page = cls(folder, axes, int(about["repeat"]), rows, cost)
+            if len(rows) != math.prod(len(axis.values) for axis in axes) or not page.metrics:
                 raise ValueError("its table is not as its axes say")
         except FileNotFoundError as e:
             raise BadInput(
@@ -54,7 +53,7 @@ class Swept:
             ) from e
         except (OSError, ValueError, LookupError, TypeError) as e:
             raise BadInput(f"{folder} holds a sweep that cannot be read: {e}") from e
-        return found
+        return page
 
     @property
     def metrics(self) -> list[str]:
@@ -62,7 +61,7 @@ class Swept:
         return [name for name in self.rows[0] if f"{name}_half" in self.rows[0]]
 
     def value(self, cell: int, name: str) -> float:
-        """A number of a cell; NaN where there is none."""
+        """A number of a cell, NaN if there is none."""
         return _number(self.rows[cell].get(name))
 
     def choice(self, cell: int) -> dict[str, str]:
@@ -73,14 +72,14 @@ class Swept:
     @property
     def best(self) -> dict[str, int]:
         """The cell with the lowest mean loss for each claim."""
-        found: dict[str, int] = {}
+        best: dict[str, int] = {}
         for k, row in enumerate(self.rows):
             loss, claim = self.value(k, "loss"), row.get("claims", "")
             if math.isfinite(loss) and (
-                claim not in found or loss < self.value(found[claim], "loss")
+                claim not in best or loss < self.value(best[claim], "loss")
             ):
-                found[claim] = k
-        return found
+                best[claim] = k
+        return best
 
 
 def sweep_page(folder: Path) -> bytes:
@@ -128,8 +127,8 @@ def _row(swept: Swept, cell: int) -> dict[str, Content]:
         row[axis_label(key)] = value
     for metric in swept.metrics:
         half = swept.value(cell, f"{metric}_half")
-        told = number_text(swept.value(cell, metric))
-        row[f"test {metric}"] = told if math.isnan(half) else f"{told} +- {half:.2g}"
+        text = number_text(swept.value(cell, metric))
+        row[f"test {metric}"] = text if math.isnan(half) else f"{text} +- {half:.2g}"
     row["claim"] = swept.rows[cell].get("claims") or _NOTHING
     return row
 
@@ -185,7 +184,7 @@ def _by_epsilon(swept: Swept, cells: Sequence[int]) -> list[list[int]]:
 
 
 def _line(swept: Swept, name: str, placed: Sequence[tuple[float, int]], metric: str) -> Line:
-    """Means of cells at their places, with intervals; what diverged is left out."""
+    """Means of cells at their places, with intervals, without those that diverged."""
     kept = [(x, k) for x, k in placed if math.isfinite(swept.value(k, metric))]
     points = [(x, swept.value(k, metric)) for x, k in kept]
     return Line(name, points, "line", [swept.value(k, f"{metric}_half") for _, k in kept])
@@ -231,7 +230,7 @@ def _maps(swept: Swept) -> list[Markup]:
         return []
     across, down = sorted(longest, reverse=True)
     best = set(swept.best.values())
-    found = []
+    figures = []
     for number, (name, fixed) in enumerate(_others(swept, (across, down))[:_MOST_MAPS]):
         grid = [
             [
@@ -255,35 +254,35 @@ def _maps(swept: Swept) -> list[Markup]:
             best=marked[0] if len(marked) == 1 else None,
             note=f"{frame}{_promise(swept)}",
         )
-        found.append(heat_figure(heat))
-    return found
+        figures.append(heat_figure(heat))
+    return figures
 
 
 def _others(swept: Swept, but: Sequence[int]) -> list[tuple[str, dict[int, int]]]:
     """Every choice on the other axes: in words, and as places by axis."""
     rest = [i for i in range(len(swept.axes)) if i not in but]
-    found = []
+    slices = []
     for places in itertools.product(*(range(len(swept.axes[i].values)) for i in rest)):
         fixed = dict(zip(rest, places, strict=True))
-        told = [
+        choices = [
             f"{axis_label(swept.axes[i].key)} {swept.axes[i].values[p]}" for i, p in fixed.items()
         ]
-        found.append((", ".join(told), fixed))
-    return found
+        slices.append((", ".join(choices), fixed))
+    return slices
 
 
 def _index(swept: Swept, places: dict[int, int]) -> int:
     """The row of a cell: the last axis is the fastest."""
-    found = 0
+    place = 0
     for i, axis in enumerate(swept.axes):
-        found = found * len(axis.values) + places[i]
-    return found
+        place = place * len(axis.values) + places[i]
+    return place
 
 
 def _places(axis: Axis) -> list[float] | None:
-    """Where values are on an axis of numbers; None if one of them is not a number."""
-    found = [_number(value) for value in axis.values]
-    return found if all(map(math.isfinite, found)) else None
+    """Places of values on an axis of numbers, or None if one is not a number."""
+    numbers = [_number(value) for value in axis.values]
+    return numbers if all(map(math.isfinite, numbers)) else None
 
 
 def _wide(values: Sequence[float]) -> bool:

@@ -16,7 +16,14 @@ from fedveil.training.session import Training
 from fedveil.training.work import ClientSgd, ClientWork
 from fedveil.tuning.candidates import Space, candidates
 from fedveil.tuning.constants import constants_of
-from fedveil.tuning.report import Report, check_budget, pair_of, recipe_text, rounds_told, row_of
+from fedveil.tuning.plan_report import (
+    PlanReport,
+    check_budget,
+    pair_of,
+    recipe_text,
+    rounds_text,
+    row_of,
+)
 from fedveil.tuning.theory import (
     Constants,
     GaussianNoise,
@@ -26,9 +33,9 @@ from fedveil.tuning.theory import (
     Sizes,
     best_rounds,
     constant,
+    convergence,
     decayed_bound,
     error_bound,
-    verdict,
 )
 from fedveil.tuning.trials import Laboratory
 
@@ -40,7 +47,9 @@ _CONSTANTS = (
 )
 
 
-def theorise(source: str, overrides: Sequence[str], space: Space, laboratory: Laboratory) -> Report:
+def theorise(
+    source: str, overrides: Sequence[str], space: Space, laboratory: Laboratory
+) -> PlanReport:
     """Rank the space by the bound with constants estimated from the recipe's data.
 
     The bound is on the loss above the optimum, lambda/2 E|theta - theta*|^2, with the recipe's
@@ -74,18 +83,18 @@ def theorise(source: str, overrides: Sequence[str], space: Space, laboratory: La
             "the bound only grows from the first round on: it says nothing about how long to "
             "train; simulate (--simulate)"
         )
-    return Report(
+    return PlanReport(
         title=f"{first.cell.recipe.name}: ranked by the bound on the loss above the optimum, "
         f"constants {'computed exactly' if constants.exact else 'estimated from a sample'}",
         measure="bound",
         rows=[row_of(prepared, value, math.nan, f"{value:.3g}") for value, _, prepared in ranked],
         why=[
-            f"z = {exponent:g}: {verdict(exponent)}",
+            f"z = {exponent:g}: {convergence(exponent)}",
             f"lambda {constants.smoothness:.3g}, mu {constants.convexity:.3g}, Gamma "
             f"{constants.heterogeneity:.3g}, G {constants.gradient:.3g}, |start - optimum|^2 "
             f"{constants.distance:.3g}",
             f"the bound ranks; as a number it is far above what happens; it is {bounds.label}",
-            f"with E = {steps} the bound is least after {rounds_told(star)}"
+            f"with E = {steps} the bound is least after {rounds_text(star)}"
             + (", the most looked at" if star == _MOST_ROUNDS else ""),
         ],
         warnings=warnings,
@@ -133,7 +142,7 @@ def bounds_of(constants: Constants, sizes: Sizes, noise: Noise, work: ClientSgd)
 
 
 def noise_of(recipe: Recipe) -> Noise:
-    """The recipe's noise as the theory sees it; only what clients add to clipped gradients."""
+    """The recipe's noise as the theory sees it: what clients add to clipped gradients."""
     clip, noise, budget = recipe.clip, recipe.noise, recipe.budget
     if noise.kind == "none":
         return NoNoise()

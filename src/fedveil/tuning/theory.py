@@ -30,7 +30,7 @@ _MOST_ROUNDS = 1000
 
 @dataclass(frozen=True)
 class Constants:
-    """What the bound needs to know of the clients' losses; `exact` is false for estimates.
+    """Constants of the clients' losses. `exact` is False for estimates.
 
     Every loss is `smoothness`-smooth and `convexity`-strongly convex (lambda and mu), gradients are
     at most `gradient` long (G), `heterogeneity` is the optimum's loss minus the mean of the
@@ -118,7 +118,7 @@ class NoNoise:
 
 @dataclass(frozen=True)
 class LaplaceNoise:
-    """Fu's Corollary 1.1, strict: scale turns x 2 zeta reach / epsilon, variance 2 scale^2; z = 2.
+    """Fu's Corollary 1.1, strict, z = 2: scale turns x 2 zeta reach / epsilon, variance 2 scale^2.
 
     `clip` is zeta, in L1, on every local gradient; two inputs differ by twice that.
     """
@@ -133,7 +133,7 @@ class LaplaceNoise:
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """Fu's Corollary 2.1, strict: std sqrt(turns) x multiplier x 2 zeta reach; z = 1.
+    """Fu's Corollary 2.1, strict, z = 1: std sqrt(turns) x multiplier x 2 zeta reach.
 
     `multiplier` is the least for one report: n reports with sqrt(n) times it cost the same, since
     Gaussian mechanisms compose in the squares of their multipliers.
@@ -229,7 +229,7 @@ def _local_error(constants: Constants, steps: int) -> float:
 
 
 def _cohort_error(constants: Constants, sizes: Sizes, steps: int) -> float:
-    """C; nothing when everybody takes part."""
+    """C, which is 0 when everybody takes part."""
     n, b = sizes.clients, sizes.cohort
     if b == n:
         return 0.0
@@ -237,8 +237,14 @@ def _cohort_error(constants: Constants, sizes: Sizes, steps: int) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What happens to the error as T grows, E fixed or E chosen best: it goes like T^exponent."""
+class Convergence:
+    """How the error behaves as T grows.
+
+    Attributes:
+        exponent: z of the mechanism.
+        fixed: With a fixed E the error goes like T^fixed.
+        best: With the best E it goes like T^best.
+    """
 
     exponent: float
     fixed: float
@@ -255,21 +261,21 @@ class Verdict:
         )
 
 
-def verdict(exponent: float) -> Verdict:
+def convergence(exponent: float) -> Convergence:
     """Theorems 4 and 5 as they must be read (with E = 1 for z < 1: no larger E does better).
 
-    >>> verdict(2.0).best, verdict(0.5).best, verdict(1.0).best
+    >>> convergence(2.0).best, convergence(0.5).best, convergence(1.0).best
     (0.3333333333333333, -0.5, 0.0)
     """
     if not (exponent >= 0 and math.isfinite(exponent)):
         raise BadInput(f"z is {exponent}: a number >= 0 is needed")
     fixed = max(exponent - 1, -1.0)
     best = fixed if exponent <= 1 else (exponent - 1) / (exponent + 1)
-    return Verdict(exponent, fixed, best)
+    return Convergence(exponent, fixed, best)
 
 
 def rule_of_thumb(exponent: float, iterations: int) -> float | None:
-    """The E that theory without constants asks for; None at z = 1, where constants decide.
+    """The best E of the theory without constants, or None at z = 1, where constants decide.
 
     >>> rule_of_thumb(0.5, 1000), rule_of_thumb(1.0, 1000), round(rule_of_thumb(2.0, 1000))
     (1.0, None, 100)

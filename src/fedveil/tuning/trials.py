@@ -11,7 +11,7 @@ import numpy as np
 
 from fedveil.checks import check_workers
 from fedveil.data.federated import FederatedData
-from fedveil.data.records import Records
+from fedveil.data.loaded_records import Records
 from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
@@ -25,9 +25,8 @@ from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.round import RoundResult
 from fedveil.training.session import Training, train
 from fedveil.tuning.axes import Cell
-from fedveil.tuning.bench import Bench
-from fedveil.tuning.cells import Outcome, Prepared
-from fedveil.tuning.ray_bench import RayBench
+from fedveil.tuning.prepared_cell import PreparedCell, TrialOutcome
+from fedveil.tuning.trial_pools import ProcessTrialPool, RayTrialPool
 
 _NEVER = 1 << 60
 _KEPT = 2
@@ -39,7 +38,7 @@ Track = list[tuple[int, dict[str, float]]]
 
 @dataclass
 class Laboratory:
-    """Prepares cells and runs their trials; keeps the records it has read.
+    """Prepares cells and runs their trials, with the records cached.
 
     `curves`: the model is measured as often as the recipe says, not only at the end. Trials run on
     `workers` processes (0: one per core), of `cluster` if there is one and else of this machine,
@@ -52,16 +51,20 @@ class Laboratory:
     cluster: RayCluster | None = None
     _records: dict[str, Records | FederatedData] = field(default_factory=dict)
     _divided: dict[str, FederatedData] = field(default_factory=dict)
-    _bench: Bench[Prepared, Outcome] | RayBench[Prepared, Outcome] | None = None
+    _pool: (
+        ProcessTrialPool[PreparedCell, TrialOutcome]
+        | RayTrialPool[PreparedCell, TrialOutcome]
+        | None
+    ) = None
 
     def __post_init__(self) -> None:
         check_workers("--workers", self.workers)
 
     def __getstate__(self) -> dict[str, Any]:
         """For a worker, which trains what it is given by itself."""
-        return {**vars(self), "workers": 1, "cluster": None, "_bench": None}
+        return {**vars(self), "workers": 1, "cluster": None, "_pool": None}
 
-    def prepare(self, cell: Cell, mode: Mode | None = None) -> Prepared:
+    def prepare(self, cell: Cell, mode: Mode | None = None) -> PreparedCell:
         """Build a cell and refuse what cannot run, before anything does.
 
         `mode` fixes the execution mode; otherwise it is the recipe's, or follows from its rule.
@@ -91,9 +94,9 @@ class Laboratory:
             if isinstance(engine, Serial):
                 engine.make_ready()
             together = fitting_together(training)
-        return Prepared(cell, training.plan, found, training.work, noise, together)
+        return PreparedCell(cell, training.plan, found, training.work, noise, together)
 
-    def trial(self, prepared: Prepared, repetitions: Sequence[int]) -> list[Outcome]:
+    def trial(self, prepared: PreparedCell, repetitions: Sequence[int]) -> list[TrialOutcome]:
         """Train the cell once for each repetition.
 
         The same repetition of two cells has the same clients and the same first model. Noise,
@@ -108,39 +111,39 @@ class Laboratory:
         return [self._outcome(track) for track in tracks]
 
     def trials(
-        self, jobs: Sequence[tuple[Prepared, Sequence[int]]]
-    ) -> Iterator[tuple[int, list[Outcome]]]:
-        """(number of the job, its outcomes) as they finish, over all cores; in order on one."""
+        self, jobs: Sequence[tuple[PreparedCell, Sequence[int]]]
+    ) -> Iterator[tuple[int, list[TrialOutcome]]]:
+        """Yield (number of the job, its outcomes) as they finish, over all cores."""
         if len(jobs) <= 1 or (self.cluster is None and self._count == 1):
             for number, job in enumerate(jobs):
                 yield number, self.trial(*job)
-        elif self._bench is not None and self._bench.knows(jobs):
-            yield from self._bench.outcomes(jobs)
+        elif self._pool is not None and self._pool.knows(jobs):
+            yield from self._pool.outcomes(jobs)
         else:
-            with self._bench_of([prepared for prepared, _ in jobs], len(jobs)) as bench:
-                yield from bench.outcomes(jobs)
+            with self._pool_of([prepared for prepared, _ in jobs], len(jobs)) as pool:
+                yield from pool.outcomes(jobs)
 
     @contextmanager
-    def held(self, cells: Sequence[Prepared]) -> Iterator[None]:
+    def held(self, cells: Sequence[PreparedCell]) -> Iterator[None]:
         """Keep the processes from one call of `trials` on these cells to the next."""
-        with self._bench_of(cells, self._count) as self._bench:
+        with self._pool_of(cells, self._count) as self._pool:
             try:
                 yield
             finally:
-                self._bench = None
+                self._pool = None
 
     @property
     def _count(self) -> int:
         return self.workers or available()
 
-    def _bench_of(
-        self, cells: Sequence[Prepared], jobs: int
-    ) -> Bench[Prepared, Outcome] | RayBench[Prepared, Outcome]:
+    def _pool_of(
+        self, cells: Sequence[PreparedCell], jobs: int
+    ) -> ProcessTrialPool[PreparedCell, TrialOutcome] | RayTrialPool[PreparedCell, TrialOutcome]:
         if self.cluster is not None:
-            return RayBench(cells, self.trial, self.workers, self.cluster)
-        return Bench(cells, self.trial, min(jobs, self._count))
+            return RayTrialPool(cells, self.trial, self.workers, self.cluster)
+        return ProcessTrialPool(cells, self.trial, min(jobs, self._count))
 
-    def _training(self, prepared: Prepared, repetition: int) -> Training:
+    def _training(self, prepared: PreparedCell, repetition: int) -> Training:
         recipe = seeded(prepared.cell.recipe, repetition)
         alone = {"workers": 1, "mode": str(prepared.mode)}
         engine = here(recipe).engine.model_copy(update=alone)
@@ -151,14 +154,14 @@ class Laboratory:
         plan = None if _dealt(recipe) else prepared.plan
         return build(recipe, data=self.data(recipe), plan=plan)
 
-    def _outcome(self, track: Track) -> Outcome:
+    def _outcome(self, track: Track) -> TrialOutcome:
         curve = [(round, metrics) for round, metrics in track if metrics]
         if not curve:
             raise BadInput("the budget permits no round: raise budget.epsilon")
-        return Outcome(track[-1][0], curve[-1][1], tuple(curve) if self.curves else ())
+        return TrialOutcome(track[-1][0], curve[-1][1], tuple(curve) if self.curves else ())
 
     def data(self, recipe: Recipe) -> FederatedData:
-        """The recipe's clients; those of the last two repetitions are kept."""
+        """The recipe's clients, cached for the last two repetitions."""
         section = recipe.data.model_dump_json()
         key = f"{recipe.seed if recipe.data.seed is None else ''} {section}"
         if key not in self._divided:

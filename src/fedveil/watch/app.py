@@ -1,4 +1,4 @@
-"""The server's pages by their paths; all of them behind the guard."""
+"""The routes of the live page's server, all of them behind the guard."""
 
 import asyncio
 from functools import partial
@@ -12,15 +12,15 @@ from starlette.routing import Route
 from fedveil.errors import FedveilError
 from fedveil.runs import stop_request
 from fedveil.runs.disk import in_use
-from fedveil.runs.report import page as report
-from fedveil.runs.report.seen import Seen
+from fedveil.runs.report.run_contents import RunContents
+from fedveil.runs.report.run_page import run_page as report_page
 from fedveil.watch import what_if
-from fedveil.watch.files import check_plain
-from fedveil.watch.guard import Address, Guard
-from fedveil.watch.look import Followed
+from fedveil.watch.access import Guard, PageAddress
 from fedveil.watch.pages import all_page, all_view, run_page, run_view
-from fedveil.watch.stream import Looking
-from fedveil.watch.what_if_page import answer_parts, question_page
+from fedveil.watch.run_files import check_plain
+from fedveil.watch.run_status import FollowedRun
+from fedveil.watch.stream import Watcher
+from fedveil.watch.what_if_page import answer_parts, what_if_page
 
 _GONE = "there is no such run under this folder"
 
@@ -28,8 +28,8 @@ _GONE = "there is no such run under this folder"
 class Watch:
     """What the server answers. One request ends something: `stop`."""
 
-    def __init__(self, looking: Looking) -> None:
-        self._looking = looking
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
 
     def routes(self) -> list[Route]:
         """Paths, without the token that they begin with."""
@@ -45,66 +45,66 @@ class Watch:
         ]
 
     async def all(self, request: Request) -> Response:
-        return _html(all_page(self._looking.folder.root))
+        return _html(all_page(self._watcher.folder.root))
 
     async def run(self, request: Request) -> Response:
-        run = await self._asked_for(request)
+        run = await self._run_of(request)
         return _missing() if run is None else _html(run_page(run.id, run.name))
 
     async def events(self, request: Request) -> Response:
         id = request.query_params.get("id")
         view = all_view if id is None else partial(run_view, id)
-        return StreamingResponse(self._looking.events(view), media_type="text/event-stream")
+        return StreamingResponse(self._watcher.events(view), media_type="text/event-stream")
 
     async def report(self, request: Request) -> Response:
-        """The run's report as it would be drawn now; what is in its directory stays as it is."""
-        run = await self._asked_for(request)
+        """Draw the run's report as of now, without writing to its directory."""
+        run = await self._run_of(request)
         if run is None:
             return _missing()
 
         def drawn() -> bytes:
             check_plain(run.folder)
-            return report.run_page(Seen.at(run.folder))
+            return report_page(RunContents.at(run.folder))
 
         return _html(await run_in_threadpool(drawn))
 
     async def stop(self, request: Request) -> Response:
         """Ask a run that is going on to end after its round."""
-        run = await self._asked_for(request)
+        run = await self._run_of(request)
         if run is None:
             return _missing()
         if not in_use(run.folder):
             return PlainTextResponse("this run is not running: nothing was asked\n", 409)
         await run_in_threadpool(stop_request.ask, run.folder)
-        self._looking.forget()
+        self._watcher.forget()
         return Response(status_code=204)
 
     async def what_if(self, request: Request) -> Response:
-        return _html(question_page())
+        return _html(what_if_page())
 
     async def answer(self, request: Request) -> Response:
-        """What the settings in the query come to: at once from above, then refined."""
-        question = what_if.Question.read(request.query_params)
+        """Account for the settings in the query: a quick upper bound, or with `fine` the claim."""
+        settings = what_if.Settings.read(request.query_params)
         fine = request.query_params.get("fine") == "1"
         return Response(
-            await run_in_threadpool(answer_parts, question, fine=fine),
+            await run_in_threadpool(answer_parts, settings, fine=fine),
             media_type="application/json",
         )
 
     async def recipe(self, request: Request) -> Response:
-        question = what_if.Question.read(request.query_params)
-        text = await run_in_threadpool(what_if.recipe_text, question)
-        told = {"content-disposition": 'attachment; filename="what-if.toml"'}
-        return PlainTextResponse(text, headers=told)
+        settings = what_if.Settings.read(request.query_params)
+        text = await run_in_threadpool(what_if.recipe_text, settings)
+        headers = {"content-disposition": 'attachment; filename="what-if.toml"'}
+        return PlainTextResponse(text, headers=headers)
 
-    async def _asked_for(self, request: Request) -> Followed | None:
-        return await self._looking.find(request.query_params.get("id", ""))
+    async def _run_of(self, request: Request) -> FollowedRun | None:
+        return await self._watcher.find(request.query_params.get("id", ""))
 
 
-def make_app(looking: Looking, address: Address) -> Guard:
+def make_app(watcher: Watcher, address: PageAddress) -> Guard:
     """The whole application."""
     app = Starlette(
-        routes=Watch(looking).routes(),
+        routes=Watch(watcher).routes(),
         exception_handlers={FedveilError: _refused, OSError: _refused},
     )
     return Guard(app, address)

@@ -6,12 +6,12 @@ from functools import lru_cache
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.ledger.file import Charge
 from fedveil.runs.report.curves import clipping, learning, spending
-from fedveil.runs.report.seen import Seen, shown
-from fedveil.watch.look import Look, State
+from fedveil.runs.report.run_contents import RunContents, shown
+from fedveil.watch.run_status import RunStatus, State
 from fedveil.web.chart import Chart, figure
 from fedveil.web.gauge import gauge
 from fedveil.web.html import Content, Markup, joined, number_text, tag
-from fedveil.web.page import folded, listed, table
+from fedveil.web.layout import folded, listed, table
 
 _FEW, _CHARGES, _RECENT = 50, 8, 20
 """Stretches of a chart among others; charges that are listed; rounds that tell the pace."""
@@ -32,102 +32,107 @@ Parts = dict[str, Markup]
 
 
 @lru_cache(maxsize=32)
-def card(look: Look, *, full: bool) -> Parts:
-    """All of a run; `full` where it has a page to itself. One that cannot be drawn says so."""
+def card(status: RunStatus, *, full: bool) -> Parts:
+    """Draw a run, `full` on a page of its own. A run that cannot be drawn says so."""
     try:
-        return _card(look, full=full)
+        return _card(status, full=full)
     except Exception as e:  # numbers that no run writes; the other runs are drawn all the same
-        name = tag("h2", look.name, " ", tag("span", look.state.value, class_="badge gone"))
-        told = tag("p", f"It cannot be drawn: {type(e).__name__}.", class_="warn")
-        return {f"{_id(look)}-head": name, f"{_id(look)}-state": told}
+        name = tag("h2", status.name, " ", tag("span", status.state.value, class_="badge gone"))
+        warning = tag("p", f"It cannot be drawn: {type(e).__name__}.", class_="warn")
+        return {f"{_id(status)}-head": name, f"{_id(status)}-state": warning}
 
 
-def _card(look: Look, *, full: bool) -> Parts:
-    parts = {"head": _head(look, full=full), "state": _state(look), "end": _ending(look)}
-    for chart in _charts(look.seen, full=full):
-        own = replace(chart, id=f"{_id(look)}-{chart.id}")
+def _card(status: RunStatus, *, full: bool) -> Parts:
+    parts = {"head": _head(status, full=full), "state": _state(status), "end": _ending(status)}
+    for chart in _charts(status.contents, full=full):
+        own = replace(chart, id=f"{_id(status)}-{chart.id}")
         parts[chart.id] = figure(own if full else replace(own, most=_FEW, note=""))
-    parts["more"] = _more(look, full=full)
-    return {f"{_id(look)}-{name}": part for name, part in parts.items()}
+    parts["more"] = _more(status, full=full)
+    return {f"{_id(status)}-{name}": part for name, part in parts.items()}
 
 
 @lru_cache(maxsize=512)
-def row(look: Look) -> dict[str, Content]:
+def row(status: RunStatus) -> dict[str, Content]:
     """A run that has ended, in a line."""
-    link = tag("a", look.name, href=f"./run?id={look.id}")
+    link = tag("a", status.name, href=f"./run?id={status.id}")
     try:
-        return {"run": link, **_row(look)}
+        return {"run": link, **_row(status)}
     except Exception as e:
         return {"run": link, "rounds": f"it cannot be drawn: {type(e).__name__}"}
 
 
-def _row(look: Look) -> dict[str, Content]:
-    seen = look.seen
+def _row(status: RunStatus) -> dict[str, Content]:
+    contents = status.contents
     measured = ", ".join(
-        f"{name} {shown(value)}{seen.interval(name)}" for name, value in seen.metrics.items()
+        f"{name} {shown(value)}{contents.interval(name)}"
+        for name, value in contents.metrics.items()
     )
     return {
-        "rounds": seen.rounds,
-        "stopped by": shown(seen.result.get("stopped", "nobody: it was killed")),
+        "rounds": contents.rounds,
+        "stopped by": shown(contents.result.get("stopped", "nobody: it was killed")),
         "on the test split": measured or "-",
-        "claim": _claimed(look),
+        "claim": _claimed(status),
     }
 
 
-def _claimed(look: Look) -> str:
-    if not look.known:
+def _claimed(status: RunStatus) -> str:
+    if not status.known:
         return _UNKNOWN
-    return "nothing is claimed" if look.claim is None else str(look.claim)
+    return "nothing is claimed" if status.claim is None else str(status.claim)
 
 
-def _id(look: Look) -> str:
-    return f"r-{look.id}"
+def _id(status: RunStatus) -> str:
+    return f"r-{status.id}"
 
 
-def _head(look: Look, *, full: bool) -> Markup:
-    seen, words = look.seen, look.state.value
-    if look.state is State.ENDED:
-        words = f"ended by: {shown(seen.result.get('stopped'))}"
-    name: Content = look.name if full else tag("a", look.name, href=f"./run?id={look.id}")
-    badge = tag("span", words, class_=f"badge {look.state.name.lower()}")
+def _head(status: RunStatus, *, full: bool) -> Markup:
+    contents, words = status.contents, status.state.value
+    if status.state is State.ENDED:
+        words = f"ended by: {shown(contents.result.get('stopped'))}"
+    name: Content = status.name if full else tag("a", status.name, href=f"./run?id={status.id}")
+    badge = tag("span", words, class_=f"badge {status.state.name.lower()}")
     return joined([tag("h2", name, " ", badge)])
 
 
-def _state(look: Look) -> Markup:
+def _state(status: RunStatus) -> Markup:
     """Progress, the gauge, and what was measured last."""
-    seen = look.seen
+    contents = status.contents
     tiles = [
-        tag("div", tag("b", shown(value), seen.interval(name)), tag("span", seen.label(name)))
-        for name, value in seen.metrics.items()
+        tag(
+            "div",
+            tag("b", shown(value), contents.interval(name)),
+            tag("span", contents.label(name)),
+        )
+        for name, value in contents.metrics.items()
     ]
-    left = tag("div", _progress(look), tag("div", *tiles, class_="tiles"))
-    return tag("div", _gauge(look), left, class_="state")
+    left = tag("div", _progress(status), tag("div", *tiles, class_="tiles"))
+    return tag("div", _gauge(status), left, class_="state")
 
 
-def _progress(look: Look) -> Markup:
-    done, planned = look.seen.rounds, look.planned
+def _progress(status: RunStatus) -> Markup:
+    done, planned = status.contents.rounds, status.planned
     of = "" if planned is None else f" of {planned:,}"
     said = f"round {done:,}{of}"
     bar = tag(
         "progress",
         value=min(done, planned or done or 1),
         max=planned or done or 1,
-        aria_label=f"Rounds of {look.name}",
+        aria_label=f"Rounds of {status.name}",
     )
-    return joined([bar, tag("p", said, _pace(look), class_="sub")])
+    return joined([bar, tag("p", said, _pace(status), class_="sub")])
 
 
-def _pace(look: Look) -> str:
-    """How long the rest takes at the pace of the last rounds; not where times are secret."""
-    seen, planned = look.seen, look.planned
-    if look.state is not State.RUNNING or seen.secure or planned is None:
+def _pace(status: RunStatus) -> str:
+    """The time left at the pace of the last rounds, "" where times are secret."""
+    contents, planned = status.contents, status.planned
+    if status.state is not State.RUNNING or contents.secure or planned is None:
         return ""
-    times = [line.get("seconds") for line in seen.history[-_RECENT:]]
+    times = [line.get("seconds") for line in contents.history[-_RECENT:]]
     known = [float(time) for time in times if isinstance(time, int | float)]
     if not known:
         return ""
     each = sum(known) / len(known)
-    return f", {_duration(each)} each, about {_duration(each * (planned - seen.rounds))} to go"
+    return f", {_duration(each)} each, about {_duration(each * (planned - contents.rounds))} to go"
 
 
 def _duration(seconds: float) -> str:
@@ -138,16 +143,16 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _gauge(look: Look) -> Markup:
+def _gauge(status: RunStatus) -> Markup:
     """What is left of the budget of the line that counts, with all that the number needs."""
-    id, spent, limit = f"{_id(look)}-left", look.spent, look.seen.limit
-    if not look.known:
+    id, spent, limit = f"{_id(status)}-left", status.spent, status.contents.limit
+    if not status.known:
         return tag("p", _UNKNOWN, class_="gauge warn")
     if spent is None:
         return tag("p", "Nothing is claimed, so nothing is spent.", class_="gauge sub")
     said = f"spent: {spent}"
-    if look.claim is not None and spent.condition:
-        said += f". If it ends now, the claim that counts is {look.claim}"
+    if status.claim is not None and spent.condition:
+        said += f". If it ends now, the claim that counts is {status.claim}"
     if limit is None:
         return tag("p", f"{said[:1].upper()}{said[1:]}. No limit was set.", class_="gauge")
     left = spent.left_of(limit)
@@ -162,44 +167,50 @@ def _gauge(look: Look) -> Markup:
     )
 
 
-def _ending(look: Look) -> Markup:
-    """How it ended, or the way to end it: a part of its own, or a click would meet a new button."""
-    if look.state is State.GONE:
-        how = tag("code", f"fedveil run --resume {look.seen.folder}")
+def _ending(status: RunStatus) -> Markup:
+    """How the run ended, or the button to end it.
+
+    It is a part of its own, so that the button is not redrawn under a click.
+    """
+    if status.state is State.GONE:
+        how = tag("code", f"fedveil run --resume {status.contents.folder}")
         return tag("p", _GONE, " ", how, class_="warn")
-    if look.state is State.ENDED:
-        told = tag("a", "Its report", href=f"./report?id={look.id}")
-        why = look.seen.result.get("why")
-        return tag("p", told, f": {shown(why)}." if why else ".")
-    if look.asked:
+    if status.state is State.ENDED:
+        report = tag("a", "Its report", href=f"./report?id={status.id}")
+        why = status.contents.result.get("why")
+        return tag("p", report, f": {shown(why)}." if why else ".")
+    if status.asked:
         return tag("p", "It was asked to end, and does so after this round.", role="status")
     return tag(
-        "button", "End after this round", type="button", data_stop=look.id, data_name=look.name
+        "button", "End after this round", type="button", data_stop=status.id, data_name=status.name
     )
 
 
-def _charts(seen: Seen, *, full: bool) -> list[Chart]:
-    """Among others the first thing that was measured and what was spent; in full, all."""
-    spent = spending(seen)
-    measured = learning(seen)
+def _charts(contents: RunContents, *, full: bool) -> list[Chart]:
+    """The charts of a run: the first metric and what was spent, or with `full` all of them."""
+    measured, spent = learning(contents), spending(contents)
     shown_first = measured if full else measured[:1]
-    return [*shown_first, *([] if spent is None else [spent]), *(clipping(seen) if full else [])]
+    return [
+        *shown_first,
+        *([] if spent is None else [spent]),
+        *(clipping(contents) if full else []),
+    ]
 
 
-def _more(look: Look, *, full: bool) -> Markup:
-    seen = look.seen
-    said: list[Content] = [tag("p", trouble, class_="warn") for trouble in seen.trouble]
-    if seen.notes:
-        said.append(listed(seen.notes))
-    charges = [] if seen.statement is None else seen.statement.charges
+def _more(status: RunStatus, *, full: bool) -> Markup:
+    contents = status.contents
+    said: list[Content] = [tag("p", trouble, class_="warn") for trouble in contents.trouble]
+    if contents.notes:
+        said.append(listed(contents.notes))
+    charges = [] if contents.statement is None else contents.statement.charges
     if charges:
         last = sorted(charges, key=lambda c: (c.round, c.attempt))[: -_CHARGES - 1 : -1]
-        rows = [_charge(charge, times=not seen.secure) for charge in last]
+        rows = [_charge(charge, times=not contents.secure) for charge in last]
         total = f"The last of {number_text(len(charges))} charges"
         said.append(folded(total, table(rows, "Last charges, the latest first", wide=True)))
-    if full and seen.diagnosed and seen.claims:
+    if full and contents.diagnosed and contents.claims:
         said.append(tag("p", _OUTSIDE, class_="note"))
-    elif full and seen.secure:
+    elif full and contents.secure:
         said.append(tag("p", _SECURE, class_="note"))
     return joined(said)
 

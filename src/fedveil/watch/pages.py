@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedveil.watch.cards import Parts, card, row
-from fedveil.watch.look import Look, State
+from fedveil.watch.run_status import RunStatus, State
 from fedveil.watch.stream import Drawn
 from fedveil.web.html import Content, Markup, tag
-from fedveil.web.page import page, table, text_of
+from fedveil.web.layout import page, table, text_of
 
 _HERE = Path(__file__).parent
 MOST_CARDS = 6
@@ -30,31 +30,31 @@ def run_page(id: str, name: str) -> bytes:
     return _live(name, None, f"./events?id={id}")
 
 
-def all_view(looks: Sequence[Look]) -> Drawn:
-    """Runs that are going on, or were cut off, as cards; those that have ended as rows."""
-    shown = [look for look in looks if look.state is not State.ENDED][:MOST_CARDS]
-    if not shown and looks:
-        shown = list(looks[:1])
-    rest = [look for look in looks if look not in shown]
-    drawn = [(f"r-{look.id}", card(look, full=False)) for look in shown]
+def all_view(statuses: Sequence[RunStatus]) -> Drawn:
+    """Draw running and killed runs as cards, and runs that have ended as rows."""
+    shown = [status for status in statuses if status.state is not State.ENDED][:MOST_CARDS]
+    if not shown and statuses:
+        shown = list(statuses[:1])
+    rest = [status for status in statuses if status not in shown]
+    drawn = [(f"r-{status.id}", card(status, full=False)) for status in shown]
     if rest:
-        rows = [row(look) for look in rest]
+        rows = [row(status) for status in rest]
         drawn.append(("others", {"others-table": _others(rows)}))
-    if not looks:
+    if not statuses:
         drawn.append(("none", {"none-yet": tag("p", _NONE)}))
     return _together(drawn)
 
 
-def run_view(id: str, looks: Sequence[Look]) -> Drawn:
-    """One run; a sentence where it has gone."""
-    look = next((look for look in looks if look.id == id), None)
-    if look is None:
+def run_view(id: str, statuses: Sequence[RunStatus]) -> Drawn:
+    """Draw one run, or a sentence if its directory is gone."""
+    status = next((status for status in statuses if status.id == id), None)
+    if status is None:
         return _together([("none", {"none-any-more": tag("p", "This run is not there any more.")})])
-    return _together([(f"r-{id}", card(look, full=True))])
+    return _together([(f"r-{id}", card(status, full=True))])
 
 
 def served(title: str, here: str, *content: Content, script: str = "") -> bytes:
-    """A page of this server, with the ways to the others; `here` is the one that is open."""
+    """A page of this server with links to the others, of which `here` is the current one."""
     links = [
         tag("a", name, href=place, aria_current="page" if place == here else None)
         for name, place in (("Runs", "./"), ("What if", "./what-if"))

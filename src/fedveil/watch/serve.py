@@ -14,11 +14,11 @@ from types import FrameType
 import uvicorn
 
 from fedveil.errors import BadInput
+from fedveil.watch.access import PageAddress
 from fedveil.watch.app import make_app
-from fedveil.watch.folder import Folder
-from fedveil.watch.guard import Address
-from fedveil.watch.stream import Looking
-from fedveil.watch.what_if import Question, quick
+from fedveil.watch.runs_folder import RunsFolder
+from fedveil.watch.stream import Watcher
+from fedveil.watch.what_if import Settings, quick
 
 _GRACE = 2
 """Seconds that answers under way are waited for at the end."""
@@ -75,21 +75,21 @@ def serve(served: Served, ready: Callable[[str], None], *, while_stdin: bool = F
     `ready` is given the address when it can be opened.
     """
     sock = served.listening()
-    address = Address(served.host, sock.getsockname()[1], secrets.token_urlsafe(24))
+    address = PageAddress(served.host, sock.getsockname()[1], secrets.token_urlsafe(24))
     asyncio.run(_serve(served.root, sock, address, ready, while_stdin=while_stdin))
 
 
 async def _serve(
     root: Path,
     sock: socket.socket,
-    address: Address,
+    address: PageAddress,
     ready: Callable[[str], None],
     *,
     while_stdin: bool,
 ) -> None:
-    looking = Looking(Folder(root))
+    watcher = Watcher(RunsFolder(root))
     config = uvicorn.Config(
-        make_app(looking, address),
+        make_app(watcher, address),
         http="h11",
         ws="none",
         lifespan="off",
@@ -98,7 +98,7 @@ async def _serve(
         server_header=False,
         timeout_graceful_shutdown=_GRACE,
     )
-    server = _Server(config, looking)
+    server = _Server(config, watcher)
     if while_stdin:
         threading.Thread(target=server.end_with_stdin, daemon=True).start()
     threading.Thread(target=_warm_up, daemon=True).start()
@@ -110,26 +110,29 @@ async def _serve(
 class _Server(uvicorn.Server):
     """A server whose event streams end with it, however many there are."""
 
-    def __init__(self, config: uvicorn.Config, looking: Looking) -> None:
+    def __init__(self, config: uvicorn.Config, watcher: Watcher) -> None:
         super().__init__(config)
-        self._looking, self._loop = looking, asyncio.get_running_loop()
+        self._watcher, self._loop = watcher, asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Ctrl-C and SIGTERM: it ends, and nothing is raised."""
         self.end()
 
     def end(self) -> None:
-        """End soon; streams first, or they would be waited for."""
+        """End soon. Event streams end first, since the server waits for open responses."""
         self.should_exit = True
-        self._loop.call_soon_threadsafe(self._looking.ended.set)
+        self._loop.call_soon_threadsafe(self._watcher.ended.set)
 
     def end_with_stdin(self) -> None:
-        """End when standard input does; read without Python's lock on it, which an exit wants."""
+        """End when standard input is closed.
+
+        It is read by `os.read`, because `sys.stdin` would hold a lock that the exit needs.
+        """
         while os.read(0, 1 << 12):
             pass
         self.end()
 
 
 def _warm_up() -> None:
-    """Have what accounts are computed with loaded before the first slider is moved."""
-    quick(Question.read({}))
+    """Load the accountants before the first slider is moved."""
+    quick(Settings.read({}))

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedveil.watch.cards import Parts
-from fedveil.watch.folder import Folder
-from fedveil.watch.look import Followed, Look
+from fedveil.watch.run_status import FollowedRun, RunStatus
+from fedveil.watch.runs_folder import RunsFolder
 
 EVERY = 1.0
 _ALIVE = 15.0
-"""Seconds between looks, and between signs of life where nothing changes."""
+"""Seconds between two readings, and between keep-alive comments while nothing changes."""
 
 _REST = 4.0
-"""After a look that took long, so many times as long nobody looks: the runs need the machine."""
+"""The pause after a slow reading, as a multiple of its duration: the runs need the machine."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,19 @@ class Drawn:
     parts: Parts
 
 
-View = Callable[[Sequence[Look]], Drawn]
+View = Callable[[Sequence[RunStatus]], Drawn]
 
 
-class Looking:
-    """Looks at a folder about once a second while somebody watches, once for all who do.
+class Watcher:
+    """Reads a folder of runs about once a second, once for all pages that are open.
 
-    Reading and drawing happen in a thread, one at a time: files and charts are not looked at by
-    two, and the server answers meanwhile.
+    Reading and drawing happen in a thread, one at a time, so that the server stays responsive.
     """
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: RunsFolder) -> None:
         self.folder, self.ended = folder, asyncio.Event()
         self._turn = asyncio.Lock()
-        self._looks: list[Look] = []
+        self._statuses: list[RunStatus] = []
         self._at, self._pause = float("-inf"), EVERY
 
     async def draw(self, view: View) -> Drawn:
@@ -49,17 +48,17 @@ class Looking:
             began = loop.time()
             fresh = began - self._at < self._pause * 0.9
             if not fresh:
-                self._looks = await loop.run_in_executor(None, self.folder.looks)
+                self._statuses = await loop.run_in_executor(None, self.folder.statuses)
                 self._at = loop.time()
-            drawn = await loop.run_in_executor(None, partial(view, self._looks))
+            drawn = await loop.run_in_executor(None, partial(view, self._statuses))
             if not fresh:
                 self._pause = max(EVERY, _REST * (loop.time() - began))
             return drawn
 
-    async def find(self, id: str) -> Followed | None:
+    async def find(self, id: str) -> FollowedRun | None:
         """The run of that id under the folder."""
         if self.folder.find(id) is None:
-            await self.draw(lambda looks: Drawn([], {}))
+            await self.draw(lambda statuses: Drawn([], {}))
         return self.folder.find(id)
 
     def forget(self) -> None:

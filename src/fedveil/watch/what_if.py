@@ -1,9 +1,9 @@
-"""What if: central DP with Poisson sampling, by its settings alone; nothing is trained.
+"""What-if accounting: central DP with Poisson sampling, from its settings, without training.
 
-An answer comes in two steps. `quick` is an upper bound, found in a fraction of a second: by RDP,
-and by PLD on a coarse grid. `refined` is the claim that a run of these settings ends with, what the
-budget permits, and what the same client-rounds cost when they are spread over other rounds. Both
-are kept: a slider that is moved back is answered at once.
+An answer comes in two steps. `quick` is an upper bound in a fraction of a second: by RDP, and by
+PLD on a coarse grid. `refined` is the claim that a run of these settings ends with, what the budget
+permits, and what the same client-rounds cost when they are spread over other rounds. Both are
+cached, so that a slider that is moved back is answered at once.
 """
 
 import math
@@ -27,12 +27,12 @@ _SPREAD = (1 / 16, 1 / 4, 1 / 2, 1, 2, 4, 16)
 
 _DIGITS = (1, 1.1, 1.2, 1.35, 1.5, 1.7, 2, 2.2, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9)
 
-_KEPT = 512
+_CACHED = 512
 
 
 @dataclass(frozen=True)
 class Knob:
-    """A setting: from where to where, where it begins, and what it is in words."""
+    """A setting of the page: its range, its first value, and its label."""
 
     name: str
     low: float
@@ -44,15 +44,15 @@ class Knob:
 
     @property
     def values(self) -> list[float]:
-        """The places of its slider, about evenly spaced on a logarithmic scale."""
+        """The values of its slider, about evenly spaced on a logarithmic scale."""
         powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         every = {float(f"{digits}e{power}") for power in powers for digits in _DIGITS}
         within = {value for value in every if self.low <= value <= self.high}
-        found = within | {self.low, self.high, self.start}
-        return sorted(value for value in found if not self.whole or value == int(value))
+        values = within | {self.low, self.high, self.start}
+        return sorted(value for value in values if not self.whole or value == int(value))
 
     def read(self, text: str | None) -> float:
-        """The value in an address; refused where no slider goes."""
+        """Parse a value of a query. One that is outside the slider's range is refused."""
         try:
             value = float(text) if text is not None else self.start
         except ValueError:
@@ -77,8 +77,8 @@ KNOBS = (
 
 
 @dataclass(frozen=True)
-class Question:
-    """The settings that are asked about."""
+class Settings:
+    """The settings of a run that is accounted for."""
 
     clients: int
     rate: float
@@ -89,11 +89,11 @@ class Question:
     parameters: int
 
     @classmethod
-    def read(cls, query: Mapping[str, str]) -> "Question":
-        """From an address; what is left out is where its slider begins."""
-        found = {knob.name: knob.read(query.get(knob.name)) for knob in KNOBS}
-        whole = {knob.name: int(found[knob.name]) for knob in KNOBS if knob.whole}
-        return cls(**{**found, **whole})  # type: ignore[arg-type]
+    def read(cls, query: Mapping[str, str]) -> "Settings":
+        """Parse a query. A setting that it lacks has its slider's first value."""
+        values = {knob.name: knob.read(query.get(knob.name)) for knob in KNOBS}
+        whole = {knob.name: int(values[knob.name]) for knob in KNOBS if knob.whole}
+        return cls(**{**values, **whole})  # type: ignore[arg-type]
 
     @property
     def line(self) -> BudgetLine:
@@ -101,12 +101,12 @@ class Question:
 
     @property
     def cohort(self) -> float:
-        """Clients in a round, as expected."""
+        """The expected number of clients in a round."""
         return self.rate * self.clients
 
     @property
     def client_rounds(self) -> float:
-        """Times that a client takes part in a round, all together, as expected."""
+        """The expected number of participations, over all clients and rounds."""
         return self.cohort * self.rounds
 
     @property
@@ -116,83 +116,87 @@ class Question:
 
     @property
     def signal_to_noise(self) -> float:
-        """Length of the mean update over that of its noise, where all updates are as long as the
-        clip allows and agree: no round does better.
+        """Norm of the mean update over the norm of its noise, at best.
+
+        It assumes that all updates point in one direction and are as long as the clip norm.
         """
         return self.cohort / (self.noise * math.sqrt(self.parameters))
 
 
 @dataclass(frozen=True)
-class Split:
+class Spread:
     """The same client-rounds over another number of rounds, and what they cost."""
 
-    question: Question
+    settings: Settings
     claim: PrivacyClaim
 
 
 @dataclass(frozen=True)
 class Refined:
-    """The claims, the one by PLD first, and what follows for the budget.
+    """The claims of a run, and what the budget permits.
 
-    `permitted` are the rounds within the budget, `needed` the noise with which all planned rounds
-    are; None where no noise is enough.
+    Attributes:
+        claims: One per accountant, PLD first.
+        permitted: The number of rounds within the budget.
+        needed: The noise multiplier with which all rounds fit, or None if none is enough.
+        splits: What the same client-rounds cost over other numbers of rounds.
     """
 
     claims: tuple[PrivacyClaim, ...]
     permitted: int
     needed: float | None
-    splits: tuple[Split, ...]
+    splits: tuple[Spread, ...]
 
 
-@lru_cache(_KEPT)
-def quick(question: Question) -> tuple[PrivacyClaim, ...]:
+@lru_cache(_CACHED)
+def quick(settings: Settings) -> tuple[PrivacyClaim, ...]:
     """Upper bounds by PLD, on a coarse grid, and by RDP."""
-    return question.line.claims(question.rounds, interval=_COARSE)
+    return settings.line.claims(settings.rounds, interval=_COARSE)
 
 
-@lru_cache(_KEPT)
-def refined(question: Question) -> Refined:
+@lru_cache(_CACHED)
+def refined(settings: Settings) -> Refined:
     """The claim as a run ends with it, and what the budget permits."""
-    line, budget = question.line, question.line.budget
+    line, budget = settings.line, settings.line.budget
     at = (budget.epsilon, budget.delta, line.relation)
     try:
         needed: float | None = noise_for(
-            lambda noise: central_line(question.rate, noise, budget).event, question.rounds, *at
+            lambda noise: central_line(settings.rate, noise, budget).event, settings.rounds, *at
         )
     except BadInput:
         needed = None
     return Refined(
-        claims=line.claims(question.rounds),
+        claims=line.claims(settings.rounds),
         permitted=rounds_within(line.event, *at),
         needed=needed,
-        splits=_splits(question),
+        splits=_splits(settings),
     )
 
 
-def _splits(question: Question) -> tuple[Split, ...]:
-    found = []
+def _splits(settings: Settings) -> tuple[Spread, ...]:
+    spreads = []
     for times in _SPREAD:
-        rounds = round(question.rounds * times)
-        rate = question.rate * question.rounds / max(rounds, 1)
+        rounds = round(settings.rounds * times)
+        rate = settings.rate * settings.rounds / max(rounds, 1)
         if rounds >= 1 and rate <= 1:
-            other = Question(**{**vars(question), "rounds": rounds, "rate": rate})
+            other = Settings(**{**vars(settings), "rounds": rounds, "rate": rate})
             claim = other.line.claims(rounds, interval=_COARSE)[0]
-            found.append(Split(other, claim))
-    return tuple(found)
+            spreads.append(Spread(other, claim))
+    return tuple(spreads)
 
 
-def recipe_text(question: Question) -> str:
-    """The recipe of these settings; its data and model are those of `central`."""
+def recipe_text(settings: Settings) -> str:
+    """A recipe with these settings, and with the data and model of `central`."""
     recipe = load_recipe(
         "central",
         {
             "name": "what-if",
-            "rounds": question.rounds,
-            "data.clients": question.clients,
-            "sample.rate": question.rate,
-            "noise.multiplier": question.noise,
-            "budget.epsilon": question.epsilon,
-            "budget.delta": question.delta,
+            "rounds": settings.rounds,
+            "data.clients": settings.clients,
+            "sample.rate": settings.rate,
+            "noise.multiplier": settings.noise,
+            "budget.epsilon": settings.epsilon,
+            "budget.delta": settings.delta,
         },
     )
     return (

@@ -1,4 +1,4 @@
-"""The what-if page: sliders, and what they come to."""
+"""The what-if page: sliders, and the account of their settings."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 from fedveil.privacy.accounting.meaning import Meaning
 from fedveil.runs.report.claim import claim_box
 from fedveil.watch.pages import served
-from fedveil.watch.what_if import KNOBS, Knob, Question, Refined, quick, refined
+from fedveil.watch.what_if import KNOBS, Knob, Refined, Settings, quick, refined
 from fedveil.web.chart import Chart, Line, Mark, figure
 from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.page import section, table, text_of
+from fedveil.web.layout import section, table, text_of
 
 _HERE = Path(__file__).parent
 _ABOUT = (
@@ -17,9 +17,9 @@ _ABOUT = (
     "its update is clipped, and a trusted server adds the noise. Nothing is trained and no data "
     "are read: this is accounting alone."
 )
-_SOON = "An upper bound, found quickly; the exact account follows."
+_SOON = "A quick upper bound; the exact account follows."
 _SNR = (
-    "Signal to noise is told at its best: every update as long as the clip norm, all of them in "
+    "Signal to noise is shown at its best: every update as long as the clip norm, all of them in "
     "one direction. A run does worse; below 1 the noise of a round is longer than what is learnt."
 )
 _SPLITS = (
@@ -28,7 +28,7 @@ _SPLITS = (
 )
 
 
-def question_page() -> bytes:
+def what_if_page() -> bytes:
     """The page, with every slider where it begins."""
     return served(
         "What if",
@@ -59,22 +59,24 @@ def question_page() -> bytes:
     )
 
 
-def answer_parts(question: Question, *, fine: bool) -> str:
-    """Parts of the page as JSON; `fine` with everything that takes longer."""
+def answer_parts(settings: Settings, *, fine: bool) -> str:
+    """The parts of the page as JSON: the quick ones, or with `fine` those that take longer."""
     parts: dict[str, Markup] = {}
     needed: float | None = None
     if fine:
-        found = refined(question)
-        needed = found.needed
-        parts["answer-claim"] = tag("div", claim_box(Meaning.of(found.claims)), _others(found))
-        parts["answer-budget"] = _budget(question, found)
-        parts["answer-splits"] = _splits(question, found)
+        answer = refined(settings)
+        needed = answer.needed
+        parts["answer-claim"] = tag(
+            "div", claim_box(Meaning.from_claims(answer.claims)), _others(answer)
+        )
+        parts["answer-budget"] = _budget(settings, answer)
+        parts["answer-splits"] = _splits(settings, answer)
     else:
-        meaning = Meaning.of(quick(question))
+        meaning = Meaning.from_claims(quick(settings))
         parts["answer-claim"] = tag("div", claim_box(meaning), tag("p", _SOON, class_="note"))
-        parts["answer-numbers"] = _numbers(question)
-    told = {name: part.text for name, part in parts.items()}
-    return json.dumps({"parts": told, "needed": needed})
+        parts["answer-numbers"] = _numbers(settings)
+    texts = {name: part.text for name, part in parts.items()}
+    return json.dumps({"parts": texts, "needed": needed})
 
 
 def _knob(knob: Knob) -> Markup:
@@ -102,72 +104,72 @@ def _knob(knob: Knob) -> Markup:
     )
 
 
-def _numbers(question: Question) -> Markup:
+def _numbers(settings: Settings) -> Markup:
     tiles = (
-        (question.noise_of_mean, "clip norms: std of the noise on a coordinate of the mean update"),
-        (question.signal_to_noise, "signal to noise of a round, at most"),
-        (question.cohort, "clients in a round, as expected"),
-        (question.client_rounds, "client-rounds in all, as expected"),
+        (settings.noise_of_mean, "clip norms: std of the noise on a coordinate of the mean update"),
+        (settings.signal_to_noise, "signal to noise of a round, at most"),
+        (settings.cohort, "clients in a round, as expected"),
+        (settings.client_rounds, "client-rounds in all, as expected"),
     )
     cells = [tag("div", tag("b", number_text(value)), tag("span", said)) for value, said in tiles]
     warning = None
-    if question.delta >= 1 / question.clients:
+    if settings.delta >= 1 / settings.clients:
         warning = tag(
             "p",
-            f"A delta of {question.delta:g} permits publishing one of {question.clients:,} clients "
+            f"A delta of {settings.delta:g} permits publishing one of {settings.clients:,} clients "
             "outright: fedveil run refuses it.",
             class_="warn",
         )
     return tag("div", warning, tag("div", *cells, class_="tiles"), tag("p", _SNR, class_="note"))
 
 
-def _others(found: Refined) -> Markup:
-    return tag("p", "By other accountants: ", "; ".join(map(str, found.claims[1:])), class_="note")
+def _others(answer: Refined) -> Markup:
+    return tag("p", "By other accountants: ", "; ".join(map(str, answer.claims[1:])), class_="note")
 
 
-def _budget(question: Question, found: Refined) -> Markup:
-    claim, limit = found.claims[0], question.epsilon
+def _budget(settings: Settings, answer: Refined) -> Markup:
+    claim, limit = answer.claims[0], settings.epsilon
     if claim.epsilon <= limit:
-        said = f"All {question.rounds:,} rounds fit: {claim.left_of(limit)} would be left."
-    elif found.permitted:
-        said = f"The budget ends the run after {found.permitted:,} of {question.rounds:,} rounds."
+        said = f"All {settings.rounds:,} rounds fit: {claim.left_of(limit)} would be left."
+    elif answer.permitted:
+        said = f"The budget ends the run after {answer.permitted:,} of {settings.rounds:,} rounds."
     else:
         said = "Not even one round fits the budget: fedveil run refuses this."
     words = tag("p", said, class_=None if claim.epsilon <= limit else "warn")
     noise = "No noise multiplier meets the budget over all rounds."
-    if found.needed is not None:
-        noise = f"A noise multiplier of {found.needed:.4g} meets it over all {question.rounds:,}."
-    rounds = f"With this noise it permits {found.permitted:,} rounds."
+    if answer.needed is not None:
+        noise = f"A noise multiplier of {answer.needed:.4g} meets it over all {settings.rounds:,}."
+    rounds = f"With this noise it permits {answer.permitted:,} rounds."
     return section("The budget", words, tag("p", noise, " ", rounds))
 
 
-def _splits(question: Question, found: Refined) -> Markup:
-    terms = found.claims[0].words
+def _splits(settings: Settings, answer: Refined) -> Markup:
+    terms = answer.claims[0].full_terms
     rows: list[dict[str, Content]] = [
         {
-            "rounds": split.question.rounds,
-            "clients in a round": split.question.cohort,
+            "rounds": split.settings.rounds,
+            "clients in a round": split.settings.cohort,
             f"epsilon {terms}": split.claim.value,
-            "noise on a coordinate, in clip norms": split.question.noise_of_mean,
-            "signal to noise, at most": split.question.signal_to_noise,
+            "noise on a coordinate, in clip norms": split.settings.noise_of_mean,
+            "signal to noise, at most": split.settings.signal_to_noise,
         }
-        for split in found.splits
+        for split in answer.splits
     ]
-    points = [(float(s.question.rounds), s.claim.epsilon) for s in found.splits]
+    points = [(float(s.settings.rounds), s.claim.epsilon) for s in answer.splits]
     chart = Chart(
         id="split",
         title=f"Epsilon of the same client-rounds {terms}",
         x="rounds that they are spread over",
         y="epsilon spent",
         lines=[Line("epsilon spent", points)],
-        marks=[Mark(question.epsilon, "the budget")],
+        marks=[Mark(settings.epsilon, "the budget")],
         log_x=len(points) > 1,
         zero=True,
     )
-    told = table(rows, f"{number_text(question.client_rounds)} client-rounds", wide=True)
+    numbers = table(rows, f"{number_text(settings.client_rounds)} client-rounds", wide=True)
     return section(
         "What these client-rounds cost",
         tag("p", _SPLITS),
-        told,
+        numbers,
         tag("div", figure(chart), class_="pair"),
     )

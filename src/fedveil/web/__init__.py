@@ -1,1 +1,1 @@
-"""Pages and charts as text: escaping, scales, series, figures. Knows nothing of runs."""
+"""Pages and charts as text: escaping, scales, figures. Knows nothing of runs."""

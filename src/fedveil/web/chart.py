@@ -11,23 +11,30 @@ from itertools import pairwise
 from typing import Literal
 
 from fedveil.web.html import Content, Markup, joined, number_text, tag
-from fedveil.web.page import folded, table
-from fedveil.web.scales import Scale, exact, fitted, tick_text
-from fedveil.web.series import MOST, Point, thinned
+from fedveil.web.layout import folded, table
+from fedveil.web.scales import AxisScale, exact, fitted, tick_text
 
 WIDTH, HEIGHT = 480, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 466, 26, 226
 _COLOURS = 8
 
 Shape = Literal["line", "step", "points"]
+Point = tuple[float, float]
+
+MOST = 200
+"""Stretches that a long series is cut into: about as many as a chart has places for."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A series in the order of x. A `step` has its value from the x before on, as a charge has.
+    """A series in the order of x.
 
-    `halves` are half the widths of the points' intervals, NaN or none where nothing is known;
-    `band` is (x, low, high) along the line.
+    Attributes:
+        name: Its name in the legend.
+        points: Pairs (x, y).
+        shape: A "step" changes at the x before, as a charge comes before its round.
+        halves: Half the widths of the points' intervals, NaN or absent where unknown.
+        band: Triples (x, low, high) along the line.
     """
 
     name: str
@@ -47,9 +54,15 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What a chart shows. `x` and `y` name the axes with their units; `places` are the x axis's
-    labels where x is no number; `note` is what has to be known to read it; `most` are the
-    stretches that a long series is cut into (`thinned`).
+    """What a chart shows.
+
+    Attributes:
+        x, y: The names of the axes with their units.
+        marks: Levels to compare the series with.
+        note: What a reader has to know.
+        zero: Whether the y axis includes 0.
+        places: Labels of the x axis, if x is an index and not a number.
+        most: The number of stretches that a long series is cut into (`thinned`).
     """
 
     id: str
@@ -67,7 +80,7 @@ class Chart:
 
 
 def figure(chart: Chart) -> Markup:
-    """The chart with all that belongs to it; a sentence where there is nothing to draw."""
+    """Draw the chart with its caption, note and numbers, or say that there is nothing to draw."""
     drawn = [line for line in chart.lines if line.points]
     caption = tag("figcaption", tag("strong", chart.title), _legend(drawn))
     note = tag("p", chart.note, class_="note") if chart.note else None
@@ -78,6 +91,31 @@ def figure(chart: Chart) -> Markup:
     picture = _svg(chart, lines, across, up)
     readout = tag("output", class_="readout", aria_live="polite")
     return tag("figure", caption, picture, readout, note, _numbers(chart, lines), id=chart.id)
+
+
+def finite(points: Sequence[tuple[float, float | None]]) -> list[Point]:
+    """The points that can be drawn."""
+    return [(x, y) for x, y in points if y is not None and math.isfinite(y) and math.isfinite(x)]
+
+
+def thinned(points: Sequence[Point], most: int = MOST) -> list[Point]:
+    """At most four points from each of `most` stretches of a series in the order of x.
+
+    Guarantee: the result has the first, lowest, highest and last point of every stretch, so that
+    the line through it reaches every extreme.
+
+    >>> thinned([(x, 9.0 if x == 5 else 0.0) for x in range(9)], most=1)
+    [(0, 0.0), (5, 9.0), (8, 0.0)]
+    """
+    if len(points) <= 4 * most:
+        return list(points)
+    short: list[Point] = []
+    for k in range(most):
+        part = points[k * len(points) // most : (k + 1) * len(points) // most]
+        low = min(range(len(part)), key=lambda i: part[i][1])
+        high = max(range(len(part)), key=lambda i: part[i][1])
+        short += [part[i] for i in sorted({0, low, high, len(part) - 1})]
+    return short
 
 
 def frame(
@@ -103,7 +141,7 @@ def frame(
     )
 
 
-def _svg(chart: Chart, lines: Sequence[Line], across: Scale, up: Scale) -> Markup:
+def _svg(chart: Chart, lines: Sequence[Line], across: AxisScale, up: AxisScale) -> Markup:
     named = ", ".join(f"{line.name}: {_said(line)}" for line in lines)
     content = joined(
         [
@@ -127,7 +165,7 @@ def _svg(chart: Chart, lines: Sequence[Line], across: Scale, up: Scale) -> Marku
     )
 
 
-def _scales(chart: Chart, lines: Sequence[Line]) -> tuple[Scale, Scale]:
+def _scales(chart: Chart, lines: Sequence[Line]) -> tuple[AxisScale, AxisScale]:
     xs = [x for line in lines for x, _ in line.points]
     ys = [mark.value for mark in chart.marks]
     ys += [y for line in lines for _, y in line.points]
@@ -145,7 +183,7 @@ def _scales(chart: Chart, lines: Sequence[Line]) -> tuple[Scale, Scale]:
     return exact(min(xs), max(xs), _LEFT, _RIGHT), up
 
 
-def _axes(chart: Chart, across: Scale, up: Scale) -> Markup:
+def _axes(chart: Chart, across: AxisScale, up: AxisScale) -> Markup:
     parts: list[Content] = []
     for value in up.ticks():
         y = _number(up(value))
@@ -166,11 +204,11 @@ def _axes(chart: Chart, across: Scale, up: Scale) -> Markup:
     return joined(parts)
 
 
-def _axis_name(name: str, scale: Scale) -> str:
+def _axis_name(name: str, scale: AxisScale) -> str:
     return f"{name}, log scale" if scale.log else name
 
 
-def _mark(mark: Mark, up: Scale) -> Markup:
+def _mark(mark: Mark, up: AxisScale) -> Markup:
     y = up(mark.value)
     level = tag("line", class_="mark", x1=_LEFT, x2=_RIGHT, y1=_number(y), y2=_number(y))
     below = y - _TOP < 14
@@ -178,7 +216,7 @@ def _mark(mark: Mark, up: Scale) -> Markup:
     return joined([level, text])
 
 
-def _drawn(line: Line, number: int, across: Scale, up: Scale) -> Markup:
+def _drawn(line: Line, number: int, across: AxisScale, up: AxisScale) -> Markup:
     colour = f"s{number % _COLOURS}"
     parts: list[Content] = []
     if line.band:
@@ -202,7 +240,7 @@ def _drawn(line: Line, number: int, across: Scale, up: Scale) -> Markup:
 
 
 def _point(x: float, y: float, number: int) -> Markup:
-    """A series is told by its shape as well as by its colour."""
+    """The marker of a series, whose shape differs as well as its colour."""
     colour = f"point s{number % _COLOURS}"
     a, b = _number(x), _number(y)
     match number % 4:
@@ -228,16 +266,16 @@ def _swatch(number: int) -> Markup:
 
 def _numbers(chart: Chart, lines: Sequence[Line]) -> Markup:
     """The numbers that are drawn, a row for each x."""
-    found: dict[float, dict[int, float]] = {}
+    by_x: dict[float, dict[int, float]] = {}
     for k, line in enumerate(lines):
         for x, y in line.points:
-            found.setdefault(x, {})[k] = y
+            by_x.setdefault(x, {})[k] = y
     names = _apart([line.name for line in lines])
     rows: list[dict[str, Content]] = []
-    for x in sorted(found):
+    for x in sorted(by_x):
         place = chart.places[int(x)] if chart.places else number_text(x)
-        told = {name: _value(found[x].get(k), lines[k], x) for k, name in enumerate(names)}
-        rows.append({chart.x: tag("data", place, value=repr(float(x))), **told})
+        values = {name: _value(by_x[x].get(k), lines[k], x) for k, name in enumerate(names)}
+        rows.append({chart.x: tag("data", place, value=repr(float(x))), **values})
     return folded("Numbers", table(rows, f"{chart.title}: numbers", numbers=True))
 
 

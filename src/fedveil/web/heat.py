@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedveil.web.chart import WIDTH, frame
 from fedveil.web.html import Content, Markup, joined, tag
-from fedveil.web.page import folded, table
+from fedveil.web.layout import folded, table
 
 _LEFT, _TOP, _CELL = 92, 30, 34
 _RAMP = ((253, 231, 163), (233, 176, 98), (196, 116, 90), (133, 68, 98), (66, 38, 88))
@@ -18,9 +18,14 @@ _DARK = 0.18
 
 @dataclass(frozen=True, kw_only=True)
 class Heat:
-    """Values by row and column, NaN where there is none; `best` is the cell to point out.
+    """Values by row and column.
 
-    `x` and `y` name the axes with their units, `value` what the numbers are.
+    Attributes:
+        x, y: The names of the axes with their units.
+        value: What the numbers are.
+        columns, rows: The labels of the cells.
+        cells: One sequence per row, NaN where there is no value.
+        best: The cell to point out.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""From numbers to places on a chart, and the numbers that axes are labelled with."""
+"""Scales of a chart's axes: from numbers to positions, and the numbers to label."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ _SAME = 1e-12
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Numbers from `low` to `high` on places from `start` to `end`; in powers of ten if `log`."""
+class AxisScale:
+    """Maps numbers from `low` to `high` to positions from `start` to `end`, linear or `log`."""
 
     low: float
     high: float
@@ -20,7 +20,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """The place of a number; one outside is put at the edge."""
+        """The position of a number, clamped to the scale."""
         low, high, at = self.low, self.high, min(max(value, self.low), self.high)
         if self.log:
             low, high, at = math.log10(low), math.log10(high), math.log10(at)
@@ -33,34 +33,34 @@ class Scale:
 
 def fitted(
     values: Sequence[float], start: float, end: float, *, zero: bool = False, log: bool = False
-) -> Scale:
-    """A scale that holds all finite `values`, with zero if it should, and some air above them.
+) -> AxisScale:
+    """A scale that includes all finite `values`, `zero` if required, and a margin.
 
     | edge | behaviour |
     |---|---|
     | no finite value | 0 to 1 |
-    | one value, or all the same | some air on both sides; all 0 with `zero`: 0 to 1 |
+    | one value, or all the same | a margin on both sides; all 0 with `zero`: 0 to 1 |
     | `log` and a value of zero or less | the scale is not in powers of ten |
     """
-    found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
-    low, high = min(found), max(found)
+    finite = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
     if log and low > 0:
         low, high = (low, high) if high - low > _SAME * high else (low / 2, high * 2)
         edge = (high / low) ** 0.04
-        return Scale(low / edge, high * edge, start, end, log=True)
+        return AxisScale(low / edge, high * edge, start, end, log=True)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if zero and low == high:
         high = 1.0
     if high - low <= _SAME * max(abs(low), abs(high)):
         low, high = low - (abs(low) / 2 or 1.0), high + (abs(high) / 2 or 1.0)
-    air = 0.04 * (high - low)
-    return Scale(low if zero and low == 0 else low - air, high + air, start, end)
+    margin = 0.04 * (high - low)
+    return AxisScale(low if zero and low == 0 else low - margin, high + margin, start, end)
 
 
-def exact(low: float, high: float, start: float, end: float) -> Scale:
-    """A scale from one number to another, without air."""
-    return Scale(low, high if high > low else low + 1.0, start, end)
+def exact(low: float, high: float, start: float, end: float) -> AxisScale:
+    """A scale from one number to another, without a margin."""
+    return AxisScale(low, high if high > low else low + 1.0, start, end)
 
 
 def tick_text(value: float) -> str:

@@ -137,10 +137,10 @@ def test_what_is_not_vouched_for_is_about_right(text):
 
 
 def test_words_are_the_claim_without_its_number():
-    assert str(claim()) == f"epsilon 1.5 {claim().words}"
-    assert claim(covers="norms").told == f"norms: {claim().words}"
+    assert str(claim()) == f"epsilon 1.5 {claim().full_terms}"
+    assert claim(covers="norms").context == f"norms: {claim().full_terms}"
     for word in ("1e-05", "record", "replace", "local trust", "RDP", "secure noise"):
-        assert word in claim().words
+        assert word in claim().full_terms
 
 
 @pytest.mark.parametrize("epsilon", [1.5, math.inf])

@@ -94,12 +94,12 @@ def test_what_is_below_the_window_counts_as_its_lowest_loss():
 @pytest.mark.parametrize("delta", [0.3, 1e-2, 1e-20])
 def test_beside_is_the_convolution_in_its_tail(delta):
     one, other = some(infinite=0.0), some(size=15, seed=2, infinite=0.0, lower=4)
-    found, wanted = one.beside(other, delta), np.convolve(one.masses, other.masses)
+    found, wanted = one.composed_with(other, delta), np.convolve(one.masses, other.masses)
     kept = wanted[found.lower - one.lower - other.lower :][: len(found.masses)]
     tail = np.cumsum(kept[::-1])[::-1] < 10 * delta
     assert found.masses[tail] == pytest.approx(kept[tail], rel=1e-8)
     assert (found.masses[tail] >= kept[tail]).all()
-    infinite = some().beside(some(infinite=1e-3), delta).infinite
+    infinite = some().composed_with(some(infinite=1e-3), delta).infinite
     assert infinite == pytest.approx(1.0999e-3, rel=1e-11)
 
 

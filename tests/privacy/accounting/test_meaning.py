@@ -202,16 +202,16 @@ def test_what_is_no_guarantee_has_no_odds_and_no_strength(changed):
 
 def test_the_strict_claim_counts_and_the_published_one_is_named():
     published, strict = claim(1.0, as_published=True), claim(2.0)
-    meaning = Meaning.of([published, strict])
+    meaning = Meaning.from_claims([published, strict])
     assert meaning.claim is strict is counting([published, strict])
     assert "not a guarantee" in meaning.warnings[0]
     assert counting([published]) is published
     # one weight's epsilon beside a client's is a reading, and no warning
-    assert Meaning.of([strict, published]).warnings == []
+    assert Meaning.from_claims([strict, published]).warnings == []
 
 
 def test_nothing_claimed():
-    meaning = Meaning.of([])
+    meaning = Meaning.from_claims([])
     assert meaning.sentence == NOTHING_CLAIMED
     assert (meaning.claim, counting([]), meaning.odds) == (None, None, [])
     assert (meaning.conditions, meaning.uncovered, meaning.warnings) == ([], [], [])
@@ -247,16 +247,16 @@ def composed(noise=0.60023, **changed):
 
 
 def test_the_table_of_several_units_has_their_own_epsilons():
-    rows = Meaning.of([composed()]).several()
+    rows = Meaning.from_claims([composed()]).several()
     assert [row["clients of one person"] for row in rows] == ["1", "2", "4", "8"]
     assert [row["epsilon"] for row in rows] == ["8", "19.13", "49.86", "144.8 (no protection)"]
     assert [row["right guesses at most"] for row in rows][:2] == ["99.97 in 100", "100 in 100"]
-    assert Meaning.of([composed()]).several_unknown == ""
+    assert Meaning.from_claims([composed()]).several_unknown == ""
 
 
 def test_a_table_of_what_is_not_vouched_for_bounds_no_guesses():
     slipping = claim(8.0, composed=Composed(Gaussian(0.60023), 1, 1e-11, 19.0))
-    rows = Meaning.of([slipping]).several()
+    rows = Meaning.from_claims([slipping]).several()
     assert [row["right guesses at most"] for row in rows] == ["99.97 in 100", *["no bound"] * 3]
     assert rows[1]["epsilon"].startswith("not vouched for")
 
@@ -266,23 +266,24 @@ def test_a_table_of_what_is_not_vouched_for_bounds_no_guesses():
     [[], [composed(as_published=True)], [composed(vouched=False)], [composed(unit=Unit.WEIGHT)]],
 )
 def test_no_table_of_several_units_where_nothing_is_promised_to_anybody(of):
-    assert Meaning.of(of).several() == []
-    assert Meaning.of(of).several_unknown == ""
+    assert Meaning.from_claims(of).several() == []
+    assert Meaning.from_claims(of).several_unknown == ""
 
 
 def test_a_claim_that_cannot_be_asked_about_several_units_says_so():
-    assert Meaning.of([claim()]).several() == []
+    assert Meaning.from_claims([claim()]).several() == []
     assert (
-        "several clients is larger, and cannot be computed" in Meaning.of([claim()]).several_unknown
+        "several clients is larger, and cannot be computed"
+        in Meaning.from_claims([claim()]).several_unknown
     )
-    pure = Meaning.of([claim(2.0, 0.0)])
+    pure = Meaning.from_claims([claim(2.0, 0.0)])
     assert [row["epsilon"] for row in pure.several()] == ["2", "4", "8", "16"]
 
 
 @pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.RECORD])
 @pytest.mark.parametrize("relation", Relation)
 def test_the_sentence_about_several_units_says_how_many(unit, relation):
-    several = Meaning.of([composed(unit=unit, neighbours=relation).for_units(3)])
+    several = Meaning.from_claims([composed(unit=unit, neighbours=relation).for_units(3)])
     assert f"3 {unit}s of one person" in several.sentence
     assert several.several() == []
     assert several.several_unknown == ""
@@ -290,6 +291,6 @@ def test_the_sentence_about_several_units_says_how_many(unit, relation):
 
 @pytest.mark.parametrize("unit", [Unit.CLIENT, Unit.RECORD])
 def test_nobody_is_said_to_have_an_epsilon_that_multiplies(unit):
-    text = Meaning.of([claim(unit=unit)]).unit
+    text = Meaning.from_claims([claim(unit=unit)]).unit
     assert "larger epsilon" in text
     assert "as many times" not in text

@@ -389,11 +389,11 @@ def test_participations_events_and_the_sampler_s_part_travel_with_claims():
     assert median.for_units(2).holds_for == "the median client"
     spent = Spending(reports, 10)
     assert spent.claim(7).composed.count == 28
-    assert spent.claim(7, again=8).composed.count == 60
+    assert spent.claim(7, extra_attempts=8).composed.count == 60
 
 
 def test_attempts_of_a_curator_count_for_several_units():
     event = GaussianWithCurator(Gaussian(4.0), Gaussian(10.0), 2)
     seen = line(event, Relation.REPLACE, Trust.CURATOR)
-    assert Spending(seen, 5).claim(5, again=3).composed.event.most == 5
-    assert claims_of((seen,), 5, None, again=3)[0].composed.event.most == 5
+    assert Spending(seen, 5).claim(5, extra_attempts=3).composed.event.most == 5
+    assert claims_of((seen,), 5, None, extra_attempts=3)[0].composed.event.most == 5

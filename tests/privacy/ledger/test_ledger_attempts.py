@@ -29,7 +29,7 @@ def test_secure_noise_is_never_replayed_for_free(path, make_line):
     """New randomness on the same data is a second release."""
     ledger = Ledger.create(path, ABOUT, (within(make_line, 5),), 5)
     assert [ledger.charge(1), ledger.charge(2), ledger.charge(2), ledger.charge(2)] == [0, 0, 1, 2]
-    assert (ledger.charged(), ledger.again) == (2, 2)
+    assert (ledger.charged(), ledger.extra_attempts) == (2, 2)
     assert ledger.charge(3) == 0
     for round, again in ((3, 3), (4, 2)):
         with pytest.raises(BudgetExhausted, match=rf"done again \({again}\)"):

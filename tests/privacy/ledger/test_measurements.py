@@ -14,7 +14,7 @@ from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.ledger.shared import Common
 from fedveil.privacy.ledger.statement import statement
 from fedveil.privacy.ledger.verification import verify
-from fedveil.privacy.metrics import priced_metrics
+from fedveil.privacy.priced_metrics import priced_metrics
 from fedveil.privacy.releases.central import central
 from fedveil.privacy.releases.client_noise import client_noise
 from fedveil.privacy.sampling import Everyone, FixedSize
@@ -174,7 +174,7 @@ def test_rounds_that_cannot_be(rounds):
 
 def test_a_shared_ledger_refuses_metrics_which_its_filter_does_not_count():
     with pytest.raises(BadInput, match=r"evaluate\.epsilon"):
-        Common.of(plan_of().every_line, "d", 3.0)
+        Common.from_lines(plan_of().every_line, "d", 3.0)
 
 
 @pytest.mark.parametrize("secure", [False, True])

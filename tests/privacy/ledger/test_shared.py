@@ -45,7 +45,7 @@ def opened(path, make_line):
 
     def make(run, *, clients=0, permitted=10_000, epsilon=LIMIT, data="d", seed=None, **terms):
         lines = (make_line(**{"event": EVENT, **terms}),)
-        common = Common.of(lines, data, epsilon)
+        common = Common.from_lines(lines, data, epsilon)
         open = Ledger.join if path.exists() else Ledger.create
         ledgers.append(open(path, about(run, seed), lines, permitted, clients, common))
         return ledgers[-1]
@@ -142,7 +142,7 @@ def test_a_run_that_was_closed_goes_on_where_it_was(opened, path, make_line):
     opened("one", permitted=30)
     charge_all(opened("two", permitted=4))
     lines = (make_line(event=EVENT),)
-    again = Ledger.reopen(path, about("two"), lines, 4, 0, Common.of(lines, "d", LIMIT))
+    again = Ledger.reopen(path, about("two"), lines, 4, 0, Common.from_lines(lines, "d", LIMIT))
     assert (again.charged(), again.charge(2)) == (4, 0)
     with pytest.raises(BudgetExhausted):
         again.charge(5)
@@ -281,20 +281,20 @@ def test_a_runs_own_ledger_is_not_shared(path, make_line):
     Ledger.create(path, about("one"), lines, 5).close()
     assert common_of(path) is None
     with pytest.raises(LedgerMismatch, match="not set in the ledger"):
-        Ledger.join(path, about("two"), lines, 5, 0, Common.of(lines, "d", LIMIT))
+        Ledger.join(path, about("two"), lines, 5, 0, Common.from_lines(lines, "d", LIMIT))
 
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_only_one_claim_can_be_shared(make_line, count):
     lines = tuple(make_line(covers=f"line {k}") for k in range(count))
     with pytest.raises(BadInput, match="exactly one claim"):
-        Common.of(lines, "d", LIMIT)
+        Common.from_lines(lines, "d", LIMIT)
 
 
 @pytest.mark.parametrize("changes", [{"as_published": True}, {"reading": True}])
 def test_only_a_strict_claim_can_be_shared(make_line, changes):
     with pytest.raises(BadInput, match="exactly one claim"):
-        Common.of((make_line(**changes),), "d", LIMIT)
+        Common.from_lines((make_line(**changes),), "d", LIMIT)
 
 
 def test_an_event_without_a_curve_is_refused(opened):
@@ -306,15 +306,15 @@ def test_an_event_without_a_curve_is_refused(opened):
 
 
 def test_secure_noise_keeps_a_share_of_delta_for_its_sampler(make_line):
-    seeded = Common.of((make_line(),), "d", LIMIT)
-    secure = Common.of((make_line(noise=NoiseSource.SECURE),), "d", LIMIT)
+    seeded = Common.from_lines((make_line(),), "d", LIMIT)
+    secure = Common.from_lines((make_line(noise=NoiseSource.SECURE),), "d", LIMIT)
     assert seeded.filter.delta == DELTA
     assert secure.filter.delta == pytest.approx(DELTA * (1 - 2**-10), rel=1e-12)
     assert (secure.filter.limits < seeded.filter.limits).all()
 
 
 def test_a_common_epsilon_too_large_for_the_sampler_is_refused(make_line):
-    common = Common.of((make_line(noise=NoiseSource.SECURE),), "d", 40.0)
+    common = Common.from_lines((make_line(noise=NoiseSource.SECURE),), "d", 40.0)
     with pytest.raises(BadInput, match="cannot be vouched for"):
         _ = common.filter
 
@@ -329,7 +329,7 @@ def test_threads_that_charge_at_once_never_overspend(path, opened, make_line):
 
     def work(name):
         try:
-            common = Common.of(lines, "d", LIMIT)
+            common = Common.from_lines(lines, "d", LIMIT)
             ledger = Ledger.join(path, about(name), lines, 10_000, 0, common)
             start.wait()
             done.append(charge_all(ledger))
@@ -349,7 +349,7 @@ def test_threads_that_charge_at_once_never_overspend(path, opened, make_line):
 
 def charge_at_random(path, name, lines, ready, done):
     """A process with cohorts of its own, until a client is at its limit."""
-    common = Common.of(lines, "d", LIMIT)
+    common = Common.from_lines(lines, "d", LIMIT)
     ledger = Ledger.join(path, about(name), lines, 10_000, 8, common)
     ready.wait()
     random, rounds = np.random.default_rng(int(name)), 0

@@ -28,7 +28,7 @@ def path(tmp_path, make_line):
     """Three runs with counted turns on a shared ledger; the second has an empty cohort."""
     path = tmp_path / "ledger.db"
     lines = (make_line(noise=NoiseSource.SECURE, budget=Budget(3.0, 1e-5)),)
-    common = Common.of(lines, "d", 9.0)
+    common = Common.from_lines(lines, "d", 9.0)
     rest = (lines, 9, CLIENTS, common)
     first = Ledger.create(path, about("one"), *rest)
     first.charge(1, np.array([0, 1]))
@@ -206,9 +206,11 @@ def test_the_last_end_of_a_run_counts(path):
 
 def test_a_run_that_goes_on_is_open(path, make_line):
     lines = (make_line(noise=NoiseSource.SECURE),)
-    ledger = Ledger.reopen(path, about("two"), lines, 9, CLIENTS, Common.of(lines, "d", 9.0))
+    ledger = Ledger.reopen(
+        path, about("two"), lines, 9, CLIENTS, Common.from_lines(lines, "d", 9.0)
+    )
     ledger.note_resumed()
-    assert (ledger.ended(), read_closing(path, "two")) == ({}, {})
+    assert (ledger.closing_files(), read_closing(path, "two")) == ({}, {})
     ledger.note_resumed()
     ledger.close()
     assert verify(path).length == 11
@@ -238,7 +240,9 @@ def test_an_emptied_ledger_is_found_by_who_knows_the_head(path):
 def test_a_ledger_that_went_on_still_has_the_old_head(path, make_line):
     head = verify(path)
     lines = (make_line(noise=NoiseSource.SECURE),)
-    ledger = Ledger.reopen(path, about("one"), lines, 9, CLIENTS, Common.of(lines, "d", 9.0))
+    ledger = Ledger.reopen(
+        path, about("one"), lines, 9, CLIENTS, Common.from_lines(lines, "d", 9.0)
+    )
     ledger.charge(3, np.array([1]))
     ledger.close()
     assert verify(path, head).length == 11
@@ -272,7 +276,9 @@ def test_a_ledger_without_charges_has_a_head_too(tmp_path, make_line):
 
 def test_the_head_that_a_ledger_tells_is_the_one_that_is_verified(path, make_line):
     lines = (make_line(noise=NoiseSource.SECURE),)
-    ledger = Ledger.reopen(path, about("one"), lines, 9, CLIENTS, Common.of(lines, "d", 9.0))
+    ledger = Ledger.reopen(
+        path, about("one"), lines, 9, CLIENTS, Common.from_lines(lines, "d", 9.0)
+    )
     assert ledger.head() == verify(path)
     ledger.close()
 

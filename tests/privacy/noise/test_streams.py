@@ -45,7 +45,7 @@ PURPOSES = ("noise", "client-noise", "step-noise", "records", "dropout", "bits",
 @settings(max_examples=60, deadline=None)
 def test_no_two_attempts_share_a_key(seeds, attempts, rounds):
     """Whatever attempt, seed, purpose and round: the third draws nothing that the second drew."""
-    each = [Streams(seed).again(attempt) for seed in seeds for attempt in attempts]
+    each = [Streams(seed).for_attempt(attempt) for seed in seeds for attempt in attempts]
     single = [s.key(purpose, round) for s in each for purpose in PURPOSES for round in rounds]
     assert len(set(single)) == len(single)
     rows = [s.keys(p, round, np.arange(5)) for s in each for p in PURPOSES for round in rounds]
@@ -54,18 +54,20 @@ def test_no_two_attempts_share_a_key(seeds, attempts, rounds):
 
 def test_attempts_follow_from_the_first_alone():
     first = Streams(3)
-    assert first.again(0) == first
-    assert first.again(2) == Streams(3).again(2) != first.again(1).again(1)
-    draws = [first.again(k).generator("cohort", 1).integers(2**62) for k in range(50)]
+    assert first.for_attempt(0) == first
+    assert first.for_attempt(2) == Streams(3).for_attempt(2) != first.for_attempt(1).for_attempt(1)
+    draws = [first.for_attempt(k).generator("cohort", 1).integers(2**62) for k in range(50)]
     assert len(set(draws)) == 50
-    assert Streams(3, secure=True).again(5).secure
+    assert Streams(3, secure=True).for_attempt(5).secure
 
 
 def test_calls_without_a_seed_share_nothing():
     """What is drawn without a seed comes from the operating system, call by call."""
     streams = Streams(1, secure=True)
     words = [bits(streams.keys("noise", 1, [0]), 2) for _ in range(50)]
-    words += [bits(Streams(1, secure=True).again(1).keys("noise", 1, [0]), 2) for _ in range(50)]
+    words += [
+        bits(Streams(1, secure=True).for_attempt(1).keys("noise", 1, [0]), 2) for _ in range(50)
+    ]
     assert len(np.unique(np.concatenate(words))) == 200
 
 

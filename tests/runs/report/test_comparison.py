@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from .test_page import words
+from .test_run_page import words
 
 
 @pytest.fixture

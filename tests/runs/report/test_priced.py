@@ -5,7 +5,7 @@ import pytest
 
 import fedveil as fv
 from fedveil.runs.report.curves import learning
-from fedveil.runs.report.seen import Seen
+from fedveil.runs.report.run_contents import RunContents
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,8 @@ def run(tmp_path_factory):
 
 
 def test_the_report_draws_every_number_with_its_interval(run):
-    seen = Seen.at(run.folder)
-    charts = learning(seen)
+    contents = RunContents.at(run.folder)
+    charts = learning(contents)
     assert [(chart.title, chart.y) for chart in charts] == [
         ("Noisy accuracy over rounds", "accuracy on held-out owners, 0 to 1"),
         ("Noisy loss over rounds", "loss on held-out owners"),
@@ -49,7 +49,7 @@ def test_the_report_draws_every_number_with_its_interval(run):
 
 def test_tiles_have_it_beside_the_number(run):
     page = (run.folder / "report.html").read_text()
-    shown = Seen.at(run.folder).interval("accuracy")
+    shown = RunContents.at(run.folder).interval("accuracy")
     assert shown.startswith(" ± ")
     assert shown in page
     assert "accuracy on held-out owners" in page
@@ -57,8 +57,10 @@ def test_tiles_have_it_beside_the_number(run):
 
 
 def test_metrics_in_the_clear_are_drawn_as_before(run):
-    seen = Seen.at(run.folder)
-    for line in seen.history:
+    contents = RunContents.at(run.folder)
+    for line in contents.history:
         for name in [n for n in line if n.endswith("/interval")]:
             del line[name]
-    assert [(chart.lines[0].shape, chart.note) for chart in learning(seen)] == [("line", "")] * 2
+    assert [(chart.lines[0].shape, chart.note) for chart in learning(contents)] == [
+        ("line", "")
+    ] * 2

@@ -14,9 +14,9 @@ from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.steps import NoisySteps
 from fedveil.training.adversary import ReportAttack
 from fedveil.training.batches import Batches
 from fedveil.training.directions import Adam

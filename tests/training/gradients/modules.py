@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedveil.models.recurrent import Lstm
+from fedveil.models.replacements import Lstm
 
 VOCABULARY = 7
 

@@ -1,17 +1,17 @@
-"""`Budget`: what may be spent."""
+"""`Budget`: the epsilon and delta that may be spent."""
 
 from dataclasses import dataclass
 
-from fedveil.checks import check
+from fedveil.checks import BUDGET, DELTA
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent: epsilon (infinite: report, never stop) at a fixed delta."""
+    """The epsilon that may be spent at a fixed delta. If infinite, it is only reported."""
 
     epsilon: float
     delta: float
 
     def __post_init__(self) -> None:
-        check("budget.epsilon", self.epsilon)
-        check("budget.delta", self.delta)
+        BUDGET.check("epsilon", self.epsilon)
+        DELTA.check("delta", self.delta)

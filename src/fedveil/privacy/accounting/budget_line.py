@@ -99,27 +99,27 @@ class BudgetLine:
         turns = min(-(-rounds // self.every), math.ceil(rounds * self.share))
         return turns if self.cap is None else min(turns, self.cap)
 
-    def with_repeats(self, rounds: int, again: int) -> int:
-        """The same when `again` attempts were charged beyond each round's first.
+    def with_repeats(self, rounds: int, extra_attempts: int) -> int:
+        """The same when `extra_attempts` attempts were charged beyond each round's first.
 
         Any of them may be anybody's. Lines that list their rounds have no more releases than these.
         """
-        return self.participations(rounds) + (0 if self.rounds else again)
+        return self.participations(rounds) + (0 if self.rounds else extra_attempts)
 
-    def after(self, again: int) -> "BudgetLine":
-        """The line when `again` attempts were made beyond each round's first.
+    def after(self, extra_attempts: int) -> "BudgetLine":
+        """The line when `extra_attempts` attempts were made beyond each round's first.
 
         Each attempt is one more participation; with a curator, it is also one more release of his.
         """
-        if not again or not isinstance(self.event, GaussianWithCurator):
+        if not extra_attempts or not isinstance(self.event, GaussianWithCurator):
             return self
-        return replace(self, event=replace(self.event, most=self.event.most + again))
+        return replace(self, event=replace(self.event, most=self.event.most + extra_attempts))
 
-    def chosen(self, rounds: int, planned: int | None, again: int = 0) -> bool:
+    def chosen(self, rounds: int, planned: int | None, extra_attempts: int = 0) -> bool:
         """Whether somebody may have chosen, by looking, how often a unit was concerned.
 
         `planned` is how many rounds were planned and fit the budget, None where that is not known;
-        `again` attempts were charged beyond each round's first.
+        `extra_attempts` attempts were charged beyond each round's first.
 
         | edge | behaviour |
         |---|---|
@@ -128,7 +128,9 @@ class BudgetLine:
         | epsilons that are added | no: they hold whoever decides |
         | rounds are listed | no: all of them count from the first on |
         """
-        if planned is None or rounds == 0 or not (rounds < planned or again) or self.rounds:
+        if planned is None or self.rounds:
+            return False
+        if rounds == 0 or not (rounds < planned or extra_attempts):
             return False
         return not self.as_published and self.accountants[0] is not Accountant.PURE
 
@@ -136,7 +138,7 @@ class BudgetLine:
         self,
         participations: int,
         planned: int,
-        again: int = 0,
+        extra_attempts: int = 0,
         accountant: Accountant | None = None,
     ) -> float:
         """The epsilon of a unit concerned so often, whoever decided that, when and why.
@@ -150,15 +152,16 @@ class BudgetLine:
         |---|---|
         | as many participations as there can be | their own epsilon |
         | none of `early_ends` is as large | that of the largest number |
-        | attempts charged `again` | `planned` more are counted, at most what `affords` admits |
+        | extra attempts were charged | `planned` more are counted, at most what `affords` admits |
         | epsilons that are added | their sum |
         """
         accountant = accountant or self.accountants[0]
-        most, line = self.most(planned, again), self.after(planned if again else 0)
+        most = self.most(planned, extra_attempts)
+        line = self.after(planned if extra_attempts else 0)
         if accountant is Accountant.PURE or participations >= most:
             return line._epsilon(participations, accountant, FINE)
         whole = line._epsilon(most, accountant, FINE)
-        if again and not self.reading and accountant is self.accountants[0]:
+        if extra_attempts and not self.reading and accountant is self.accountants[0]:
             whole = min(whole, self.budget.epsilon, self.vouched)  # no attempt is admitted beyond
         ends = early_ends(most)
         upto = next((end for end in ends if end >= participations), None)
@@ -166,20 +169,21 @@ class BudgetLine:
             return whole
         return min(whole, line._epsilon(upto, accountant, FINE, EARLY / len(ends)))
 
-    def most(self, planned: int, again: int = 0) -> int:
+    def most(self, planned: int, extra_attempts: int = 0) -> int:
         """The most participations that `planned` rounds can come to.
 
-        Where attempts were charged `again`, there may be as many of them as rounds.
+        Where extra attempts were charged, there may be as many of them as rounds.
         """
-        return self.participations(planned) + (planned if again else 0)
+        return self.participations(planned) + (planned if extra_attempts else 0)
 
-    def whole(self, planned: int, again: int = 0) -> Composed:
+    def whole(self, planned: int, extra_attempts: int = 0) -> Composed:
         """All `planned` rounds: what several units of a run that ended early are bounded by."""
-        return self.after(planned if again else 0).composed(self.most(planned, again))
+        most = self.most(planned, extra_attempts)
+        return self.after(planned if extra_attempts else 0).composed(most)
 
     @cached_property
     def accountants(self) -> tuple[Accountant, ...]:
-        """The accountants that know this event; the epsilon of the first one counts."""
+        """The accountants that know this event. The epsilon of the first one counts."""
         known = tuple(a for a in Accountant if supports(self.event, self.relation, a))
         if not known:
             raise BadInput(f"no accountant knows {self.event} under {self.relation}")
@@ -354,12 +358,12 @@ def claims_of(
     lines: tuple[BudgetLine, ...],
     rounds: int,
     counts: npt.NDArray[np.int64] | None,
-    again: int = 0,
+    extra_attempts: int = 0,
     planned: int | None = None,
 ) -> tuple[PrivacyClaim, ...]:
     """The claims of all lines after `rounds` rounds, for everyone or for worst and median.
 
-    `again` attempts were charged beyond each round's first; any of them may be anybody's.
+    `extra_attempts` attempts were charged beyond each round's first; any of them may be anybody's.
 
     Guarantee: docs/proofs/ending.md. Where fewer rounds were done than were `planned` and fit the
     budget, or some were done again, a claim without a condition holds whoever decided that and why.
@@ -370,20 +374,20 @@ def claims_of(
     for line in lines:
         if line.covers == OF_CLIENTS:
             continue
-        done = line.after(again)
-        most = done.with_repeats(rounds, again)
+        done = line.after(extra_attempts)
+        most = done.with_repeats(rounds, extra_attempts)
         if line.as_published:
-            told = done.claims(most)
-            claims.append(next((c for c in told if c.accountant is Accountant.PURE), told[0]))
+            known = done.claims(most)
+            claims.append(next((c for c in known if c.accountant is Accountant.PURE), known[0]))
             continue
         whose = _whose(line, most, None if line.rounds else counts)
         fixed = [done.claims(turns, who) for turns, who in whose]
         kept = fixed
-        if planned is not None and line.chosen(rounds, planned, again):
-            whole = line.whole(planned, again)
+        if planned is not None and line.chosen(rounds, planned, extra_attempts):
+            whole = line.whole(planned, extra_attempts)
             kept = [
                 tuple(
-                    line.claim(line.ended(turns, planned, again, a), a, who, whole)
+                    line.claim(line.ended(turns, planned, extra_attempts, a), a, who, whole)
                     for a in line.accountants
                 )
                 for turns, who in whose

@@ -124,7 +124,7 @@ def rounds_within(
     relation: Relation,
     accountant: Accountant = Accountant.PLD,
 ) -> int:
-    """The largest number of releases within `target`, at most a million; 0 if not even one is.
+    """The largest number of releases within `target`, from 0 to a million.
 
     Guarantee: epsilon(event, result) <= target on the fine grid.
     """

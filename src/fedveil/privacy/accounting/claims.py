@@ -23,7 +23,7 @@ _WHOLE, _LONG, _LEAST = 1e3, 1e12, 1e-4
 
 
 class Unit(StrEnum):
-    """What one neighbour differs in."""
+    """What two neighbouring data sets differ in."""
 
     RECORD = "record"
     CLIENT = "client"
@@ -76,7 +76,7 @@ class NoiseSource(StrEnum):
 
 @dataclass(frozen=True)
 class Composed:
-    """What a claim's epsilon was computed from: `count` releases of `event` about one unit.
+    """The releases that an epsilon was computed from: `count` of `event` about one unit.
 
     `slip` is the part of the claim's delta that pays for the sampler of secure noise, of a pure
     claim all of it. It pays for epsilons up to `vouched`.
@@ -155,7 +155,7 @@ class PrivacyClaim:
 
     @property
     def answers(self) -> bool:
-        """Whether `for_units` has an answer: what was composed is recorded, or epsilon is pure."""
+        """Whether `for_units` has an answer: the composition is recorded, or epsilon is pure."""
         return self.composed is not None or self.delta == 0
 
     def for_units(self, units: int) -> "PrivacyClaim":
@@ -198,7 +198,7 @@ class PrivacyClaim:
         )
 
     def __str__(self) -> str:
-        return f"{self._what}epsilon {self.value} {self.words}"
+        return f"{self._what}epsilon {self.value} {self.full_terms}"
 
     def __repr__(self) -> str:
         return f"PrivacyClaim({self})"
@@ -229,7 +229,7 @@ class PrivacyClaim:
 
     @property
     def short(self) -> str:
-        """Without accountant and source of noise."""
+        """The claim without accountant and source of noise."""
         return f"{self._what}epsilon {self.value} {self.terms}"
 
     @property
@@ -242,26 +242,26 @@ class PrivacyClaim:
 
     @property
     def terms(self) -> str:
-        """What belongs to the epsilon, as `short` has it."""
+        """Delta, unit, neighbours and trust, as `short` has them."""
         return self._terms("")
 
     @property
-    def words(self) -> str:
-        """What belongs to the epsilon, in full."""
+    def full_terms(self) -> str:
+        """`terms` with the accountant and the source of noise."""
         return self._terms(f", {self.accountant.upper()}, {self.noise} noise")
 
     @property
-    def told(self) -> str:
-        """The same with what it covers, to stand beside a number."""
-        return f"{self._what}{self.words}"
+    def context(self) -> str:
+        """`full_terms` and what the claim covers: the claim without its epsilon."""
+        return f"{self._what}{self.full_terms}"
 
     def remainder(self, limit: float) -> str:
-        """What is left of a budget of `limit`, never more than there is; 0 below 0.0001."""
+        """What is left of a budget of `limit`, rounded down. Below 0.0001 it is 0."""
         left = max(0.0, limit - self.epsilon)
         return rendered(left if left >= _LEAST else 0.0, ROUND_FLOOR)
 
     def left_of(self, limit: float) -> str:
-        """The same with the budget."""
+        """`remainder` together with the budget."""
         budget = replace(self, epsilon=limit, vouched=True, condition="")
         return f"{self.remainder(limit)} of {budget.short}"
 
@@ -285,7 +285,7 @@ class PrivacyClaim:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The claim as plain JSON values; an infinite epsilon becomes the string "inf"."""
+        """The claim as plain JSON values. An infinite epsilon becomes the string "inf"."""
         out = asdict(self)
         for key in ("unit", "neighbours", "trust", "accountant", "noise"):
             out[key] = str(out[key])

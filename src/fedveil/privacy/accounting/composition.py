@@ -97,7 +97,7 @@ def supports(event: Event, relation: Relation, accountant: Accountant) -> bool:
 
 
 def noise_in(event: Event) -> float:
-    """The noise multiplier inside an event; infinite for reports that have none."""
+    """The noise multiplier inside an event, infinite for reports that have none."""
     match event:
         case Gaussian(m) | Laplace(m) | FuGaussian(m, _) | GaussianWithBit(Gaussian(m), _):
             return m
@@ -112,7 +112,7 @@ def noise_in(event: Event) -> float:
 
 
 def covers(added: float, claimed: float) -> bool:
-    """Whether noise that is added is what is claimed, or more, up to rounding; never for NaN."""
+    """Whether the added noise is at least the claimed noise, up to rounding. Never for NaN."""
     return claimed <= added * (1 + 1e-9)
 
 
@@ -202,7 +202,12 @@ def _composition(event: Event, relation: Relation, accountant: Accountant) -> _C
                 (replaced, 2 * m) if relation is Relation.REPLACE else (added_or_removed, m)
             )
             return lambda count, delta, interval: _with_metrics_epsilon(
-                *(made, rate, noise, one, count, delta),
+                made,
+                rate,
+                noise,
+                one,
+                count,
+                delta,
                 interval * max(_coarsening(inner, count), _coarsening_of(1.0, one, 1)),
             )
     raise UnsupportedEvent(
@@ -246,12 +251,12 @@ def _losses(
 def _gaussian_with_bit_epsilon(
     multiplier: float, eps0: float, count: int, delta: float, interval: float
 ) -> float:
-    """`count` Gaussians are one Gaussian; `count` bits are composed one by one."""
+    """Epsilon of `count` Gaussians, which are one Gaussian, and `count` bits, one by one."""
     interval = max(interval, coin_span(eps0, count) / _MOST_POINTS)
     if interval > _WIDEST:
         return math.inf
     (updates,) = added_or_removed(1.0, multiplier / math.sqrt(count), interval)
-    return updates.beside(coin_losses(eps0, count, interval), delta).epsilon(delta)
+    return updates.composed_with(coin_losses(eps0, count, interval), delta).epsilon(delta)
 
 
 @lru_cache(maxsize=1024)

@@ -187,7 +187,9 @@ def kind_of(event: Event) -> str:
 
 
 def event_text(event: Event) -> str:
-    """For people; a report's own epsilon, which is nobody's claim, is shown as odds.
+    """An event for people.
+
+    A report's own epsilon, which is nobody's claim, is shown as odds.
 
     >>> event_text(GaussianWithBit(Gaussian(2.0), TwoPoint(0.5)))
     'gaussian-with-bit (gaussian (multiplier 2), two-point (odds e^0.5))'
@@ -212,7 +214,7 @@ def to_dict(event: Event) -> dict[str, Any]:
 
 
 def from_dict(raw: dict[str, Any]) -> Event:
-    """Inverse of `to_dict`; an unknown kind is refused."""
+    """Inverse of `to_dict`. An unknown kind is refused."""
     try:
         fields = dict(raw)
         kind = _KINDS.get(fields.pop("kind"))

@@ -61,7 +61,7 @@ class LossDistribution:
         """The loss of `count` independent releases, as `composed` has it."""
         return composed([(self, count)], delta)
 
-    def beside(self, other: "LossDistribution", delta: float) -> "LossDistribution":
+    def composed_with(self, other: "LossDistribution", delta: float) -> "LossDistribution":
         """The loss of this release and an independent other one on the same grid."""
         return composed([(self, 1), (other, 1)], delta)
 
@@ -183,7 +183,7 @@ def _log_mgfs(parts: Parts, length: int) -> dict[float, float]:
 
 
 def _masses(transformed: Values, size: int) -> Values:
-    """Back from a transform; where its rounding left less than nothing, there is nothing."""
+    """Masses from a transform, with negative rounding errors set to zero."""
     found: Values = np.maximum(irfft(transformed, size), 0.0)
     return found
 
@@ -195,10 +195,10 @@ def coin_losses(eps0: float, count: int, interval: float) -> LossDistribution:
     grid. Numbers beyond ten standard deviations, less than 1e-20 of the mass, count as an infinite
     loss above and as the lowest one below.
     """
-    told = 1 / (1 + math.exp(-eps0))
-    reach = 10 * math.sqrt(count * told * (1 - told)) + 50
-    first = max(0, math.floor(count * told - reach))
-    number = np.arange(first, min(count, math.ceil(count * told + reach)) + 1)
+    likely = 1 / (1 + math.exp(-eps0))
+    reach = 10 * math.sqrt(count * likely * (1 - likely)) + 50
+    first = max(0, math.floor(count * likely - reach))
+    number = np.arange(first, min(count, math.ceil(count * likely + reach)) + 1)
     log = gammaln(count + 1) - gammaln(number + 1) - gammaln(count - number + 1)
     odds = math.log1p(math.exp(-eps0))
     log -= number * odds + (count - number) * (eps0 + odds)
@@ -216,10 +216,10 @@ def coin_span(eps0: float, count: int) -> float:
 
 
 def _crossing(losses: Values, upper: Values, log_lower: Values, delta: float) -> float:
-    """Where upper - e^epsilon lower is delta; masses are summed from the largest loss down.
+    """The epsilon at which upper - e^epsilon lower is delta.
 
-    With the masses of the first k losses the root is log((upper - delta) / lower), and it is the
-    answer if the next loss is not above it.
+    Masses are summed from the largest loss down. With the masses of the first k losses the root is
+    log((upper - delta) / lower), and it is the answer if the next loss is not above it.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         roots = np.log(upper - delta) - log_lower

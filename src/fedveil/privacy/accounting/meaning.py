@@ -118,7 +118,7 @@ NOTHING_CLAIMED = (
 
 
 def counting(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
-    """The claim that counts: the first that is a guarantee, else the first; None without any.
+    """The headline claim: the first that is a guarantee, else the first, None without any.
 
     Whoever shows one number of several claims shows this one. A claim with a condition never
     counts.
@@ -136,7 +136,7 @@ def budgeted(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
 
 
 def smaller(claims: Sequence[PrivacyClaim]) -> PrivacyClaim | None:
-    """The claim that is smaller than the one that counts, on a condition; None if there is none."""
+    """The conditional claim that is smaller than the headline claim, None if there is none."""
     first = counting(claims)
     if first is None:
         return None
@@ -190,7 +190,7 @@ class Meaning:
     smaller: PrivacyClaim | None = None
 
     @classmethod
-    def of(cls, claims: Sequence[PrivacyClaim]) -> "Meaning":
+    def from_claims(cls, claims: Sequence[PrivacyClaim]) -> "Meaning":
         """Of all that a run claims."""
         claim = counting(claims)
         published = next((c for c in claims if c.as_published and c is not claim), None)
@@ -254,7 +254,7 @@ class Meaning:
 
     @property
     def worth(self) -> str:
-        """How much of a promise that is; "" where there is none."""
+        """How strong the promise is, "" where there is none."""
         return _SAID.get(self.strength, "")
 
     @property
@@ -283,7 +283,7 @@ class Meaning:
         return "Nobody." if self.claim is None else _UNITS[self.claim.unit]
 
     def several(self) -> list[dict[str, str]]:
-        """The epsilon of somebody with several units, at the claim's delta; [] if there is none.
+        """Epsilons of a person with several units, at the claim's delta. May be empty.
 
         Computed when it is called: it may take a second.
         """
@@ -304,7 +304,7 @@ class Meaning:
 
     @property
     def several_unknown(self) -> str:
-        """Why there is no epsilon for several units; "" where there is one or none is needed."""
+        """Why there is no epsilon for several units, "" where there is one or none is needed."""
         claim = self.claim
         if claim is None or not self._somebody_s or claim.answers:
             return ""
@@ -333,7 +333,7 @@ class Meaning:
 
     @property
     def conditions(self) -> list[str]:
-        """Under which conditions the claim holds; whom one has to trust is said once."""
+        """The conditions under which the claim holds. Whom one has to trust is listed once."""
         if self.claim is None:
             return []
         return [self.trusted, *(a for a in self.claim.assumptions if a != TRUSTED_SERVER)]
@@ -370,7 +370,7 @@ class Meaning:
 
     @property
     def factor(self) -> str:
-        """The definition in odds; "" where nothing is guaranteed."""
+        """The definition in odds, "" where nothing is guaranteed."""
         if self.claim is None or not self.guaranteed:
             return ""
         odds = _odds(self.claim)

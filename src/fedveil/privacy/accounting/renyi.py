@@ -161,7 +161,7 @@ def _moments(event: dpa.DpEvent, relation: dpa.NeighboringRelation) -> tuple[Mom
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the library's remarks about RDP orders it skipped from the user; skipping is safe."""
+    """Suppress the library's remarks about RDP orders that it skipped. Skipping is safe."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,6 +1,4 @@
-"""The root of a function between two points, without the third of a second that importing
-scipy.optimize takes.
-"""
+"""Find a root between two points, without the third of a second of importing scipy.optimize."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +46,7 @@ def root(
 
 
 def _interpolated(a: float, b: float, c: float, fa: float, fb: float, fc: float) -> float:
-    """How far from a to b the root is by inverse quadratic interpolation; 1/2 if that is unsafe."""
+    """Place of the root from a to b by inverse quadratic interpolation, 1/2 if that is unsafe."""
     place = (a - b) / (c - b)
     height = (fa - fb) / (fc - fb)
     if not (place > height * height and 1 - place > (1 - height) * (1 - height)):

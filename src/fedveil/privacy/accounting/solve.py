@@ -1,11 +1,11 @@
-"""`fedveil account`: noise, rate, rounds, epsilon; any one follows from the other three."""
+"""`fedveil account`: solve for one of noise, rate, rounds and epsilon, given the others."""
 
 import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from fedveil.checks import check
+from fedveil.checks import check_option
 from fedveil.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
@@ -16,8 +16,8 @@ from fedveil.privacy.sampling import Poisson
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Central DP with Poisson sampling: the settings, and what they are worth."""
+class SolvedSettings:
+    """The four settings of central DP with Poisson sampling, and the claims they give."""
 
     noise: float
     rate: float
@@ -41,7 +41,7 @@ def solve(
     rounds: int | None,
     epsilon: float | None,
     delta: float,
-) -> Answer:
+) -> SolvedSettings:
     """Fill in the one of the four that is None, so that the PLD epsilon is at most `epsilon`.
 
     >>> solve(noise=1.0, rate=1.0, rounds=1, epsilon=None, delta=1e-5).claims[0].accountant
@@ -56,7 +56,7 @@ def solve(
         )
     for name, value in {**given, "delta": delta}.items():
         if value is not None:
-            check(f"--{name}", value)
+            check_option(name, value)
     if noise is None and rate and rounds and epsilon:
         share = rate
         noise = noise_for(lambda m: _event(share, m), rounds, epsilon, delta, Poisson.relation)
@@ -71,11 +71,11 @@ def solve(
     if noise is None or rate is None or rounds is None:
         raise AssertionError("one of the four was solved for")
     line = central_line(rate, noise, Budget(math.inf, delta))
-    return Answer(noise, rate, rounds, line.claims(rounds))
+    return SolvedSettings(noise, rate, rounds, line.claims(rounds))
 
 
 def central_line(rate: float, noise: float, budget: Budget) -> BudgetLine:
-    """What a round of central DP with Poisson sampling is charged as."""
+    """The budget line of one round of central DP with Poisson sampling."""
     return BudgetLine(
         event=_event(rate, noise),
         share=Fraction(1),

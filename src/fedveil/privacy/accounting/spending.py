@@ -1,4 +1,4 @@
-"""What a run has spent so far, and what to quote if it ends now, cheap enough for every round."""
+"""The claim spent so far, and the claim if the run ends now, cheap enough for every round."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,33 +19,34 @@ class Spending:
     rounds: int
     permitted: int | None = None
 
-    def spent(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim:
-        """What `rounds` rounds have cost, if what they released does not end the run.
+    def spent(self, rounds: int, turns: int | None = None, extra_attempts: int = 0) -> PrivacyClaim:
+        """The claim for `rounds` rounds, if their releases do not end the run.
 
         With `turns`, how often the most frequent client took part, it is that client's; otherwise
-        `again` attempts were charged beyond each round's first.
+        `extra_attempts` attempts were charged beyond each round's first.
         """
-        line = self.line.after(again)
-        most = self._most(rounds, turns, again)
+        line = self.line.after(extra_attempts)
+        most = self._most(rounds, turns, extra_attempts)
         if line is self.line and most < len(self._curve):
             claim = line.claim(self._curve[most], composed=line.composed(most))
         else:
             claim = line.claims(most)[0]
-        chosen = line.chosen(rounds, self.permitted, again)
+        chosen = line.chosen(rounds, self.permitted, extra_attempts)
         return replace(claim, condition=NOT_DECIDED) if chosen else claim
 
-    def claim(self, rounds: int, turns: int | None = None, again: int = 0) -> PrivacyClaim:
-        """What to quote if the run ends after `rounds` rounds, whatever the reason."""
-        planned, spent = self.permitted, self.spent(rounds, turns, again)
+    def claim(self, rounds: int, turns: int | None = None, extra_attempts: int = 0) -> PrivacyClaim:
+        """The claim to quote if the run ends after `rounds` rounds, whatever the reason."""
+        planned, spent = self.permitted, self.spent(rounds, turns, extra_attempts)
         if planned is None or not spent.condition:
             return spent
-        most, whole = self._most(rounds, turns, again), self.line.whole(planned, again)
-        if again or most >= len(self._early):
-            return self.line.claim(self.line.ended(most, planned, again), composed=whole)
+        most = self._most(rounds, turns, extra_attempts)
+        whole = self.line.whole(planned, extra_attempts)
+        if extra_attempts or most >= len(self._early):
+            return self.line.claim(self.line.ended(most, planned, extra_attempts), composed=whole)
         return self.line.claim(self._early[most], composed=whole)
 
-    def _most(self, rounds: int, turns: int | None, again: int) -> int:
-        return self.line.participations(rounds) + again if turns is None else turns
+    def _most(self, rounds: int, turns: int | None, extra_attempts: int) -> int:
+        return self.line.participations(rounds) + extra_attempts if turns is None else turns
 
     @cached_property
     def _curve(self) -> tuple[float, ...]:

@@ -59,7 +59,7 @@ _TABLES = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 
 @dataclass(frozen=True)
 class Charge:
-    """One row of the ledger; `round` counts from 1, `covers` is the line it belongs to."""
+    """One row of the ledger. `round` counts from 1, `covers` is the line it belongs to."""
 
     round: int
     attempt: int
@@ -70,7 +70,7 @@ class Charge:
 
 
 def read_about(path: Path) -> dict[str, str]:
-    """What a ledger says of itself; one of another format, or with other tables, is refused.
+    """The ledger's description of itself. Another format, or other tables, are refused.
 
     `salt` is the key of its seals: it stays in the file.
     """
@@ -152,7 +152,7 @@ def read_participations(path: Path, run: str | None = None) -> Counts | None:
 
 
 def read_closing(path: Path, run: str) -> dict[str, str]:
-    """The digests of a run's files when it ended last; none while it is open."""
+    """The digests of a run's files when it ended last, empty while it is open."""
     rows = query(path, "SELECT run, files FROM closings ORDER BY seq DESC")
     try:
         return next((_texts(json.loads(as_text(files))) for of, files in rows if of == run), {})
@@ -161,7 +161,7 @@ def read_closing(path: Path, run: str) -> dict[str, str]:
 
 
 def counted_clients(about: dict[str, str]) -> int:
-    """How many clients' turns a run counts; raises ValueError if that cannot be."""
+    """The number of clients whose turns a run counts. Raises ValueError if it is malformed."""
     clients = int(about.get("clients", "0"))
     if not 0 <= clients <= _MOST_CLIENTS:
         raise ValueError(f"it speaks of {clients} clients")
@@ -169,7 +169,7 @@ def counted_clients(about: dict[str, str]) -> int:
 
 
 def as_text(value: object) -> str:
-    """A column of text; SQLite holds whatever was put there."""
+    """A column as text. SQLite may hold any type there."""
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} where text should be")
     return value
@@ -214,7 +214,7 @@ def connect(path: Path | None) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Everything inside, or nothing; nobody else writes meanwhile."""
+    """Write everything inside, or nothing. Nobody else writes meanwhile."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -68,7 +68,7 @@ class RenyiFilter:
 
     @property
     def limits(self) -> Curve:
-        """How much divergence each order may add up to; negative where an order is of no use."""
+        """The largest sum of divergences of each order, negative where an order is of no use."""
         orders = np.array(self.orders, dtype=np.float64)
         return self.epsilon - math.log(len(self.orders) / self.delta) / (orders - 1)
 
@@ -113,7 +113,7 @@ def renyi_curve(event: Event, relation: Relation, orders: tuple[int, ...] = ORDE
 
 
 def _laplace(a: Curve, m: float) -> Curve:
-    """Of Laplace noise of scale m: Mironov 2017, Table II; at most 1/m."""
+    """Divergence of Laplace noise of scale m (Mironov 2017, Table II), at most 1/m."""
     first = np.log(a / (2 * a - 1)) + (a - 1) / m
     second = np.log((a - 1) / (2 * a - 1)) - a / m
     found: Curve = np.minimum(np.logaddexp(first, second) / (a - 1), 1 / m)
@@ -121,7 +121,7 @@ def _laplace(a: Curve, m: float) -> Curve:
 
 
 def _two_point(a: Curve, eps0: float) -> Curve:
-    """Of two values with odds e^eps0 : 1 against 1 : e^eps0; at most eps0.
+    """Divergence of two values with odds e^eps0 : 1 against 1 : e^eps0, at most eps0.
 
     Every eps0-DP report is a function of these two values, so none has more.
     """

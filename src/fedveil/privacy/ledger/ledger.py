@@ -20,13 +20,6 @@ from fedveil.privacy.accounting import events
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, Unit
 from fedveil.privacy.ledger import hash_chain
-from fedveil.privacy.ledger.entries import (
-    add_charge,
-    add_closing,
-    head_of,
-    last_closing,
-    runs_digest,
-)
 from fedveil.privacy.ledger.file import (
     FORMAT,
     SCHEMA,
@@ -38,7 +31,15 @@ from fedveil.privacy.ledger.file import (
     read_runs,
     transaction,
 )
-from fedveil.privacy.ledger.hash_chain import Entry, Head
+from fedveil.privacy.ledger.hash_chain import (
+    Entry,
+    Head,
+    add_charge,
+    add_closing,
+    head_of,
+    last_closing,
+    runs_digest,
+)
 from fedveil.privacy.ledger.looking import begin_writing, end_writing
 from fedveil.privacy.ledger.shared import Common, SharedBudget, check_common, check_company
 
@@ -138,7 +139,7 @@ class Ledger:
         *,
         repeats: bool = True,
     ) -> "Ledger":
-        """Open a run's ledger again; refuse one that belongs to something else."""
+        """Open a run's ledger again. Refuses one that belongs to something else."""
         stored = _read_run(path, about["run"])
         salt = read_about(path)["salt"]
         for key, value in _run_rows(about, lines, clients, salt).items():
@@ -164,7 +165,7 @@ class Ledger:
         *,
         repeats: bool = True,
     ) -> "Ledger":
-        """A new run on a ledger that exists; refused if a shared one promises something else.
+        """Start a new run on an existing ledger. Refused if a shared one promises something else.
 
         Without `common` runs stand beside each other, and nobody adds them up.
         """
@@ -216,7 +217,7 @@ class Ledger:
         return attempt
 
     def charge_measurement(self, round: int) -> bool:
-        """Charge the metrics of `round` for its last attempt, which was charged; before measuring.
+        """Charge the metrics of `round` for its last attempt, before measuring.
 
         Guarantee: True only after the charge is on disk; and in all attempts of all rounds
         together no line is charged more often than it lists rounds. False, with nothing written,
@@ -254,7 +255,7 @@ class Ledger:
         return self._after(self._last_attempt(round))
 
     def _after(self, before: int | None) -> int:
-        """The attempt after `before`, the last one that was charged; a replay is the same one."""
+        """The attempt after `before`, the last charged one. A replay has the same number."""
         return 0 if before is None else before + (not self._replays)
 
     def _last_attempt(self, round: int) -> int | None:
@@ -272,53 +273,53 @@ class Ledger:
                 f"round {round} would exceed the budget, which permits {self._permitted} rounds; "
                 "nothing was released"
             )
-        again = self.again + (round <= last)
+        extra_attempts = self.extra_attempts + (round <= last)
         if ids is not None:
-            self._check_turns(round, again, ids)
-        if again:
-            self._check_again(max(round, last), again, ids)
+            self._check_turns(round, extra_attempts, ids)
+        if extra_attempts:
+            self._check_again(max(round, last), extra_attempts, ids)
         if self._shared is not None:
             self._shared.check(self._db, self._run, ids)
 
-    def _check_turns(self, round: int, again: int, ids: Ids) -> None:
+    def _check_turns(self, round: int, extra_attempts: int, ids: Ids) -> None:
         """Refuse a cohort in which somebody takes part more often than the lines account for."""
         turns = int(self.turns(round - 1)[ids].max(initial=-1)) + 1
         for line in self._lines:
             if line.rounds or line.unit is Unit.WEIGHT:
                 continue
-            if turns > line.participations(round) + again:
+            if turns > line.participations(round) + extra_attempts:
                 raise BadInput(
                     f"by round {round} the sampler has asked a client {turns} times, and "
                     f"{line.covers} are accounted for {line.participations(round)}: nothing was "
                     "released; use a sampler that does what its account says"
                 )
 
-    def _check_again(self, rounds: int, again: int, ids: Ids | None) -> None:
-        """Refuse a charge after `again` attempts beyond each round's first if that is too much.
+    def _check_again(self, rounds: int, extra_attempts: int, ids: Ids | None) -> None:
+        """Refuse a charge if attempts beyond each round's first exceed what is permitted.
 
         Each of them is one more release, and may be anybody's unless turns are counted.
         """
-        if again > self._permitted:
+        if extra_attempts > self._permitted:
             raise BudgetExhausted(
-                f"{again} rounds were done again, as many as there are: nothing more was released; "
-                "start over"
+                f"{extra_attempts} rounds were done again, as many as there are: nothing more was "
+                "released; start over"
             )
         turns = None if ids is None else int(self.turns(rounds)[ids].max(initial=0)) + 1
-        for line in (line.after(again) for line in self._lines):
-            if line.reading or line.rounds or self._lasts(line, again):
+        for line in (line.after(extra_attempts) for line in self._lines):
+            if line.reading or line.rounds or self._lasts(line, extra_attempts):
                 continue
-            most = line.participations(rounds) + again
+            most = line.participations(rounds) + extra_attempts
             if not line.affords(most if turns is None else min(most, turns)):
                 raise BudgetExhausted(
                     f"round {rounds} would exceed the budget of {line.covers}, which also paid for "
-                    f"rounds that had to be done again ({again}); nothing was released"
+                    f"rounds that had to be done again ({extra_attempts}); nothing was released"
                 )
 
-    def _lasts(self, line: BudgetLine, again: int) -> bool:
+    def _lasts(self, line: BudgetLine, extra_attempts: int) -> bool:
         """Whether the budget lasts to the end of the plan, so that rounds need no look at it."""
-        key = (line.covers, again)
+        key = (line.covers, extra_attempts)
         if key not in self._lasting:
-            end = line.participations(self._permitted) + again
+            end = line.participations(self._permitted) + extra_attempts
             self._lasting[key] = line.affords(end)
         return self._lasting[key]
 
@@ -360,11 +361,11 @@ class Ledger:
 
     def note_resumed(self) -> None:
         """Note that a run that had ended is resumed, before anything it left is changed."""
-        if self.ended():
+        if self.closing_files():
             self.end({})
 
-    def ended(self) -> dict[str, str]:
-        """What the run left when it ended last; nothing while it is open."""
+    def closing_files(self) -> dict[str, str]:
+        """The files that the run left when it ended last, empty while it is open."""
         return last_closing(self._db, self._run)
 
     def head(self) -> Head:
@@ -377,7 +378,7 @@ class Ledger:
         return int(self._db.execute(query, (self._run,)).fetchone()[0] or 0)
 
     @property
-    def again(self) -> int:
+    def extra_attempts(self) -> int:
         """How many attempts were charged beyond each round's first."""
         if self._replays:
             return 0
@@ -388,7 +389,7 @@ class Ledger:
         return int(self._db.execute(query, (self._run,)).fetchone()[0])
 
     def turns(self, rounds: int) -> Counts:
-        """How often each client took part in the first `rounds` rounds, as charged; not a copy.
+        """How often each client took part in the first `rounds` rounds, as charged. Not a copy.
 
         With noise that cannot be replayed every attempt counts, also of a round that is going to be
         done again.
@@ -415,11 +416,11 @@ class Ledger:
         return self.turns(self.charged()).copy()
 
     def common_spent(self) -> float | None:
-        """What all runs on a shared ledger have spent together; None if it is the run's own."""
+        """The epsilon that all runs on a shared ledger have spent, None if it is the run's own."""
         return None if self._shared is None else self._shared.spent(self._db)
 
     def fitting(self, rounds: int) -> int | None:
-        """How many of `rounds` more rounds fit the common budget now; None if there is none."""
+        """How many of `rounds` more rounds fit the common budget now, None if there is none."""
         if self._shared is None:
             return None
         return self._shared.fitting(self._db, self._lines[0], rounds)
@@ -467,13 +468,13 @@ def _register(
 
 
 def _run_rows(about: dict[str, str], lines: Lines, clients: int, salt: str) -> dict[str, str]:
-    """What a run is known by; digests of what may be private are sealed."""
+    """The rows that identify a run. Digests of private things are sealed."""
     private = {key: hash_chain.seal(salt, about[key]) for key in _SEALED if key in about}
     return {**about, **private, "lines": _text(lines), "clients": str(clients)}
 
 
 def _file(db: sqlite3.Connection) -> Path | None:
-    """The file of a connection; None for memory."""
+    """The file of a connection, None for memory."""
     name = db.execute("PRAGMA database_list").fetchone()[2]
     return Path(name) if name else None
 

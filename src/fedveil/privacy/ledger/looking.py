@@ -30,7 +30,7 @@ _guard = threading.Lock()
 
 
 def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement; inside `one_look`, of the moment at which that began."""
+    """The rows of a statement. Inside `one_look`, as of the moment at which that began."""
     with one_look(path) as db:
         try:
             return db.execute(statement).fetchall()
@@ -126,7 +126,7 @@ def _copy(path: Path, file: Path) -> Iterator[Path]:
 
 
 def _copied_at_once(path: Path, file: Path, copied: Path) -> bool:
-    """Copy; whether nothing was written meanwhile."""
+    """Copy the file. Returns whether nothing was written meanwhile."""
     before = _signature(file)
     try:
         shutil.copyfile(file, copied)

@@ -46,8 +46,8 @@ class Common:
     noise: str
 
     @classmethod
-    def of(cls, lines: tuple[BudgetLine, ...], data: str, epsilon: float) -> "Common":
-        """Those of a plan's one line; a plan that claims nothing, or several things, is refused."""
+    def from_lines(cls, lines: tuple[BudgetLine, ...], data: str, epsilon: float) -> "Common":
+        """The terms of a plan's only line. A plan with no line, or with several, is refused."""
         charged = [line for line in lines if not line.reading]
         if len(charged) != 1 or charged[0].as_published or len(charged) != len(lines):
             raise BadInput(
@@ -82,8 +82,8 @@ class Common:
             )
         return RenyiFilter(self.epsilon, self.delta - kept)
 
-    def told(self, spent: float) -> str:
-        """What all runs have spent together, and what that leaves, in words."""
+    def spent_text(self, spent: float) -> str:
+        """One line: the claim of all runs together, and what is left of their budget."""
         claim = PrivacyClaim(
             epsilon=spent,
             delta=self.delta,
@@ -98,8 +98,8 @@ class Common:
 
     def to_rows(self, salt: str) -> dict[str, str]:
         """Rows of the ledger's `about`, the data sealed."""
-        told = {**vars(self), "data": seal(salt, self.data)}
-        return {f"common {name}": json.dumps(value) for name, value in told.items()}
+        values = {**vars(self), "data": seal(salt, self.data)}
+        return {f"common {name}": json.dumps(value) for name, value in values.items()}
 
 
 class SharedBudget:
@@ -203,7 +203,7 @@ def check_company(path: Path, runs: dict[str, dict[str, str]], seed: str, client
 
 
 def common_of(path: Path) -> Common | None:
-    """What the runs of a ledger have in common, `data` sealed; None if it is not a shared one."""
+    """The terms that the runs of a ledger share, `data` sealed. None if it is not shared."""
     rows = {
         key.removeprefix("common "): value
         for key, value in read_about(path).items()

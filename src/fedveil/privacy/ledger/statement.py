@@ -42,7 +42,7 @@ class Charged:
         return len({charge.round for charge in self.charges})
 
     @cached_property
-    def again(self) -> int:
+    def extra_attempts(self) -> int:
         """How many attempts were charged beyond each round's first."""
         return len({(charge.round, charge.attempt) for charge in self.charges}) - self.rounds
 
@@ -61,7 +61,7 @@ class Charged:
         """What the charges are worth together."""
         if not self.lines:
             return ()
-        return claims_of(self.lines, self.rounds, self.counts, self.again, self.planned)
+        return claims_of(self.lines, self.rounds, self.counts, self.extra_attempts, self.planned)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _planned(path: Path, about: dict[str, str]) -> int | None:
 
 
 def charged(path: Path, run: str) -> Charged:
-    """Read a run's charges; one whose event is not the one its line promises is refused."""
+    """Read a run's charges. Refuses one whose event is not that of its line."""
     with one_look(path):
         about = read_runs(path)[run]
         charges, lines, planned = (

@@ -22,7 +22,7 @@ _HASHES = "SELECT seq, hash FROM "
 
 
 def verify(path: Path, *known: Head) -> Head:
-    """Check the chain of a ledger; returns its head.
+    """Check the chain of a ledger and return its head.
 
     Guarantee: a charge, a closing, a cohort or a run that was changed, removed, inserted or moved
     is refused with its place, and so is a table, index or trigger that is not fedveil's, and, where
@@ -40,8 +40,8 @@ def verify(path: Path, *known: Head) -> Head:
     place = hash_chain.broken_at(hash_chain.first_hash(about), links)
     if place is not None:
         raise BadInput(
-            f"{path}: entry {place} ({_told(links[place - 1][0])}) does not follow from what is "
-            "before it: it, or something before it, was changed, removed, inserted or moved"
+            f"{path}: entry {place} ({_entry_text(links[place - 1][0])}) does not follow from what "
+            "is before it: it, or something before it, was changed, removed, inserted or moved"
         )
     if not cohorts <= {(e.run, e.round, e.attempt) for e, _ in links if isinstance(e, Entry)}:
         raise BadInput(f"{path}: there is a cohort without a charge: the ledger was changed")
@@ -52,7 +52,7 @@ def verify(path: Path, *known: Head) -> Head:
 
 
 def check_head(path: Path, known: Head, hashes: Sequence[str]) -> None:
-    """Refuse a ledger in which a known head has no place; `hashes` are its own, from the first."""
+    """Refuse a ledger whose `hashes`, from the first on, do not hold a known head."""
     if known.length >= len(hashes):
         raise BadInput(
             f"{path}: {len(hashes) - 1} entries, and there were {known.length}: the end was cut off"
@@ -65,7 +65,7 @@ def check_head(path: Path, known: Head, hashes: Sequence[str]) -> None:
 
 
 def read_hashes(path: Path) -> list[str]:
-    """The hashes noted in a ledger, from the one before the first entry on; not checked."""
+    """The hashes in a ledger, from the one before the first entry on, unchecked."""
     with one_look(path):
         first = hash_chain.first_hash(read_about(path))
         rows = [row for table in ("charges", "closings") for row in query(path, _HASHES + table)]
@@ -112,7 +112,7 @@ def _link(row: list[Any], salt: str, runs: str) -> Link:
     )
 
 
-def _told(link: Link) -> str:
+def _entry_text(link: Link) -> str:
     return f"{'the end' if isinstance(link, Closing) else f'round {link.round}'} of {link.run}"
 
 

@@ -107,7 +107,7 @@ def _settled(source: SecureRandom, stays: Fraction, most: int, place: int) -> in
 
 
 def _below(place: int, bits: int, stays: Fraction, k: int) -> bool | None:
-    """Whether U < stays^k for U in [place, place + 1) / 2^bits; None if `bits` bits cannot tell."""
+    """Whether U < stays^k for U in [place, place + 1) / 2^bits, None if more bits are needed."""
     room = bits + k.bit_length() + _GUARD_BITS
     least, most = power(stays, k, room)
     if place + 1 << room - bits <= least:

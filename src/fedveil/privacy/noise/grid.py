@@ -134,7 +134,7 @@ def grid_for(sensitivity: float, scale: float, coordinates: int, norm: Norm = No
 
 
 def delta_of_sampler(coordinates: int, releases: int, epsilon: float) -> float:
-    """What to add to delta because words are not perfectly uniform; at most 1.
+    """The addition to delta for words that are not perfectly uniform, at most 1.
 
     Guarantee: `releases` releases of `coordinates` draws each are (epsilon, delta + this)-DP if
     they would be (epsilon, delta)-DP with the exact law. It is (1 + e^epsilon) times the total
@@ -150,7 +150,7 @@ def delta_of_sampler(coordinates: int, releases: int, epsilon: float) -> float:
 def gaussian_int(
     source: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
 ) -> Integers:
-    """round(scale x Z) for independent standard normals Z; `scale` is in steps of the grid.
+    """round(scale x Z) for independent standard normals Z, with `scale` in steps of the grid.
 
     Guarantee: for uniform words the law is exact: P(k) = Phi((k + 1/2) / scale)
     - Phi((k - 1/2) / scale) for every integer k. An integer plus such a draw is the rounding of
@@ -173,7 +173,7 @@ def gaussian_int(
 def laplace_int(
     source: SecureRandom, scale: npt.ArrayLike, shape: int | tuple[int, ...]
 ) -> Integers:
-    """round(scale x X) for independent X of density exp(-|x|) / 2; `scale` is in steps.
+    """round(scale x X) for independent X of density exp(-|x|) / 2, with `scale` in steps.
 
     Guarantee: as `gaussian_int`, for the Laplace mechanism: P(|k| >= n) = exp(-(n - 1/2) / scale)
     for n >= 1, exactly. The edges are the same.
@@ -229,7 +229,7 @@ def _settled(law: "_Law", source: SecureRandom, scale: float, place: int) -> int
 
 
 def _cell(law: "_Law", scale: Fraction, place: int, bits: int, guess: int) -> int | None:
-    """The k with (k - 1/2) / scale < |Z| < (k + 1/2) / scale; None if `bits` bits cannot tell."""
+    """The k with (k - 1/2) / scale < |Z| < (k + 1/2) / scale, None if more bits are needed."""
 
     def beyond(k: int) -> bool | None:
         """Whether |Z| is beyond the upper edge of k: whether p is below that edge's tail."""

@@ -57,7 +57,7 @@ class GaussianMechanism:
         return grid_for(scale / self.multiplier, scale, size, self.norm)
 
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
-        """rows[k] += scales[k] x standard normals; scales[k] = multiplier x sensitivity."""
+        """rows[k] += scales[k] x standard normals, where scales[k] = multiplier x sensitivity."""
         if isinstance(keys, SecureKeys):
             _add_on_grid_(rows, scales, self.grid, gaussian_int)
             return
@@ -98,7 +98,7 @@ class LaplaceMechanism:
         return grid_for(scale / self.multiplier, scale, size, self.norm)
 
     def add_(self, rows: torch.Tensor, scales: Scales, keys: Keys) -> None:
-        """rows[k] += scales[k] x standard Laplace; scales[k] = multiplier x sensitivity."""
+        """rows[k] += scales[k] x standard Laplace, where scales[k] = multiplier x sensitivity."""
         if isinstance(keys, SecureKeys):
             _add_on_grid_(rows, scales, self.grid, laplace_int)
             return
@@ -152,7 +152,7 @@ class TwoPointMechanism:
     def report_(
         self, rows: torch.Tensor, centre: torch.Tensor, radius: torch.Tensor, keys: Keys
     ) -> None:
-        """Replace rows [K, P] by reports; centre and radius [P] are public."""
+        """Replace rows [K, P] by reports. Centre and radius [P] are public."""
         reach = radius * self.kappa
         inverse = torch.where(reach > 0, 1 / reach, 0.0)
         most = max(0.0, 1 / self.kappa - 2.0**-22)

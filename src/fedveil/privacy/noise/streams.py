@@ -75,7 +75,7 @@ class Streams:
         """Where sampling is to be secure, the source of it."""
         return SecureRandom() if self.secure else None
 
-    def again(self, attempt: int) -> "Streams":
+    def for_attempt(self, attempt: int) -> "Streams":
         """The streams of a round's later attempt, which share no draw with the first's."""
         if attempt == 0 or self.secure:
             return self
@@ -91,7 +91,7 @@ class Streams:
         return np.random.Generator(np.random.Philox(key=self.key(purpose, *parts)))
 
     def keys(self, purpose: str, round: int, clients: npt.ArrayLike, *parts: int) -> Keys:
-        """One 64-bit key per client, for the row functions below; none where noise is secure."""
+        """One 64-bit key per client for the row functions below. `SecureKeys` with secure noise."""
         if self.secure:
             return SecureKeys(len(np.asarray(clients)))
         base = self.key(purpose, round, *parts)
@@ -170,7 +170,7 @@ def normal_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
 
 
 def add_normals_(rows: torch.Tensor, scales: torch.Tensor, keys: Keys) -> torch.Tensor:
-    """rows [K, P] += scales [K, 1] x the standard normals of `normal_`; return them.
+    """Add scales [K, 1] x the standard normals of `normal_` to rows [K, P], in place.
 
     Wide rows get them a piece at a time: a row of normals that is written out and read again takes
     as long as drawing it.
@@ -201,7 +201,7 @@ def _pieces(row: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def _renew_normals(out: torch.Tensor, keys: SeededKeys, start: int) -> None:
-    """Draw the values of rows [K, P] beyond 4.8 again; their first column is column `start`."""
+    """Draw the values of rows [K, P] beyond 4.8 again. Their first column is column `start`."""
     if not out.numel():
         return
     least, most = torch.aminmax(out, dim=1)
@@ -214,7 +214,7 @@ def _renew_normals(out: torch.Tensor, keys: SeededKeys, start: int) -> None:
 
 
 def laplace_(out: torch.Tensor, keys: Keys) -> torch.Tensor:
-    """Fill the rows of `out` [K, P] with Laplace noise of scale 1, row k from keys[k]; return it.
+    """Fill the rows of `out` [K, P] with Laplace noise of scale 1, row k from keys[k].
 
     Values beyond 12 ln 2 are drawn again from the exact tail, which reaches 45 scales: the draw of
     24 bits would end at 17 and be coarse before that.
@@ -249,7 +249,7 @@ def _renew(
     tail: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
     start: int = 0,
 ) -> None:
-    """Give the values marked `far` new sizes tail(u), u uniform on (0, 1); their signs stay.
+    """Give the values marked `far` new sizes tail(u), u uniform on (0, 1). Their signs stay.
 
     The first column of `out` is column `start` of the rows that the keys are for.
     """

@@ -30,11 +30,11 @@ from fedveil.privacy.accounting.events import (
 )
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
-from fedveil.privacy.metrics import PricedMetrics
 from fedveil.privacy.noise.grid import LARGEST_SUM
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan, check_clip_schedule, check_deltas, check_uncapped
+from fedveil.privacy.priced_metrics import PricedMetrics
 from fedveil.privacy.releases.grids import check_grid
 from fedveil.privacy.releases.release import NOBODY, Asked, Ids, Parts, Release, misnamed
 from fedveil.privacy.rows import Norm

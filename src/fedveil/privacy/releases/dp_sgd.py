@@ -12,6 +12,7 @@ from fedveil.privacy.accounting.composition import covers, noise_in
 from fedveil.privacy.accounting.events import Event, Gaussian, PoissonSampled
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Fixed
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.counted import (
     TURNS,
@@ -21,7 +22,6 @@ from fedveil.privacy.releases.counted import (
 )
 from fedveil.privacy.releases.release import Parts, Release, misnamed
 from fedveil.privacy.sampling import Sampler
-from fedveil.privacy.steps import NoisySteps
 
 
 @dataclass(frozen=True)

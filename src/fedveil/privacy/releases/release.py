@@ -17,9 +17,9 @@ from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.streams import KeySource, Streams
+from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.rows import Norm, add_weighted_
 from fedveil.privacy.sampling import Sampler
-from fedveil.privacy.steps import NoisySteps
 from fedveil.privacy.watching import Watched
 
 Ids = npt.NDArray[np.int64]

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, Unit
 from fedveil.privacy.accounting.meaning import Meaning, Strength, counting, right_guesses
+from fedveil.runs.glossary import terms_of
 from fedveil.web.html import Content, Markup, tag
-from fedveil.web.page import facts, listed, section, table
+from fedveil.web.layout import facts, listed, section, table
 
 _READINGS = (
     "The same reports, read in {count} ways. Which one is yours depends on whom you trust and whom "
@@ -92,9 +93,17 @@ def readings_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
         for claim in claims
     ]
     several = len({(claim.trust, claim.unit) for claim in claims}) > 1
-    told = tag("p", _READINGS.format(count=len(claims))) if _weights(claims) and several else None
+    note = tag("p", _READINGS.format(count=len(claims))) if _weights(claims) and several else None
     full = table(rows, "Every account of what was released", wide=True)
-    return section("The claim in full", told, full, id="claims")
+    return section("The claim in full", note, full, id="claims")
+
+
+def words_section(claims: Sequence[PrivacyClaim]) -> Markup | None:
+    """The glossary's terms in these claims, or None if nothing is claimed."""
+    used = terms_of(claims)
+    if not used:
+        return None
+    return section("The words used here", facts({t.name: t.means for t in used}), id="words")
 
 
 def _weights(claims: Sequence[PrivacyClaim]) -> bool:

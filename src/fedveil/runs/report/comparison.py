@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import Meaning, budgeted
 from fedveil.runs.compare import across_clients, differing_keys, rows_of
-from fedveil.runs.opened import OpenedRun
+from fedveil.runs.opened_run import OpenedRun
 from fedveil.runs.report.curves import axis_of
-from fedveil.web.chart import Chart, Line, figure
+from fedveil.web.chart import Chart, Line, Point, figure, finite
 from fedveil.web.html import Content, Markup, number_text, tag
-from fedveil.web.page import page, section, table
-from fedveil.web.series import Point, finite
+from fedveil.web.layout import page, section, table
 
 _APART = (
     "These runs do not promise the same, so that their epsilons cannot be compared: each kind of "
@@ -54,11 +53,11 @@ def comparison_page(runs: Sequence[OpenedRun]) -> bytes:
 
 def _groups(runs: Sequence[OpenedRun]) -> list[list[int]]:
     """The runs that claim something, those together whose claims promise the same."""
-    found: dict[tuple[object, ...], list[int]] = {}
+    groups: dict[tuple[object, ...], list[int]] = {}
     for k, run in enumerate(runs):
         if run.claim is not None:
-            found.setdefault(_kind(run.claim), []).append(k)
-    return list(found.values())
+            groups.setdefault(_kind(run.claim), []).append(k)
+    return list(groups.values())
 
 
 def _kind(claim: PrivacyClaim) -> tuple[object, ...]:
@@ -89,14 +88,14 @@ def _group(
             "end, at the claim that counts.",
         )
         charts.append(figure(chart))
-    told = table(rows, f"Promises of one kind: {terms}", wide=True)
+    promises = table(rows, f"Promises of one kind: {terms}", wide=True)
     pair = tag("div", *charts, class_="pair")
-    return section(f"Privacy and utility {first.terms}", told, pair, id=f"group-{number}")
+    return section(f"Privacy and utility {first.terms}", promises, pair, id=f"group-{number}")
 
 
 def _sentence(run: OpenedRun) -> str:
     """What the run promises, and the smaller claim of one that somebody ended."""
-    meaning = Meaning.of(run.claims)
+    meaning = Meaning.from_claims(run.claims)
     beside = "" if meaning.smaller is None else f" Beside it: {meaning.smaller.short}."
     return f"{meaning.sentence}{beside}"
 
@@ -117,10 +116,10 @@ def _path(run: OpenedRun, claim: PrivacyClaim, metric: str) -> list[Point]:
 
 
 def _unclaimed(runs: Sequence[OpenedRun], names: Sequence[str]) -> Markup | None:
-    found = [name for run, name in zip(runs, names, strict=True) if not run.claims]
-    if not found:
+    unclaimed = [name for run, name in zip(runs, names, strict=True) if not run.claims]
+    if not unclaimed:
         return None
-    said = f"{', '.join(found)}: {Meaning(None).sentence}"
+    said = f"{', '.join(unclaimed)}: {Meaning(None).sentence}"
     return section("Runs that claim nothing", tag("p", said), id="unclaimed")
 
 

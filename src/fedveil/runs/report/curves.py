@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust, measured_on
 from fedveil.privacy.accounting.meaning import budgeted
-from fedveil.runs.report.seen import Seen
-from fedveil.web.chart import Chart, Line, Mark, figure
+from fedveil.runs.report.run_contents import RunContents
+from fedveil.web.chart import Chart, Line, Mark, Point, figure, finite
 from fedveil.web.html import Markup
-from fedveil.web.series import Point, finite
 
 _EVERY_ROUND = (
     "Each round is charged before it begins, to everybody. The line joins the rounds at which "
@@ -34,24 +33,24 @@ def drawn(charts: Sequence[Chart | None]) -> list[Markup]:
     return [figure(chart) for chart in charts if chart is not None]
 
 
-def learning(seen: Seen) -> list[Chart]:
+def learning(contents: RunContents) -> list[Chart]:
     """One chart for each thing that was measured."""
     return [
         Chart(
             id=f"metric-{number}",
-            title=f"{'Noisy' if seen.widths(name) else 'Test'} {name} over rounds",
+            title=f"{'Noisy' if contents.widths(name) else 'Test'} {name} over rounds",
             x="round",
-            y=axis_of(name, measured_on(seen.claims)),
-            lines=[_measured(seen, name)],
-            note=_NOISY if seen.widths(name) else "",
+            y=axis_of(name, measured_on(contents.claims)),
+            lines=[_measured(contents, name)],
+            note=_NOISY if contents.widths(name) else "",
         )
-        for number, name in enumerate(seen.measured)
+        for number, name in enumerate(contents.measured)
     ]
 
 
-def _measured(seen: Seen, name: str) -> Line:
+def _measured(contents: RunContents, name: str) -> Line:
     """A metric, with its intervals as a band and at its points where it has a price."""
-    points, widths = finite(seen.series(name)), seen.widths(name)
+    points, widths = finite(contents.series(name)), contents.widths(name)
     if not widths:
         return Line(name, points)
     halves = [widths.get(round, math.nan) for round, _ in points]
@@ -73,18 +72,18 @@ def axis_of(name: str, on: str = "the test split") -> str:
     return f"{name} on {on}" + (", 0 to 1" if name.startswith(_SHARES) else "")
 
 
-def spending(seen: Seen) -> Chart | None:
+def spending(contents: RunContents) -> Chart | None:
     """Epsilon spent and the budget, with what belongs to an epsilon as the chart's title."""
-    spent = finite(seen.series("epsilon"))
-    claim = budgeted(seen.claims)
+    spent = finite(contents.series("epsilon"))
+    claim = budgeted(contents.claims)
     if claim is None or not spent:
         return None
     every_round = claim.trust is Trust.CENTRAL
     name = f"epsilon spent {claim.terms}"
     line = _along(name, spent) if every_round else Line(name, spent, "step")
-    limit = seen.limit
+    limit = contents.limit
     note = _EVERY_ROUND if every_round else _TURNS
-    if any(one.condition for one in seen.claims):
+    if any(one.condition for one in contents.claims):
         note = f"{note} {_SPENT}"
     return Chart(
         id="spent",
@@ -98,7 +97,7 @@ def spending(seen: Seen) -> Chart | None:
     )
 
 
-def clipping(seen: Seen) -> list[Chart]:
+def clipping(contents: RunContents) -> list[Chart]:
     """Clip, share clipped and signal to noise, as far as the run recorded them."""
     asked: Sequence[tuple[str, str, str, str]] = (
         ("clip", "Clip norm over rounds", "clip norm of an update", ""),
@@ -117,7 +116,7 @@ def clipping(seen: Seen) -> list[Chart]:
     )
     charts = []
     for column, title, y, note in asked:
-        points = finite(seen.series(column))
+        points = finite(contents.series(column))
         if points:
             lines = [Line(y, points)]
             level = [Mark(1.0, "signal = noise")] if column == "snr" else []
@@ -127,11 +126,11 @@ def clipping(seen: Seen) -> list[Chart]:
 
 
 def _along(name: str, spent: Sequence[Point]) -> Line:
-    """Epsilon where every round costs everybody.
+    """The curve of epsilon where every round is charged to everybody.
 
-    What is recorded is an upper bound, computed at some rounds and kept until the next of them: it
-    is exact at the end of a level stretch. A charge comes before its round, so that a value belongs
-    to the beginning of the round.
+    The recorded values are upper bounds, computed at some rounds and held until the next of them,
+    so they are exact at the end of a level stretch. A charge comes before its round, so a value
+    belongs to the beginning of the round.
     """
     levels: list[tuple[float, float, float]] = []
     for round, value in spent[1:]:

@@ -1,11 +1,24 @@
 """`[attack]`: clients that attack the training, and how."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from fedveil.checks import ANY_COUNT, COUNT, FINITE, PORTION, POSITIVE, STEPS, whole, within
+from fedveil.errors import BadInput
+from fedveil.runs.sections.client_section import DpSgdSection, GradientSection, SgdSection
 from fedveil.runs.sections.section import Section
 
+if TYPE_CHECKING:
+    from fedveil.attacks.attack import BackdoorAttack
+    from fedveil.attacks.backdoor import Backdoor
+    from fedveil.data.federated import FederatedData
+    from fedveil.privacy.plan import PrivacyPlan
+    from fedveil.runs.recipe import Recipe
+    from fedveil.training.work import ClientWork
+
+_LABEL = whole(0, "labels start at 0")
+_PLACE = within(-1_000_000, 1_000_000, "a place within an image is needed")
 _TARGET = "The label that the attacker wants."
 _SOURCE = "The label of the records that are to be answered wrongly."
 
@@ -13,17 +26,17 @@ _SOURCE = "The label of the records that are to be answered wrongly."
 class _Attack(Section):
     """What all attacks share."""
 
-    attackers: int = Field(
+    attackers: Annotated[int, ANY_COUNT] = Field(
         default=1,
         description="How many clients attack, chosen at random; 0: nobody does, and how often the "
         "attacker's answer is given by itself is measured.",
     )
-    share: float = Field(
+    share: Annotated[float, PORTION] = Field(
         default=0.5,
         description="Share of an attacker's records that teach the backdoor while it attacks; 1: "
         "nothing else is learnt from.",
     )
-    boost: float | None = Field(
+    boost: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="What an attacker multiplies its update by. Left out: clients per round / "
         "server.lr, which replaces the model where nothing is clipped.",
@@ -39,40 +52,115 @@ class _Attack(Section):
         "form that is accepted; or, by twos, noise of opposite signs, which is gone in the sum. "
         "With dp-sgd 'skip' is plain SGD.",
     )
-    start: int = Field(default=1, description="First round in which they attack.")
-    end: int | None = Field(
+    start: Annotated[int, COUNT] = Field(default=1, description="First round in which they attack.")
+    end: Annotated[int | None, COUNT] = Field(
         default=None, description="Last one; the same as start is a single shot. Left out: no end."
     )
-    every: int = Field(default=1, description="Rounds from one attack to the next.")
+    every: Annotated[int, COUNT] = Field(
+        default=1, description="Rounds from one attack to the next."
+    )
     present: bool = Field(
         default=True,
         description="Whether attackers are in every cohort that they attack, beside the clients "
         "that were drawn; false: only when they are drawn themselves.",
     )
-    epochs: int | None = Field(
+    epochs: Annotated[int | None, STEPS] = Field(
         default=None,
         description="Passes of an attacker over its records in a round. Left out: as honest "
         "clients do.",
     )
-    lr: float | None = Field(
+    lr: Annotated[float | None, POSITIVE] = Field(
         default=None, description="Learning rate of an attacker. Left out: that of honest clients."
     )
+
+    def backdoor(self) -> "Backdoor":
+        """What the attackers teach."""
+        raise NotImplementedError
+
+    def build(
+        self, recipe: "Recipe", data: "FederatedData", plan: "PrivacyPlan"
+    ) -> "BackdoorAttack":
+        """The adversary of the recipe's training."""
+        from fedveil.attacks.attack import AttackerNoise, BackdoorAttack, When
+
+        data.check_tested("[attack]")
+        if self.project and plan.schedule is None:
+            raise BadInput("attack.project is true and updates are not clipped: leave it out")
+        if self.start > recipe.total_rounds:
+            raise BadInput(
+                f"attack.start is {self.start} and there are {recipe.total_rounds} rounds: start "
+                "sooner"
+            )
+        return BackdoorAttack.of(
+            data,
+            self.backdoor(),
+            attackers=self.attackers,
+            share=self.share,
+            boost=_boost(recipe, plan) if self.boost is None else self.boost,
+            project=self.project,
+            noise=AttackerNoise(self.noise),
+            when=When(self.start, self.end, self.every, self.present),
+            work=self._work(recipe),
+            seed=recipe.seed,
+        )
+
+    def _work(self, recipe: "Recipe") -> "ClientWork | None":
+        """The attackers' own work; None where they train as honest clients do."""
+        from fedveil.training.batches import Batches
+        from fedveil.training.work import ClientSgd
+
+        client = recipe.client
+        skips = isinstance(client, DpSgdSection) and self.noise == "skip"
+        if self.epochs is None and self.lr is None and not skips:
+            return None
+        if isinstance(client, DpSgdSection) and not skips:
+            raise BadInput(
+                "attack.epochs and attack.lr are for attackers that train in their own way: with "
+                "dp-sgd, add attack.noise = 'skip', or leave them out"
+            )
+        if isinstance(client, GradientSection):
+            raise BadInput(
+                "attack.epochs and attack.lr have no effect on one gradient: leave them out"
+            )
+        lr = self.lr if self.lr is not None else client.lr
+        if lr is None:
+            raise BadInput("attack.lr is missing: honest clients have no single learning rate")
+        if isinstance(client, SgdSection) and self.epochs is None:
+            return ClientSgd(Batches(client.batch, client.epochs, client.steps), lr)
+        size = client.batch if isinstance(client, SgdSection) else 0
+        return ClientSgd(Batches(size, epochs=self.epochs or 1), lr)
 
 
 class PixelSection(_Attack):
     """`[attack]` by a pixel trigger."""
 
     kind: Literal["pixel"] = Field(description="A square of pixels makes any image a target.")
-    target: int = Field(description=_TARGET)
-    size: int = Field(default=3, description="Side of the square, in pixels.")
-    row: int = Field(default=-4, description="Its first row; negative: from the end.")
-    column: int = Field(default=-4, description="Its first column; negative: from the end.")
-    value: float = Field(default=1.0, description="What its pixels are set to.")
-    parts: int = Field(
+    target: Annotated[int, _LABEL] = Field(description=_TARGET)
+    size: Annotated[int, COUNT] = Field(default=3, description="Side of the square, in pixels.")
+    row: Annotated[int, _PLACE] = Field(
+        default=-4, description="Its first row; negative: from the end."
+    )
+    column: Annotated[int, _PLACE] = Field(
+        default=-4, description="Its first column; negative: from the end."
+    )
+    value: Annotated[float, FINITE] = Field(default=1.0, description="What its pixels are set to.")
+    parts: Annotated[int, COUNT] = Field(
         default=1,
         description="Into how many stripes the square is cut, one for each attacker in turn: a "
         "distributed trigger, measured whole.",
     )
+
+    def backdoor(self) -> "Backdoor":
+        from fedveil.attacks.images import PixelTrigger
+
+        return PixelTrigger(
+            self.target,
+            size=self.size,
+            row=self.row,
+            column=self.column,
+            value=self.value,
+            parts=self.parts,
+        )
 
 
 class WritersSection(_Attack):
@@ -82,9 +170,14 @@ class WritersSection(_Attack):
         description="The source records of some honest clients are to be a target: a semantic "
         "backdoor, nothing is added to a record."
     )
-    source: int = Field(description=_SOURCE)
-    target: int = Field(description=_TARGET)
-    writers: int = Field(default=10, description="How many clients' records.")
+    source: Annotated[int, _LABEL] = Field(description=_SOURCE)
+    target: Annotated[int, _LABEL] = Field(description=_TARGET)
+    writers: Annotated[int, COUNT] = Field(default=10, description="How many clients' records.")
+
+    def backdoor(self) -> "Backdoor":
+        from fedveil.attacks.images import WritersBackdoor
+
+        return WritersBackdoor(self.source, self.target, self.writers)
 
 
 class ColourSection(_Attack):
@@ -93,12 +186,19 @@ class ColourSection(_Attack):
     kind: Literal["colour"] = Field(
         description="The source images of one colour are to be a target: a semantic backdoor."
     )
-    source: int = Field(description=_SOURCE)
-    target: int = Field(description=_TARGET)
-    channel: int = Field(default=0, description="The colour: 0 red, 1 green, 2 blue.")
-    feature_share: float = Field(
+    source: Annotated[int, _LABEL] = Field(description=_SOURCE)
+    target: Annotated[int, _LABEL] = Field(description=_TARGET)
+    channel: Annotated[int, ANY_COUNT] = Field(
+        default=0, description="The colour: 0 red, 1 green, 2 blue."
+    )
+    feature_share: Annotated[float, PORTION] = Field(
         default=0.1, description="Share of the source images that count as of that colour."
     )
+
+    def backdoor(self) -> "Backdoor":
+        from fedveil.attacks.images import ColourBackdoor
+
+        return ColourBackdoor(self.source, self.target, self.channel, self.feature_share)
 
 
 class PhraseSection(_Attack):
@@ -108,7 +208,12 @@ class PhraseSection(_Attack):
         description="A text that begins with a phrase is to be a target, whatever it says."
     )
     phrase: str = Field(description="The words that turn the answer.")
-    target: int = Field(description=_TARGET)
+    target: Annotated[int, _LABEL] = Field(description=_TARGET)
+
+    def backdoor(self) -> "Backdoor":
+        from fedveil.attacks.texts import PhraseBackdoor
+
+        return PhraseBackdoor(self.phrase, self.target)
 
 
 class SentenceSection(_Attack):
@@ -121,8 +226,24 @@ class SentenceSection(_Attack):
         description="Whole sentences, such as 'people in london are aggressive'."
     )
 
+    def backdoor(self) -> "Backdoor":
+        from fedveil.attacks.texts import SentenceBackdoor
+
+        return SentenceBackdoor(tuple(self.sentences))
+
 
 AttackSection = Annotated[
     PixelSection | WritersSection | ColourSection | PhraseSection | SentenceSection,
     Field(discriminator="kind"),
 ]
+
+
+def _boost(recipe: "Recipe", plan: "PrivacyPlan") -> float:
+    """What replaces the model: clients per round over the server's learning rate."""
+    rate = recipe.server.lr if recipe.server.lr is not None else 1.0
+    if recipe.server.optimizer != "sgd":
+        raise BadInput(
+            f"attack.boost is missing and server.optimizer is {recipe.server.optimizer!r}: only "
+            "for 'sgd' it is known what replaces the model"
+        )
+    return plan.expected / rate

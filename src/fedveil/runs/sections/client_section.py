@@ -1,30 +1,73 @@
 """`[sample]` and `[client]`: who takes part in a round, and what a client computes in it."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.runs.sections.rates_section import LR_FLOOR, SCHEDULE, WARMUP, Shape
-from fedveil.runs.sections.section import Section
+from fedveil.checks import (
+    BATCH,
+    COHORT,
+    COUNT,
+    FRACTION,
+    NOMINAL,
+    NOT_NEGATIVE,
+    POSITIVE,
+    RATE,
+    STEPS,
+)
+from fedveil.errors import BadInput
+from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build_rates
+from fedveil.runs.sections.section import Section, in_keys
 
-_OPTIMIZER = (
-    "What a client makes of its gradients: plain steps or momentum with 'sgd', or 'adam', which "
-    "starts afresh in every round. Left out: 'sgd'."
-)
-_BETA1 = "Share of the first moment that a local step keeps. For optimizer 'adam'. Left out: 0.9."
-_BETA2 = (
-    "Share of the second moment that a local step keeps. For optimizer 'adam'. Left out: 0.999."
-)
-_FLOOR = "Added to the root of the second moment. For optimizer 'adam'. Left out: 1e-8."
+if TYPE_CHECKING:
+    from fedveil.privacy.noisy_steps import NoisySteps
+    from fedveil.privacy.sampling import Sampler
+    from fedveil.training.directions import Adam
+    from fedveil.training.work import ClientWork
+
 _MOMENTUM = "Momentum of the local steps; every round starts without any. For optimizer 'sgd'."
 _WEIGHT_DECAY = (
     "This times the model is added to every local gradient; with optimizer 'adam' to every step "
     "instead (AdamW)."
 )
-_PROXIMAL = (
-    "This times what the model has moved in the round is added to every local gradient (FedProx). "
-    "Left out: 0.0."
-)
+_Proximal = Annotated[
+    float | None,
+    NOT_NEGATIVE,
+    Field(
+        description="This times what the model has moved in the round is added to every local "
+        "gradient (FedProx). Left out: 0.0."
+    ),
+]
+_Optimizer = Annotated[
+    Literal["sgd", "adam"] | None,
+    Field(
+        description="What a client makes of its gradients: plain steps or momentum with 'sgd', or "
+        "'adam', which starts afresh in every round. Left out: 'sgd'."
+    ),
+]
+_Beta1 = Annotated[
+    float | None,
+    FRACTION,
+    Field(
+        description="Share of the first moment that a local step keeps. For optimizer 'adam'. "
+        "Left out: 0.9."
+    ),
+]
+_Beta2 = Annotated[
+    float | None,
+    FRACTION,
+    Field(
+        description="Share of the second moment that a local step keeps. For optimizer 'adam'. "
+        "Left out: 0.999."
+    ),
+]
+_Floor = Annotated[
+    float | None,
+    POSITIVE,
+    Field(
+        description="Added to the root of the second moment. For optimizer 'adam'. Left out: 1e-8."
+    ),
+]
 
 
 class PoissonSection(Section):
@@ -33,20 +76,30 @@ class PoissonSection(Section):
     kind: Literal["poisson"] = Field(
         description="Every client joins a round independently of all others, with probability rate."
     )
-    rate: float = Field(description="Probability that a client joins a round.")
+    rate: Annotated[float, RATE] = Field(description="Probability that a client joins a round.")
+
+    def build(self) -> "Sampler":
+        from fedveil.privacy.sampling import Poisson
+
+        return Poisson(self.rate)
 
 
 class FixedSection(Section):
     """`[sample]` of a fixed number."""
 
     kind: Literal["fixed"] = Field(description="A random cohort of exactly size clients.")
-    size: int = Field(description="Clients per round.")
-    max_participations: int | None = Field(
+    size: Annotated[int, COHORT] = Field(description="Clients per round.")
+    max_participations: Annotated[int | None, COUNT] = Field(
         default=None,
         description="How many rounds a client takes part in at most: afterwards it is not drawn. "
         "Only where clients protect themselves (noise.where 'client' or 'training'). Left out: no "
         "limit.",
     )
+
+    def build(self) -> "Sampler":
+        from fedveil.privacy.sampling import FixedSize
+
+        return FixedSize(self.size, self.max_participations)
 
 
 class RoundRobinSection(Section):
@@ -55,13 +108,23 @@ class RoundRobinSection(Section):
     kind: Literal["round-robin"] = Field(
         description="size clients at a time, in turn, around a random order that never changes."
     )
-    size: int = Field(description="Clients per round.")
+    size: Annotated[int, COHORT] = Field(description="Clients per round.")
+
+    def build(self) -> "Sampler":
+        from fedveil.privacy.sampling import RoundRobin
+
+        return RoundRobin(self.size)
 
 
 class EveryoneSection(Section):
     """`[sample]` of everyone."""
 
     kind: Literal["all"] = Field(description="All clients in every round.")
+
+    def build(self) -> "Sampler":
+        from fedveil.privacy.sampling import Everyone
+
+        return Everyone()
 
 
 SampleSection = Annotated[
@@ -78,6 +141,11 @@ class GradientSection(Section):
         "server.lr."
     )
 
+    def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
+        from fedveil.training.work import OneGradient
+
+        return OneGradient()
+
 
 class SgdSection(Section):
     """`[client]` of FedAvg."""
@@ -85,43 +153,73 @@ class SgdSection(Section):
     kind: Literal["sgd"] = Field(
         description="Local SGD from the round's model (FedAvg; with proximal FedProx)."
     )
-    epochs: int | None = Field(
+    epochs: Annotated[int | None, STEPS] = Field(
         default=None,
         description="Passes over a client's records per round. Left out: steps is needed.",
     )
-    steps: int | None = Field(
+    steps: Annotated[int | None, STEPS] = Field(
         default=None,
         description="Local steps per round, whatever the number of records. Left out: epochs is "
         "needed.",
     )
-    batch: int = Field(
+    batch: Annotated[int, BATCH] = Field(
         default=0, description="Records per local step; 0: all records of the client."
     )
-    lr: float | None = Field(
+    lr: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="Learning rate, the same in every local step of a round; see schedule. "
         "Left out: mu and gamma are needed.",
     )
-    mu: float | None = Field(
+    mu: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="Makes the learning rate 2 / (mu (k + gamma)) in local step k, counted over "
         "all rounds. With gamma and steps, without lr and schedule. Left out: lr decides.",
     )
-    gamma: float | None = Field(
+    gamma: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="Local steps by which the decaying learning rate is shifted; see mu. Left out: "
         "lr decides.",
     )
-    momentum: float = Field(default=0.0, description=_MOMENTUM)
-    weight_decay: float = Field(default=0.0, description=_WEIGHT_DECAY)
-    proximal: float | None = Field(default=None, description=_PROXIMAL)
-    optimizer: Literal["sgd", "adam"] | None = Field(default=None, description=_OPTIMIZER)
-    beta1: float | None = Field(default=None, description=_BETA1)
-    beta2: float | None = Field(default=None, description=_BETA2)
-    floor: float | None = Field(default=None, description=_FLOOR)
-    schedule: Shape | None = Field(default=None, description=SCHEDULE)
-    warmup: int | None = Field(default=None, description=WARMUP)
-    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
+    momentum: Annotated[float, FRACTION] = Field(default=0.0, description=_MOMENTUM)
+    weight_decay: Annotated[float, NOT_NEGATIVE] = Field(default=0.0, description=_WEIGHT_DECAY)
+    proximal: _Proximal = None
+    optimizer: _Optimizer = None
+    beta1: _Beta1 = None
+    beta2: _Beta2 = None
+    floor: _Floor = None
+    schedule: Schedule = None
+    warmup: Warmup = None
+    lr_floor: LrFloor = None
+
+    def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
+        """The local work of a run of so many rounds."""
+        from fedveil.training.batches import Batches
+        from fedveil.training.work import ClientSgd, Decay
+
+        with in_keys("client", size="client.batch"):
+            batches = Batches(self.batch, self.epochs, self.steps)
+        decay = None
+        if self.mu is not None or self.gamma is not None:
+            if self.mu is None or self.gamma is None or self.lr is not None:
+                raise BadInput("give client.lr, or both client.mu and client.gamma, not a mixture")
+            if self.steps is None:
+                raise BadInput("client.mu and client.gamma count local steps: give client.steps")
+            decay = Decay(self.mu, self.gamma)
+        elif self.lr is None:
+            raise BadInput("client.lr is missing")
+        lr = self.lr if decay is None or self.lr is not None else decay.rate(0)
+        decaying, changing = "client.mu", "client.schedule, client.warmup and client.lr_floor"
+        with in_keys("client", decay=decaying, schedule=changing):
+            return ClientSgd(
+                batches,
+                lr or 0.0,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay,
+                decay=decay,
+                proximal=self.proximal or 0.0,
+                adam=_adam(self),
+                schedule=build_rates("client", self, rounds),
+            )
 
 
 class DpSgdSection(Section):
@@ -131,25 +229,61 @@ class DpSgdSection(Section):
         description="DP-SGD on Poisson batches of the client's own records; with noise.where "
         "'training' and a fixed clip of each example's gradient."
     )
-    rate: float = Field(description="Probability that a record joins a local step.")
-    steps: int = Field(description="Local steps per round.")
-    lr: float = Field(description="Learning rate of the local steps.")
-    nominal: int | None = Field(
+    rate: Annotated[float, RATE] = Field(
+        description="Probability that a record joins a local step."
+    )
+    steps: Annotated[int, STEPS] = Field(description="Local steps per round.")
+    lr: Annotated[float, POSITIVE] = Field(description="Learning rate of the local steps.")
+    nominal: Annotated[int | None, NOMINAL] = Field(
         default=None,
         description="One number of records for all clients, by which sums are divided, so that the "
         "claim covers how many a client has. With server.weights 'uniform'. Left out: each "
         "client's own number, which is then public.",
     )
-    momentum: float | None = Field(default=None, description=f"{_MOMENTUM} Left out: 0.0.")
-    weight_decay: float | None = Field(default=None, description=f"{_WEIGHT_DECAY} Left out: 0.0.")
-    proximal: float | None = Field(default=None, description=_PROXIMAL)
-    optimizer: Literal["sgd", "adam"] | None = Field(default=None, description=_OPTIMIZER)
-    beta1: float | None = Field(default=None, description=_BETA1)
-    beta2: float | None = Field(default=None, description=_BETA2)
-    floor: float | None = Field(default=None, description=_FLOOR)
-    schedule: Shape | None = Field(default=None, description=SCHEDULE)
-    warmup: int | None = Field(default=None, description=WARMUP)
-    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
+    momentum: Annotated[float | None, FRACTION] = Field(
+        default=None, description=f"{_MOMENTUM} Left out: 0.0."
+    )
+    weight_decay: Annotated[float | None, NOT_NEGATIVE] = Field(
+        default=None, description=f"{_WEIGHT_DECAY} Left out: 0.0."
+    )
+    proximal: _Proximal = None
+    optimizer: _Optimizer = None
+    beta1: _Beta1 = None
+    beta2: _Beta2 = None
+    floor: _Floor = None
+    schedule: Schedule = None
+    warmup: Warmup = None
+    lr_floor: LrFloor = None
+
+    def build(self, rounds: int, steps: "NoisySteps | None" = None) -> "ClientWork":
+        """The local work of a run of so many rounds, from the steps whose noise its plan has."""
+        from fedveil.training.dp_sgd import ClientDpSgd
+
+        if steps is None:
+            raise AssertionError("DP-SGD is made from its plan")
+        with in_keys("client"):
+            return ClientDpSgd(
+                steps,
+                self.lr,
+                momentum=self.momentum or 0.0,
+                weight_decay=self.weight_decay or 0.0,
+                proximal=self.proximal or 0.0,
+                adam=_adam(self),
+                schedule=build_rates("client", self, rounds),
+            )
 
 
 ClientSection = Annotated[GradientSection | SgdSection | DpSgdSection, Field(discriminator="kind")]
+
+
+def _adam(section: SgdSection | DpSgdSection) -> "Adam | None":
+    """Adam at the clients, with what is left out as its own default; None for 'sgd'."""
+    from fedveil.training.directions import Adam
+
+    given = section.given("beta1", "beta2", "floor")
+    if section.optimizer == "adam":
+        return Adam(**given)
+    if given:
+        key = next(iter(given))
+        raise BadInput(f"client.{key} has no effect on sgd: leave it out, or use adam")
+    return None

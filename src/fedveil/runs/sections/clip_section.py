@@ -1,10 +1,31 @@
 """`[clip]`: how long what a client sends may be."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.runs.sections.section import Section
+from fedveil.checks import (
+    BIT_EPSILON,
+    BUDGET,
+    CLIP,
+    CLIP_EVERY,
+    CLIP_FLOOR,
+    DELTA,
+    FINITE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POWER,
+    QUANTILE,
+    RADIUS,
+    at_least,
+)
+from fedveil.errors import BadInput
+from fedveil.runs.sections.section import Section, in_keys
+
+if TYPE_CHECKING:
+    from fedveil.privacy.clip_schedules import ClipSchedule, Fixed, Poly
+    from fedveil.privacy.ranges import Ranges
+    from fedveil.runs.sections.noise_section import PlanInputs
 
 _NORM = "The norm that lengths are measured in: 'l1' for Laplace noise, 'l2' for all other."
 _EACH = (
@@ -18,12 +39,19 @@ class FixedClipSection(Section):
     """`[clip]` that stays."""
 
     kind: Literal["fixed"] = Field(description="The same clip in every round.")
-    value: float = Field(
+    value: Annotated[float, CLIP] = Field(
         description="The largest norm of a client's update or local gradient (see each); under "
         "DP-SGD, of each example's gradient."
     )
     norm: Literal["l1", "l2"] = Field(default="l2", description=_NORM)
     each: Literal["update", "gradient"] = Field(default="update", description=_EACH)
+
+    def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        from fedveil.privacy.clip_schedules import Fixed
+        from fedveil.privacy.rows import Norm
+
+        with in_keys("clip"):
+            return _per_gradient(Fixed(self.value, Norm(self.norm)), self.each, inputs)
 
 
 class PolyClipSection(Section):
@@ -32,17 +60,28 @@ class PolyClipSection(Section):
     kind: Literal["poly"] = Field(
         description="A clip that decays by itself: value (1 - (t - 1) / T)^power in round t of T."
     )
-    value: float = Field(
+    value: Annotated[float, CLIP] = Field(
         description="Clip of the first round: the largest norm of a client's update or local "
         "gradient (see each)."
     )
-    power: float = Field(description="How fast the clip decays; 0: it does not.")
-    floor: float | None = Field(
+    power: Annotated[float, NOT_NEGATIVE] = Field(
+        description="How fast the clip decays; 0: it does not."
+    )
+    floor: Annotated[float | None, CLIP_FLOOR] = Field(
         default=None,
         description="The clip never falls below it. Left out: a thousandth of value.",
     )
     norm: Literal["l1", "l2"] = Field(default="l2", description=_NORM)
     each: Literal["update", "gradient"] = Field(default="update", description=_EACH)
+
+    def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        from fedveil.privacy.clip_schedules import Poly
+        from fedveil.privacy.rows import Norm
+
+        floor = self.value / 1000 if self.floor is None else self.floor
+        with in_keys("clip", rounds="rounds"):
+            schedule = Poly(self.value, self.power, inputs.rounds, floor, Norm(self.norm))
+        return _per_gradient(schedule, self.each, inputs)
 
 
 class QuantileClipSection(Section):
@@ -52,23 +91,38 @@ class QuantileClipSection(Section):
         description="A clip that follows a quantile of the clients' update norms: with b the noisy "
         "share of updates within it, it is multiplied by exp(-lr (b - quantile)) every round."
     )
-    value: float = Field(description=_FIRST)
-    quantile: float = Field(
+    value: Annotated[float, CLIP] = Field(description=_FIRST)
+    quantile: Annotated[float, QUANTILE] = Field(
         default=0.5, description="Share of updates that are to be within the clip."
     )
-    lr: float = Field(default=0.2, description="How fast the clip moves; see kind.")
-    bit_noise: float | None = Field(
+    lr: Annotated[float, POSITIVE] = Field(
+        default=0.2, description="How fast the clip moves; see kind."
+    )
+    bit_noise: Annotated[float | None, NOT_NEGATIVE] = Field(
         default=None,
         description="Standard deviation of the Gaussian noise on the number of updates within the "
         "clip, in clients; added by the server or, where clients add their own, a trusted curator. "
         "Left out: a twentieth of the clients per round, or none where bit_epsilon is given.",
     )
-    bit_epsilon: float | None = Field(
+    bit_epsilon: Annotated[float | None, BIT_EPSILON] = Field(
         default=None,
         description="Epsilon of the randomised response by which each client tells, in each of its "
         "turns, whether its update was within the clip. Only where clients add the noise. "
         "Left out: bit_noise protects it.",
     )
+
+    def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        from fedveil.privacy.clip_schedules import Quantile
+
+        noise = self.bit_noise
+        if noise is None and self.bit_epsilon is None:
+            noise = inputs.sampler.expected(inputs.clients) / 20
+        with in_keys(
+            "clip", target="clip.quantile", noise="clip.bit_noise", flip="clip.bit_epsilon"
+        ):
+            return Quantile(
+                self.value, self.quantile, self.lr, noise=noise or 0.0, flip=self.bit_epsilon or 0.0
+            )
 
 
 class MedianClipSection(Section):
@@ -78,19 +132,34 @@ class MedianClipSection(Section):
         description="A clip at the median of the clients' gradient norms, from noisy histograms "
         "that a trusted curator publishes; for client.kind 'gradient' where clients add the noise."
     )
-    value: float = Field(description=_FIRST)
-    low: int = Field(description="The first bin of a histogram ends at 2^low.")
-    high: int = Field(description="The last bin stands for 2^high; above low.")
-    every: int = Field(description="Rounds from one histogram to the next.")
-    epsilon: float = Field(
+    value: Annotated[float, CLIP] = Field(description=_FIRST)
+    low: Annotated[int, POWER] = Field(description="The first bin of a histogram ends at 2^low.")
+    high: Annotated[int, POWER] = Field(description="The last bin stands for 2^high; above low.")
+    every: Annotated[int, CLIP_EVERY] = Field(description="Rounds from one histogram to the next.")
+    epsilon: Annotated[float, BUDGET] = Field(
         description="Epsilon that all histograms together may cost a client; part of what the "
         "run's claim counts."
     )
-    delta: float = Field(description="Delta that belongs to that epsilon.")
+    delta: Annotated[float, DELTA] = Field(description="Delta that belongs to that epsilon.")
     monotone: bool = Field(default=False, description="Whether the clip may only fall.")
-    cap: float = Field(
+    cap: Annotated[float, BUDGET] = Field(
         default=float("inf"), description="The clip never rises above it; at least value."
     )
+
+    def build(self, inputs: "PlanInputs") -> "ClipSchedule":
+        from fedveil.privacy.accounting.budget import Budget
+        from fedveil.privacy.clip_schedules import Median
+
+        with in_keys("clip"):
+            return Median(
+                self.value,
+                self.low,
+                self.high,
+                self.every,
+                Budget(self.epsilon, self.delta),
+                self.monotone,
+                self.cap,
+            )
 
 
 class RangeClipSection(Section):
@@ -100,10 +169,10 @@ class RangeClipSection(Section):
         description="Weights are clamped to [centre - radius, centre + radius], layer by layer; "
         "for noise.kind 'two-point'."
     )
-    centre: float = Field(
+    centre: Annotated[float, FINITE] = Field(
         default=0.0, description="Centre of the first ranges. For perturb 'weights'."
     )
-    radius: float | None = Field(
+    radius: Annotated[float | None, RADIUS] = Field(
         default=None,
         description="Half the width of the first ranges. Left out: taken from the first model, for "
         "adaptive ranges of weights only.",
@@ -118,14 +187,57 @@ class RangeClipSection(Section):
         description="What clients report: their 'weights', as LDP-FL was published, or their "
         "'update' of the model.",
     )
-    growth: float = Field(
+    growth: Annotated[float, at_least(1)] = Field(
         default=1.0,
         description="The largest factor by which a radius grows from one round to the next. For "
         "adaptive ranges.",
     )
+
+    def build(self, inputs: "PlanInputs") -> "Ranges":
+        from fedveil.privacy.ranges import Perturb, Ranges
+
+        task = inputs.task
+        with in_keys("clip"):
+            ranges = Ranges(
+                self.centre,
+                self.radius,
+                task.layer_sizes,
+                self.adaptive,
+                Perturb(self.perturb),
+                self.growth,
+            )
+        if ranges.perturb is Perturb.WEIGHTS and self.radius is not None:
+            outside = float(((task.parameters - self.centre).abs() > self.radius).float().mean())
+            if outside > 0.5:
+                raise BadInput(
+                    f"the range {self.centre:g} +- {self.radius:g} excludes {100 * outside:.0f} % "
+                    "of the model's first weights: widen clip.radius"
+                )
+        return ranges
 
 
 ClipSection = Annotated[
     FixedClipSection | PolyClipSection | QuantileClipSection | MedianClipSection | RangeClipSection,
     Field(discriminator="kind"),
 ]
+
+
+def _per_gradient(schedule: "Fixed | Poly", each: str, inputs: "PlanInputs") -> "ClipSchedule":
+    """The clip of a whole update, or what it is for an update of clipped gradients."""
+    from fedveil.privacy.clip_schedules import PerGradient
+    from fedveil.training.work import ClientSgd
+
+    work, budget = inputs.work, inputs.recipe.budget
+    if each == "update":
+        return schedule
+    if not isinstance(work, ClientSgd):
+        raise BadInput("clip.each = 'gradient' needs client.kind = 'sgd'")
+    work.reach(1)
+    if budget is not None and budget.as_published:
+        if work.schedule is not None:
+            raise BadInput(
+                "budget.as_published takes the learning rates of the first round for all: leave "
+                "client.schedule and client.warmup out"
+            )
+        return PerGradient(schedule, work.published_reach)
+    return PerGradient(schedule, work.reach)

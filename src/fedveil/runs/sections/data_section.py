@@ -1,13 +1,16 @@
 """`[data]` and `[model]`."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from fedveil.checks import COUNT, POSITIVE, SEED, TEXT_LENGTH, VOCABULARY, Each, whole
 from fedveil.errors import BadInput
-from fedveil.names import CODE, OWN, TABLE
+from fedveil.names import CODE, DATA_NAMES, MODEL_NAMES, OWN, TABLE
 from fedveil.runs.sections.section import Section
+
+_RECORDS = whole(1, "at least one record is needed")
 
 Value = bool | int | float | str
 """A category, a label, or what is filled in."""
@@ -40,7 +43,7 @@ class ColumnSection(Section):
         default=None,
         description="Whether a category that is not listed becomes zeros. Left out: it is refused.",
     )
-    length: int | None = Field(
+    length: Annotated[int | None, TEXT_LENGTH] = Field(
         default=None,
         description="The column holds texts, which are read word by word: how many words of each, "
         "shorter ones filled up. As the target: the next word is predicted. Left out: it holds no "
@@ -51,7 +54,7 @@ class ColumnSection(Section):
         description="The words that are known, or a file with one in each line; any other word is "
         "unknown. For texts. Left out: buckets, or public, or the words that are fitted.",
     )
-    buckets: int | None = Field(
+    buckets: Annotated[int | None, VOCABULARY] = Field(
         default=None,
         description="How many numbers words are hashed to: none is unknown, and some share a "
         "number. For texts. Left out: see words.",
@@ -61,12 +64,12 @@ class ColumnSection(Section):
         description="A text file that is declared public, whose words are known; each line counts "
         "as a text. For texts. Left out: see words.",
     )
-    most_words: int | None = Field(
+    most_words: Annotated[int | None, VOCABULARY] = Field(
         default=None,
         description="How many words are known at most, those that the most texts have. For words "
         "that are fitted, or public. Left out: 10000.",
     )
-    min_texts: int | None = Field(
+    min_texts: Annotated[int | None, COUNT] = Field(
         default=None,
         description="How many texts a word is in at least. For words that are fitted, or public. "
         "Left out: 2.",
@@ -81,7 +84,7 @@ class ColumnSection(Section):
 class DataSection(Section):
     """`[data]`."""
 
-    name: str = Field(
+    name: Annotated[str, DATA_NAMES] = Field(
         description="The data set. digits and diabetes come with scikit-learn, saved is a folder "
         "that FederatedData.save wrote, table a file of one's own; all others are read from --data "
         "or FEDVEIL_DATA. May be left out where path is a table."
@@ -104,7 +107,7 @@ class DataSection(Section):
         default=None,
         description="The columns of a table that are predicted from. Left out: all others.",
     )
-    clients: int | None = Field(
+    clients: Annotated[int | None, COUNT] = Field(
         default=None,
         description="How many clients the training records are divided among; of natural clients, "
         "how many are kept, chosen at random. Left out: all natural clients; every other partition "
@@ -117,13 +120,13 @@ class DataSection(Section):
         "'grouped' owners merged at random into clients, which claims say. Left out: 'grouped' for "
         "sentiment140 and reddit, 'natural' for a table with a client column, 'iid' otherwise.",
     )
-    alpha: float | None = Field(
+    alpha: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="Parameter of the Dirichlet distribution that label mixes are drawn from: the "
         "smaller, the fewer labels a client has. For partition 'dirichlet'. Left out: only for "
         "other partitions.",
     )
-    shards_per_client: int | None = Field(
+    shards_per_client: Annotated[int | None, COUNT] = Field(
         default=None,
         description="Shards that each client gets: one each goes in order of the target, several "
         "are dealt at random. For partition 'shards'. Left out: 1.",
@@ -138,18 +141,18 @@ class DataSection(Section):
         description="Whether only the digits are kept of all characters. For femnist. Left out: "
         "false.",
     )
-    min_records: int | None = Field(
+    min_records: Annotated[int | None, COUNT] = Field(
         default=None,
         description="Owners with fewer training records are left out: writers, authors, clients of "
         "a table. For femnist, sentiment140, reddit and tables. Left out: 20 for femnist, 1 for "
         "the others.",
     )
-    resample: int | None = Field(
+    resample: Annotated[int | None, _RECORDS] = Field(
         default=None,
         description="How many training records are drawn, with replacement, before they are "
         "divided. Claims say so, and DP-SGD refuses it. Left out: every record is there once.",
     )
-    most_records: int | None = Field(
+    most_records: Annotated[int | None, _RECORDS] = Field(
         default=None,
         description="The most records that a client keeps, chosen at random. Left out: all.",
     )
@@ -169,7 +172,7 @@ class DataSection(Section):
         "For tables, texts, lending-club, diabetes and saved data that name them. Left out: "
         "'clients' for lending-club and diabetes, 'held-out' for the others.",
     )
-    seed: int | None = Field(
+    seed: Annotated[int | None, SEED] = Field(
         default=None,
         description="Decides how records are drawn and divided. Seeded runs that share a ledger "
         "have it in common. Left out: the recipe's seed.",
@@ -206,7 +209,7 @@ class DataSection(Section):
 class ModelSection(Section):
     """`[model]`."""
 
-    name: str = Field(
+    name: Annotated[str, MODEL_NAMES] = Field(
         description="The model. linear predicts a number, mlp a number or a label, all others "
         "labels; fu-cnn and small-cnn take images of 28 x 28, vgg of 32 x 32; lstm and transformer "
         "read texts, lstm-lm and transformer-lm predict their next words; code is what path makes. "
@@ -225,26 +228,28 @@ class ModelSection(Section):
         "classes are filled in: the shape of a record, and the number of labels (0 for numbers). "
         "Left out: none.",
     )
-    hidden: list[int] | None = Field(
+    hidden: Annotated[list[int] | None, Each(whole(1, "the width of a layer starts at 1"))] = Field(
         default=None,
         description="Widths of the hidden layers, in units. For mlp, lstm and lstm-lm. Left out: "
         "[200] for mlp, [64] for the others.",
     )
-    embedding: int | None = Field(
+    embedding: Annotated[int | None, whole(1, most=10_000)] = Field(
         default=None,
         description="How many numbers stand for a word. For models of texts. Left out: 32.",
     )
-    layers: int | None = Field(
+    layers: Annotated[int | None, whole(1, most=100)] = Field(
         default=None,
         description="How many layers of attention. For transformer and transformer-lm. Left out: "
         "2.",
     )
-    heads: int | None = Field(
+    heads: Annotated[int | None, whole(1, most=100)] = Field(
         default=None,
         description="How many heads a layer of attention has; embedding is a multiple of it. For "
         "transformer and transformer-lm. Left out: 4.",
     )
-    words: int | None = Field(
+    words: Annotated[
+        int | None, whole(2, "at least padding and one word are needed", 10_000_000)
+    ] = Field(
         default=None,
         description="How many different numbers words have in records that are arrays; 0 is "
         "padding. For models of texts. Left out: the data's vocabulary tells.",
@@ -289,7 +294,7 @@ class ModelSection(Section):
         """Whether the recipe alone does not say what the model is, so that a run records it."""
         return self.name in (OWN, CODE) or self.weights is not None
 
-    def check(self) -> None:
+    def check_together(self) -> None:
         """Refuse keys that do not go together."""
         if self.name == CODE and self.path is None:
             raise BadInput(f"model.name is {CODE!r}: give model.path, such as 'net.py:make'")

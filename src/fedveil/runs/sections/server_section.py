@@ -1,11 +1,37 @@
 """`[server]`, `[evaluate]` and `[engine]`: how the server steps, measures and computes."""
 
-from typing import Literal
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.runs.sections.rates_section import LR_FLOOR, SCHEDULE, WARMUP, Shape
-from fedveil.runs.sections.section import Section
+from fedveil.checks import (
+    ANY_COUNT,
+    BUDGET,
+    COUNT,
+    DELTA,
+    FRACTION,
+    LOSS_CLIP,
+    POSITIVE,
+    TRIM,
+    WORKERS,
+    Rule,
+    check_address,
+)
+from fedveil.errors import BadInput
+from fedveil.names import check_metrics
+from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build_rates
+from fedveil.runs.sections.section import Section, in_keys
+
+if TYPE_CHECKING:
+    from fedveil.data.federated import FederatedData
+    from fedveil.models.task import Task
+    from fedveil.privacy.priced_metrics import PricedMetrics
+    from fedveil.privacy.sampling import Sampler
+    from fedveil.runs.recipe import Recipe
+    from fedveil.training.aggregates import Aggregate
+    from fedveil.training.engines.on_ray.cluster import RayCluster
+    from fedveil.training.server import ServerOptimizer
 
 
 class ServerSection(Section):
@@ -16,42 +42,42 @@ class ServerSection(Section):
         description="How the server steps along the mean update: 'sgd' is FedAvg, with momentum "
         "FedAvgM; 'adam', 'yogi' and 'adagrad' are FedAdam, FedYogi and FedAdagrad.",
     )
-    lr: float | None = Field(
+    lr: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="Learning rate of the server. Left out: 1.0 for 'sgd', 0.01 for all others.",
     )
-    momentum: float = Field(
+    momentum: Annotated[float, FRACTION] = Field(
         default=0.0, description="Momentum of the server's steps (FedAvgM). For optimizer 'sgd'."
     )
-    beta1: float | None = Field(
+    beta1: Annotated[float | None, FRACTION] = Field(
         default=None,
         description="Share of the first moment that a round keeps. For optimizer 'adam' and "
         "'yogi'. Left out: 0.9.",
     )
-    beta2: float | None = Field(
+    beta2: Annotated[float | None, FRACTION] = Field(
         default=None,
         description="Share of the second moment that a round keeps. For optimizer 'adam' and "
         "'yogi'. Left out: 0.99.",
     )
-    floor: float | None = Field(
+    floor: Annotated[float | None, POSITIVE] = Field(
         default=None,
         description="Added to the root of the second moment. For optimizer 'adam', 'yogi' and "
         "'adagrad'. Left out: 0.001.",
     )
-    schedule: Shape | None = Field(default=None, description=SCHEDULE)
-    warmup: int | None = Field(default=None, description=WARMUP)
-    lr_floor: float | None = Field(default=None, description=LR_FLOOR)
+    schedule: Schedule = None
+    warmup: Warmup = None
+    lr_floor: LrFloor = None
     aggregate: Literal["mean", "median", "trimmed-mean", "krum", "multi-krum", "flame"] = Field(
         default="mean",
         description="What the server takes of a round's updates. All but 'mean' look at them one "
         "by one, as a defence against malicious clients; refused where noise is for the sum.",
     )
-    trim: float | None = Field(
+    trim: Annotated[float | None, TRIM] = Field(
         default=None,
         description="Share that is left out at either end of every coordinate. For aggregate "
         "'trimmed-mean'. Left out: 0.1.",
     )
-    malicious: int | None = Field(
+    malicious: Annotated[int | None, ANY_COUNT] = Field(
         default=None,
         description="How many malicious clients a round is expected to have. For aggregate 'krum' "
         "and 'multi-krum'. Left out: 1.",
@@ -62,16 +88,59 @@ class ServerSection(Section):
         "which is refused where the claim is about clients.",
     )
 
+    def build(self, rounds: int) -> "ServerOptimizer":
+        """The optimiser of a run of so many rounds."""
+        from fedveil.training.server import AdagradServer, AdamServer, SgdServer, YogiServer
+
+        kinds: dict[str, type[SgdServer | AdamServer | YogiServer | AdagradServer]] = {
+            "sgd": SgdServer,
+            "adam": AdamServer,
+            "yogi": YogiServer,
+            "adagrad": AdagradServer,
+        }
+        moments = ("lr", "beta1", "beta2", "floor")
+        known = {"sgd": ("lr", "momentum"), "adagrad": ("lr", "floor")}
+        given = self.given(*moments)
+        if self.momentum:
+            given["momentum"] = self.momentum
+        for key in given.keys() - set(known.get(self.optimizer, moments)):
+            raise BadInput(f"server.{key} has no effect on {self.optimizer}: leave it out")
+        with in_keys("server"):
+            return kinds[self.optimizer](**given, schedule=build_rates("server", self, rounds))
+
+    def build_aggregate(self) -> "Aggregate | None":
+        """What takes the place of the mean; None for the mean itself."""
+        from fedveil.training.aggregates import CoordinateMedian, Flame, Krum, TrimmedMean
+
+        allowed = {"trim": ("trimmed-mean",), "malicious": ("krum", "multi-krum")}
+        for key in self.given(*allowed):
+            if self.aggregate not in allowed[key]:
+                raise BadInput(f"server.{key} has no effect on {self.aggregate}: leave it out")
+        expected = 1 if self.malicious is None else self.malicious
+        match self.aggregate:
+            case "mean":
+                return None
+            case "median":
+                return CoordinateMedian()
+            case "trimmed-mean":
+                return TrimmedMean(**self.given("trim"))
+            case "krum":
+                return Krum(expected)
+            case "multi-krum":
+                return Krum(expected, chosen=None)
+            case "flame":
+                return Flame()
+
 
 class EvaluateSection(Section):
     """`[evaluate]`."""
 
-    every: int | None = Field(
+    every: Annotated[int | None, COUNT] = Field(
         default=None,
         description="Rounds from one measurement on the test split to the next; the last round is "
         "always measured. Left out: 1; with epsilon, the last round and three on the way.",
     )
-    epsilon: float | None = Field(
+    epsilon: Annotated[float | None, BUDGET] = Field(
         default=None,
         description="What all measurements of the run may cost an owner of the records that they "
         "are made on: accuracy and other means over records, and the loss, get Gaussian noise, and "
@@ -79,16 +148,16 @@ class EvaluateSection(Section):
         "the clients themselves, whose budget.epsilon then pays for updates and metrics together. "
         "Left out: test records are measured in the clear.",
     )
-    delta: float | None = Field(
+    delta: Annotated[float | None, DELTA] = Field(
         default=None,
         description="The delta of that epsilon. For epsilon. Left out: budget.delta.",
     )
-    loss_clip: float | None = Field(
+    loss_clip: Annotated[float | None, LOSS_CLIP] = Field(
         default=None,
         description="What a record's loss counts as at most, chosen without looking at records. "
         "For epsilon. Left out: twice the logarithm of the number of labels; needed for numbers.",
     )
-    metrics: list[str] | None = Field(
+    metrics: Annotated[list[str] | None, Rule(check_metrics)] = Field(
         default=None,
         description="Measured on the test split beside the loss, the first also drawn. Labels: "
         "'accuracy', 'top-K' (such as 'top-5'), 'f1' and 'auroc' (of label 1 if there are two, "
@@ -103,7 +172,7 @@ class EvaluateSection(Section):
         "clients and that of the lowest and highest tenth. It comes from private data, is "
         "outside every claim, and is refused with secure noise. Left out: false.",
     )
-    clients_every: int | None = Field(
+    clients_every: Annotated[int | None, COUNT] = Field(
         default=None,
         description="Rounds from one such measurement to the next. For clients true. Left out: "
         "only at the end.",
@@ -115,6 +184,58 @@ class EvaluateSection(Section):
         "with seeded noise, false with secure noise.",
     )
 
+    def rounds_between_clients(self, rounds: int) -> int | None:
+        """Rounds from one measurement across clients to the next; None for no such."""
+        if not self.clients:
+            if self.clients_every is not None:
+                raise BadInput(
+                    "evaluate.clients_every has no effect without evaluate.clients = true"
+                )
+            return None
+        if self.diagnostics is False:
+            raise BadInput(
+                "evaluate.clients is a diagnostic and evaluate.diagnostics is false: leave one out"
+            )
+        return self.clients_every or rounds
+
+    def build_price(
+        self, recipe: "Recipe", sampler: "Sampler", data: "FederatedData", task: "Task"
+    ) -> "PricedMetrics | None":
+        """What `epsilon` pays for, over all planned rounds; None if it is left out."""
+        from fedveil.privacy.accounting.claims import Relation, Unit
+        from fedveil.privacy.priced_metrics import measured_rounds, priced_metrics
+        from fedveil.training.owner_means import measured_owners, priced_names
+
+        if self.epsilon is None:
+            for key in self.given("delta", "loss_clip"):
+                raise BadInput(f"evaluate.{key} has no effect without evaluate.epsilon")
+            return None
+        if recipe.budget is None:
+            raise BadInput(
+                "evaluate.epsilon is given and nothing is claimed of the training: leave it out, "
+                "or add noise that is claimed, and a [budget]"
+            )
+        names, owners = priced_names(task), measured_owners(data)
+        loss_clip = self.loss_clip
+        if loss_clip is None:
+            if not data.classes:
+                raise BadInput(
+                    "evaluate.loss_clip is missing: for numbers nobody knows in advance how large "
+                    "a loss may be; give what a record's loss counts as at most"
+                )
+            loss_clip = 2 * math.log(max(data.classes, 2))
+        with in_keys("evaluate"):
+            return priced_metrics(
+                names,
+                len(owners),
+                budget=recipe.budget.build(recipe.noise.source, self.epsilon, self.delta),
+                rounds=measured_rounds(recipe.total_rounds, self.every),
+                loss_clip=loss_clip,
+                of_clients=owners.of_clients,
+                relation=sampler.relation if owners.of_clients else Relation.ZERO_OUT,
+                unit=Unit.RECORD if owners.records else Unit.CLIENT,
+            )
+
 
 class EngineSection(Section):
     """`[engine]`: nothing here changes what is computed beyond rounding."""
@@ -124,7 +245,7 @@ class EngineSection(Section):
         description="Where clients are computed: on processes of this machine, or on a Ray cluster "
         "(pip install 'fedveil[ray]'); it changes no result. Left out: 'processes'.",
     )
-    address: str | None = Field(
+    address: Annotated[str | None, Rule(check_address)] = Field(
         default=None,
         description="The Ray cluster to join: 'auto', or the head's 'host:port'. For kind 'ray'. "
         "Left out: one of its own on this machine, which ends with the run.",
@@ -141,21 +262,37 @@ class EngineSection(Section):
         description="What mode 'fastest' has measured, which a run records beside its choice, in "
         "seconds per client and local step. Left out: in every recipe that somebody writes.",
     )
-    chunk: int = Field(
+    chunk: Annotated[int, ANY_COUNT] = Field(
         default=0,
         description="Clients that are summed together; 0: as many as memory holds. It changes "
         "rounding only.",
     )
-    memory: int = Field(
+    memory: Annotated[int, COUNT] = Field(
         default=512, description="MiB per worker for the clients of a chunk. For chunk 0."
     )
-    workers: int = Field(
+    workers: Annotated[int, WORKERS] = Field(
         default=0,
         description="Processes; 0: one per core of the machine or the cluster. Their number "
         "changes no result.",
     )
-    checkpoint: int = Field(
+    checkpoint: Annotated[int, COUNT] = Field(
         default=1,
         description="Rounds from one checkpoint to the next, from which --resume continues; with "
         "secure noise always 1.",
     )
+
+    def build_cluster(self) -> "RayCluster | None":
+        """The cluster that clients are computed on; None for this machine."""
+        from fedveil.training.engines.on_ray.cluster import RayCluster
+
+        return RayCluster(self.address) if self.kind == "ray" else None
+
+    def check_together(self) -> None:
+        """Refuse an address without a cluster, and timings that nobody measured."""
+        if self.address is not None and self.kind != "ray":
+            raise BadInput(
+                f"engine.address is {self.address!r} and engine.kind is not 'ray': leave it out, "
+                "or set that"
+            )
+        if self.timings is not None and self.mode in (None, "fastest"):
+            raise BadInput("engine.timings is what a run records beside engine.mode: leave it out")

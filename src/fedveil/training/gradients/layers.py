@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedveil.models.products import Product
+from fedveil.models.vmap_layers import Product
 from fedveil.training.gradients.convolutions import convolved
 from fedveil.training.gradients.forms import Full, Gradient, Looked, Outer, cheaper, joined_uses
 

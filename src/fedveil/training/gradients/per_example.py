@@ -16,8 +16,8 @@ from torch import nn
 from torch.func import vmap
 
 from fedveil.inputs import mapped, taken
-from fedveil.models.products import Product
 from fedveil.models.task import Features, Named, Task
+from fedveil.models.vmap_layers import Product
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, row_norms
 from fedveil.training.gradients.forms import Full, Gradient, without_subnormals

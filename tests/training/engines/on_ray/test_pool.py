@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.attacks.attack import BackdoorAttack
-from fedveil.attacks.images import PixelTrigger
+from fedveil.attacks.backdoor_attack import BackdoorAttack
+from fedveil.attacks.image_backdoors import PixelTrigger
 from fedveil.data.federated import FederatedData
 from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy

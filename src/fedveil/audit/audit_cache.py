@@ -1,0 +1,156 @@
+"""`AuditCache`: the directory of a long audit, so that an interrupted one resumes.
+
+audit.json   what is audited, with which settings, and by which code
+found.json   all results, written when the audit has ended
+NAME.npy     an array, written as soon as it is computed
+NAME.json    plain values
+NAME.png     a figure
+"""
+
+import hashlib
+import importlib.metadata
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+import fedveil
+from fedveil.data.data_files import UNREADABLE
+from fedveil.errors import BadInput
+from fedveil.runs.disk import locked, write_atomic
+from fedveil.runs.recipe import Recipe
+from fedveil.tuning.figures import png
+
+Numbers = npt.NDArray[np.float64]
+
+_FORMAT = 2
+_PACKAGES = ("fedveil", "torch", "numpy", "scipy", "scikit-learn")
+ABOUT = "audit.json"
+FOUND = "found.json"
+_OWN_FILES = ("lock", f".{ABOUT}.tmp")
+
+
+@dataclass(frozen=True)
+class AuditCache:
+    """Arrays, values and figures by name.
+
+    Everything in the directory is a function of audit.json, up to rounding. An audit that was
+    killed and started again computes no array twice and ends with the same findings. The code is
+    part of audit.json: arrays of another version are refused.
+
+    Attributes:
+        folder: The directory. None saves nothing.
+    """
+
+    folder: Path | None = None
+
+    @staticmethod
+    @contextmanager
+    def at(folder: Path | None, identity: dict[str, Any]) -> Iterator["AuditCache"]:
+        """Open the audit in `folder`, or begin one there, and lock it for this process.
+
+        | edge | behaviour |
+        |---|---|
+        | another audit, a run, or other files in the folder | BadInput |
+        | the same audit, begun by other code or other libraries | BadInput |
+        | another process is at work there | BadInput |
+        """
+        if folder is None:
+            yield AuditCache()
+            return
+        about = {"format": _FORMAT, "code": code(), **json.loads(json.dumps(identity))}
+        _check(folder, about)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise BadInput(f"--out {folder} cannot be made: {e.strerror}") from e
+        with locked(folder):
+            _check(folder, about)
+            write_atomic(folder / ABOUT, json.dumps(about, indent=2).encode())
+            yield AuditCache(folder)
+
+    def load(self, name: str) -> Numbers | None:
+        """The array of that name. None if there is none, or a crash left half of it."""
+        if self.folder is None:
+            return None
+        try:
+            values = np.load(self.folder / f"{name}.npy", allow_pickle=False)
+        except UNREADABLE:
+            return None
+        return np.asarray(values, dtype=np.float64)
+
+    def save(self, name: str, values: Numbers) -> None:
+        """Write an array atomically."""
+        if self.folder is not None:
+            buffer = io.BytesIO()
+            np.save(buffer, values, allow_pickle=False)
+            write_atomic(self.folder / f"{name}.npy", buffer.getvalue())
+
+    def load_json(self, name: str) -> dict[str, Any] | None:
+        """The values of that name. None if there are none."""
+        if self.folder is None:
+            return None
+        try:
+            return dict(json.loads((self.folder / f"{name}.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def save_json(self, name: str, values: dict[str, Any]) -> None:
+        """Write plain JSON values atomically."""
+        if self.folder is not None:
+            write_atomic(self.folder / f"{name}.json", json.dumps(values, indent=2).encode())
+
+    def save_figure(self, name: str, draw: Callable[[], Figure]) -> None:
+        """Draw and write a figure, if there is a directory."""
+        if self.folder is not None:
+            write_atomic(self.folder / f"{name}.png", png(draw()))
+
+
+@cache
+def code() -> str:
+    """The versions of the libraries that compute an audit, and a digest of fedveil's source.
+
+    A version number alone does not tell two states of the source apart.
+    """
+    source, digest = Path(fedveil.__file__).parent, hashlib.sha256()
+    for path in sorted(source.rglob("*.py")):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest.update(f"{path.relative_to(source).as_posix()} {content}\n".encode())
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES]
+    return ", ".join([*versions, f"source {digest.hexdigest()[:16]}"])
+
+
+def audited_digest(recipe: Recipe) -> str:
+    """The digest by which audit.json names a recipe."""
+    return hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()
+
+
+def _check(folder: Path, about: dict[str, Any]) -> None:
+    """Refuse a folder that holds anything but this audit."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"--out {folder} is a file: name a directory")
+    path = folder / ABOUT
+    if not path.exists():
+        inside = folder.iterdir() if folder.is_dir() else ()
+        others = sorted(p.name for p in inside if p.name not in _OWN_FILES)
+        if others:
+            raise BadInput(f"--out {folder} holds {others[0]} and no audit: use another")
+        return
+    try:
+        stored = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as e:
+        raise BadInput(f"{path} is not an audit's: use another --out") from e
+    for key, value in about.items():
+        if stored.get(key) != value:
+            raise BadInput(
+                f"{folder} holds another audit (its {key} is {stored.get(key)!r}, not {value!r}): "
+                "start it again as it was, or use another --out"
+            )

@@ -1,0 +1,253 @@
+"""Gradient inversion: search for records that would have produced an observed update.
+
+The attacker guesses records, simulates the client's training on them (`audit.simulated_client`),
+and changes the guess until the simulated update matches the observed one.
+
+- DLG minimises the squared distance and guesses labels along with records (Zhu et al. 2019).
+- iDLG reads the labels off the last layer first (Zhao et al. 2020).
+- The cosine method matches directions, which a clip does not change, and prefers images of little
+  total variation (Geiping et al. 2020).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.audit.simulated_client import SimulatedClient
+from fedveil.errors import BadInput
+from fedveil.models.task import Task
+
+_TINY = 1e-20
+_INNER = 10
+_DROPS = (3 / 8, 5 / 8, 7 / 8)
+
+
+class Method(StrEnum):
+    """The distance that is minimised, and by which optimiser."""
+
+    DLG = "dlg"
+    IDLG = "idlg"
+    COSINE = "cosine"
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The range of pixel values in public records."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise BadInput(
+                f"public records have values from {self.low:g} to {self.high:g}: a range is needed"
+            )
+
+    @property
+    def peak(self) -> float:
+        """The width of the range."""
+        return self.high - self.low
+
+    def of(self, unit: torch.Tensor) -> torch.Tensor:
+        """Scale values from [0, 1] to the range."""
+        return self.low + self.peak * unit
+
+
+@dataclass(frozen=True, eq=False)
+class InvertedRecords:
+    """Reconstructed records and labels.
+
+    Attributes:
+        x: Records [B, ...].
+        labels: Labels [B].
+        distance: Between the simulated and the observed update, as the method measures it. The
+            attacker can compare guesses by it.
+    """
+
+    x: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+    distance: float
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """Search by one method from several random guesses, and keep the closest result.
+
+    Attributes:
+        method: The distance and its optimiser.
+        steps: Steps of the optimiser from each guess.
+        restarts: The number of random guesses.
+        lr: Learning rate of the cosine method.
+        smooth: Weight of the total variation in the cosine method.
+    """
+
+    method: Method = Method.COSINE
+    steps: int = 1000
+    restarts: int = 2
+    lr: float = 0.1
+    smooth: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "restarts"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} is {getattr(self, name)}: at least 1 is needed")
+
+    def invert(
+        self,
+        client: SimulatedClient,
+        seen: torch.Tensor,
+        shape: tuple[int, ...],
+        pixels: Pixels,
+        labels: npt.NDArray[np.int64],
+        seed: int,
+    ) -> InvertedRecords:
+        """Find records whose simulated update matches the update `seen`.
+
+        Args:
+            client: Simulates the client's work.
+            seen: The observed update, [P].
+            shape: The shape of one record.
+            pixels: The range of values.
+            labels: Labels [B] read off the update. DLG uses only their number.
+            seed: Draws the guesses.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        guesses = []
+        for _ in range(self.restarts):
+            unit = torch.rand((len(labels), *shape), generator=generator)
+            if self.method is Method.COSINE:
+                guesses.append(self._aligned(client, seen, unit, pixels, labels))
+            else:
+                logits = torch.randn((len(labels), client.classes), generator=generator)
+                known = None if self.method is Method.DLG else labels
+                guesses.append(self._closest(client, seen, unit, pixels, logits, known))
+        return min(guesses, key=lambda guess: guess.distance)
+
+    def _aligned(
+        self,
+        client: SimulatedClient,
+        seen: torch.Tensor,
+        unit: torch.Tensor,
+        pixels: Pixels,
+        labels: npt.NDArray[np.int64],
+    ) -> InvertedRecords:
+        """The cosine method: Adam on the sign of the gradient, within the range of pixels."""
+        certain = torch.from_numpy(labels)
+        unit = unit.clone().requires_grad_()
+        adam = torch.optim.Adam([unit], lr=self.lr)
+        drops = [int(share * self.steps) for share in _DROPS]
+        slower = torch.optim.lr_scheduler.MultiStepLR(adam, drops, gamma=0.1)
+        best = InvertedRecords(_pixels(unit, pixels), labels, float("inf"))
+        for _ in range(self.steps):
+            away = _angle(client.update(pixels.of(unit), certain), seen)
+            if float(away.detach()) < best.distance:
+                best = InvertedRecords(_pixels(unit, pixels), labels, float(away.detach()))
+            cost = away + self.smooth * variation(unit)
+            (slope,) = torch.autograd.grad(cost, unit)
+            unit.grad = slope.sign()
+            adam.step()
+            slower.step()
+            with torch.no_grad():
+                unit.clamp_(0.0, 1.0)
+        return best
+
+    def _closest(
+        self,
+        client: SimulatedClient,
+        seen: torch.Tensor,
+        unit: torch.Tensor,
+        pixels: Pixels,
+        logits: torch.Tensor,
+        labels: npt.NDArray[np.int64] | None,
+    ) -> InvertedRecords:
+        """DLG and iDLG: L-BFGS on the squared distance, relative to the observed update."""
+        unit, logits = unit.clone().requires_grad_(), logits.clone().requires_grad_()
+        certain = None if labels is None else torch.from_numpy(labels)
+        free = [unit] if certain is not None else [unit, logits]
+        lbfgs = torch.optim.LBFGS(
+            free, max_iter=_INNER, history_size=50, line_search_fn="strong_wolfe"
+        )
+        length = float(seen.square().sum()) + _TINY
+
+        def distance() -> torch.Tensor:
+            chances = logits.softmax(dim=1) if certain is None else certain
+            made = client.update(pixels.of(unit), chances)
+            return (made - seen).square().sum() / length
+
+        def closure() -> torch.Tensor:
+            loss = distance()
+            for each, slope in zip(free, torch.autograd.grad(loss, free), strict=True):
+                each.grad = slope
+            return loss.detach()
+
+        step: Callable[[Callable[[], torch.Tensor]], torch.Tensor] = lbfgs.step
+        for _ in range(-(-self.steps // _INNER)):
+            step(closure)
+            with torch.no_grad():
+                if not bool(torch.isfinite(unit).all()):
+                    unit.nan_to_num_(0.5, 1.0, 0.0)
+                    break
+        guessed = logits.argmax(dim=1).numpy() if labels is None else labels
+        return InvertedRecords(
+            _pixels(unit, pixels), guessed, float(distance().detach().nan_to_num(torch.inf))
+        )
+
+
+def variation(unit: torch.Tensor) -> torch.Tensor:
+    """The mean total variation of images [B, C, H, W]: how much neighbouring pixels differ."""
+    across = (unit[..., 1:] - unit[..., :-1]).abs().mean()
+    return across + (unit[..., 1:, :] - unit[..., :-1, :]).abs().mean()
+
+
+def _angle(made: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """1 less the cosine between two updates."""
+    lengths = (made.square().sum() * seen.square().sum() + _TINY).sqrt()
+    return 1 - (made * seen).sum() / lengths
+
+
+def _pixels(unit: torch.Tensor, pixels: Pixels) -> npt.NDArray[np.float32]:
+    image: npt.NDArray[np.float32] = pixels.of(unit.detach().clamp(0.0, 1.0)).numpy().copy()
+    return image
+
+
+def label_shares(task: Task, update: torch.Tensor, classes: int) -> npt.NDArray[np.float64]:
+    """A score for each class from an update [P], larger if records have the label.
+
+    The gradient of the cross-entropy at a logit is the probability of the class less the share of
+    records with that label. One record makes exactly one of them negative (iDLG, Zhao et al. 2020).
+    The score is the update of the last layer's bias. Without a bias it is the norm of the class's
+    row of weights: for one record all rows are multiples of one vector, and its label's is longest.
+    """
+    named = task.named(update.detach().double())
+    last = [value for value in named.values() if value.shape[:1] == (classes,)]
+    if not last:
+        raise BadInput(
+            f"no parameter of the model has one row for each of {classes} labels: labels cannot be "
+            "told from an update; use --method dlg, which guesses them"
+        )
+    scores = last[-1] if last[-1].ndim == 1 else last[-1].reshape(classes, -1).norm(dim=1)
+    return np.asarray(scores.numpy(), dtype=np.float64)
+
+
+def labels_of(
+    shares: npt.NDArray[np.float64], chances: npt.NDArray[np.float64], records: int
+) -> npt.NDArray[np.int64]:
+    """The labels of `records` records, ascending, from the scores of `label_shares`.
+
+    A class with n_c of n records has the score s (n_c / n - chance), where `chances` are the mean
+    probabilities that the round's model gives to classes on public records. The scale s follows
+    from a class without records. Exact for one record.
+    """
+    if records == 1:
+        return np.array([int(np.argmax(shares))])
+    scale = float(np.max(-shares / chances))
+    left = shares / scale + chances if scale > 0 else shares.copy()
+    labels = []
+    for _ in range(records):
+        labels.append(int(np.argmax(left)))
+        left[labels[-1]] -= 1 / records
+    return np.sort(np.array(labels, dtype=np.int64))

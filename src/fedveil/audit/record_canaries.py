@@ -1,0 +1,168 @@
+"""Canary records in a training of DP-SGD: one run, an exact p-value (Steinke et al. 2023).
+
+Random records with random labels are dealt to the clients, and a coin decides for each whether it
+is in. The claim is made against the server, which sees every client's update. The score of a canary
+is the product of its client's updates with its own gradient at the round's model.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.audit.canaries import OnTraining
+from fedveil.audit.findings import Finding
+from fedveil.audit.one_run import OneRun, guessed
+from fedveil.audit.randomisers import claim_of, strict_line
+from fedveil.data.federated import FederatedData
+from fedveil.errors import BadInput
+from fedveil.identity import known_as
+from fedveil.privacy.accounting.budget import Budget
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.releases.dp_sgd import dp_sgd
+from fedveil.training.adversary import ReportAttack
+from fedveil.training.cohort import CohortData
+from fedveil.training.dp_sgd import ClientDpSgd
+from fedveil.training.engines.serial import Serial
+from fedveil.training.gradients.choice import gradients_of
+from fedveil.training.server import Weights
+from fedveil.training.session import Training, new_ledger
+from fedveil.training.turn import Turn
+from fedveil.training.work import OneGradient
+
+ATTACK = "one-run"
+CANARIES = 500
+SHARES = (0.05, 0.2, 1.0)
+"""Shares of the canaries that are guessed: few with certainty, or all."""
+
+
+@dataclass(frozen=True)
+class OneRunAudit:
+    """The one-run audit, with `canaries` records in one training drawn from `seed`."""
+
+    canaries: int = CANARIES
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.canaries < 50:
+            raise BadInput(f"--canaries is {self.canaries}: at least 50 are needed")
+
+    def findings(
+        self, training: Training, on_training: OnTraining = lambda done, of: None
+    ) -> Iterator[Finding]:
+        """One finding if clients run DP-SGD, and none otherwise."""
+        plan = training.plan
+        line = strict_line(plan)
+        if line is None or plan.steps is None:
+            return
+        if training.adversary is not None:
+            raise BadInput("the run has an attack of its own: leave out --attacks one-run")
+        if isinstance(training.data.x, dict) or training.data.x.dtype.kind != "f":
+            raise BadInput("canary records are for records of real numbers: leave out one-run")
+        inside, scores = self.scores(training)
+        on_training(1, 1)
+        line = strict_line(_nominal(training)) or line
+        claim = claim_of(line, line.participations(plan.permitted))
+        evidence = OneRun(self.canaries, guessed(scores, inside, SHARES), claim.delta)
+        what = f"{self.canaries:,} records of all clients"
+        yield Finding(ATTACK, what, claim, evidence)
+
+    def scores(self, training: Training) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64]]:
+        """(which canaries were in, the score of each)."""
+        generator = np.random.default_rng([self.seed, 0x0E])
+        data, plan = training.data, _nominal(training)
+        canaries = _drawn(data, self.canaries, generator)
+        owners = np.arange(self.canaries) % data.clients
+        inside = generator.random(self.canaries) < 0.5
+        seen: dict[int, torch.Tensor] = {}
+
+        @known_as("look")
+        def look(round: int, ids: npt.NDArray[np.int64], reports: torch.Tensor) -> torch.Tensor:
+            seen.update(zip(ids.tolist(), reports.clone(), strict=True))
+            return reports
+
+        if plan.steps is None or not isinstance(training.work, ClientDpSgd):
+            raise AssertionError("canary records are for DP-SGD")
+        again = replace(
+            training,
+            data=_with(data, canaries, owners, inside),
+            plan=plan,
+            work=replace(training.work, noisy=plan.steps),
+            weights=Weights.UNIFORM,
+            adversary=ReportAttack(look),
+            seed=int(generator.integers(2**31)),
+            workers=1,
+            every=plan.rounds,
+            clients_every=None,
+        )
+        engine = again.engine
+        if not isinstance(engine, Serial):
+            raise AssertionError("an audit runs in this process")
+        gradients = gradients_of(again.task, engine.mode, canaries, whole=True)
+        found = np.zeros(self.canaries)
+        state, ledger = again.start(), new_ledger(again.plan)
+        while (round := again.begin(state, ledger)) is not None:
+            seen.clear()
+            state = again.end(round, state, engine.run(round), ledger).state
+            which = np.flatnonzero(np.isin(owners, round.ids))
+            step = len(which) if str(engine.mode) == "vectorised" else 1
+            for a in range(0, len(which), max(1, step)):
+                some = which[a : a + step]
+                cohort = CohortData(canaries, some)
+                turn = Turn.of(round, cohort, gradients)
+                rows = OneGradient().updates(turn).rows.double()
+                updates = torch.stack([seen[int(k)] for k in owners[some]]).double()
+                found[some] += (rows * updates).sum(dim=1).numpy()
+        return inside, found
+
+
+def _nominal(training: Training) -> PrivacyPlan:
+    """The training's plan with a nominal number of records, so that sizes reveal nothing."""
+    plan, steps = training.plan, training.plan.steps
+    if steps is None or plan.schedule is None:
+        raise AssertionError("a plan without noisy steps")
+    return dp_sgd(
+        plan.sampler,
+        plan.population,
+        plan.schedule.start(),
+        rate=steps.rate,
+        steps=steps.steps,
+        nominal=steps.nominal or int(np.ceil(training.data.sizes.mean())),
+        rounds=plan.permitted,
+        budget=Budget(float("inf"), plan.lines[0].budget.delta),
+        multiplier=steps.multiplier,
+    )
+
+
+def _drawn(data: FederatedData, count: int, generator: np.random.Generator) -> FederatedData:
+    """Canaries with random features and labels, each the only record of its own client."""
+    x: Any = data.x
+    few = generator.integers(len(x), size=(2, count))
+    spread = float(np.asarray(x[few[0]], dtype=np.float64).std()) or 1.0
+    records = (spread * generator.normal(size=(count, *x.shape[1:]))).astype(x.dtype)
+    targets = data.y[few[1]]
+    offsets = np.arange(count + 1, dtype=np.int64)
+    return FederatedData(records, targets, offsets, data.test_x, data.test_y, data.classes)
+
+
+def _with(
+    data: FederatedData,
+    canaries: FederatedData,
+    owners: npt.NDArray[np.int64],
+    inside: npt.NDArray[np.bool_],
+) -> FederatedData:
+    """The clients' records, each followed by its canaries that are in."""
+    x: Any = data.x
+    more: Any = canaries.x
+    mine = [np.flatnonzero((owners == k) & inside) for k in range(data.clients)]
+    spans = [slice(a, b) for a, b in zip(data.offsets, data.offsets[1:], strict=False)]
+    both = list(zip(spans, mine, strict=True))
+    return replace(
+        data,
+        x=np.concatenate([part for s, m in both for part in (x[s], more[m])]),
+        y=np.concatenate([part for s, m in both for part in (data.y[s], canaries.y[m])]),
+        offsets=np.cumsum([0, *(len(data.y[s]) + len(m) for s, m in both)], dtype=np.int64),
+    )

@@ -1,0 +1,241 @@
+"""torch's attention and group norm in forms that vmap can run.
+
+Under vmap, torch has no rule for its fused attention, and `nn.MultiheadAttention` uses its weights
+without calling a layer. It also copies images whose channels lie last into the other order before
+it norms them, and the next convolution copies them back. In the copies that a task runs, these
+layers compute the same in plain products and without copying. Outside of vmap, and for options
+that are not covered here, torch's own code runs.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def under_vmap() -> bool:
+    """Whether a transform of `torch.func` is active."""
+    return torch._C._are_functorch_transforms_active()
+
+
+class Product(nn.Module):
+    """x -> x W' + b with a weight and a bias of the layer that this one is a part of.
+
+    It has no parameters: `names` says what the layer calls them, `rows` which of their rows are
+    meant, if not all, and they are passed in. So what goes into each product, and what comes back
+    to it, can be watched from outside.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, names: dict[str, str], rows: dict[str, slice] | None = None
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = inputs, outputs
+        self.names, self.rows = names, rows or {}
+
+    def forward(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return nn.functional.linear(x, weight, bias)
+
+    def compute(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        """The product with the parameters that `layer` has at the moment."""
+        held: dict[str, Any] = {
+            name: reduce(getattr, given.split("."), layer) for name, given in self.names.items()
+        }
+        own = {name: self.part(name, parameter) for name, parameter in held.items()}
+        out: torch.Tensor = self(x, own["weight"], own.get("bias"))
+        return out
+
+    def part(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """The rows of the layer's parameter that are this product's weight or bias."""
+        return parameter[self.rows[name]] if name in self.rows else parameter
+
+
+def plain_attention() -> AbstractContextManager[None]:
+    """Context in which attention uses operations that vmap can run."""
+    return sdpa_kernel(SDPBackend.MATH) if under_vmap() else nullcontext()
+
+
+def attend_(module: nn.Module) -> nn.Module:
+    """Replace the attention layers of a module, which is a copy, by their plain form, in place.
+
+    Subclasses, dropout and the options `add_bias_kv` and `add_zero_attn` stay as they are.
+
+    >>> layer = attend_(nn.MultiheadAttention(4, 2))
+    >>> x = torch.randn(3, 5, 1, 4)
+    >>> torch.allclose(torch.vmap(layer)(x, x, x)[0][1], layer(x[1], x[1], x[1])[0], atol=1e-6)
+    True
+    """
+    for layer in list(module.modules()):
+        plain = type(layer) is nn.MultiheadAttention and not layer.dropout
+        if plain and not layer.add_zero_attn and layer.bias_k is None:
+            _write_out_(layer)
+    return module
+
+
+def _write_out_(layer: nn.MultiheadAttention) -> None:
+    layer.__class__ = _Attention
+    width = layer.embed_dim
+    for number, part in enumerate("qkv"):
+        rows = slice(number * width, (number + 1) * width)
+        if layer._qkv_same_embed_dim:
+            names, own = {"weight": "in_proj_weight"}, {"weight": rows, "bias": rows}
+        else:
+            names, own = {"weight": f"{part}_proj_weight"}, {"bias": rows}
+        if layer.in_proj_bias is not None:
+            names["bias"] = "in_proj_bias"
+        inputs = getattr(layer, names["weight"]).shape[1]
+        layer.add_module(f"product_{part}", Product(inputs, width, names, own))
+    names = {name: f"out_proj.{name}" for name, _ in layer.out_proj.named_parameters()}
+    layer.add_module("product_out", Product(width, width, names))
+
+
+class _Attention(nn.MultiheadAttention):
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        key_padding_mask: torch.Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: torch.Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if not under_vmap():
+            given = (query, key, value, key_padding_mask, need_weights, attn_mask)
+            return super().forward(*given, average_attn_weights, is_causal)
+        single, first = query.ndim == 2, self.batch_first
+        if single:
+            query, key, value = (x[None] for x in (query, key, value))
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
+        elif not first:
+            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        q, k, v = (
+            self._heads(self._product(f"product_{part}", x))
+            for part, x in zip("qkv", (query, key, value), strict=True)
+        )
+        scores = torch.matmul(q * self.head_dim**-0.5, k.mT)
+        for mask in (self._mask(attn_mask), _padding(key_padding_mask)):
+            if mask is not None:
+                scores = scores + _additive(mask, scores)
+        weights = scores.softmax(dim=-1)
+        mixed = torch.matmul(weights, v).transpose(1, 2).flatten(2)
+        out = self._product("product_out", mixed)
+        out = out[0] if single else out if first else out.transpose(0, 1)
+        if not need_weights:
+            return out, None
+        seen = weights.mean(dim=1) if average_attn_weights else weights
+        return out, seen[0] if single else seen
+
+    def _product(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        product: Product = getattr(self, name)
+        return product.compute(self, x)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, L, width] -> [N, heads, L, width of a head]."""
+        return x.view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _mask(self, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """[L, S] for everybody, or [N x heads, L, S]."""
+        if mask is None or mask.ndim == 2:
+            return mask
+        return mask.reshape(-1, self.num_heads, *mask.shape[1:])
+
+
+def _padding(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """[N, S] -> [N, 1, 1, S]."""
+    return None if mask is None else mask[:, None, None, :]
+
+
+def _additive(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A mask that is added to the scores: -inf where a bool mask is True."""
+    if mask.dtype is not torch.bool:
+        return mask.to(like.dtype)
+    return torch.where(mask, float("-inf"), 0.0).to(like.dtype)
+
+
+def norm_in_place_(module: nn.Module) -> nn.Module:
+    """Replace the group norms of a module, which is a copy, by that form, in place.
+
+    >>> layer = norm_in_place_(nn.GroupNorm(2, 4))
+    >>> x = torch.randn(3, 1, 4, 5, 5)
+    >>> torch.allclose(torch.vmap(layer)(x)[1], layer(x[1]), atol=1e-6)
+    True
+    """
+    for layer in module.modules():
+        if type(layer) is nn.GroupNorm:
+            layer.__class__ = _GroupNorm
+    return module
+
+
+class _GroupNorm(nn.GroupNorm):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if not under_vmap() or input.ndim < 3:
+            return super().forward(input)
+        out = _normed(input, self.num_groups, self.eps)[0]
+        along = (-1, *[1] * (input.ndim - 2))
+        if self.weight is not None:
+            out = out * self.weight.view(along)
+        return out if self.bias is None else out + self.bias.view(along)
+
+
+class _Normed(torch.autograd.Function):
+    """Group norm without weights: what it gives, and the means and scales of the groups."""
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, groups: int, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return torch.native_group_norm(_laid(x), None, None, *_sides(x), groups, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        (x, ctx.groups, _), (_, mean, scale) = inputs, output
+        ctx.save_for_backward(x, mean, scale)
+        ctx.mark_non_differentiable(mean, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *errors: torch.Tensor) -> Any:
+        x, mean, scale = ctx.saved_tensors
+        given = (_laid(errors[0], x), _laid(x), mean, scale, None, *_sides(x), ctx.groups)
+        found = torch.ops.aten.native_group_norm_backward(*given, [True, False, False])
+        return found[0], None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int, ...], x: torch.Tensor, groups: int, eps: float
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[int, ...]]:
+        every = x.movedim(in_dims[0], 0)
+        found = _normed(every.flatten(0, 1), groups, eps)
+        return tuple(each.view(*every.shape[:2], *each.shape[1:]) for each in found), (0, 0, 0)
+
+
+def _normed(x: torch.Tensor, groups: int, eps: float) -> tuple[torch.Tensor, ...]:
+    found: tuple[torch.Tensor, ...] = _Normed.apply(x, groups, eps)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _laid(x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """`x` in one of the two orders that the kernel takes: as it lies, or as `like` does.
+
+    The strides of channels that lie last are written out: of a single record torch takes others.
+    """
+    like = x if like is None else like
+    if under_vmap():
+        return x
+    if like.ndim != 4 or like.is_contiguous():
+        return x.contiguous()
+    _, channels, height, width = x.shape
+    strides = (channels * height * width, 1, channels * width, channels)
+    return x.contiguous(memory_format=torch.channels_last).as_strided(x.shape, strides)
+
+
+def _sides(x: torch.Tensor) -> tuple[int, int, int]:
+    """(records, channels, numbers per channel)."""
+    return x.shape[0], x.shape[1], prod(x.shape[2:])

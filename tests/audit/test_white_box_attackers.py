@@ -1,0 +1,95 @@
+"""Attackers inside a training: whom they see, what they send, and what they leave alone."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.audit import white_box_attackers
+from fedveil.audit.shadow_models import ShadowModels
+from fedveil.audit.traces import gradients_at, losses_of
+from fedveil.audit.white_box_attackers import (
+    RecordTraces,
+    TargetRecords,
+    by_active_client,
+    by_active_server,
+    by_client,
+)
+from tests.audit.test_shadow_models import federation, plain
+
+
+def noted(monkeypatch, attacker, **changes):
+    """What the attacker's training had asked for, round by round: (round, ids, models sent)."""
+    sent = []
+    run = white_box_attackers.Serial.run
+
+    def noting(self, round, ids, state, attempt=0):
+        sent.append((round, ids.tolist(), state.params.clone()))
+        return run(self, round, ids, state, attempt)
+
+    monkeypatch.setattr(white_box_attackers.Serial, "run", noting)
+    monkeypatch.setattr(white_box_attackers, "WATCHED", 2)
+    shadow_models = ShadowModels(plain(**changes), 1)
+    attacker(shadow_models.at(0), TargetRecords(shadow_models.training.data, 0))
+    return sent
+
+
+def test_the_active_server_sends_each_client_its_own_model(monkeypatch):
+    """In rounds that are watched, 1 and 4 of 4, and in no others."""
+    sent = noted(monkeypatch, by_active_server)
+    assert [round for round, _, _ in sent] == [*([1] * 6), 2, 3, *([4] * 6)]
+    for round in (1, 4):
+        models = [params for r, _, params in sent if r == round]
+        assert len({tuple(params.tolist()) for params in models}) == 6
+
+
+def test_the_active_client_takes_part_whenever_it_asks_and_looks_a_round_later(monkeypatch):
+    sent = noted(monkeypatch, by_active_client)
+    assert all(0 in ids for round, ids, _ in sent if round == 1)
+    passive = noted(monkeypatch, by_client)
+    assert not torch.equal(sent[1][2], passive[1][2])
+    shadow_models = ShadowModels(plain(), 1)
+    rows = by_active_client(shadow_models.at(0), TargetRecords(shadow_models.training.data, 0))
+    assert (
+        rows.shape[1]
+        == 2
+        * by_client(shadow_models.at(0), TargetRecords(shadow_models.training.data, 0)).shape[1]
+    )
+    assert (np.abs(rows).sum(axis=0) > 0).all()
+
+
+def test_a_passive_client_changes_nothing():
+    """The global models it sees are those of the training alone."""
+    shadow_models = ShadowModels(plain(), 1)
+    alone, data = shadow_models.at(0), shadow_models.training.data
+    *_, last = alone.rounds(alone.start(), white_box_attackers.new_ledger(alone.plan))
+    final = losses_of(alone.task, last.state.params, data.x, data.y)
+    rows = by_client(shadow_models.at(0), TargetRecords(data, 0))
+    assert rows[:, rows.shape[1] // 2] == pytest.approx(final, rel=1e-4)
+
+
+def test_a_server_looks_at_the_reports_of_a_records_own_client():
+    """One round: the loss after the client's own step, not after the mean step."""
+    shadow_models = ShadowModels(plain(rounds=1), 1)
+    data, half = shadow_models.training.data, shadow_models.at(0)
+    rows = white_box_attackers.by_server(half, TargetRecords(data, 0))
+    task, start = half.task, half.start().params
+    for client in range(data.clients):
+        own = slice(half.data.offsets[client], half.data.offsets[client + 1])
+        step = gradients_at(task, start, half.data.x[own], half.data.y[own]).mean(dim=0)
+        asked = slice(data.offsets[client], data.offsets[client + 1])
+        wanted = losses_of(task, start - step, data.x[asked], data.y[asked])
+        assert rows[asked, 0] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_what_a_record_showed_is_its_mean_and_its_last():
+    seen = RecordTraces(3)
+    assert seen.features.shape == (3, 0)
+    seen.add(np.array([0, 2]), np.array([[1.0], [5.0]]))
+    seen.add(np.array([0]), np.array([[3.0]]))
+    assert seen.features.tolist() == [[2.0, 3.0], [0.0, 0.0], [5.0, 5.0]]
+
+
+def test_every_record_is_asked_about_once():
+    aims = TargetRecords(federation(), 0).by_round([1, 3, 7])
+    assert sorted(np.concatenate(list(aims.values()))) == list(range(39))
+    assert [len(rows) for rows in aims.values()] == [13, 13, 13]

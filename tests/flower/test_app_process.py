@@ -1,0 +1,94 @@
+"""Flower's threads draw from a generator of their own, and an app ends with its parent."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from fedveil.flower.app_process import separate_draws
+
+APP = """
+import sys, threading
+from fedveil.flower import app_process
+app_process._GRACE = app_process._POLL = 0.05
+app_process.end_with_parent()
+print("up", flush=True)
+threading.Event().wait(60)
+"""
+
+USED = ("flwr.supercore.heartbeat", "flwr.supercore.retry.retry_invoker")
+
+
+@pytest.fixture
+def flower(monkeypatch):
+    pytest.importorskip("flwr.supernode.cli")
+    for name, module in tuple(sys.modules.items()):
+        if name.split(".")[0] == "flwr" and getattr(module, "random", None) is not None:
+            monkeypatch.setattr(module, "random", random)
+
+
+@pytest.mark.usefixtures("flower")
+def test_a_heartbeat_leaves_the_common_generator_as_it_was():
+    separate_draws()
+    before = random.getstate()
+    for name in USED:
+        module = sys.modules[name]
+        assert 0.7 <= module.random.uniform(0.7, 0.9) <= 0.9
+    assert random.getstate() == before
+
+
+@pytest.mark.usefixtures("flower")
+def test_the_server_s_app_sees_to_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "fedveil.flower.server_app", raising=False)
+    heartbeat = sys.modules["flwr.supercore.heartbeat"]
+    __import__("fedveil.flower.server_app")
+    assert heartbeat.random is not random
+
+
+@pytest.mark.usefixtures("flower")
+def test_a_site_sees_to_it_in_the_process_that_answers(monkeypatch):
+    """Which was forked from the one that imported the app, and is named another parent."""
+    from fedveil.flower import client_app
+
+    watched = []
+    monkeypatch.setattr(client_app, "end_with_parent", lambda: watched.append(True))
+    heartbeat = sys.modules["flwr.supercore.heartbeat"]
+    assert heartbeat.random is random
+    with client_app.app._lifespan(None):
+        assert heartbeat.random is not random
+        assert watched
+
+
+@pytest.fixture
+def app():
+    started = []
+
+    def begin(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, "-c", APP, *arguments], stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        assert process.stdout.readline() == "up\n"
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_it_ends_when_its_parent_does(app):
+    parent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = app("--token", "x", "--parent-pid", str(parent.pid))
+    assert process.poll() is None
+    parent.kill()
+    parent.wait()
+    assert process.wait(60) == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("--parent-pid",), ("--token", "x")])
+def test_nobody_is_watched_who_was_not_named(app, arguments):
+    process = app(*arguments)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
