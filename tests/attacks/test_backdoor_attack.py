@@ -151,7 +151,9 @@ def reports(made, round=1, ids=None):
             return sent
 
     ids = adversary.attackers if ids is None else ids
-    replace(engine, job=replace(engine.job, adversary=Watched())).run(round, ids, made.start())
+    replace(engine, job=replace(engine.job, adversary=Watched())).run(
+        made.round(round, ids, made.start())
+    )
     return seen
 
 

@@ -59,11 +59,11 @@ def centrally(make, secure=False):
 
 def moved_by_a_client(training):
     """How many clips the sum of a round moves by if the first client is left out."""
-    everyone, run = np.arange(CLIENTS), training.engine.run
-    run(1, everyone, training.start())
-    later = replace(training.start(), round=1)
-    total = run(2, everyone, later).total.clone()
-    return float((total - run(2, everyone[1:], later).total).norm()) / CLIP
+    everyone, run, state = np.arange(CLIENTS), training.engine.run, training.start()
+    run(training.round(1, everyone, state))
+    total = run(training.round(2, everyone, state)).total.clone()
+    others = run(training.round(2, everyone[1:], state)).total
+    return float((total - others).norm()) / CLIP
 
 
 @pytest.mark.parametrize("name", PLACES)

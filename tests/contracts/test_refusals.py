@@ -115,7 +115,8 @@ def test_sums_that_travel_keep_who_was_refused_and_what_is_left(chunks):
     engine, state = training.engine, training.start()
     assert isinstance(engine, Serial)
     pieces = np.array_split(EVERYBODY, chunks)
-    known = (state.params.numpy(), state.moving.numpy(), EVERYBODY, 1, None)
+    round = training.round(1, EVERYBODY, state)
+    known = (round.start.numpy(), EVERYBODY, round)
     sent = [node.chunks_sum(engine, *known, [piece]) for piece in pieces]
     size = training.task.size
     together = node.received(node.added(size, False, False, *sent), size, False)

@@ -44,10 +44,13 @@ def test_what_a_module_begins_to_remember_ends_with_its_client(make_data, worker
         fv.Task(Sleeper(), fv.cross_entropy), data, plan, SGD, workers=workers, chunk=1
     )
     assert training.remark.startswith("each client is computed in a fork")
-    state, run = training.start(), training.engine.run
+
+    def total_of(ids):
+        return training.engine.run(training.round(1, ids, training.start())).total.clone()
+
     everyone = np.arange(data.clients)
-    total = run(1, everyone, state).total.clone()
-    alone = [run(1, np.array([k]), state).total.clone() for k in everyone[::-1]]
+    total = total_of(everyone)
+    alone = [total_of(np.array([k])) for k in everyone[::-1]]
     training.engine.close()
     assert torch.allclose(total, torch.stack(alone).sum(0), rtol=0, atol=1e-9)
 

@@ -28,10 +28,10 @@ from fedveil.training.engines.serial import Serial
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.server import Weights
 from fedveil.training.work import ClientSgd, OneGradient
+from tests.asking import asked
 
 FAMILIES = ["softmax", "linear", "mlp", "small-cnn"]
 CLIP = Fixed(0.05)
-from tests.asking import asked
 
 
 def engine_for(task, data, clip=None, **changes):

@@ -33,6 +33,7 @@ from fedveil.training.engines.workers import WorkerLost
 from fedveil.training.gradients.choice import Mode
 from fedveil.training.session import Training, train
 from fedveil.training.work import OneGradient
+from tests.asking import asked
 from tests.training.engines.on_ray.test_parcel import sent
 from tests.training.engines.test_processes import FREE, RECIPES, net, ragged, trained
 
@@ -40,7 +41,6 @@ assert ragged
 pytestmark = pytest.mark.filterwarnings(  # Ray leaves files and sockets open
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
-from tests.asking import asked
 
 
 class Here:
