@@ -10,8 +10,8 @@ from fedveil.runs.sections.client_section import DpSgdSection, GradientSection, 
 from fedveil.runs.sections.section import Section
 
 if TYPE_CHECKING:
-    from fedveil.attacks.attack import BackdoorAttack
     from fedveil.attacks.backdoor import Backdoor
+    from fedveil.attacks.backdoor_attack import BackdoorAttack
     from fedveil.data.federated import FederatedData
     from fedveil.privacy.plan import PrivacyPlan
     from fedveil.runs.recipe import Recipe
@@ -81,7 +81,7 @@ class _Attack(Section):
         self, recipe: "Recipe", data: "FederatedData", plan: "PrivacyPlan"
     ) -> "BackdoorAttack":
         """The adversary of the recipe's training."""
-        from fedveil.attacks.attack import AttackerNoise, BackdoorAttack, When
+        from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
 
         data.check_tested("[attack]")
         if self.project and plan.schedule is None:
@@ -151,7 +151,7 @@ class PixelSection(_Attack):
     )
 
     def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.images import PixelTrigger
+        from fedveil.attacks.image_backdoors import PixelTrigger
 
         return PixelTrigger(
             self.target,
@@ -175,7 +175,7 @@ class WritersSection(_Attack):
     writers: Annotated[int, COUNT] = Field(default=10, description="How many clients' records.")
 
     def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.images import WritersBackdoor
+        from fedveil.attacks.image_backdoors import WritersBackdoor
 
         return WritersBackdoor(self.source, self.target, self.writers)
 
@@ -196,7 +196,7 @@ class ColourSection(_Attack):
     )
 
     def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.images import ColourBackdoor
+        from fedveil.attacks.image_backdoors import ColourBackdoor
 
         return ColourBackdoor(self.source, self.target, self.channel, self.feature_share)
 
@@ -211,7 +211,7 @@ class PhraseSection(_Attack):
     target: Annotated[int, _LABEL] = Field(description=_TARGET)
 
     def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.texts import PhraseBackdoor
+        from fedveil.attacks.text_backdoors import PhraseBackdoor
 
         return PhraseBackdoor(self.phrase, self.target)
 
@@ -227,7 +227,7 @@ class SentenceSection(_Attack):
     )
 
     def backdoor(self) -> "Backdoor":
-        from fedveil.attacks.texts import SentenceBackdoor
+        from fedveil.attacks.text_backdoors import SentenceBackdoor
 
         return SentenceBackdoor(tuple(self.sentences))
 
