@@ -107,7 +107,8 @@ def check_others(data, cluster):
     settings = {"mode": Mode.LOOPED, "aggregate": CoordinateMedian()}
     alone, _ = trained(task, data, plan, work, workers=1, **settings)
     assert torch.equal(trained(task, data, plan, work, cluster=cluster, **settings)[0], alone)
-    many = replace(data, test_x=np.tile(data.test_x, (150, 1)), test_y=np.tile(data.test_y, 150))
+    tiled = {"test_x": np.tile(data.test_x, (150, 1)), "test_y": np.tile(data.test_y, 150)}
+    many = replace(data, **tiled, test_owners=None)
     _, said = trained(task, many, plan, work, mode=Mode.LOOPED, workers=1)
     _, also = trained(task, many, plan, work, mode=Mode.LOOPED, cluster=cluster)
     assert said == also
