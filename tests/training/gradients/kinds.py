@@ -351,5 +351,4 @@ KINDS = {
     ),
     "raw parameters": Kind(Raw, (6,), "copies"),
     "weight norm": Kind(weight_normed, (6,), "mixed"),
-    "a branch on the record": Kind(Branching, (6,), "looped"),
 }

@@ -9,7 +9,7 @@ from fedveil.models.task import Task, cross_entropy
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm
 from fedveil.training.gradients.per_example import ClippedExamples
-from tests.training.gradients.kinds import KINDS, WORDS
+from tests.training.gradients.kinds import KINDS, WORDS, Branching
 
 RECORDS = 4
 
@@ -109,3 +109,10 @@ def test_there_are_kinds_of_every_way():
 def test_a_weight_that_a_hook_computes_is_refused():
     with pytest.raises(BadInput, match=r"by torch\.nn\.utils\.parametrizations"):
         Task(nn.utils.weight_norm(nn.Linear(6, 3)), cross_entropy)
+
+
+def test_a_branch_on_the_record_is_refused():
+    """Its own code could let a record reach another's gradient, and no graph has the branch."""
+    x, y = torch.randn(2, 6), torch.arange(2)
+    with pytest.raises(BadInput, match="it decides by the values of its inputs"):
+        ClippedExamples(Task(Branching(), cross_entropy), x, y)

@@ -121,33 +121,37 @@ def check_others(data, cluster):
     assert not torch.equal(one, other)
 
 
-class Slow(nn.Module):
-    """A linear layer that says on which node it is computed, and takes its time there."""
+class Slow:
+    """Local work that says on which node it is computed, and takes its time there."""
 
-    def __init__(self, folder, seconds):
-        super().__init__()
-        self.inner = nn.Linear(6, 3)
-        self.folder, self.seconds, self.parent = folder, seconds, os.getpid()
+    def __init__(self, inner, folder, seconds=0.2):
+        self.inner, self.folder, self.seconds, self.parent = inner, folder, seconds, os.getpid()
 
-    def forward(self, x):
+    def __getattr__(self, name):
+        return getattr(vars(self)["inner"], name)
+
+    def updates(self, turn):
         if os.getpid() != self.parent:
-            import ray
+            self.elsewhere()
+        return self.inner.updates(turn)
 
-            (self.folder / ray.get_runtime_context().get_node_id()).touch()
-            time.sleep(self.seconds)
-        return self.inner(x)
+    def elsewhere(self):
+        import ray
+
+        (self.folder / ray.get_runtime_context().get_node_id()).touch()
+        time.sleep(self.seconds)
 
 
-def slowly(data, folder, seconds=0.2, **changes):
-    task = Task(Slow(folder, seconds), cross_entropy)
+def slowly(data, folder, kind=Slow, **changes):
+    task = Task(nn.Linear(6, 3), cross_entropy)
     task.parameters.copy_(torch.linspace(-1, 1, task.size))
     plan, work = RECIPES["dp-fedavg-gaussian"](task)
-    return Training(task, data, plan, work, chunk=2, mode=Mode.LOOPED, **changes)
+    return Training(task, data, plan, kind(work, folder), mode=Mode.LOOPED, **changes)
 
 
 @pytest.mark.slow
 def test_a_node_that_is_killed_in_mid_round_changes_nothing(ragged, open_cluster, tmp_path):
-    expected = [r.state.params for r in train(slowly(ragged, tmp_path, workers=1))]
+    expected = [r.state.params for r in train(slowly(ragged, tmp_path, workers=1, chunk=2))]
     cluster = open_cluster(1, 1, 1)
     victim = cluster.list_all_nodes()[-1]
     killed = []
@@ -160,7 +164,7 @@ def test_a_node_that_is_killed_in_mid_round_changes_nothing(ragged, open_cluster
 
     killer = threading.Thread(target=kill)
     killer.start()
-    training = slowly(ragged, tmp_path, cluster=RayCluster(cluster.address))
+    training = slowly(ragged, tmp_path, cluster=RayCluster(cluster.address), chunk=2)
     found = [r.state.params for r in train(training)]
     killer.join(60)
     assert killed
@@ -168,34 +172,26 @@ def test_a_node_that_is_killed_in_mid_round_changes_nothing(ragged, open_cluster
 
 
 class DiesOnce(Slow):
-    def forward(self, x):
-        if os.getpid() != self.parent and not (self.folder / "died").exists():
+    def elsewhere(self):
+        if not (self.folder / "died").exists():
             (self.folder / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return self.inner(x)
 
 
 class DiesAlways(Slow):
-    def forward(self, x):
-        if os.getpid() != self.parent:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.inner(x)
+    def elsewhere(self):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Raises(Slow):
-    def forward(self, x):
-        if os.getpid() != self.parent:
-            raise BadInput("no such thing")
-        return self.inner(x)
+    def elsewhere(self):
+        raise BadInput("no such thing")
 
 
 @pytest.mark.slow
 def test_a_worker_that_dies_is_replaced_and_an_error_is_passed_on(ragged, tmp_path):
-    def of(module, **changes):
-        task = Task(module(tmp_path, 0), cross_entropy)
-        task.parameters.copy_(torch.linspace(-1, 1, task.size))
-        plan, work = RECIPES["dp-fedavg-gaussian"](task)
-        return Training(task, ragged, plan, work, chunk=3, mode=Mode.LOOPED, **changes)
+    def of(kind, **changes):
+        return slowly(ragged, tmp_path, kind, chunk=3, **changes)
 
     expected = [r.state.params for r in train(of(DiesOnce, workers=1))]
     cluster = RayCluster()
