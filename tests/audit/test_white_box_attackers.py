@@ -22,9 +22,9 @@ def noted(monkeypatch, attacker, **changes):
     sent = []
     run = white_box_attackers.Serial.run
 
-    def noting(self, round, ids, state, attempt=0):
-        sent.append((round, ids.tolist(), state.params.clone()))
-        return run(self, round, ids, state, attempt)
+    def noting(self, round):
+        sent.append((round.number, round.ids.tolist(), round.start.clone()))
+        return run(self, round)
 
     monkeypatch.setattr(white_box_attackers.Serial, "run", noting)
     monkeypatch.setattr(white_box_attackers, "WATCHED", 2)

@@ -94,10 +94,10 @@ def test_an_interrupted_round_is_in_the_claims_as_it_is_in_the_ledger(start, mon
     """It was charged, and its clients' turns were counted, before it was cut off."""
     run, whole = start("ldp-sgd"), Serial.run
 
-    def interrupted(self, round, ids, state, attempt=0):
-        if round == 3:
+    def interrupted(self, round):
+        if round.number == 3:
             raise KeyboardInterrupt
-        return whole(self, round, ids, state, attempt)
+        return whole(self, round)
 
     monkeypatch.setattr(Serial, "run", interrupted)
     result = run.execute()

@@ -61,11 +61,11 @@ def crash_in(monkeypatch, round):
     """Once, when the round was charged and before it is computed."""
     whole = Serial.run
 
-    def dying(self, number, ids, state, attempt=0):
-        if number == round:
+    def dying(self, asked):
+        if asked.number == round:
             monkeypatch.setattr(Serial, "run", whole)
             raise Crash
-        return whole(self, number, ids, state, attempt)
+        return whole(self, asked)
 
     monkeypatch.setattr(Serial, "run", dying)
 
@@ -190,9 +190,9 @@ def test_a_secret_cohort_is_stored_nowhere(start, monkeypatch, settings):
     """Neither in a table of the ledger nor as anything that changes with it."""
     cohorts, whole = [], Serial.run
 
-    def spy(self, round, ids, state, attempt=0):
-        cohorts.append(ids.copy())
-        return whole(self, round, ids, state, attempt)
+    def spy(self, round):
+        cohorts.append(round.ids.copy())
+        return whole(self, round)
 
     monkeypatch.setattr(Serial, "run", spy)
     run = start("central", *settings, SECURE_NOISE)

@@ -111,19 +111,19 @@ KINDS: dict[str, type[RoundAsk] | type[Answer] | type[Refusal]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class MessageParts:
     """A message as words and arrays, which is what carriers take."""
 
     words: dict[str, str | int]
     arrays: dict[str, np.ndarray]
 
 
-def taken_apart(message: Message) -> Parts:
+def taken_apart(message: Message) -> MessageParts:
     """The parts of a message, of which `put_together` makes it again."""
     words: dict[str, str | int] = {"format": FORMAT, "kind": message.kind}
     words |= {name: getattr(message, name) for name in message.words}
     arrays = {name: getattr(message, name).detach().cpu().numpy() for name in message.arrays}
-    return Parts(words, arrays)
+    return MessageParts(words, arrays)
 
 
 def put_together(words: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> Message:
