@@ -13,6 +13,7 @@ import os
 import struct
 import tempfile
 import threading
+import uuid
 import weakref
 from collections import OrderedDict
 
@@ -192,7 +193,7 @@ def autograd_function():
 
 
 def custom_operator():
-    kept, name = Running(), f"enemy{len(_LIBRARIES)}"
+    kept, name = Running(), f"enemy{uuid.uuid4().hex}"
     library = torch.library.Library(name, "DEF")
     library.define("changed(Tensor h) -> Tensor")
     torch.library.register_fake(f"{name}::changed", torch.empty_like, lib=library)
