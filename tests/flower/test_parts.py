@@ -260,6 +260,16 @@ def test_the_plan_draws_who_takes_part_and_who_is_away_stays_a_client(tmp_path):
     assert strategy.claim == plan.claims(20)[0]
 
 
+def test_the_sum_of_a_round_is_released_once(tmp_path):
+    """Two sums of one round with the same noise would differ by a client in the clear."""
+    strategy = PrivateStrategy(FedAvg(min_available_nodes=1), at_server(), tmp_path / "ledger.db")
+    grid = Nodes(sends(1.0))
+    sent = strategy.configure_train(1, START, ConfigRecord(), grid)
+    replies = list(grid.send_and_receive(sent))
+    assert strategy.aggregate_train(1, replies)[0] is not None
+    assert strategy.aggregate_train(1, replies[1:]) == (None, None)
+
+
 def test_a_strategy_that_samples_by_itself_is_refused(tmp_path):
     strategy = PrivateStrategy(FedAvg(fraction_train=0.5), at_server(), tmp_path / "ledger.db")
     with pytest.raises(BadInput, match="fraction_train"):

@@ -136,6 +136,7 @@ class PrivateStrategy(Strategy):
         round, plan = self._round, self.plan
         if round is None or round.number != server_round:
             return None, None
+        self._round = None  # a second sum of one round would be a release that nobody charged
         total = CohortSum.zero(len(round.start), plan.width, noisy=False)
         rows = self._rows(replies)
         for client in sorted(rows):

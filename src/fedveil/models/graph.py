@@ -282,7 +282,7 @@ def function_of(op: str) -> Callable[..., Any]:
         return _IN_ANY_LAYOUT[name]
     if name in _SIZES:
         return _SIZES[name]
-    if name in _FILLED:
+    if name in _FILLED and overload != "out":
         return _zeros(_FILLED[name])
     return _OPERATORS[op]
 
