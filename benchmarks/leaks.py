@@ -21,8 +21,8 @@ from pathlib import Path
 from fedveil.audit.findings import Leak
 from fedveil.audit.inversion import InversionAudit, Reconstruction, side_by_side
 from fedveil.audit.property import PropertyAudit
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.training.session import Training

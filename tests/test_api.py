@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.statement import statements
 
 SET = {"rounds": 4, "sample.rate": 0.5, "client.epochs": 1, "engine.workers": 1}

@@ -24,9 +24,9 @@ import numpy as np
 import pytest
 
 import fedveil
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.data.load import load_records
-from fedveil.errors import BadInput
 from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.mixer import MixerConfig, serve
 from fedveil.mixing.protocol import HELLO, REPORT, Refused

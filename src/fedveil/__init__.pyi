@@ -11,13 +11,13 @@ from fedveil.attacks.image_backdoors import PixelTrigger as PixelTrigger
 from fedveil.attacks.image_backdoors import WritersBackdoor as WritersBackdoor
 from fedveil.attacks.text_backdoors import PhraseBackdoor as PhraseBackdoor
 from fedveil.attacks.text_backdoors import SentenceBackdoor as SentenceBackdoor
+from fedveil.base.errors import BadInput as BadInput
+from fedveil.base.errors import BudgetExhausted as BudgetExhausted
+from fedveil.base.errors import FedveilError as FedveilError
 from fedveil.data.federated import FederatedData as FederatedData
 from fedveil.data.padding import pad as pad
 from fedveil.data.schema import TableSchema as TableSchema
 from fedveil.data.vocabulary import Vocabulary as Vocabulary
-from fedveil.errors import BadInput as BadInput
-from fedveil.errors import BudgetExhausted as BudgetExhausted
-from fedveil.errors import FedveilError as FedveilError
 from fedveil.models.metrics import Metric as Metric
 from fedveil.models.replacements import Lstm as Lstm
 from fedveil.models.replacements import without_batch_norm as without_batch_norm

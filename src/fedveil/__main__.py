@@ -2,7 +2,7 @@
 
 import sys
 
-from fedveil.interrupts import end_at_once
+from fedveil.base.interrupts import end_at_once
 
 
 def main() -> None:

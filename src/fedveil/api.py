@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedveil.checks import check_ledger_epsilon
+from fedveil.base.checks import check_ledger_epsilon
 from fedveil.console import Progress
 from fedveil.data.federated import FederatedData
 from fedveil.notebook import NotebookProgress, in_notebook

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fedveil.names import INTERVAL
+from fedveil.base.checks import INTERVAL
 from fedveil.privacy.accounting.claims import PrivacyClaim, measured_on
 from fedveil.privacy.accounting.events import event_text, from_dict
 from fedveil.privacy.accounting.meaning import Meaning, budgeted

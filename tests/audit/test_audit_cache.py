@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from fedveil.audit import audit_cache
 from fedveil.audit.audit_cache import AuditCache
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 IDENTITY = {"recipe": "abc", "seed": 0}
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedveil.audit.audit_cache import ABOUT, FOUND, audited_digest
 from fedveil.audit.audit_section import audit_section
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import (
     Accountant,
     NoiseSource,

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom, norm
 
 from fedveil.audit.bounds import Counts, GaussianBound, GeneralBound, SameKindBound, least, most
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled

@@ -15,8 +15,8 @@ from fedveil.audit.gradient_inversion import (
 )
 from fedveil.audit.image_similarity import psnr
 from fedveil.audit.simulated_client import SimulatedClient
+from fedveil.base.errors import BadInput
 from fedveil.data import digits
-from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
 from fedveil.training.work import OneGradient

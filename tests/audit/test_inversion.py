@@ -13,7 +13,7 @@ from fedveil.audit.inversion import (
     pixels_of,
     side_by_side,
 )
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run

@@ -20,7 +20,7 @@ from fedveil.audit.likelihood import (
 )
 from fedveil.audit.membership import curves_of
 from fedveil.audit.shadow_models import ShadowModels
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 

@@ -7,8 +7,8 @@ from torch import nn
 
 from fedveil.audit.membership import ATTACK, Membership, curves_of
 from fedveil.audit.shadow_models import ShadowModels
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.privacy.releases.none import unprotected
 from fedveil.privacy.sampling import Everyone

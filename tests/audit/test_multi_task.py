@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedveil.audit.multi_task import MultiTask, last_layer
+from fedveil.base.errors import BadInput
 from fedveil.data import digits
-from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe

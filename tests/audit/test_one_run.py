@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binom
 
 from fedveil.audit.one_run import OneRun, guessed, p_value
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 
 def by_definition(canaries, guesses, right, epsilon, delta):

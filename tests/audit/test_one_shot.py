@@ -8,7 +8,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from fedveil.audit.one_shot import fitted, two_gaussians
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.composition import gaussian_epsilon
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedveil.audit.property import ATTACK, PropertyAudit, PropertyScores
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedveil.audit.property_features import brightness, feature_of, relative, slant, thickness
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 
 
 def bar(width, lean=0.0, size=28):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedveil.audit.property_labels import property_labels
+from fedveil.base.errors import BadInput
 from fedveil.data import digits
 from fedveil.data.partition import partition
-from fedveil.errors import BadInput
 
 
 @pytest.fixture(scope="module")

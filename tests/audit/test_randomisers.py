@@ -13,7 +13,7 @@ from fedveil.audit import randomisers
 from fedveil.audit.bounds import Counts
 from fedveil.audit.randomisers import Randomiser, claim_of, evidence_of, strict_line
 from fedveil.audit.views import client_views, server_views, worst
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams

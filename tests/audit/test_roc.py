@@ -7,7 +7,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedveil.audit.roc import Roc, auc, auc_interval, tpr_at
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 
 def drawn(members=300, others=200, shift=0.7, seed=0, ties=False):

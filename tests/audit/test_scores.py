@@ -8,7 +8,7 @@ from scipy.stats import binom, norm
 
 from fedveil.audit.bounds import GaussianBound, GeneralBound
 from fedveil.audit.scores import choosing, counted, gap, log_ratio
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 
 def test_the_better_way_of_scoring_side_and_threshold_are_found():

@@ -9,8 +9,8 @@ from torch import nn
 
 from fedveil.audit.audit_cache import AuditCache
 from fedveil.audit.shadow_models import ShadowModels, kept_records
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.releases.dp_sgd import dp_sgd

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedveil.audit.simulated_client import SimulatedClient
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams

@@ -12,7 +12,7 @@ import pytest
 from fedveil.audit.bounds import GeneralBound
 from fedveil.audit.canaries import Canaries, _log_ratio
 from fedveil.audit.randomisers import strict_line
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe

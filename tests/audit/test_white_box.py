@@ -18,7 +18,7 @@ from fedveil.audit.white_box import (
     WhiteBox,
     guessed,
 )
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Trust
 from fedveil.training.adversary import ReportAttack
 from tests.audit.test_membership import noise_labels, overfitted

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
-from fedveil.identity import identity
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import identity
 from fedveil.privacy.clip import Clip, Clipped
 from fedveil.training.engines.serial import Serial
 from tests.contracts.enemies import CLIENTS, FREE, central, net, training

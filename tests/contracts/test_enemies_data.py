@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.mixing.protocol import Refused, Status
 from fedveil.privacy.accounting.events import Shuffled
 from tests.contracts.enemies import FREE

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import secured
 from fedveil.runs.build import build

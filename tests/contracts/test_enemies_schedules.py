@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.secure import planned_for, secured
 from tests.contracts.hiding_places import HIDING_PLACES, LATE, OTHERS

@@ -21,8 +21,8 @@ from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
 from fedveil.audit.canaries import CanaryClients
 from fedveil.audit.multi_task import MultiTask
 from fedveil.audit.white_box_attackers import Ascending
+from fedveil.base.identity import identity
 from fedveil.data.federated import FederatedData
-from fedveil.identity import identity
 from fedveil.models import metrics, text
 from fedveil.models.replacements import Lstm
 from fedveil.models.task import Task, binary_cross_entropy, correct, cross_entropy, squared_error

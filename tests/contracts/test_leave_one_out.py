@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.errors import BadInput
-from fedveil.inputs import taken
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import taken
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.rows import Norm
 from fedveil.privacy.secure import planned_for, secured

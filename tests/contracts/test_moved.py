@@ -51,7 +51,7 @@ for name, settings in json.loads(sys.argv[1]).items():
 print(json.dumps(found))
 """
 BY_NAMES = """
-from fedveil import identity
+from fedveil.base import identity
 
 identity._stated = lambda value: None
 identity._is_ours = lambda value: False

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from tests.contracts.odd_modules import ALONE, REFUSED, TRAINED
 from tests.contracts.zoo import SIZES, records, shared_task
 

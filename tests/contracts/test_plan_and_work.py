@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled
 from fedveil.privacy.clip import Clipped

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.events import FixedSampled, Gaussian, PoissonSampled
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.noise.secure_random import SecureRandom

@@ -17,8 +17,8 @@ from rich.console import Console
 import fedveil as fv
 from fedveil.attacks.backdoor_attack import BackdoorAttack
 from fedveil.audit import audit_command
+from fedveil.base.errors import BadInput
 from fedveil.console import print_promise, print_result, print_totals
-from fedveil.errors import BadInput
 from fedveil.papers.experiment import claim_of
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.accounting.claims import (

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import fedveil as fv
-from fedveil.inputs import join_inputs
+from fedveil.base.inputs import join_inputs
 
 WORDS, LENGTH, FEATURES, CLASSES = 12, 5, 6, 3
 SIZES = (5, 1, 3, 17, 2)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fedveil import FederatedData
+from fedveil.base.errors import BadInput
 from fedveil.cli import main as commands
-from fedveil.errors import BadInput
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.records import data_of
 

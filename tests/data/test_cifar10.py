@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedveil.base.errors import BadInput
 from fedveil.data import cifar10
-from fedveil.errors import BadInput
 
 REAL = os.environ.get("FEDVEIL_DATA")
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.base.errors import BadInput
 from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.tables import read_table
-from fedveil.errors import BadInput
 
 
 def table(*entries):

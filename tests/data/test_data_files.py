@@ -7,8 +7,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from fedveil.base.errors import BadInput
 from fedveil.data import data_files
-from fedveil.errors import BadInput
 
 
 def test_explicit_root_wins_over_the_variable(tmp_path, monkeypatch):

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.base.errors import BadInput
 from fedveil.data import femnist
 from fedveil.data.partition import partition
-from fedveil.errors import BadInput
 
 REAL = os.environ.get("FEDVEIL_DATA")
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedveil import FederatedData
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedveil import FederatedData, pad
-from fedveil.errors import BadInput
-from fedveil.targets import Target
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Target
 
 IDS = np.array([[1, 2, 3], [4, 5, 0], [6, 0, 0]])
 MASK = IDS > 0

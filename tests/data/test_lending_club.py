@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedveil.base.errors import BadInput
 from fedveil.data import data_files, lending_club
 from fedveil.data.split import holdout
-from fedveil.errors import BadInput
 
 REAL = os.environ.get("FEDVEIL_DATA")
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
+from fedveil.base.checks import DATA_SETS
+from fedveil.base.errors import BadInput
 from fedveil.data.load import load_records
-from fedveil.errors import BadInput
-from fedveil.names import DATA_SETS
 
 REAL = os.environ.get("FEDVEIL_DATA")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.base.errors import BadInput
 from fedveil.data.membership_sets import load_location30
-from fedveil.errors import BadInput
 
 REAL = os.environ.get("FEDVEIL_DATA")
 

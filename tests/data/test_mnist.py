@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.base.errors import BadInput
 from fedveil.data import mnist
-from fedveil.errors import BadInput
 
 REAL = os.environ.get("FEDVEIL_DATA")
 

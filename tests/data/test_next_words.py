@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedveil as fv
+from fedveil.base.errors import BadInput
 from fedveil.data.load import load_records
 from fedveil.data.partition import partition
-from fedveil.errors import BadInput
 
 REAL = os.environ.get("FEDVEIL_DATA")
 TEXTS = ["a b c", "b a", "c", "a z b c a"]

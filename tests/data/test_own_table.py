@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 SITES = 12
 DECLARED = {

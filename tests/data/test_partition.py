@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fedveil.base.errors import BadInput
 from fedveil.data.loaded_records import Records
 from fedveil.data.partition import partition, resampled, shortened
-from fedveil.errors import BadInput
 
 
 def make(n, classes=10, owners=None, **said):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.base.errors import BadInput
 from fedveil.data import provenance
 from fedveil.data.federated import FederatedData
 from fedveil.data.provenance import (
@@ -17,7 +18,6 @@ from fedveil.data.provenance import (
     owners_in_memory,
     sentences,
 )
-from fedveil.errors import BadInput
 
 
 def arrays(rows, seed=0, width=4):

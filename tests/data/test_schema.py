@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil import FederatedData, TableSchema
+from fedveil.base.errors import BadInput
 from fedveil.data.columns import Column
 from fedveil.data.tables import read_table
-from fedveil.errors import BadInput
 
 AGE, CITY = Column("age", low=0, high=100), Column("city", values=("bonn", "rome"), other=True)
 LABELS = TableSchema((AGE, CITY), Column("well", values=("no", "yes", "don't know")))

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedveil.base.errors import BadInput
 from fedveil.data.load import load_records
 from fedveil.data.partition import partition
-from fedveil.errors import BadInput
 
 REAL = os.environ.get("FEDVEIL_DATA")
 

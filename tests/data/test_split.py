@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.base.errors import BadInput
 from fedveil.data.split import holdout, share_of_each
-from fedveil.errors import BadInput
 
 
 @given(n=st.integers(2, 500))

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from fedveil.base.errors import BadInput
 from fedveil.data.table_split import split_table
 from fedveil.data.tables import read_table
-from fedveil.errors import BadInput
 
 SITES = [f"s{k}" for k in range(20)]
 ROWS = read_table({"site": [SITES[k % 20] for k in range(100)], "a": [*range(100)]})

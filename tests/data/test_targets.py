@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedveil import FederatedData
-from fedveil.errors import BadInput
-from fedveil.targets import Target
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Target
 
 X = [[0.0], [1.0]]
 WORDS = [[0, 1, -100], [2, 2, 3]]

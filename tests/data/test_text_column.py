@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 WORDS = ["the", "film", "was", "good", "bad", "plot", "very"]
 LABELS = {"label": {"values": ["no", "yes"]}}

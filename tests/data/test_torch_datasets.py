@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from fedveil import FederatedData
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 
 class Squares(Dataset):

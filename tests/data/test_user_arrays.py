@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedveil import FederatedData
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 RECORD = ("a", [[0.0], [1.0]], [0, 1])
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.base.errors import BadInput
 from fedveil.data.vocabulary import Vocabulary, tokens
-from fedveil.errors import BadInput
 
 
 @pytest.mark.parametrize(

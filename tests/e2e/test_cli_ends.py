@@ -229,7 +229,7 @@ QUICK = {
 
 @pytest.mark.parametrize(("line", "said"), QUICK.values(), ids=QUICK)
 def test_numbers_beyond_reach_are_refused_at_once(cli, monkeypatch, line, said):
-    monkeypatch.setattr("fedveil.checks.cores", lambda: 2)
+    monkeypatch.setattr("fedveil.base.checks.cores", lambda: 2)
     began = time.monotonic()
     assert said in cli(*line.split()).error
     assert time.monotonic() - began < 2

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger import ledger
 from fedveil.privacy.ledger.file import read_charges, read_closing, read_runs
 from fedveil.privacy.ledger.ledger import Ledger

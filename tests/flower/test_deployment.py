@@ -11,7 +11,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.deployment import Address, Deployment, deployed_recipe, share
 from fedveil.flower.federation import read_federation
 from fedveil.flower.messages import new_run_id, plan_digest

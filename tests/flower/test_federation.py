@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.federation import fingerprint, read_federation
 
 KEY = "ecdsa-sha2-nistp384 AAAAE2VjZHNhLXNoYTItbmlzdHAzODQAAAAIbmlzdHAzODQAAABhBA== owner@north"

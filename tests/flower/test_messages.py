@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.messages import (
     LONGEST_REASON,
     Answer,

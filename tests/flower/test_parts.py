@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.file import read_charges
 
 pytest.importorskip("flwr")

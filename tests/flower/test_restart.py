@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from fedveil.errors import BadInput, LedgerMismatch
+from fedveil.base.errors import BadInput, LedgerMismatch
 from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs.run import Run
 from fedveil.training.server import SgdServer

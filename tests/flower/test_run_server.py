@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.run_server import ABSENT, CARRIED
 from fedveil.runs import checkpoint
 from tests.flower import transports

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower import site as site_module
 from fedveil.flower.messages import Answer, Refusal
 from fedveil.flower.site import Site

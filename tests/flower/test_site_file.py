@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import fedveil as fv
+from fedveil.base.errors import BadInput
 from fedveil.cli.main import main
-from fedveil.errors import BadInput
 from fedveil.flower.messages import Answer
 from fedveil.flower.site import Site
 from fedveil.flower.site_check import checked

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.messages import Answer, Refusal
 from fedveil.flower.site import Site
 from fedveil.flower.site_file import read_site_file

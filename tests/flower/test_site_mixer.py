@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.messages import Answer, Refusal
 from fedveil.flower.mixer_link import MixerLink, MixerSection
 from fedveil.mixing.mixer import MixerConfig, serve

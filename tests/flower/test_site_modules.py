@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower import site as sites
 from tests.contracts import hiding_places
 from tests.contracts.hiding_places import HIDING_PLACES, LATE, OTHERS

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.site import Site
 from fedveil.flower.terms import terms_of
 from fedveil.privacy.releases.client_noise import ClientNoise

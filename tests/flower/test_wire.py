@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.federation import Federation, RegisteredSite, fingerprint
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, new_run_id
 from fedveil.flower.transport import Arrival

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.mixing.client import _entropy, send_report
 from fedveil.mixing.protocol import Refused, Status
 from fedveil.privacy.noise.streams import Streams

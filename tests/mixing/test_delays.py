@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.mixing.delays import Linkage, Messages, dispatch, linkage
 from fedveil.privacy.noise.streams import Streams
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedveil.base.errors import BadInput
 from fedveil.cli.deploy import mixer
-from fedveil.errors import BadInput
 from fedveil.mixing.mixer import MixerConfig
 from fedveil.mixing.opened_rounds import OpenedRounds
 from fedveil.mixing.protocol import Status

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fedveil
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.mixing.protocol import Status
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.noise.streams import Streams

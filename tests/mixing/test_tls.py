@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.protocol import Refused, Status, number_of
 from fedveil.mixing.tls import connecting, listening

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 
 class Block(nn.Module):

@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.dropout import Dropout
 from fedveil.models.trial import mixes_records
 

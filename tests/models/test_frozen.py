@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.trial import mixes_records
 from fedveil.privacy.clip import Clip
 from fedveil.training.batches import Whole

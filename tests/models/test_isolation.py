@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.capture import Uncapturable, captured, hollow_copy, prepare
 from fedveil.models.graph import PURE, function_of
 from fedveil.models.plain import check_process, is_plain, is_plain_function

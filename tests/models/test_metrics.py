@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn import metrics as sk
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.metrics import PADDING, R2, Auroc, Metric, Rmse, TopK, no_value
 from fedveil.models.task import correct, cross_entropy, metric_of, squared_error
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.parts import tensor_of
 
 LOGITS, OTHER = torch.ones(2, 3), torch.zeros(2, 3)

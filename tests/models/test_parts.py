@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.metrics import F1, TopK
 from fedveil.models.parts import TAKEN, check_parts, measures_of
 from fedveil.models.task import Task, correct, cross_entropy, metric_of, squared_error

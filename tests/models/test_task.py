@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.task import Task, correct, cross_entropy, squared_error
 
 X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedveil import Task, correct, cross_entropy
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 
 class Broken(nn.Module):

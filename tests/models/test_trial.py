@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.replacements import Lstm
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.trial import mixes_records

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.errors import BadInput
+from fedveil.base.checks import MODELS, NEXT_WORD, TEXT_MODELS
+from fedveil.base.errors import BadInput
 from fedveil.models.zoo import Reading, build_task
-from fedveil.names import MODELS, NEXT_WORD, TEXT_MODELS
 
 READING = Reading(words=50, embedding=8, layers=2, heads=2)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from fedveil.base.errors import BadInput
 from fedveil.cli import main as commands
-from fedveil.errors import BadInput
 from fedveil.papers import reproduction as papers
 from fedveil.papers.experiment import Experiment, ExperimentScale
 from fedveil.papers.paper_page import Page, TextTable

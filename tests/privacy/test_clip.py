@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from fedveil.checks import SMALLEST_CLIP
-from fedveil.errors import BadInput
+from fedveil.base.checks import SMALLEST_CLIP
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, row_norms

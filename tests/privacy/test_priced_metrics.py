@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import HELD_OUT, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon, gaussian_epsilon

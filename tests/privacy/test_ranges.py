@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from fedveil.checks import SMALLEST_RADIUS
-from fedveil.errors import BadInput
+from fedveil.base.checks import SMALLEST_RADIUS
+from fedveil.base.errors import BadInput
 from fedveil.privacy.ranges import Perturb, Ranges
 
 BEFORE = torch.tensor([0.1, -0.3, 0.5, 2.0, 4.0])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import FixedSampled, Gaussian, PoissonSampled
 from fedveil.privacy.noise.streams import Streams

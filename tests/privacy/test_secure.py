@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.stats import chi2, kstest, norm
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust

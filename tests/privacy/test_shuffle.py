@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.mixing.delays import Messages, dispatch, mix_all
 from fedveil.privacy.noise.mechanisms import TwoPointMechanism
 from fedveil.privacy.noise.streams import Streams

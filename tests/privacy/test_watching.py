@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.clip_schedules import ClipSchedule, Lengths

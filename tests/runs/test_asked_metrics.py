@@ -10,8 +10,8 @@ from rich.console import Console
 from torch import nn
 
 import fedveil as fv
+from fedveil.base.errors import BadInput
 from fedveil.console import Follower, print_result
-from fedveil.errors import BadInput
 from fedveil.models.task import correct
 from fedveil.runs.compare import across_clients, opened
 from fedveil.runs.recipe import load_recipe

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.runs.build import build, resolved
 from fedveil.runs.recipe import load_recipe

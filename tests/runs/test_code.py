@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 NET = """
 import math

@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.file import query, read_charges
 from fedveil.runs.evidence import verify_ledger
 

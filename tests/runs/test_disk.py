@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.disk import locked, write_atomic
 
 

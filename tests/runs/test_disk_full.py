@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs import checkpoint, disk
 from fedveil.runs import run as runs

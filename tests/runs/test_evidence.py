@@ -9,7 +9,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput, LedgerMismatch
+from fedveil.base.errors import BadInput, LedgerMismatch
 from fedveil.privacy.ledger.file import read_about, read_charges, read_participations, read_runs
 from fedveil.privacy.ledger.filter import renyi_curve
 from fedveil.privacy.ledger.hash_chain import Closing, Entry, Head, broken_at

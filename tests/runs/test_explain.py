@@ -7,10 +7,9 @@ import re
 
 import pytest
 
-from fedveil.checks import Each, Limits
+from fedveil.base.checks import MODEL_NAMES, Each, Limits
+from fedveil.base.errors import BadInput
 from fedveil.data import femnist, lending_club
-from fedveil.errors import BadInput
-from fedveil.names import MODEL_NAMES
 from fedveil.runs.build import build
 from fedveil.runs.explain import apart, find_part, overview, parts, recipes_text
 from fedveil.runs.recipe import FORMS, Recipe, load_recipe, shipped

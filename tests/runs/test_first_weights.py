@@ -9,13 +9,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Target
 from fedveil.models import lineage
 from fedveil.models.lineage import earlier
 from fedveil.runs.first_weights import read_
 from fedveil.runs.models import task_of
 from fedveil.runs.sections.data_section import ModelSection
-from fedveil.targets import Target
 
 SHAPE = (1, 8, 8)
 

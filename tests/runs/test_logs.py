@@ -18,7 +18,7 @@ import time
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs import metrics_file
 from fedveil.runs.logs import KINDS, open_logs
 from fedveil.runs.metrics_file import json_text
@@ -97,7 +97,7 @@ def elsewhere(code, folder, *given):
     """Run `code` in a process of its own, with the arguments of `open_logs` and with `given`."""
     begin = (
         "import json, os, sys, time\nfrom pathlib import Path\n"
-        "from fedveil.errors import BadInput\nfrom fedveil.runs.logs import open_logs\n"
+        "from fedveil.base.errors import BadInput\nfrom fedveil.runs.logs import open_logs\n"
         "folder, about, *given = json.load(sys.stdin)\n"
         "run = (Path(folder), 'a run', about)\n"
     )

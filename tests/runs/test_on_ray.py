@@ -7,8 +7,8 @@ import torch
 import fedveil as fv
 from fedveil.audit.audit_cache import AuditCache
 from fedveil.audit.shadow_models import ShadowModels
+from fedveil.base.errors import BadInput
 from fedveil.cli.options import check_engine, cluster_of, engine_settings
-from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run

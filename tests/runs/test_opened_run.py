@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 FAST = {"rounds": 6, "sample.rate": 0.5, "noise.multiplier": 0.5, "engine.workers": 1}
 FREE = {"budget.epsilon": float("inf"), "budget.delta": 1e-4, "client.lr": 0.5}

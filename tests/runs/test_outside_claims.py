@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fedveil.base.errors import BadInput
 from fedveil.data.load import load_records
 from fedveil.data.split import holdout
-from fedveil.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.records import data_of

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile
 from fedveil.privacy.ranges import Perturb, Ranges
 from fedveil.privacy.rows import Norm

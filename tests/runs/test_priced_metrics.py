@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 import fedveil as fv
+from fedveil.base.errors import BadInput
 from fedveil.console import print_result
-from fedveil.errors import BadInput
 from fedveil.privacy.accounting.claims import HELD_OUT
 from fedveil.privacy.ledger.statement import statements
 from fedveil.runs.predictions import measured

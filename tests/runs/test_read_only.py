@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.evidence import export_ledger, statements_of, verify_ledger
 from fedveil.runs.recipe import load_recipe
 from fedveil.runs.run import Run

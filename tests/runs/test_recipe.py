@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe, shipped

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from fedveil.errors import BadInput
-from fedveil.identity import identity
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import identity
 from fedveil.runs import toml
 from fedveil.runs.build import build, resolved
 from fedveil.runs.recipe import Recipe, load_recipe, shipped

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedveil import FederatedData
+from fedveil.base.errors import BadInput
 from fedveil.data.columns import Column
-from fedveil.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe

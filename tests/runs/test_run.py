@@ -6,7 +6,7 @@ import weakref
 import pytest
 import safetensors.torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.file import read_charges
 from fedveil.runs import checkpoint
 from fedveil.runs.recipe import load_recipe

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedveil.base.errors import BadInput, LedgerMismatch
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput, LedgerMismatch
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.privacy.ledger.statement import statements

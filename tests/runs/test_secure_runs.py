@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.privacy.ledger.file import read_charges, read_participations
 from fedveil.privacy.ledger.statement import statements

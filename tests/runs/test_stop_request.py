@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs import disk, stop_request
 from fedveil.runs.disk import in_use, locked
 from fedveil.runs.evidence import charged_of, verify_ledger

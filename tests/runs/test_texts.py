@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.predictions import predictions_csv
 from fedveil.runs.recipe import load_recipe

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from fedveil import OneGradient, SgdServer, Task, squared_error, unprotected
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.sampling import Everyone
 from fedveil.training.arguments import check_arguments
 from fedveil.training.gradients.choice import Mode

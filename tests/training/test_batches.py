@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.batches import Batches, Whole
 from fedveil.training.cohort import CohortData

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import GaussianMechanism

@@ -9,8 +9,8 @@ from sklearn.metrics import f1_score, roc_auc_score
 from torch import nn
 
 import fedveil as fv
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.training import evaluate as evaluation
 from fedveil.training.evaluate import check_kept, evaluate
 from fedveil.training.session import Training

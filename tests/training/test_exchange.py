@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation

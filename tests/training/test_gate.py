@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fedveil as fv
+from fedveil.base.errors import BadInput
 from fedveil.data.provenance import PUBLIC
-from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy, metric_of
 from fedveil.privacy.clip_schedules import Fixed
 from fedveil.privacy.priced_metrics import priced_metrics

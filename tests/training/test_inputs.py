@@ -10,7 +10,7 @@ from torch import nn
 import fedveil as fv
 from fedveil.attacks.backdoor_attack import BackdoorAttack
 from fedveil.attacks.image_backdoors import PixelTrigger
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.clip import Clip
 from fedveil.training.batches import Batch
 from fedveil.training.cohort import CohortData

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.streams import Streams
 from fedveil.training.cohort import CohortData
 from fedveil.training.gradients.choice import Mode, gradients_of

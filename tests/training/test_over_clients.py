@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.training.over_clients import measure_clients, over_clients, pieces_of, spread
 from fedveil.training.session import Training, train
 from fedveil.training.work import OneGradient

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import BudgetExhausted
+from fedveil.base.errors import BudgetExhausted
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.composition import epsilon

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.training.rates import RateSchedule, RateShape
 from fedveil.training.server import AdagradServer, AdamServer, ServerState, SgdServer, YogiServer
 

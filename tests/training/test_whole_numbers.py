@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.training.engines.timings import timings
 from fedveil.training.gradients.choice import Mode
 

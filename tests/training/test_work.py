@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip import Clip, Clipped
 from fedveil.privacy.noise.streams import Streams

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.tuning.axes import Axis, axis, cells, recipe_of
 
 

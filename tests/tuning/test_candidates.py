@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import load_recipe
 from fedveil.tuning.axes import recipe_of
 from fedveil.tuning.candidates import Space, alike, candidates

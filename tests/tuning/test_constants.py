@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 from fedveil import FederatedData, Task, cross_entropy, squared_error
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.zoo import build_task
 from fedveil.tuning.constants import constants_of
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import NoiseSource, Trust
 from fedveil.tuning.axes import axis, cells
 from fedveil.tuning.cost import Cost, together

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.tuning.plan_command import SizeOptions, by_recipe, space_of, write_and_print
 from fedveil.tuning.plan_report import PlanOption, PlanReport
 from fedveil.tuning.trials import Laboratory

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.training.gradients.choice import Mode
 from fedveil.tuning.axes import axis
 from fedveil.tuning.prepared_cell import TrialOutcome

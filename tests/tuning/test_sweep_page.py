@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from fedveil.base.errors import BadInput
 from fedveil.cli import main as commands
-from fedveil.errors import BadInput
 from fedveil.tuning.sweep_page import Swept, sweep_page
 from tests.runs.report.test_run_page import words
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedveil import Budget, Fixed, PerGradient
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Gaussian

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.tuning.theory import (
     Constants,
     GaussianNoise,

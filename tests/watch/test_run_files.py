@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.watch import run_files
 from fedveil.watch.run_files import Tail, check_plain, content_of
 

@@ -186,7 +186,7 @@ def test_a_result_that_was_changed_is_not_believed(copied):
 
 
 def test_a_ledger_that_cannot_be_read_for_a_moment_is_as_it_was(copied, holding, monkeypatch):
-    from fedveil.errors import BadInput
+    from fedveil.base.errors import BadInput
     from fedveil.watch import run_status as module
 
     folder = copied("open")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.watch.serve import Served
 
 from .server import served

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant
 from fedveil.privacy.accounting.solve import solve
 from fedveil.runs.build import build

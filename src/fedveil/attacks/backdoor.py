@@ -5,9 +5,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.inputs import single
 from fedveil.data.federated import FederatedData
 from fedveil.data.user_arrays import Array
-from fedveil.inputs import single
 
 Pairs = tuple[Array, Array]
 """Records and targets."""

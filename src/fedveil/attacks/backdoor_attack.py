@@ -10,10 +10,10 @@ import torch
 
 from fedveil.attacks.backdoor import Backdoor, Pairs, poisoned
 from fedveil.attacks.certificate import BASE_RATE, in_words
-from fedveil.checks import ANY_COUNT, COUNT, PORTION, POSITIVE, one_of
+from fedveil.base.checks import ANY_COUNT, COUNT, PORTION, POSITIVE, one_of
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting

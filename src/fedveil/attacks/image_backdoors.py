@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedveil.attacks.backdoor import Pairs, own_records
-from fedveil.checks import COUNT, PORTION
+from fedveil.base.checks import COUNT, PORTION
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import single
 from fedveil.data.federated import FederatedData
 from fedveil.data.user_arrays import Array
-from fedveil.errors import BadInput
-from fedveil.inputs import single
 
 
 @dataclass(frozen=True)

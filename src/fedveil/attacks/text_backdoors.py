@@ -6,12 +6,12 @@ import numpy as np
 
 from fedveil.attacks.backdoor import Pairs, own_records
 from fedveil.attacks.image_backdoors import check_label
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import PADDING as NO_LABEL
 from fedveil.data.federated import FederatedData
 from fedveil.data.text_column import Text
 from fedveil.data.user_arrays import Array
 from fedveil.data.vocabulary import PADDING, UNKNOWN, tokens
-from fedveil.errors import BadInput
-from fedveil.targets import PADDING as NO_LABEL
 
 
 @dataclass(frozen=True)

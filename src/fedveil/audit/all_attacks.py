@@ -29,8 +29,8 @@ from fedveil.audit.randomisers import Randomiser
 from fedveil.audit.record_canaries import OneRunAudit
 from fedveil.audit.seen import claimed
 from fedveil.audit.white_box import WhiteBox
-from fedveil.checks import check_workers, shown
-from fedveil.errors import BadInput
+from fedveil.base.checks import check_workers, shown
+from fedveil.base.errors import BadInput
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training
 

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from matplotlib.figure import Figure
 
 import fedveil
+from fedveil.base.errors import BadInput
 from fedveil.data.data_files import UNREADABLE
-from fedveil.errors import BadInput
 from fedveil.runs.disk import locked, write_atomic
 from fedveil.runs.recipe import Recipe
 from fedveil.tuning.figures import png

@@ -9,7 +9,7 @@ from fedveil.audit.audit_cache import FOUND, AuditCache, audited_digest
 from fedveil.audit.findings import Finding, Leak
 from fedveil.audit.seen import claimed
 from fedveil.audit.summary import summary
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.evidence import charged_lines, check_charged

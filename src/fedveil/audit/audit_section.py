@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.audit.audit_cache import ABOUT, FOUND, audited_digest
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
 from fedveil.runs.recipe import recipe_in
 from fedveil.web.html import Content, Markup, number_text, tag

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.special import betaincinv, ndtri
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.composition import gaussian_epsilon
 
 _SHARES = (0.999, 0.99, 0.97, 0.93, 0.85, 0.7, 0.5, 0.3, 0.15, 0.07, 0.03, 0.01, 1e-3)

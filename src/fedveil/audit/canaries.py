@@ -21,8 +21,8 @@ from fedveil.audit.findings import Finding
 from fedveil.audit.one_shot import fitted
 from fedveil.audit.randomisers import claim_of, evidence_of, strict_line
 from fedveil.audit.scores import Scores, counted, gap
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import PrivacyClaim, Relation, Trust
 from fedveil.privacy.accounting.events import PoissonSampled

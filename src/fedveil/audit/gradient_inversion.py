@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from fedveil.audit.simulated_client import SimulatedClient
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.task import Task
 
 _TINY = 1e-20

@@ -22,10 +22,10 @@ from fedveil.audit.gradient_inversion import Inversion, Method, Pixels, label_sh
 from fedveil.audit.image_similarity import matched, psnr, ssim
 from fedveil.audit.seen import Witness, again, beside, check_own, replayed, views
 from fedveil.audit.simulated_client import SimulatedClient
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import seed_of
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
-from fedveil.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.round import Round

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 Numbers = npt.NDArray[np.float64]
 Inside = npt.NDArray[np.bool_]

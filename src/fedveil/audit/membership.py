@@ -17,7 +17,7 @@ from fedveil.audit.likelihood import References, lira, lira_offline, rmia, rmia_
 from fedveil.audit.roc import Roc, roc_figure
 from fedveil.audit.seen import check_own
 from fedveil.audit.shadow_models import OnTraining, ShadowModels
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.session import Training

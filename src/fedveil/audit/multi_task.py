@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 from fedveil.models.task import Named, Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.plan import PrivacyPlan

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import bdtrc, gammaln
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 _LARGEST = 100.0
 _STEPS = 60

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 _STEPS = 80
 _SAME = 1e-9

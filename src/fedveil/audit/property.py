@@ -20,8 +20,8 @@ from fedveil.audit.property_classifier import PropertyClassifier
 from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
 from fedveil.audit.roc import auc, auc_interval
 from fedveil.audit.seen import View, Witness, again, beside, check_own, replayed, views
-from fedveil.errors import BadInput
-from fedveil.identity import seed_of
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import seed_of
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.round import Round
 from fedveil.training.session import Training

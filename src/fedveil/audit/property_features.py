@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.data.schema import TableSchema
 from fedveil.data.user_arrays import Array
-from fedveil.errors import BadInput
 
 Values = npt.NDArray[np.float64]
 RecordFeature = Callable[[Array], Values]

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.audit.property_features import RecordFeature, check_real, feature_of, relative
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.data.user_arrays import Array
-from fedveil.errors import BadInput
 
 PLANTED = "planted"
 

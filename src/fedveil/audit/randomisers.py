@@ -24,8 +24,8 @@ from fedveil.audit.views import (
     strict_lines,
     watched_views,
 )
-from fedveil.errors import BadInput
-from fedveil.identity import seed_of
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import seed_of
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import (
     Accountant,

@@ -17,9 +17,9 @@ from fedveil.audit.canaries import OnTraining
 from fedveil.audit.findings import Finding
 from fedveil.audit.one_run import OneRun, guessed
 from fedveil.audit.randomisers import claim_of, strict_line
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import known_as
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
-from fedveil.identity import known_as
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.releases.dp_sgd import dp_sgd

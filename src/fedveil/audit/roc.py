@@ -18,7 +18,7 @@ from scipy.stats import rankdata
 
 from fedveil.audit.bounds import least, most
 from fedveil.audit.findings import Measure
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.tuning.figures import SOFT, aside, canvas, line_style, name_axes, stroke
 

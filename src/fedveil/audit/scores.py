@@ -8,7 +8,7 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from fedveil.audit.bounds import Counts, least, most
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 Scores = npt.NDArray[np.float64]
 Worth = Callable[[Any, Any], Any]

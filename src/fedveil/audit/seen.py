@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 
 from fedveil.audit.randomisers import claim_of, strict_line
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import seed_of
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
-from fedveil.identity import seed_of
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan

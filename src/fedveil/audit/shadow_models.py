@@ -16,9 +16,9 @@ import torch
 
 from fedveil.audit.audit_cache import AuditCache
 from fedveil.audit.traces import losses_of
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
-from fedveil.inputs import taken
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm

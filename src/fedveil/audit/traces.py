@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from fedveil.audit.likelihood import scaled
+from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array
-from fedveil.inputs import Inputs, count, taken
 from fedveil.models.task import Task
 from fedveil.training.cohort import tensors
 from fedveil.training.engines.housekeeping import one_thread

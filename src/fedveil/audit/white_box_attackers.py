@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from fedveil.audit.traces import ascended, traces
+from fedveil.base.identity import Stated
+from fedveil.base.inputs import Inputs, taken
 from fedveil.data.federated import Array, FederatedData
-from fedveil.identity import Stated
-from fedveil.inputs import Inputs, taken
 from fedveil.models.task import Task
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.round import Round

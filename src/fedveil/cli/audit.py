@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from fedveil.checks import check_workers
+from fedveil.base.checks import check_workers
+from fedveil.base.errors import BadInput
 from fedveil.cli.options import (
     Address,
     AllowCode,
@@ -21,7 +22,6 @@ from fedveil.cli.options import (
     cluster_of,
     loading,
 )
-from fedveil.errors import BadInput
 
 
 def audit(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedveil.base.errors import BadInput
 from fedveil.cli.options import Data, Json, Set, check_path, loading
-from fedveil.errors import BadInput
 
 if TYPE_CHECKING:  # it needs torch
     from fedveil.flower.deployment import Deployment
@@ -93,10 +93,10 @@ def _names(sites: str | None, demo: int | None) -> tuple[str, ...]:
 def _demonstrate(deployment: "Deployment", folder: Path) -> int:
     from rich.console import Console
 
+    from fedveil.base.interrupts import listen
     from fedveil.console import print_result
     from fedveil.flower.demonstration import demonstrate
     from fedveil.flower.local import LocalFederation
-    from fedveil.interrupts import listen
 
     listen()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all is stopped then too

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedveil.base.errors import BadInput
 from fedveil.cli.options import Json, check_given
-from fedveil.errors import BadInput
 
 
 def recipes(json_: Json = False) -> None:

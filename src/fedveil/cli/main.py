@@ -11,9 +11,9 @@ from typer.main import get_command
 from typer.utils import get_params_from_function
 
 import fedveil
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput, FedveilError
 from fedveil.cli import audit, deploy, lookup, reproduce, results, train, tune, watch
-from fedveil.errors import BadInput, FedveilError
 
 app = typer.Typer(
     name="fedveil",

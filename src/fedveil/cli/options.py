@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedveil.checks import check_address, check_option, shown
-from fedveil.errors import BadInput
+from fedveil.base.checks import check_address, check_option, shown
+from fedveil.base.errors import BadInput
 
 if TYPE_CHECKING:
     from fedveil.training.engines.on_ray.cluster import RayCluster

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from fedveil.checks import check_workers
+from fedveil.base.checks import check_workers
+from fedveil.base.errors import BadInput
+from fedveil.base.interrupts import listen
 from fedveil.cli.options import (
     Address,
     Data,
@@ -18,8 +20,6 @@ from fedveil.cli.options import (
     check_path,
     cluster_of,
 )
-from fedveil.errors import BadInput
-from fedveil.interrupts import listen
 
 
 def reproduce(

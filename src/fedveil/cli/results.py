@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from fedveil.base.errors import BadInput
 from fedveil.cli.options import AllowCode, Json, check_out, check_path
-from fedveil.errors import BadInput
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run that has ended.")]
 

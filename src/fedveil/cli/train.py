@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fedveil.checks import check_ledger_epsilon
+from fedveil.base.checks import check_ledger_epsilon
+from fedveil.base.errors import BadInput
+from fedveil.base.interrupts import listen
 from fedveil.cli.options import (
     Address,
     AllowCode,
@@ -23,8 +25,6 @@ from fedveil.cli.options import (
     loading,
 )
 from fedveil.cli.watch import check_installed, watched
-from fedveil.errors import BadInput
-from fedveil.interrupts import listen
 
 
 def run(
@@ -68,7 +68,7 @@ def run(
     if watch:
         check_installed()
     with loading(quiet=quiet):
-        from fedveil.names import TABLE
+        from fedveil.base.checks import TABLE
         from fedveil.runs.logs import check_logs
         from fedveil.runs.recipe import DEFAULT, load_recipe
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fedveil.checks import check_workers
+from fedveil.base.checks import check_workers
+from fedveil.base.errors import BadInput
+from fedveil.base.interrupts import listen
 from fedveil.cli.options import (
     Address,
     Data,
@@ -21,8 +23,6 @@ from fedveil.cli.options import (
     check_out,
     cluster_of,
 )
-from fedveil.errors import BadInput
-from fedveil.interrupts import listen
 
 _REPEAT = 20
 """The default number of repetitions of a comparison."""

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
+from fedveil.base.errors import BadInput
+from fedveil.base.interrupts import listen
 from fedveil.cli.options import check_path, loading
-from fedveil.errors import BadInput
-from fedveil.interrupts import listen
 
 DEFAULT = Path("runs")
 _NEEDED = ("starlette", "uvicorn")

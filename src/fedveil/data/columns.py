@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Target
 from fedveil.data.table_cells import Floats, are_arrays, as_numbers, as_texts
 from fedveil.data.tables import Table, listed
 from fedveil.data.text_column import KEYS as TEXT_KEYS
 from fedveil.data.text_column import Text
 from fedveil.data.user_arrays import Array
-from fedveil.errors import BadInput
-from fedveil.targets import Target
 
 Value = str | bool | int | float
 

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from fedveil.base.errors import BadInput
 from fedveil.data.user_arrays import Array
-from fedveil.errors import BadInput
 
 UNREADABLE = (
     *(OSError, EOFError, ValueError, TypeError, MemoryError, RuntimeError, SyntaxError, Warning),

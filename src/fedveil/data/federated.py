@@ -11,7 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
+from fedveil.base.inputs import (
+    Inputs,
+    Target,
+    count,
+    join_inputs,
+    labelled,
+    mapped,
+    shape_of,
+    taken,
+)
 from fedveil.data import saved
 from fedveil.data.provenance import PUBLIC, check_copies, held_out, owners_in_memory, sentences
 from fedveil.data.schema import TableSchema
@@ -29,10 +41,6 @@ from fedveil.data.user_arrays import (
     targets_of,
     triples,
 )
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
-from fedveil.inputs import Inputs, count, join_inputs, labelled, mapped, shape_of, taken
-from fedveil.targets import Target
 
 _SAID: dict[str, Any] = {
     "fitted": "",

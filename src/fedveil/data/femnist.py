@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.base.errors import BadInput
 from fedveil.data.data_files import check_codes, find_file, malformed, read_npz, reading
 from fedveil.data.federated import Array
 from fedveil.data.loaded_records import Records, left_out
-from fedveil.errors import BadInput
 
 _CLASSES, _DIGITS = 62, 10
 _COMPACT = "femnist/femnist_673writers.npz"

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.schema import TableSchema
 from fedveil.data.table_cells import are_arrays, are_bits, are_floats, as_numbers, as_texts
 from fedveil.data.tables import Table, listed
-from fedveil.errors import BadInput
 
 FEW = 20
 """Whole numbers are labels if there are no more different ones."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput, one_line
 from fedveil.data.data_files import optional_module
 from fedveil.data.tables import Table, from_arrow, listed, read_table
 from fedveil.data.user_arrays import Array
-from fedveil.errors import BadInput, one_line
 
 _NESTED = ("list", "large_list", "fixed_size_list", "struct", "extension")
 _TRAIN, _TEST = "train", "test"

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedveil.base.checks import DATA_SETS, hint
+from fedveil.base.errors import BadInput
 from fedveil.data.data_files import data_root
 from fedveil.data.loaded_records import Records
-from fedveil.errors import BadInput
-from fedveil.names import DATA_SETS, hint
 
 EMBEDDED = ("digits", "diabetes", "saved", "table")
 """What no data folder is needed for: scikit-learn's own, and data that name their path."""

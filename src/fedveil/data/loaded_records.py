@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from fedveil.base.inputs import Inputs
 from fedveil.data.schema import TableSchema
 from fedveil.data.user_arrays import Array, described, target_of
-from fedveil.inputs import Inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -12,7 +12,7 @@ class Records:
     """Training and test records of one data set.
 
     `x` is float32, images as [N, channels, height, width], or several inputs by name; `y` is int64
-    labels, or float32 when `classes` is 0 (`fedveil.targets` has it all). `owners[i]` is the index
+    labels, or float32 when `classes` is 0 (see `base.inputs.Target`). `owners[i]` is the index
     in `owner_names` of the person training record i came from, or None when the data set has no
     natural clients; `test_owners[i]` that of test record i. `lines[i]` is the place of training
     record i in its table, `test_lines[i]` that of test record i in the same table, or -1 if it is

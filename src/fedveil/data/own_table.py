@@ -7,7 +7,8 @@ other row decides anything beyond its own record: not a type, a scale, a categor
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from fedveil.checks import COUNT, shown
+from fedveil.base.checks import COUNT, shown
+from fedveil.base.errors import BadInput
 from fedveil.data.columns import Column, declaration
 from fedveil.data.federated import FederatedData
 from fedveil.data.fitting import fit_schema, undeclared
@@ -15,7 +16,6 @@ from fedveil.data.loaded_records import Records, left_out, public_words
 from fedveil.data.partition import OWNED, partition
 from fedveil.data.table_split import split_table
 from fedveil.data.tables import Table, listed, read_table
-from fedveil.errors import BadInput
 
 STATISTICS = ("held-out", "clients", "public")
 

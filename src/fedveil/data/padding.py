@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 from fedveil.data.user_arrays import Array, array_of
-from fedveil.errors import BadInput
 
 _KEEP = ("start", "end")
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import join_inputs, taken, values_of
 from fedveil.data.federated import FederatedData
 from fedveil.data.loaded_records import Records, grouped, scattered
 from fedveil.data.provenance import PUBLIC
 from fedveil.data.provenance import held_out as held_out_number
 from fedveil.data.split import Rows, held_out
-from fedveil.errors import BadInput
-from fedveil.inputs import join_inputs, taken, values_of
 
 KINDS = ("iid", "shards", "dirichlet", "natural", "grouped")
 OWNED = ("natural", "grouped")

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import bdtrc
 
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Inputs, count, labelled
+from fedveil.base.splitmix import words_at
 from fedveil.data.user_arrays import Array
-from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, count, labelled
-from fedveil.splitmix import words_at
 
 Owners = npt.NDArray[np.int64]
 

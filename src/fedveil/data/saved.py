@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 from fedveil.data.data_files import UNREADABLE, warnings_as_errors
 from fedveil.data.user_arrays import Array
-from fedveil.errors import BadInput
 
 _META = "meta.json"
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Inputs, single
 from fedveil.data.columns import MOST_VALUES, Column
 from fedveil.data.tables import read_table
 from fedveil.data.text_column import Text, known_words
 from fedveil.data.user_arrays import Array, check_input
-from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, single
 
 _STEEPEST = 700.0  # beyond, exp overflows and a probability is 0 or 1
 

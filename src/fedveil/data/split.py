@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 HELD_OUT = 5  # one owner in so many
 SHARE = 0.2

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import PADDING, count, labelled, shape_of
 from fedveil.data.user_arrays import Array, check_classes, check_input, check_lengths, same_form
-from fedveil.errors import BadInput
-from fedveil.inputs import count, labelled, shape_of
-from fedveil.targets import PADDING
 
 _SCAN = 1 << 24  # elements looked at in one go, so that a memory map is never loaded whole
 _NEEDED = ("x", "y", "offsets", "test_x", "test_y")

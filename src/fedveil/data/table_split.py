@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 from fedveil.data.split import Rows, held_out, holdout, share_of_each
 from fedveil.data.table_cells import as_texts
 from fedveil.data.tables import SUFFIXES, Table, read_table
-from fedveil.errors import BadInput
 
 Names = npt.NDArray[np.str_]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 from fedveil.data.data_files import optional_module, reading
 from fedveil.data.split import Rows
 from fedveil.data.user_arrays import Array
-from fedveil.errors import BadInput
 
 SUFFIXES = (".csv", ".parquet")
 

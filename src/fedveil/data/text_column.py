@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import COUNT, TEXT_LENGTH, VOCABULARY, shown
+from fedveil.base.checks import COUNT, TEXT_LENGTH, VOCABULARY, shown
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import PADDING as NO_LABEL
 from fedveil.data.vocabulary import PADDING, UNKNOWN, Vocabulary, lines_of
-from fedveil.errors import BadInput
-from fedveil.targets import PADDING as NO_LABEL
 
 KEYS = ("length", "words", "buckets", "public", "most_words", "min_texts", "also")
 """What a user may say of a column of texts."""

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Inputs
 from fedveil.data.user_arrays import Array, array_of
-from fedveil.errors import BadInput
-from fedveil.inputs import Inputs
 
 
 def clients_from_datasets(datasets: object) -> list[tuple[str, Inputs[Array], Array]]:

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import shown
-from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, count, join_inputs, labelled, shape_of
-from fedveil.targets import Target
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Inputs, Target, count, join_inputs, labelled, shape_of
 
 Array = npt.NDArray[Any]
 

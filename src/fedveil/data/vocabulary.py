@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import shown
-from fedveil.errors import BadInput
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 
 URL, USER = "<url>", "<user>"
 """What stands for addresses and for @names: whose they are is no matter of a model."""

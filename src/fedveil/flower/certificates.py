@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 DAYS = 365
 """How long certificates hold."""

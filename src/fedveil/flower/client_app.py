@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from fedveil.errors import BadInput, one_line
+from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.app_process import end_with_parent, separate_draws
 from fedveil.flower.messages import Refusal, RoundAsk
 from fedveil.flower.site import Site

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import FedveilError
+from fedveil.base.errors import FedveilError
 from fedveil.flower.deployment import Deployment
 from fedveil.flower.local import LocalFederation
 from fedveil.flower.programs import Process

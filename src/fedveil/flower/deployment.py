@@ -15,17 +15,16 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from fedveil.checks import shown
+from fedveil.base.checks import TABLE, shown
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.flower.certificates import Authority, node_key
 from fedveil.flower.federation import Federation, RegisteredSite
 from fedveil.flower.guard import write_programs
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.mixer_file import ATTEMPTS, MixerFiles
 from fedveil.flower.policy_file import policy_text, training_for
-from fedveil.inputs import taken
-from fedveil.names import TABLE
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.overrides import Overrides
 from fedveil.runs.recipe import Recipe, load_recipe

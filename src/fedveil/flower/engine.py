@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.federation import Federation
 from fedveil.flower.messages import Answer, Refusal, RoundAsk
 from fedveil.flower.mixer_link import MixerLink

@@ -22,8 +22,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from fedveil.checks import shown
-from fedveil.errors import BadInput, one_line
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.mixer_link import MixerSection
 from fedveil.runs.sections.data_section import DataSection

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fedveil.base.interrupts import held
 from fedveil.flower.programs import (
     Process,
     ProcessFailed,
@@ -19,7 +20,6 @@ from fedveil.flower.programs import (
     own_environment,
     stop_all,
 )
-from fedveil.interrupts import held
 
 RUN = "run"
 """The run directory of a deployment, in its server's folder."""

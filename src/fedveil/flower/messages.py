@@ -15,8 +15,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedveil.checks import MOST_ROUNDS, shown
-from fedveil.errors import BadInput
+from fedveil.base.checks import MOST_ROUNDS, shown
+from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import Recipe
 
 FORMAT = 1

@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.certificates import Authority
 from fedveil.mixing.tls import COLLECTOR
 from fedveil.runs.toml import dumps

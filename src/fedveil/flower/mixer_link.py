@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from fedveil.checks import shown
-from fedveil.errors import BadInput
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 from fedveil.mixing.client import collect, send_report
 from fedveil.mixing.protocol import Refused, Status
 from fedveil.mixing.tls import connecting

@@ -17,7 +17,7 @@ from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from pydantic import ValidationError
 
-from fedveil.errors import BadInput, one_line
+from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.messages import RoundAsk
 from fedveil.flower.model_vector import flat, moved, shaped
 from fedveil.flower.policy import Policy

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 
 def flat(record: ArrayRecord) -> torch.Tensor:

@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedveil.errors import FedveilError
-from fedveil.interrupts import held
+from fedveil.base.errors import FedveilError
+from fedveil.base.interrupts import held
 
 STARTING = 120.0
 """Seconds that a program may take to begin, on a machine that is busy."""

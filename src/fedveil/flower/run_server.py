@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedveil.base.errors import BadInput, FedveilError
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput, FedveilError
 from fedveil.flower.engine import RemoteEngine
 from fedveil.flower.federation import Federation
 from fedveil.flower.messages import plan_digest

@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.flower.app_process import end_with_parent, separate_draws
 from fedveil.flower.engine import RemoteEngine
 from fedveil.flower.federation import read_federation

@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedveil.base.checks import TABLE
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.flower.messages import Answer, Refusal, RoundAsk, plan_digest
 from fedveil.flower.mixer_link import MixerLink
 from fedveil.flower.policy import Offer, Policy
@@ -23,9 +25,7 @@ from fedveil.flower.policy_file import no_engine
 from fedveil.flower.site_file import TABLES, SiteFile, read_site_file, recipe_of
 from fedveil.flower.site_ledger import LOG, Declined, ledger_of, today
 from fedveil.flower.terms import terms_of
-from fedveil.inputs import taken
 from fedveil.mixing.protocol import Refused, number_of
-from fedveil.names import TABLE
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from fedveil.checks import BUDGET, CLIENTS, DELTA, MULTIPLIER, REPORT_EPSILON, STEPS, within
-from fedveil.errors import BadInput
+from fedveil.base.checks import BUDGET, CLIENTS, DELTA, MULTIPLIER, REPORT_EPSILON, STEPS, within
+from fedveil.base.errors import BadInput
 from fedveil.flower.messages import check_site_name
 from fedveil.flower.mixer_link import MixerSection
 from fedveil.runs.recipe import Recipe, explained, load_recipe

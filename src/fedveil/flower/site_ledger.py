@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from fedveil.errors import BadInput, BudgetExhausted, one_line
+from fedveil.base.errors import BadInput, BudgetExhausted, one_line
 from fedveil.flower.messages import RoundAsk
 from fedveil.flower.policy import Policy, RunCost
 from fedveil.flower.site_file import SiteFile

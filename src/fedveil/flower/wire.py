@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
-from fedveil.errors import BadInput, one_line
+from fedveil.base.errors import BadInput, one_line
 from fedveil.flower.federation import Federation, fingerprint
 from fedveil.flower.messages import (
     LONGEST_REASON,

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.mixing.delays import unit_interval
 from fedveil.mixing.protocol import (
     COLLECT,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import bdtrc
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.streams import Streams, bits
 from fedveil.privacy.shuffle import Flags, Multisets, handed_on
 

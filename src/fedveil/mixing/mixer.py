@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.mixing.opened_rounds import OpenedRounds
 from fedveil.mixing.protocol import (
     COLLECT,

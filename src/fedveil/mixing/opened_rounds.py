@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 
 class OpenedRounds:

@@ -7,7 +7,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import FedveilError
+from fedveil.base.errors import FedveilError
 
 HELLO = struct.Struct(">5sIIQ")
 COUNT = struct.Struct(">H")

@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 OLDEST = ssl.TLSVersion.TLSv1_3
 COLLECTOR = "collector"

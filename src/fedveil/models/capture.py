@@ -31,8 +31,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fedveil.errors import FedveilError, one_line
-from fedveil.inputs import Inputs, mapped, values_of
+from fedveil.base.errors import FedveilError, one_line
+from fedveil.base.inputs import Inputs, mapped, values_of
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import PURE, SIZES, Captured, Graph, Ref, Step, function_of, kind_of
 from fedveil.models.parts import tensor_of

@@ -28,7 +28,7 @@ from torch import nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves
 
-from fedveil.inputs import Inputs, labelled, taken, values_of
+from fedveil.base.inputs import Inputs, labelled, taken, values_of
 
 Kind = tuple[tuple[str, torch.Size, torch.dtype], ...]
 """What inputs look like but for the number of records: (name, shape of a record, dtype) of each."""

@@ -18,15 +18,14 @@ import time
 
 import torch
 
-from fedveil.errors import BadInput
-from fedveil.forks import can_fork, forked
-from fedveil.inputs import mapped
+from fedveil.base.errors import BadInput
+from fedveil.base.forks import can_confine, can_fork, forked
+from fedveil.base.inputs import mapped
 from fedveil.models.capture import Uncapturable, captured, prepare
 from fedveil.models.graph import Graph, Kind, kind_of
 from fedveil.models.plain import check_process
 from fedveil.models.task import Features, Task
 from fedveil.models.trial import mixes_records
-from fedveil.seccomp import can_confine
 
 
 def isolate(task: Task, x: Features, y: torch.Tensor, classes: int) -> str:

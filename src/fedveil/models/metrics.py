@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.checks import shown
-from fedveil.errors import BadInput
-from fedveil.identity import Stated, known_as
-from fedveil.names import TOP, check_metric
-from fedveil.targets import PADDING
+from fedveil.base.checks import TOP, check_metric, shown
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated, known_as
+from fedveil.base.inputs import PADDING
 
 Array = npt.NDArray[Any]
 

@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from fedveil.checks import shown
-from fedveil.errors import BadInput
+from fedveil.base.checks import INTERVAL, shown
+from fedveil.base.errors import BadInput
 from fedveil.models.metrics import Measure, Metric
-from fedveil.names import INTERVAL
 
 TAKEN = frozenset(
     (

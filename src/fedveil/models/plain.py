@@ -20,7 +20,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 _HOMES = ("torch.nn.modules.", "fedveil.models.")
 """Where the classes of plain layers are."""

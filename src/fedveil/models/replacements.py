@@ -10,9 +10,9 @@ import math
 import torch
 from torch import nn
 
-from fedveil.checks import shown
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 
 _GROUPS = 32
 

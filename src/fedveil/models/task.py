@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedveil.errors import BadInput
-from fedveil.forks import can_fork, forked, in_fork, sealed
-from fedveil.identity import Stated, known_as
-from fedveil.inputs import Inputs, mapped, shape_of, taken, values_of
+from fedveil.base.checks import OF_LABELS, OF_NUMBERS
+from fedveil.base.errors import BadInput
+from fedveil.base.forks import can_fork, forked, in_fork, sealed
+from fedveil.base.identity import Stated, known_as
+from fedveil.base.inputs import PADDING, Inputs, Target, mapped, shape_of, taken, values_of
 from fedveil.models.capture import Uncapturable, captured, hollow_copy, prepare
 from fedveil.models.dropout import Dropout
 from fedveil.models.graph import Captured, Graph, Kind, kind_of
@@ -33,8 +34,6 @@ from fedveil.models.plain import is_plain, is_plain_function
 from fedveil.models.state import Snapshot, snapshot, snapshot_of
 from fedveil.models.unrolled import unroll_
 from fedveil.models.vmap_layers import attend_, norm_in_place_, plain_attention, under_vmap
-from fedveil.names import OF_LABELS, OF_NUMBERS
-from fedveil.targets import PADDING, Target
 
 Named = dict[str, torch.Tensor]
 """Values under the names of the module's parameters."""

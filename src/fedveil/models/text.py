@@ -9,7 +9,7 @@ import math
 import torch
 from torch import nn
 
-from fedveil.identity import Stated
+from fedveil.base.identity import Stated
 
 PADDING = 0
 """The number of no word."""

@@ -17,12 +17,11 @@ from torch.func import grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from fedveil.errors import BadInput
-from fedveil.forks import forked, in_fork
-from fedveil.inputs import labelled, mapped, taken, values_of
+from fedveil.base.errors import BadInput
+from fedveil.base.forks import forked, in_fork
+from fedveil.base.inputs import PADDING, labelled, mapped, taken, values_of
 from fedveil.models.state import Snapshot, difference
 from fedveil.models.task import Features, Named, Task, first_line
-from fedveil.targets import PADDING
 
 _RECORDS = 4
 _AWAY = 0.1

@@ -8,11 +8,11 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from fedveil.errors import BadInput
+from fedveil.base.checks import MODELS, NEXT_WORD, TEXT_MODELS, OneOf
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Target
 from fedveil.models.task import Task, usual
 from fedveil.models.text import TextLstm, TextTransformer
-from fedveil.names import MODELS, NEXT_WORD, TEXT_MODELS, OneOf
-from fedveil.targets import Target
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.paper_page import Page
 from fedveil.runs.disk import locked, write_atomic

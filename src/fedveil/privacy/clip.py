@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedveil.checks import SMALLEST_CLIP
-from fedveil.errors import BadArgument
+from fedveil.base.checks import SMALLEST_CLIP
+from fedveil.base.errors import BadArgument
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.rows import BLOCK, Norm, all_finite, at_a_time, row_norms
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedveil.checks import (
+from fedveil.base.checks import (
     BIT_EPSILON,
     BUDGET,
     CLIP,
@@ -26,8 +26,8 @@ from fedveil.checks import (
     SMALLEST_FLOOR,
     one_of,
 )
-from fedveil.errors import BadArgument
-from fedveil.identity import Stated
+from fedveil.base.errors import BadArgument
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Relation

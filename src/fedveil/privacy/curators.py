@@ -8,7 +8,7 @@ depends on what was watched, and what is watched on earlier reports.
 import math
 from dataclasses import dataclass, replace
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import MOST_NOISE
 from fedveil.privacy.accounting.claims import Relation, Trust

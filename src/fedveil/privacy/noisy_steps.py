@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedveil.checks import MULTIPLIER, NOMINAL, RATE, STEPS
-from fedveil.identity import Stated
+from fedveil.base.checks import MULTIPLIER, NOMINAL, RATE, STEPS
+from fedveil.base.identity import Stated
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from functools import cached_property
 
 import torch
 
-from fedveil.checks import CLIENTS, ROUNDS, shown
-from fedveil.errors import BadArgument, BadInput
-from fedveil.identity import Stated
+from fedveil.base.checks import CLIENTS, ROUNDS, shown
+from fedveil.base.errors import BadArgument, BadInput
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine, claims_of
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, Trust
 from fedveil.privacy.accounting.composition import covers

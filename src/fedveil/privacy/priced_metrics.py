@@ -11,9 +11,9 @@ from statistics import NormalDist
 
 import torch
 
-from fedveil.checks import LOSS_CLIP
-from fedveil.errors import BadArgument, BadInput
-from fedveil.identity import Stated
+from fedveil.base.checks import LOSS_CLIP
+from fedveil.base.errors import BadArgument, BadInput
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import a_little_more, least_noise

@@ -5,9 +5,9 @@ from enum import StrEnum
 
 import torch
 
-from fedveil.checks import FINITE, RADIUS, SMALLEST_RADIUS, at_least
-from fedveil.errors import BadArgument
-from fedveil.identity import Stated
+from fedveil.base.checks import FINITE, RADIUS, SMALLEST_RADIUS, at_least
+from fedveil.base.errors import BadArgument
+from fedveil.base.identity import Stated
 
 _LARGEST, _ROUNDING = 1e30, 1e-9
 """Beyond, a report would not be finite in float32; what products of factors may be off by."""

@@ -12,9 +12,9 @@ from typing import ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.checks import COHORT, COUNT, RATE
-from fedveil.errors import BadArgument, BadInput
-from fedveil.identity import Stated
+from fedveil.base.checks import COHORT, COUNT, RATE
+from fedveil.base.errors import BadArgument, BadInput
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import Event, FixedSampled, Gaussian, PoissonSampled
 from fedveil.privacy.noise.gaps import joining

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Trust

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 Flags = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]

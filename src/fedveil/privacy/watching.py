@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.noise.mechanisms import GaussianMechanism, add_to_sum_
 from fedveil.privacy.noise.streams import Keys, uniform_

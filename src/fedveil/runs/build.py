@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.secure import secured
 from fedveil.runs.models import task_of, words_of

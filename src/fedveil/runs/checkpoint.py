@@ -9,7 +9,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger.hash_chain import Head
 from fedveil.runs.disk import write_atomic
 from fedveil.training.server import ServerState

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.file import read_closing, read_runs

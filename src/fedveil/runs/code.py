@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from fedveil.checks import shown
-from fedveil.errors import BadInput
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 from fedveil.models.task import first_line
 
 _NAME = "model_path"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.opened_run import OpenedRun
 
 _OF_THE_MACHINE = ("engine",)

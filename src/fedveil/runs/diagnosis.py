@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from fedveil.names import INTERVAL
+from fedveil.base.checks import INTERVAL
 
 _ALL = 0.95
 _LITTLE = 0.01

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 _LONGEST_NAME = 100
 

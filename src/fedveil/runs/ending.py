@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedveil.errors import CommonBudgetExhausted
+from fedveil.base.errors import CommonBudgetExhausted
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting, smaller
 from fedveil.privacy.ledger.ledger import Ledger

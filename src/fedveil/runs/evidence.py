@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.ledger.file import read_about, read_runs
 from fedveil.privacy.ledger.hash_chain import Head, first_hash

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from fedveil.errors import BadInput
-from fedveil.names import OneOf
+from fedveil.base.checks import OneOf
+from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import FORMS, Recipe, read, shipped
 from fedveil.runs.sections.keys import tabled, unknown
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedveil.checks import shown
-from fedveil.errors import BadInput
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 from fedveil.models.lineage import earlier, note_training, note_weights
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting

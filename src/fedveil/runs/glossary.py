@@ -12,9 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fedveil.checks import shown
-from fedveil.errors import BadInput
-from fedveil.names import meant, nearest
+from fedveil.base.checks import meant, nearest, shown
+from fedveil.base.errors import BadInput
 from fedveil.runs.explain import Part, find_part
 from fedveil.runs.recipe import FORMS
 from fedveil.runs.sections.keys import is_key

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.ledger.file import read_runs
 from fedveil.privacy.ledger.filter import renyi_curve

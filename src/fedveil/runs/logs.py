@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput, one_line
+from fedveil.base.errors import BadInput, one_line
 from fedveil.runs.metrics_file import last_round
 from fedveil.runs.trackers import Mlflow, TensorBoard, Tracker, Wandb
 

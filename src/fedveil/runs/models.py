@@ -6,17 +6,16 @@ import math
 import torch
 from torch import nn
 
+from fedveil.base.checks import NEXT_WORD, TEXT_MODELS
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Inputs, Target, single
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, single
 from fedveil.models.replacements import without_batch_norm
 from fedveil.models.task import Task, usual
 from fedveil.models.zoo import Reading, build_task
-from fedveil.names import NEXT_WORD, TEXT_MODELS
 from fedveil.runs.code import made
 from fedveil.runs.first_weights import freeze_, read_
 from fedveil.runs.sections.data_section import ModelSection
-from fedveil.targets import Target
 
 _MOST_PARAMETERS, _MOST_LAYERS = 1 << 25, 100
 

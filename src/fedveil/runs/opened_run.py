@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedveil.base.checks import OWN
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Inputs, count, taken
 from fedveil.data.federated import Array, FederatedData
-from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, count, taken
 from fedveil.models.task import Task
-from fedveil.names import OWN
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs import metrics_file

@@ -5,7 +5,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 Overrides = Iterable[str] | Mapping[str, Any]
 Settings = list[tuple[list[str], Any]]

@@ -6,15 +6,14 @@ from dataclasses import replace
 
 from torch import nn
 
-from fedveil.checks import shown
+from fedveil.base.checks import OWN, TABLE, shown
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import digest_of
+from fedveil.base.inputs import Target
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
-from fedveil.identity import digest_of
 from fedveil.models.lineage import note_copy
 from fedveil.models.task import Task, metric_of, usual
-from fedveil.names import OWN, TABLE
 from fedveil.runs.recipe import Recipe
-from fedveil.targets import Target
 
 Model = nn.Module | Task
 """A module, which then gets the usual loss for its targets, or a task with one of its own."""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil.base.checks import OWN
+from fedveil.base.errors import BadInput
 from fedveil.data.data_files import UNREADABLE, warnings_as_errors
 from fedveil.data.tables import SUFFIXES
 from fedveil.data.user_arrays import Array
 from fedveil.data.vocabulary import lines_of
-from fedveil.errors import BadInput
-from fedveil.names import OWN
 from fedveil.runs.opened_run import OpenedRun
 from fedveil.runs.records import data_of
 from fedveil.training.evaluate import evaluate

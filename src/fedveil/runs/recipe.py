@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from fedveil.checks import ROUNDS, SEED, whole
-from fedveil.errors import BadInput
-from fedveil.names import OWN, hint
+from fedveil.base.checks import OWN, ROUNDS, SEED, hint, whole
+from fedveil.base.errors import BadInput
 from fedveil.runs.overrides import Overrides, Settings, settings_of
 from fedveil.runs.sections.attack_section import AttackSection
 from fedveil.runs.sections.client_section import ClientSection, SampleSection

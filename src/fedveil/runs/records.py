@@ -4,14 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedveil.base.checks import TABLE
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.data.load import FITTING, TEXTS, load_records
 from fedveil.data.loaded_records import Records
 from fedveil.data.own_table import TableQuestion, table_partition, table_records, table_test
 from fedveil.data.partition import partition, resampled, shortened
 from fedveil.data.tables import check_file
-from fedveil.errors import BadInput
-from fedveil.names import TABLE
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.data_section import DataSection
 

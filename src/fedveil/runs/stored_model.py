@@ -10,17 +10,16 @@ import safetensors
 import safetensors.torch
 import torch
 
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import identity
+from fedveil.base.inputs import Inputs, Target, join_inputs, mapped
 from fedveil.data.columns import Column
 from fedveil.data.federated import Array, FederatedData
 from fedveil.data.schema import TableSchema
-from fedveil.errors import BadInput
-from fedveil.identity import identity
-from fedveil.inputs import Inputs, join_inputs, mapped
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.runs.first_weights import ABOUT
 from fedveil.runs.sections.data_section import ModelSection
-from fedveil.targets import Target
 from fedveil.training.session import Training
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 _RESUMED = "resumed_after_round"
 _FINISH_SECONDS = 60.0

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.clip import Clip

@@ -12,9 +12,9 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fedveil.checks import ANY_COUNT, COUNT, TRIM
-from fedveil.errors import BadArgument, BadInput
-from fedveil.identity import Stated
+from fedveil.base.checks import ANY_COUNT, COUNT, TRIM
+from fedveil.base.errors import BadArgument, BadInput
+from fedveil.base.identity import Stated
 
 _COLUMNS = 1 << 22
 

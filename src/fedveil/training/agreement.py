@@ -7,9 +7,9 @@ once, in the plan; what a training is given besides is held to it here.
 import math
 from collections.abc import Iterator
 
-from fedveil.checks import shown
+from fedveil.base.checks import shown
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import Unit
 from fedveil.privacy.clip_schedules import ClipSchedule

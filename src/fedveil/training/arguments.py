@@ -3,9 +3,9 @@
 Enumerations are compared by identity: the text of a member would be accepted and have no effect.
 """
 
-from fedveil.checks import ANY_COUNT, COUNT, SEED, check_workers, one_of, shown
+from fedveil.base.checks import ANY_COUNT, COUNT, SEED, check_workers, one_of, shown
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.models.task import Task
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.training.gradients.choice import Mode

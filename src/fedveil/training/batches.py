@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.checks import BATCH, STEPS
-from fedveil.errors import BadArgument
-from fedveil.identity import Stated
-from fedveil.inputs import mapped, taken
+from fedveil.base.checks import BATCH, STEPS
+from fedveil.base.errors import BadArgument
+from fedveil.base.identity import Stated
+from fedveil.base.inputs import mapped, taken
 from fedveil.models.task import Features
 from fedveil.privacy.noise.streams import KeySource, bits, bits_at
 from fedveil.training.cohort import CohortData

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.base.inputs import Inputs, mapped
 from fedveil.data.federated import Array, FederatedData
-from fedveil.inputs import Inputs, mapped
 from fedveil.models.task import Features
 
 _ALIGNMENT = 64

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import torch
 
-from fedveil.checks import FRACTION, NOT_NEGATIVE, POSITIVE, shown
-from fedveil.errors import BadArgument, BadInput
-from fedveil.identity import Stated
+from fedveil.base.checks import FRACTION, NOT_NEGATIVE, POSITIVE, shown
+from fedveil.base.errors import BadArgument, BadInput
+from fedveil.base.identity import Stated
 
 
 @dataclass(frozen=True)

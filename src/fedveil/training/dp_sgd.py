@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedveil.checks import POSITIVE
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
+from fedveil.base.checks import POSITIVE
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.noise.mechanisms import GaussianMechanism

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
-from fedveil.inputs import taken
 from fedveil.models.metrics import Array, Metric, no_value
 from fedveil.models.task import Measurements, Task
 from fedveil.training.cohort import tensors

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedveil.errors import BadInput
-from fedveil.forks import Tensors, sealed
+from fedveil.base.errors import BadInput
+from fedveil.base.forks import Tensors, sealed
 from fedveil.models.state import common_generators, difference
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.clip_schedules import Lengths

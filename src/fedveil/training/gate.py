@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from fedveil.base.checks import INTERVAL
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.models.parts import OVER_CLIENTS
 from fedveil.models.task import Task
-from fedveil.names import INTERVAL
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan

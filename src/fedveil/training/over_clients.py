@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.inputs import taken
 from fedveil.models.parts import OVER_CLIENTS
 from fedveil.models.task import Task
 from fedveil.training.cohort import tensors

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import Inputs, taken
 from fedveil.data.federated import Array, FederatedData
 from fedveil.data.provenance import PUBLIC, by_record
-from fedveil.errors import BadInput
-from fedveil.inputs import Inputs, taken
 from fedveil.models.metrics import Metric, is_of_numbers
 from fedveil.models.plain import is_plain_function
 from fedveil.models.task import Task

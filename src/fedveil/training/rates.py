@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fedveil.checks import FRACTION, ROUNDS, WARMUP, one_of, shown
-from fedveil.errors import BadArgument, BadInput
-from fedveil.identity import Stated
+from fedveil.base.checks import FRACTION, ROUNDS, WARMUP, one_of, shown
+from fedveil.base.errors import BadArgument, BadInput
+from fedveil.base.identity import Stated
 
 
 class RateShape(StrEnum):

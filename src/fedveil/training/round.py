@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from fedveil.errors import BudgetExhausted
+from fedveil.base.errors import BudgetExhausted
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.ledger.ledger import Ledger
 from fedveil.privacy.noise.streams import Streams

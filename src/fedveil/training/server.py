@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-from fedveil.checks import FRACTION, POSITIVE
-from fedveil.identity import Stated
+from fedveil.base.checks import FRACTION, POSITIVE
+from fedveil.base.identity import Stated
 from fedveil.privacy.rows import BLOCK
 from fedveil.training.rates import RateSchedule, check_rate_schedule, scheduled
 

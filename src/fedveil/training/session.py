@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated, digest_of, seed_of
+from fedveil.base.inputs import Inputs, count, taken, values_of
 from fedveil.data.federated import Array, FederatedData
-from fedveil.errors import BadInput
-from fedveil.identity import Stated, digest_of, seed_of
-from fedveil.inputs import Inputs, count, taken, values_of
 from fedveil.models.isolation import check_unit, isolate
 from fedveil.models.lineage import note_training, note_weights
 from fedveil.models.metrics import Metric

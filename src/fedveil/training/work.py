@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedveil.checks import POSITIVE, shown
-from fedveil.errors import BadArgument, BadInput
-from fedveil.identity import Stated, known_as
+from fedveil.base.checks import POSITIVE, shown
+from fedveil.base.errors import BadArgument, BadInput
+from fedveil.base.identity import Stated, known_as
 from fedveil.privacy.clip import Clipped
 from fedveil.privacy.rows import Norm
 from fedveil.training.batches import Batches

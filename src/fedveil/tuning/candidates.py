@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import Recipe
 from fedveil.runs.sections.section import Section
 from fedveil.tuning.axes import Axis, Cell, cells, recipe_of

@@ -8,9 +8,9 @@ import torch
 from scipy.linalg import eigvalsh_tridiagonal
 from torch.func import grad, jvp
 
+from fedveil.base.errors import BadInput
+from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
-from fedveil.inputs import taken
 from fedveil.models.task import Task
 from fedveil.training.cohort import CohortData
 from fedveil.training.engines.housekeeping import one_thread

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.clip_schedules import Fixed

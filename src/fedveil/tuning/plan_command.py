@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fedveil.checks import check_option
-from fedveil.errors import BadInput
+from fedveil.base.checks import check_option
+from fedveil.base.errors import BadInput
 from fedveil.runs.disk import write_atomic
 from fedveil.runs.glossary import terms_line
 from fedveil.tuning.candidates import STEPS, Space

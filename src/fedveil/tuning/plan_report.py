@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs import toml
 from fedveil.runs.recipe import Recipe
 from fedveil.tuning.axes import Cell

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.meaning import budgeted
 from fedveil.runs.recipe import Recipe, load_recipe
 from fedveil.runs.sections.noise_section import NoNoiseSection

@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedveil.checks import check_option
-from fedveil.errors import BadInput
+from fedveil.base.checks import check_option
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import counting
 from fedveil.runs.disk import locked, write_atomic

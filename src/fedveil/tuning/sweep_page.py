@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.tuning.axes import Axis, axis_label
 from fedveil.web.chart import Chart, Line, figure
 from fedveil.web.heat import Heat, heat_figure

@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 Array = npt.NDArray[np.float64]
 

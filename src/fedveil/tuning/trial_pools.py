@@ -11,8 +11,8 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from fedveil.forks import begin_worker
-from fedveil.interrupts import held
+from fedveil.base.forks import begin_worker
+from fedveil.base.interrupts import held
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.on_ray.pool import Tasks
 from fedveil.training.engines.workers import WorkerLost, available

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.checks import check_workers
+from fedveil.base.checks import check_workers
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.data.loaded_records import Records
-from fedveil.errors import BadInput
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.runs.build import build
 from fedveil.runs.recipe import Recipe, here

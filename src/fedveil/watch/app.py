@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from fedveil.errors import FedveilError
+from fedveil.base.errors import FedveilError
 from fedveil.runs import stop_request
 from fedveil.runs.disk import in_use
 from fedveil.runs.report.run_contents import RunContents

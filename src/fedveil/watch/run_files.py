@@ -13,7 +13,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.metrics_file import History, parsed
 
 MOST = {"recipe.toml": 1 << 18, "result.json": 1 << 24, "metrics.jsonl": 1 << 27}

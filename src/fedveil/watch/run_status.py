@@ -10,8 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedveil.checks import MOST_ROUNDS
-from fedveil.errors import BadInput
+from fedveil.base.checks import MOST_ROUNDS
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim
 from fedveil.privacy.accounting.meaning import budgeted, counting, smaller
 from fedveil.privacy.accounting.spending import Spending

@@ -13,7 +13,7 @@ from types import FrameType
 
 import uvicorn
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.watch.access import PageAddress
 from fedveil.watch.app import make_app
 from fedveil.watch.runs_folder import RunsFolder

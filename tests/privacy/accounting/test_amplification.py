@@ -6,7 +6,7 @@ from itertools import combinations_with_replacement, pairwise, product
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.amplification import shuffled_delta, shuffled_epsilon
 from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED, BudgetLine, claims_of, early_ends
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust, Unit

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fedveil.checks import MOST_ROUNDS
-from fedveil.errors import BadInput
+from fedveil.base.checks import MOST_ROUNDS
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.calibration import noise_for, rate_for, rounds_within
 from fedveil.privacy.accounting.claims import Accountant, Relation
 from fedveil.privacy.accounting.composition import epsilon

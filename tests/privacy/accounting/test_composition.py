@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
-from fedveil.errors import BadInput, UnsupportedEvent
+from fedveil.base.errors import BadInput, UnsupportedEvent
 from fedveil.privacy.accounting.claims import Accountant, Relation
 from fedveil.privacy.accounting.composition import (
     covers,

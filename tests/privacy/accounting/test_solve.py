@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, PoissonSampled

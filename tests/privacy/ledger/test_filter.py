@@ -11,7 +11,7 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import (
     FixedSampled,

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.base.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.accounting.events import Gaussian, to_dict
 from fedveil.privacy.ledger.file import read_about, read_charges, read_participations, read_runs

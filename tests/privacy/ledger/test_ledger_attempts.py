@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.errors import BudgetExhausted
+from fedveil.base.errors import BudgetExhausted
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import NoiseSource, Relation, Trust
 from fedveil.privacy.accounting.events import Gaussian, GaussianWithCurator

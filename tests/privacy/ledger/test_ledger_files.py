@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.base.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.accounting.events import Gaussian

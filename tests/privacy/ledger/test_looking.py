@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger import looking
 from fedveil.privacy.ledger.file import read_charges, read_runs
 from fedveil.privacy.ledger.ledger import Ledger

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.base.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import NoiseSource, Relation, Trust, Unit
 from fedveil.privacy.accounting.events import Gaussian, Shuffled, TwoPoint

@@ -7,7 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import NoiseSource
 from fedveil.privacy.ledger.file import read_closing

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.noise import gaps
 from fedveil.privacy.noise.gaps import geometric_int, joining, power
 from fedveil.privacy.noise.secure_random import SecureRandom

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant, Relation
 from fedveil.privacy.accounting.composition import epsilon
 from fedveil.privacy.accounting.events import Gaussian, Laplace, TwoPoint

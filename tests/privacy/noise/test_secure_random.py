@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.secure_random import DISTANCE, SecureRandom
 
 ALARM = 1e-6

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import least_noise
 from fedveil.privacy.accounting.claims import Accountant, NoiseSource, Relation, Trust, Unit

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon

@@ -11,7 +11,7 @@ import torch
 from scipy import integrate, stats
 from scipy.special import log_ndtr
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.streams import normal_, uniform_
 from fedveil.privacy.releases.priv_unit import PrivUnitG
 from tests.privacy.releases.priv_unit_reports import FAR, reports, streams_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import SEEDED, Accountant, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon as composed

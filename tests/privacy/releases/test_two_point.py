@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Accountant, Relation, Trust, Unit
 from fedveil.privacy.accounting.composition import epsilon

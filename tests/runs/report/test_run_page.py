@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget_line import NOT_DECIDED
 from fedveil.runs.closing import digests
 from fedveil.runs.report.run_contents import RunContents

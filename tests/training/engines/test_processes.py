@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
 from fedveil.privacy.accounting.budget import Budget

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed

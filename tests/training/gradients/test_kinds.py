@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm

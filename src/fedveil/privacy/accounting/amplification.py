@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.loss_distribution import LossDistribution
 from fedveil.privacy.accounting.randomised_response import randomised_response_epsilon
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedveil.checks import BUDGET, DELTA
+from fedveil.base.checks import BUDGET, DELTA
 
 
 @dataclass(frozen=True)

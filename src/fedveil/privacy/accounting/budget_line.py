@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting import events
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.calibration import rounds_within

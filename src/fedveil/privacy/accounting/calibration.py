@@ -8,8 +8,8 @@ so its answer is safe; the answer is confirmed on the fine grid all the same.
 import math
 from collections.abc import Callable
 
-from fedveil.checks import MOST_ROUNDS
-from fedveil.errors import BadInput
+from fedveil.base.checks import MOST_ROUNDS
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.claims import Accountant, Relation
 from fedveil.privacy.accounting.composition import FINE, epsilon, gaussian_epsilon, supports

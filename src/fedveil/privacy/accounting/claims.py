@@ -9,7 +9,7 @@ from enum import StrEnum
 from html import escape
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting import events
 from fedveil.privacy.accounting.events import Event
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from scipy.special import log_ndtr
 
-from fedveil.errors import BadInput, UnsupportedEvent
+from fedveil.base.errors import BadInput, UnsupportedEvent
 from fedveil.privacy.accounting.amplification import shuffled_epsilon
 from fedveil.privacy.accounting.claims import Accountant, Relation
 from fedveil.privacy.accounting.events import (

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 
 @dataclass(frozen=True)

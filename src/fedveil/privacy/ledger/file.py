@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput, one_line
+from fedveil.base.errors import BadInput, one_line
 from fedveil.privacy.ledger.looking import DAMAGED, one_look, query
 
 FORMAT = "5"

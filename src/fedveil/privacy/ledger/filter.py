@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaln, logsumexp
 
-from fedveil.errors import BadInput, UnsupportedEvent
+from fedveil.base.errors import BadInput, UnsupportedEvent
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.accounting.events import (
     Event,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.errors import BadInput, BudgetExhausted, LedgerMismatch
+from fedveil.base.errors import BadInput, BudgetExhausted, LedgerMismatch
 from fedveil.privacy.accounting import events
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import NoiseSource, Unit

@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput, one_line
+from fedveil.base.errors import BadInput, one_line
 
 DAMAGED = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter from a damaged schema
 

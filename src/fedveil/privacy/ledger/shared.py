@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput, CommonBudgetExhausted, LedgerMismatch
+from fedveil.base.errors import BadInput, CommonBudgetExhausted, LedgerMismatch
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import (
     Accountant,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.ledger import hash_chain
 from fedveil.privacy.ledger.file import as_count, as_text, read_about
 from fedveil.privacy.ledger.hash_chain import Closing, Entry, Head

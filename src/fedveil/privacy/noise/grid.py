@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import ndtri
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.noise.secure_random import DISTANCE, SecureRandom
 from fedveil.privacy.rows import BLOCK, Norm
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting import events
 from fedveil.privacy.noise.grid import Grid, gaussian_int, grid_for, laplace_int
 from fedveil.privacy.noise.secure_random import SecureRandom

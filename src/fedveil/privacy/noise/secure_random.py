@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 Words = npt.NDArray[np.uint64]
 

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from scipy.special import ndtr, ndtri
 
-from fedveil.checks import cores
+from fedveil.base.checks import cores
+from fedveil.base.splitmix import GOLDEN, mix, words_at
 from fedveil.privacy.noise.secure_random import SecureRandom
-from fedveil.splitmix import GOLDEN, mix, words_at
 
 
 class SecureKeys:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedveil.checks import check
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
+from fedveil.base.checks import check
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise

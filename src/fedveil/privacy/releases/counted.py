@@ -4,8 +4,8 @@ Any two inputs of a client are neighbours (replacement), a client is charged for
 which it takes part, and no sampling amplifies anything: the server knows who reported.
 """
 
-from fedveil.checks import check
-from fedveil.errors import BadInput
+from fedveil.base.checks import check
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import SEEDED, NoiseSource, Relation, Trust, Unit

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.calibration import least_noise

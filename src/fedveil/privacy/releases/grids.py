@@ -2,7 +2,7 @@
 
 import math
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.noise.grid import grid_for

@@ -1,6 +1,6 @@
 """No noise and no claim: what plain federated averaging releases."""
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.privacy.clip_schedules import ClipSchedule
 from fedveil.privacy.plan import PrivacyPlan
 from fedveil.privacy.sampling import Sampler

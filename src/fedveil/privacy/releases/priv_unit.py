@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from scipy.special import erfcx, expit, log_expit, ndtri, ndtri_exp
 
-from fedveil.checks import LARGEST_REPORT, SMALLEST_REPORT, check
-from fedveil.errors import BadInput
-from fedveil.identity import Stated
+from fedveil.base.checks import LARGEST_REPORT, SMALLEST_REPORT, check
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit

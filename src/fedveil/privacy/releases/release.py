@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.identity import Stated
+from fedveil.base.identity import Stated
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import Relation, Trust, Unit
 from fedveil.privacy.clip import Clip

@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.names import INTERVAL
+from fedveil.base.checks import INTERVAL
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import NoiseSource, PrivacyClaim, measured_on
 from fedveil.privacy.accounting.meaning import Meaning
 from fedveil.privacy.ledger.statement import Statement

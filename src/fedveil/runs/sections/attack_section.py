@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.checks import ANY_COUNT, COUNT, FINITE, PORTION, POSITIVE, STEPS, whole, within
-from fedveil.errors import BadInput
+from fedveil.base.checks import ANY_COUNT, COUNT, FINITE, PORTION, POSITIVE, STEPS, whole, within
+from fedveil.base.errors import BadInput
 from fedveil.runs.sections.client_section import DpSgdSection, GradientSection, SgdSection
 from fedveil.runs.sections.section import Section
 

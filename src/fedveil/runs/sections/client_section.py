@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.checks import (
+from fedveil.base.checks import (
     BATCH,
     COHORT,
     COUNT,
@@ -15,7 +15,7 @@ from fedveil.checks import (
     RATE,
     STEPS,
 )
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build_rates
 from fedveil.runs.sections.section import Section, in_keys
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.checks import (
+from fedveil.base.checks import (
     BIT_EPSILON,
     BUDGET,
     CLIP,
@@ -19,7 +19,7 @@ from fedveil.checks import (
     RADIUS,
     at_least,
 )
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.sections.section import Section, in_keys
 
 if TYPE_CHECKING:

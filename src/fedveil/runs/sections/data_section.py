@@ -5,9 +5,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedveil.checks import COUNT, POSITIVE, SEED, TEXT_LENGTH, VOCABULARY, Each, whole
-from fedveil.errors import BadInput
-from fedveil.names import CODE, DATA_NAMES, MODEL_NAMES, OWN, TABLE
+from fedveil.base.checks import (
+    CODE,
+    COUNT,
+    DATA_NAMES,
+    MODEL_NAMES,
+    OWN,
+    POSITIVE,
+    SEED,
+    TABLE,
+    TEXT_LENGTH,
+    VOCABULARY,
+    Each,
+    whole,
+)
+from fedveil.base.errors import BadInput
 from fedveil.runs.sections.section import Section
 
 _RECORDS = whole(1, "at least one record is needed")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, get_args, get_origin
 
-from fedveil.names import meant, nearest
+from fedveil.base.checks import meant, nearest
 from fedveil.runs.sections.section import Section
 
 Forms = dict[str, dict[str, type[Section]]]

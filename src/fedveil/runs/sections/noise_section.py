@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedveil.checks import BUDGET, DELTA, MULTIPLIER, POSITIVE, REPORT_EPSILON, Each, whole
-from fedveil.errors import BadInput
+from fedveil.base.checks import BUDGET, DELTA, MULTIPLIER, POSITIVE, REPORT_EPSILON, Each, whole
+from fedveil.base.errors import BadInput
 from fedveil.runs.sections.client_section import DpSgdSection
 from fedveil.runs.sections.clip_section import FixedClipSection, RangeClipSection
 from fedveil.runs.sections.section import Section

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.checks import FRACTION, WARMUP
+from fedveil.base.checks import FRACTION, WARMUP
 from fedveil.runs.sections.section import in_keys
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from fedveil.errors import BadArgument, BadInput
+from fedveil.base.errors import BadArgument, BadInput
 
 
 @contextmanager

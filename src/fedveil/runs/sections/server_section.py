@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from fedveil.checks import (
+from fedveil.base.checks import (
     ANY_COUNT,
     BUDGET,
     COUNT,
@@ -17,9 +17,9 @@ from fedveil.checks import (
     WORKERS,
     Rule,
     check_address,
+    check_metrics,
 )
-from fedveil.errors import BadInput
-from fedveil.names import check_metrics
+from fedveil.base.errors import BadInput
 from fedveil.runs.sections.rates_section import LrFloor, Schedule, Warmup, build_rates
 from fedveil.runs.sections.section import Section, in_keys
 

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedveil.base.inputs import values_of
 from fedveil.data.federated import FederatedData
-from fedveil.inputs import values_of
 from fedveil.models.task import Task
 from fedveil.training.cohort import tensors
 from fedveil.training.dp_sgd import ClientDpSgd

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.models.state import Snapshot, difference, keeps_nothing, snapshot_of
 from fedveil.privacy.noise.streams import JointStreams
 from fedveil.privacy.round import Round

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedveil.base.inputs import mapped, taken
 from fedveil.data.federated import Array, FederatedData
-from fedveil.inputs import mapped, taken
 from fedveil.models.task import Task
 from fedveil.models.trial import goes_together
 from fedveil.privacy.clip import Clip

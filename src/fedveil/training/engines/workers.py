@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.checks import cores
-from fedveil.errors import FedveilError
-from fedveil.forks import begin_worker, can_fork
-from fedveil.interrupts import held
+from fedveil.base.checks import cores
+from fedveil.base.errors import FedveilError
+from fedveil.base.forks import begin_worker, can_fork
+from fedveil.base.interrupts import held
 from fedveil.privacy.round import Round
 from fedveil.training.engines.housekeeping import LARGE_MODEL, keep_memory
 from fedveil.training.engines.tree import Branch

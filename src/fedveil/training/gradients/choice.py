@@ -6,8 +6,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from fedveil.base.inputs import taken
 from fedveil.data.federated import FederatedData
-from fedveil.inputs import taken
 from fedveil.models.task import Task
 from fedveil.models.trial import with_labels
 from fedveil.privacy.clip import Clip

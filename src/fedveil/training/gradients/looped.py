@@ -9,7 +9,7 @@ import sys
 import torch
 from torch import nn
 
-from fedveil.inputs import mapped, taken
+from fedveil.base.inputs import mapped, taken
 from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms

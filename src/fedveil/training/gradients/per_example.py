@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedveil.inputs import mapped, taken
+from fedveil.base.inputs import mapped, taken
 from fedveil.models.task import Features, Named, Task
 from fedveil.models.vmap_layers import Product
 from fedveil.privacy.clip import ROUNDING, Clip

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedveil.base.inputs import single
 from fedveil.data.federated import FederatedData
-from fedveil.inputs import single
 from fedveil.models.task import Task
 from fedveil.training.batches import Batch, Whole
 from fedveil.training.cohort import CohortData

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch.func import grad, vmap
 
-from fedveil.inputs import single
+from fedveil.base.inputs import single
 from fedveil.models.task import Task, cross_entropy, squared_error
 from fedveil.privacy.clip import ROUNDING, Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms

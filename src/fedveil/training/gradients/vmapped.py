@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch.func import grad, vmap
 
-from fedveil.inputs import taken
+from fedveil.base.inputs import taken
 from fedveil.models.task import Features, Named, Task
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.rows import Norm, add_weighted_, row_norms

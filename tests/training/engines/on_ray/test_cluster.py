@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 from fedveil.runs.recipe import here, load_recipe, moved
 from fedveil.training.adversary import ReportAttack
 from fedveil.training.engines.on_ray import cluster as clusters

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.privacy.noise.secure_random import SecureRandom
 from fedveil.training.engines.on_ray.parcel import MappedFile, packed

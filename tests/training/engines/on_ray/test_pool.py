@@ -14,8 +14,8 @@ from torch import nn
 
 from fedveil.attacks.backdoor_attack import BackdoorAttack
 from fedveil.attacks.image_backdoors import PixelTrigger
+from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
-from fedveil.errors import BadInput
 from fedveil.models.task import Task, cross_entropy
 from fedveil.models.zoo import build_task
 from fedveil.privacy.clip_schedules import Fixed

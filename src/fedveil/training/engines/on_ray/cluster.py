@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from fedveil.checks import check_address, shown
-from fedveil.errors import BadInput, one_line
+from fedveil.base.checks import check_address, shown
+from fedveil.base.errors import BadInput, one_line
 from fedveil.training.engines.workers import available
 
 OOM_RETRIES = 2

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from fedveil.errors import BadInput
-from fedveil.names import DATA_NAMES, DATA_SETS, MODEL_NAMES, MODELS, hint, meant, nearest
+from fedveil.base.checks import DATA_NAMES, DATA_SETS, MODEL_NAMES, MODELS, hint, meant, nearest
+from fedveil.base.errors import BadInput
 
 NAMES = {"data.name": DATA_NAMES, "model.name": MODEL_NAMES}
 

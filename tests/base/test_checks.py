@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from fedveil import checks
-from fedveil.checks import OPTIONS, ROUNDS, Each, Limits, check_workers, most_workers, one_of
-from fedveil.errors import BadInput
+from fedveil.base import checks
+from fedveil.base.checks import OPTIONS, ROUNDS, Each, Limits, check_workers, most_workers, one_of
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.clip_schedules import Fixed, Median, Poly, Quantile
 from fedveil.privacy.noisy_steps import NoisySteps

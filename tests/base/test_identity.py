@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import nn
 
-from fedveil.errors import BadInput
-from fedveil.identity import identity, seed_of
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import identity, seed_of
 from fedveil.privacy.clip_schedules import Fixed, Poly
 from fedveil.privacy.noisy_steps import NoisySteps
 from fedveil.privacy.sampling import Poisson

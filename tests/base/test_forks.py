@@ -15,9 +15,9 @@ import time
 import pytest
 import torch
 
-from fedveil import seccomp
-from fedveil.errors import BadInput
-from fedveil.forks import sealed
+from fedveil.base import forks
+from fedveil.base.errors import BadInput
+from fedveil.base.forks import sealed
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 CREATE = 0o1600
@@ -174,7 +174,7 @@ def test_from_a_thread_memory_can_be_had():
 
 
 def test_where_a_process_cannot_be_confined_the_work_is_refused(monkeypatch):
-    monkeypatch.setattr(seccomp.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(forks.platform, "machine", lambda: "riscv64")
     with pytest.raises(BadInput, match="confined on Linux on x86-64 only"):
         sealed(lambda: {"answer": torch.ones(1)})
 
@@ -190,7 +190,7 @@ def test_what_is_allowed_is_what_is_named():
         for line in lines
         if len(line) == 3 and line[1].startswith("__NR_")
     }
-    assert {name: numbers[name] for name in seccomp._CALLS} == seccomp._CALLS
+    assert {name: numbers[name] for name in forks._CALLS} == forks._CALLS
     special = ("write", "mmap", "fcntl", "openat")
-    mine = tuple(getattr(seccomp, f"_{name.upper()}") for name in special)
+    mine = tuple(getattr(forks, f"_{name.upper()}") for name in special)
     assert tuple(numbers[name] for name in special) == mine

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from fedveil.interrupts import held
+from fedveil.base.interrupts import held
 
 FORKING = """
 import os, signal, subprocess, sys, time

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.errors import BadInput
+from fedveil.base.errors import BadInput
 
 Stated = tuple[tuple[str, Any], ...]
 """What a part says of itself: (word, value) pairs."""
