@@ -20,7 +20,7 @@ from pathlib import Path
 
 from fedveil.audit.findings import Leak
 from fedveil.audit.inversion import InversionAudit, Reconstruction, side_by_side
-from fedveil.audit.property import PropertyAudit
+from fedveil.audit.property_attack import PropertyAudit
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.runs.build import build

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedveil.audit import audit_cache
-from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit import audit_folder
+from fedveil.audit.audit_folder import AuditCache
 from fedveil.base.errors import BadInput
 
 IDENTITY = {"recipe": "abc", "seed": 0}
@@ -73,8 +73,8 @@ def test_arrays_of_other_code_are_refused(tmp_path, monkeypatch):
     with AuditCache.at(tmp_path, IDENTITY) as cache:
         cache.save("losses", np.zeros(2))
     for name in ("fedveil", "torch"):
-        assert f"{name} {importlib.metadata.version(name)}" in audit_cache.code()
-    monkeypatch.setattr(audit_cache, "code", lambda: "other code")
+        assert f"{name} {importlib.metadata.version(name)}" in audit_folder.code()
+    monkeypatch.setattr(audit_folder, "code", lambda: "other code")
     words = "its code is .*, not 'other code'"
     with pytest.raises(BadInput, match=words), AuditCache.at(tmp_path, IDENTITY):
         pass
@@ -84,12 +84,12 @@ def test_every_file_of_the_source_decides_about_the_code(tmp_path, monkeypatch):
     (tmp_path / "inner").mkdir()
     for name in ("__init__.py", "inner/one.py"):
         (tmp_path / name).write_text("")
-    monkeypatch.setattr(audit_cache.fedveil, "__file__", str(tmp_path / "__init__.py"))
-    told = [audit_cache.code.__wrapped__()]
+    monkeypatch.setattr(audit_folder.fedveil, "__file__", str(tmp_path / "__init__.py"))
+    told = [audit_folder.code.__wrapped__()]
     (tmp_path / "inner" / "one.py").write_text("x = 1")
-    told.append(audit_cache.code.__wrapped__())
+    told.append(audit_folder.code.__wrapped__())
     (tmp_path / "inner" / "one.py").rename(tmp_path / "inner" / "two.py")
-    told.append(audit_cache.code.__wrapped__())
+    told.append(audit_folder.code.__wrapped__())
     assert len(set(told)) == 3
 
 

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from fedveil.audit.audit_cache import ABOUT, FOUND, audited_digest
-from fedveil.audit.audit_section import audit_section
+from fedveil.audit.audit_folder import ABOUT, FOUND, audit_section, audited_digest
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import (
     Accountant,

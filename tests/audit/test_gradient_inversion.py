@@ -9,12 +9,12 @@ from fedveil.audit.gradient_inversion import (
     Inversion,
     Method,
     Pixels,
+    SimulatedClient,
     label_shares,
     labels_of,
     variation,
 )
-from fedveil.audit.image_similarity import psnr
-from fedveil.audit.simulated_client import SimulatedClient
+from fedveil.audit.inversion import psnr
 from fedveil.base.errors import BadInput
 from fedveil.data import digits
 from fedveil.models.task import Task, cross_entropy

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fedveil.audit.image_similarity import MOST, matched, psnr, ssim
+from fedveil.audit.inversion import MOST, matched, psnr, ssim
 
 
 def plain_ssim(a, b, peak, side=7):

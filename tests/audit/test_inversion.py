@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedveil.audit.findings import Attack
 from fedveil.audit.inversion import (
-    ATTACK,
     InversionAudit,
     check_images,
     mean_measure,
@@ -36,7 +36,7 @@ def test_a_baseline_shows_its_records():
     steps = []
     (leak,) = replace(QUICK, clients=2).leaks(fedsgd, lambda done, of: steps.append((done, of)))
     found = measures(leak)
-    assert leak.attack == ATTACK
+    assert leak.attack == Attack.INVERSION
     assert leak.what == "an update of one record in round 1, by cosine, as the server sees it"
     assert leak.claim is None
     assert found["PSNR"] > 20 > found["PSNR of the mean image"] > 5

@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.audit import canaries as canary_module
-from fedveil.audit.all_attacks import AuditSettings, run_attacks
-from fedveil.audit.canaries import Canaries
+from fedveil.audit import canary_clients as canary_module
+from fedveil.audit.audit_command import AuditSettings, run_attacks
+from fedveil.audit.canary_clients import Canaries
+from fedveil.audit.canary_records import OneRunAudit, _nominal
 from fedveil.audit.findings import ALARM
-from fedveil.audit.randomisers import Randomiser, claim_of, strict_line
-from fedveil.audit.record_canaries import OneRunAudit, _nominal
-from fedveil.audit.self_test import plans, self_test
+from fedveil.audit.randomisers import Randomiser, claim_of, plans, self_test, strict_line
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.noise.mechanisms import GaussianMechanism
 
@@ -69,7 +68,7 @@ def test_all_findings_share_one_false_alarm_rate(attacks):
 
 def test_the_self_test_has_one_false_alarm_rate(monkeypatch):
     few = {name: plan for name, plan in plans().items() if name in ("central", "two-point")}
-    monkeypatch.setattr("fedveil.audit.self_test.plans", lambda: few)
+    monkeypatch.setattr("fedveil.audit.randomisers.plans", lambda: few)
     found = list(self_test(Randomiser(draws=100)))
     assert len(found) == 4
     assert {finding.alarm for finding in found} == {ALARM / len(found)}

@@ -6,10 +6,11 @@ import torch
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from fedveil.audit.audit_cache import AuditCache
-from fedveil.audit.likelihood import (
+from fedveil.audit.audit_folder import AuditCache
+from fedveil.audit.membership import (
     GAMMA,
     References,
+    curves_of,
     lira,
     lira_offline,
     outside_mean,
@@ -18,8 +19,7 @@ from fedveil.audit.likelihood import (
     scaled,
     slope,
 )
-from fedveil.audit.membership import curves_of
-from fedveil.audit.shadow_models import ShadowModels
+from fedveil.audit.shadow_models import ShadowModels, losses_of
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
@@ -229,8 +229,6 @@ def test_references_that_tell_nothing_are_refused(changes, words):
 
 def test_losses_are_those_of_the_model(shadow_models):
     """Cross-entropy from float64 outputs: exp(-loss) is the probability of the label."""
-    from fedveil.audit.traces import losses_of
-
     training = shadow_models.training
     data, task = training.data, training.task
     params = training.start().params

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.audit.membership import ATTACK, Membership, curves_of
+from fedveil.audit.findings import Attack
+from fedveil.audit.membership import Membership, curves_of
 from fedveil.audit.shadow_models import ShadowModels
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
@@ -43,7 +44,7 @@ def test_an_overfitted_model_tells_its_members():
     ]
     for leak in leaks:
         auc = leak.measures[0]
-        assert leak.attack == ATTACK
+        assert leak.attack == Attack.MEMBERSHIP
         assert leak.claim is None
         assert auc.name == "AUC"
         assert auc.value > 0.65

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.audit.multi_task import MultiTask, last_layer
+from fedveil.audit.property_attack import MultiTask, last_layer
 from fedveil.base.errors import BadInput
 from fedveil.data import digits
 from fedveil.models.zoo import build_task

@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fedveil.audit.one_shot import fitted, two_gaussians
+from fedveil.audit.canary_clients import fitted, two_gaussians
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.composition import gaussian_epsilon
 

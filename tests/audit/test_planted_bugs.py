@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import fedveil as fv
-from fedveil.audit import fitted_statistics, randomisers, sensitivity
-from fedveil.audit.canaries import Canaries
-from fedveil.audit.randomisers import Randomiser
-from fedveil.audit.record_canaries import OneRunAudit
-from fedveil.audit.self_test import plans
+from fedveil.audit import randomisers
+from fedveil.audit.canary_clients import Canaries
+from fedveil.audit.canary_records import OneRunAudit
+from fedveil.audit.noiseless_checks import sensitivity_findings, statistics_findings
+from fedveil.audit.randomisers import Randomiser, plans
 from fedveil.privacy.accounting.claims import Relation
 from fedveil.privacy.clip import Clip
 from fedveil.privacy.noise.mechanisms import (
@@ -186,7 +186,7 @@ def records(module):
 @pytest.mark.parametrize("module", [nn.Linear(6, 3), Mixing()])
 def test_a_record_moves_a_step_by_the_clip_at_most(module):
     """Also where records see each other, which fedveil notices and computes one by one."""
-    (finding,) = sensitivity.findings(records(module))
+    (finding,) = sensitivity_findings(records(module))
     assert not finding.violated
 
 
@@ -205,9 +205,9 @@ def test_a_module_that_mixes_examples_unnoticed(monkeypatch):
 
     monkeypatch.setattr(ClippedExamples, "add_clipped_", naively)
     monkeypatch.setattr(session, "mixes_records", lambda *_: False)
-    (finding,) = sensitivity.findings(records(nn.Linear(6, 3)))
+    (finding,) = sensitivity_findings(records(nn.Linear(6, 3)))
     assert not finding.violated
-    (finding,) = sensitivity.findings(records(Mixing()))
+    (finding,) = sensitivity_findings(records(Mixing()))
     assert finding.violated, finding.what
 
 
@@ -218,21 +218,21 @@ def patients(*settings):
 def test_statistics_fitted_in_the_clear():
     """By clients' records, and by theirs and the test records: both show, and nobody said it."""
     honest = patients("data.statistics=held-out")
-    (finding,) = fitted_statistics.findings(honest)
+    (finding,) = statistics_findings(honest)
     assert finding.verdict == "not violated"
     data = honest.data
     every = np.concatenate([data.x, data.test_x])
     for on in (data.x, every):
         x, test_x = ((each - on.mean(axis=0)) / on.std(axis=0) for each in (data.x, data.test_x))
         planted = replace(data, x=x.astype(np.float32), test_x=test_x.astype(np.float32))
-        (finding,) = fitted_statistics.findings(replace(honest, data=planted))
+        (finding,) = statistics_findings(replace(honest, data=planted))
         assert finding.violated
 
 
 def test_statistics_fitted_in_the_clear_that_the_claim_tells():
     """They are outside of what is claimed; secure noise refuses them."""
     training = patients("data.statistics=clients")
-    assert list(fitted_statistics.findings(training)) == []
+    assert list(statistics_findings(training)) == []
     (finding, *_) = Randomiser(draws=100).findings(training.plan)
     assert any("fitted on clients' records" in text for text in finding.claim.assumptions)
     with pytest.raises(fv.BadInput, match="fitted"):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.audit.property import ATTACK, PropertyAudit, PropertyScores
+from fedveil.audit.findings import Attack
+from fedveil.audit.property_attack import PropertyAudit, PropertyScores
 from fedveil.base.errors import BadInput
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe
@@ -30,7 +31,7 @@ def area(leak):
 def test_a_planted_property_is_found_undefended():
     steps = []
     (leak,) = QUICK.leaks(training("fedavg", *MLP), lambda done, of: steps.append((done, of)))
-    assert leak.attack == ATTACK
+    assert leak.attack == Attack.PROPERTY
     assert leak.claim is None
     assert leak.what.startswith("planted, passively, of ")
     assert leak.what.endswith("clients in 4 rounds, as the server sees it")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from fedveil.audit.property_classifier import PropertyClassifier
-from fedveil.audit.roc import auc
+from fedveil.audit.findings import auc
+from fedveil.audit.property_attack import PropertyClassifier
 
 HAS = np.arange(80) % 2 == 1
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.audit.property_features import brightness, feature_of, relative, slant, thickness
+from fedveil.audit.property_labels import brightness, feature_of, relative, slant, thickness
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 

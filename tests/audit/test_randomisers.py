@@ -12,7 +12,7 @@ import fedveil as fv
 from fedveil.audit import randomisers
 from fedveil.audit.bounds import Counts
 from fedveil.audit.randomisers import Randomiser, claim_of, evidence_of, strict_line
-from fedveil.audit.views import client_views, server_views, worst
+from fedveil.audit.release_views import client_views, server_views, worst
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Accountant
 from fedveil.privacy.clip import Clip

@@ -6,7 +6,7 @@ from scipy.special import ndtr
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from fedveil.audit.roc import Roc, auc, auc_interval, tpr_at
+from fedveil.audit.findings import Roc, auc, auc_interval, tpr_at
 from fedveil.base.errors import BadInput
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from fedveil.audit.bounds import GaussianBound, GeneralBound
-from fedveil.audit.scores import choosing, counted, gap, log_ratio
+from fedveil.audit.bounds import GaussianBound, GeneralBound, choosing, counted, gap, log_ratio
 from fedveil.base.errors import BadInput
 
 

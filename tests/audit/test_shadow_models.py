@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.shadow_models import ShadowModels, kept_records
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData

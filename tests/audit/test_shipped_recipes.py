@@ -5,11 +5,10 @@ False alarms: 1 % over all recipes together, on fixed seeds.
 
 import pytest
 
-from fedveil.audit import fitted_statistics, sensitivity
-from fedveil.audit.canaries import Canaries
-from fedveil.audit.randomisers import Randomiser
-from fedveil.audit.record_canaries import OneRunAudit
-from fedveil.audit.self_test import self_test
+from fedveil.audit.canary_clients import Canaries
+from fedveil.audit.canary_records import OneRunAudit
+from fedveil.audit.noiseless_checks import sensitivity_findings, statistics_findings
+from fedveil.audit.randomisers import Randomiser, self_test
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe, shipped
 
@@ -45,8 +44,8 @@ def test_no_audit_finds_anything_above_a_claim():
     for name in PRIVATE:
         made = training(name)
         found += Randomiser().findings(made.plan)
-        found += sensitivity.findings(made)
-        found += fitted_statistics.findings(made)
+        found += sensitivity_findings(made)
+        found += statistics_findings(made)
         found += Canaries(500).findings(made)
         found += OneRunAudit(500).findings(made)
     assert {finding.attack for finding in found} == {

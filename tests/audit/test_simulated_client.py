@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.audit.simulated_client import SimulatedClient
+from fedveil.audit.gradient_inversion import SimulatedClient
 from fedveil.base.errors import BadInput
 from fedveil.data.federated import FederatedData
 from fedveil.models.zoo import build_task

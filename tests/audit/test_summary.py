@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from fedveil.audit.audit_command import COLUMNS, NOTHING, summary
 from fedveil.audit.findings import Finding, Leak, Measure
-from fedveil.audit.summary import COLUMNS, NOTHING, summary
 from fedveil.privacy.accounting.claims import (
     Accountant,
     NoiseSource,

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fedveil.audit.traces import ascended, gradients_at, losses_of, traces
+from fedveil.audit.shadow_models import losses_of
+from fedveil.audit.white_box import ascended, gradients_at, traces
 from tests.audit.test_shadow_models import plain
 
 
@@ -36,7 +37,7 @@ def test_traces_of_many_records_are_taken_in_pieces(monkeypatch):
     training = plain()
     data, task, start = training.data, training.task, training.start().params
     whole = traces(task, start, start + 1, data.x, data.y)
-    monkeypatch.setattr("fedveil.audit.traces._AT_ONCE", 5 * task.size)
+    monkeypatch.setattr("fedveil.audit.white_box._AT_ONCE", 5 * task.size)
     pieces = traces(task, start, start + 1, data.x, data.y)
     assert pieces == pytest.approx(whole, rel=1e-4, abs=1e-5)
 

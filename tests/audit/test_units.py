@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedveil.audit.bounds import GeneralBound
-from fedveil.audit.canaries import Canaries, _log_ratio
+from fedveil.audit.canary_clients import Canaries, _log_ratio
 from fedveil.audit.randomisers import strict_line
 from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import Relation

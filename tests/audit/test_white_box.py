@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from fedveil.audit import white_box, white_box_attackers
-from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit import white_box
+from fedveil.audit.audit_folder import AuditCache
+from fedveil.audit.findings import Attack
 from fedveil.audit.shadow_models import ShadowModels
 from fedveil.audit.white_box import (
     ACTIVE_CLIENT,
     ACTIVE_SERVER,
-    ATTACK,
     CLIENT,
     SERVER,
     WhiteBox,
@@ -28,7 +28,7 @@ from tests.audit.test_shadow_models import federation, plain, private
 @pytest.fixture(scope="module")
 def found():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(white_box_attackers, "WATCHED", 2)
+        patch.setattr(white_box, "WATCHED", 2)
         return WhiteBox(workers=1).curves(ShadowModels(overfitted(300, 3, rounds=2), 1))
 
 
@@ -50,7 +50,7 @@ def test_record_level_privacy_leaves_little_to_tell(monkeypatch):
 
     Without noise the server has more than 0.75 (above).
     """
-    monkeypatch.setattr(white_box_attackers, "WATCHED", 2)
+    monkeypatch.setattr(white_box, "WATCHED", 2)
     shadow_models = ShadowModels(private(noise_labels(4000, 8), 1.0, rounds=2), 1)
     for roc in WhiteBox(workers=1).curves(shadow_models).values():
         assert 0.47 < roc.auc.value < 0.6
@@ -84,7 +84,7 @@ def test_nothing_is_claimed_against_a_server_that_is_trusted(monkeypatch, found)
 
 
 def test_what_is_kept_is_not_watched_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(white_box_attackers, "WATCHED", 1)
+    monkeypatch.setattr(white_box, "WATCHED", 1)
     shadow_models = ShadowModels(plain(rounds=2), 1)
     with AuditCache.at(tmp_path, {}) as cache:
         first = WhiteBox(workers=1, cache=cache).curves(shadow_models)
@@ -95,5 +95,5 @@ def test_what_is_kept_is_not_watched_again(tmp_path, monkeypatch):
 
 def test_a_run_with_an_attack_of_its_own_is_refused():
     training = replace(plain(), adversary=ReportAttack(lambda round, ids, reports: reports))
-    with pytest.raises(BadInput, match=f"leave out --attacks {ATTACK}"):
+    with pytest.raises(BadInput, match=f"leave out --attacks {Attack.WHITE_BOX}"):
         next(WhiteBox().leaks(training, None))

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.audit import white_box_attackers
-from fedveil.audit.shadow_models import ShadowModels
-from fedveil.audit.traces import gradients_at, losses_of
-from fedveil.audit.white_box_attackers import (
+from fedveil.audit import white_box
+from fedveil.audit.shadow_models import ShadowModels, losses_of
+from fedveil.audit.white_box import (
     RecordTraces,
     TargetRecords,
     by_active_client,
     by_active_server,
     by_client,
+    gradients_at,
 )
 from tests.audit.test_shadow_models import federation, plain
 
@@ -20,14 +20,14 @@ from tests.audit.test_shadow_models import federation, plain
 def noted(monkeypatch, attacker, **changes):
     """What the attacker's training had asked for, round by round: (round, ids, models sent)."""
     sent = []
-    run = white_box_attackers.Serial.run
+    run = white_box.Serial.run
 
     def noting(self, round):
         sent.append((round.number, round.ids.tolist(), round.start.clone()))
         return run(self, round)
 
-    monkeypatch.setattr(white_box_attackers.Serial, "run", noting)
-    monkeypatch.setattr(white_box_attackers, "WATCHED", 2)
+    monkeypatch.setattr(white_box.Serial, "run", noting)
+    monkeypatch.setattr(white_box, "WATCHED", 2)
     shadow_models = ShadowModels(plain(**changes), 1)
     attacker(shadow_models.at(0), TargetRecords(shadow_models.training.data, 0))
     return sent
@@ -61,7 +61,7 @@ def test_a_passive_client_changes_nothing():
     """The global models it sees are those of the training alone."""
     shadow_models = ShadowModels(plain(), 1)
     alone, data = shadow_models.at(0), shadow_models.training.data
-    *_, last = alone.rounds(alone.start(), white_box_attackers.new_ledger(alone.plan))
+    *_, last = alone.rounds(alone.start(), white_box.new_ledger(alone.plan))
     final = losses_of(alone.task, last.state.params, data.x, data.y)
     rows = by_client(shadow_models.at(0), TargetRecords(data, 0))
     assert rows[:, rows.shape[1] // 2] == pytest.approx(final, rel=1e-4)
@@ -71,7 +71,7 @@ def test_a_server_looks_at_the_reports_of_a_records_own_client():
     """One round: the loss after the client's own step, not after the mean step."""
     shadow_models = ShadowModels(plain(rounds=1), 1)
     data, half = shadow_models.training.data, shadow_models.at(0)
-    rows = white_box_attackers.by_server(half, TargetRecords(data, 0))
+    rows = white_box.by_server(half, TargetRecords(data, 0))
     task, start = half.task, half.start().params
     for client in range(data.clients):
         own = slice(half.data.offsets[client], half.data.offsets[client + 1])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import FillBetweenPolyCollection, LineCollection
 
-from fedveil.audit.roc import Roc, roc_figure
+from fedveil.audit.findings import Roc, roc_figure
 from fedveil.papers import clip_decay, fu, fu_cnn, ldp_fl, naseri
 from fedveil.papers.clip_decay import DecaySetting
 from fedveil.papers.experiment import Experiment

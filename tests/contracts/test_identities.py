@@ -18,9 +18,9 @@ from torch import nn
 
 import fedveil
 from fedveil.attacks.backdoor_attack import AttackerNoise, BackdoorAttack, When
-from fedveil.audit.canaries import CanaryClients
-from fedveil.audit.multi_task import MultiTask
-from fedveil.audit.white_box_attackers import Ascending
+from fedveil.audit.canary_clients import CanaryClients
+from fedveil.audit.property_attack import MultiTask
+from fedveil.audit.white_box import Ascending
 from fedveil.base.identity import identity
 from fedveil.data.federated import FederatedData
 from fedveil.models import metrics, text

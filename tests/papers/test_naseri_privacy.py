@@ -2,8 +2,8 @@
 
 import pytest
 
-from fedveil.audit import white_box_attackers
-from fedveil.audit.all_attacks import AuditSettings
+from fedveil.audit import white_box
+from fedveil.audit.audit_command import AuditSettings
 from fedveil.papers import naseri_privacy
 from fedveil.papers.experiment import Experiment
 from fedveil.papers.naseri import BOUND, CENTRAL, LOCAL, NONE, WEAK_DP
@@ -18,7 +18,7 @@ FEW = ("randomiser", "canaries", "one-run", "membership", "white-box", "property
 def small(out):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(naseri_privacy, "attacked_federations", lambda experiment: [SMALL])
-        patch.setattr(white_box_attackers, "WATCHED", 2)
+        patch.setattr(white_box, "WATCHED", 2)
         few = AuditSettings(FEW, draws=1000, canaries=50, references=4, workers=1)
         patch.setattr(naseri_privacy, "audit_settings", lambda experiment, where: few)
         return naseri_privacy.privacy(Experiment(out, repeat=2, workers=1))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.audit.audit_cache import AuditCache
+from fedveil.audit.audit_folder import AuditCache
 from fedveil.audit.shadow_models import ShadowModels
 from fedveil.base.errors import BadInput
 from fedveil.cli.options import check_engine, cluster_of, engine_settings

@@ -1,19 +1,49 @@
-"""Results of attacks: a `Finding` bounds epsilon, a `Leak` measures what was learnt."""
+"""Results of attacks: a `Finding` bounds epsilon, a `Leak` measures what was learnt.
 
+Measures of membership scores are AUC, balanced accuracy, and TPR at a low FPR, with intervals at
+95 % over records, for the models as they were trained.
+"""
+
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from fedveil.audit.bounds import Evidence
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from scipy.optimize import brentq
+from scipy.special import ndtri
+from scipy.stats import rankdata
+
+from fedveil.audit.bounds import Evidence, least, most
+from fedveil.base.errors import BadInput
 from fedveil.privacy.accounting.claims import PrivacyClaim, rendered
+from fedveil.tuning.figures import SOFT, aside, canvas, line_style, name_axes, stroke
 
 SHOWN = 0.05
 """Lower bounds are shown at 95 %."""
 
 ALARM = 1e-4
 """The probability of a false alarm: one audit in ten thousand."""
+
+
+class Attack(StrEnum):
+    """The attacks of an audit, by the names that `--attacks` takes, in the order they run."""
+
+    RANDOMISER = "randomiser"
+    SENSITIVITY = "sensitivity"
+    STATISTICS = "statistics"
+    CANARIES = "canaries"
+    ONE_RUN = "one-run"
+    MEMBERSHIP = "membership"
+    WHITE_BOX = "white-box"
+    PROPERTY = "property"
+    INVERSION = "inversion"
 
 
 class Verdict(StrEnum):
@@ -143,3 +173,220 @@ class Leak:
         claim = "nothing claimed" if self.claim is None else self.claim.short
         measures = {measure.name: str(measure) for measure in self.measures}
         return {"attack": self.attack, "about": self.what, "claim": claim, **measures}
+
+
+Scores = npt.NDArray[np.float64]
+
+RATES = (0.001, 0.01)
+"""The false positive rates at which the TPR is reported."""
+
+AUC, BALANCED = "AUC", "balanced accuracy"
+_ALPHA = 0.05
+_SIGMAS = float(ndtri(1 - _ALPHA / 2))
+
+
+def tpr_at(rate: float) -> str:
+    """The name of the measure.
+
+    >>> tpr_at(0.001)
+    'TPR at 0.1 % FPR'
+    """
+    return f"TPR at {100 * rate:g} % FPR"
+
+
+@dataclass(frozen=True, eq=False)
+class Roc:
+    """Scores of members and of other records. The attacker guesses "in" for high scores.
+
+    Attributes:
+        members: Scores of records that were trained on.
+        others: Scores of records that were not.
+        paired: Whether the k-th scores of both are about the same record, once in and once out.
+
+    | edge | behaviour |
+    |---|---|
+    | fewer than two scores of either | BadInput |
+    | a score that is not finite | BadInput |
+    | pairs of unequal number | BadInput |
+    """
+
+    members: Scores
+    others: Scores
+    paired: bool = False
+
+    def __post_init__(self) -> None:
+        if min(len(self.members), len(self.others)) < 2:
+            raise BadInput(
+                f"{len(self.members)} members and {len(self.others)} others: two of each are needed"
+            )
+        if not (np.isfinite(self.members).all() and np.isfinite(self.others).all()):
+            raise BadInput("a score is not finite: nothing can be told from it")
+        if self.paired and len(self.members) != len(self.others):
+            raise BadInput(f"{len(self.members)} members and {len(self.others)} others in pairs")
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """All measures, in the order of a table."""
+        return (self.auc, self.balanced, *(self.hits(rate) for rate in RATES))
+
+    @cached_property
+    def auc(self) -> Measure:
+        """The chance that a member scores above another, ties counting half.
+
+        Its interval is DeLong's (1988); of pairs, that of Obuchowski (1997), in which what the two
+        scores of a record say is one observation.
+        """
+        below, above = (
+            _placements(self.members, self.others),
+            _placements(-self.others, -self.members),
+        )
+        value = float(below.mean())
+        if self.paired:
+            variance = float((below + above - 2 * value).var(ddof=1)) / len(below)
+        else:
+            variance = float(below.var(ddof=1)) / len(below) + float(above.var(ddof=1)) / len(above)
+        return _between(AUC, value, variance)
+
+    @cached_property
+    def balanced(self) -> Measure:
+        """Balanced accuracy, at a threshold chosen on other records.
+
+        Each half of the records is guessed at the threshold that is best on the other half.
+        """
+        halves = [(self.members[k::2], self.others[k::2]) for k in (0, 1)]
+        rights = [0, 0]
+        for there, here in (halves, halves[::-1]):
+            threshold = _best(*there)
+            rights[0] += int((here[0] >= threshold).sum())
+            rights[1] += int((here[1] < threshold).sum())
+        shares = [rights[0] / len(self.members), rights[1] / len(self.others)]
+        counts = len(self.members), len(self.others)
+        variance = sum(s * (1 - s) / (4 * n) for s, n in zip(shares, counts, strict=True))
+        return _between(BALANCED, sum(shares) / 2, variance)
+
+    def hits(self, rate: float) -> Measure:
+        """The share of members above the threshold that at most `rate` of the others reach.
+
+        Its interval is that of Clopper and Pearson at this threshold.
+        """
+        threshold = self.threshold(rate)
+        found, of = int((self.members >= threshold).sum()), len(self.members)
+        low, high = (float(end(found, of, _ALPHA / 2)) for end in (least, most))
+        return Measure(tpr_at(rate), found / of, low, high)
+
+    def threshold(self, rate: float) -> float:
+        """The lowest threshold that no more than `rate` of the others reach."""
+        allowed = int(np.floor(rate * len(self.others) * (1 + 1e-12)))
+        highest = np.sort(self.others)[::-1]
+        return float(np.nextafter(highest[min(allowed, len(highest) - 1)], np.inf))
+
+    @property
+    def curve(self) -> tuple[Scores, Scores]:
+        """(false positive rates, true positive rates) at all thresholds, rising."""
+        thresholds = np.unique(np.concatenate([self.members, self.others]))[::-1]
+        rates = [
+            1 - np.searchsorted(np.sort(each), thresholds) / len(each)
+            for each in (self.others, self.members)
+        ]
+        return rates[0], rates[1]
+
+
+def roc_figure(curves: Mapping[str, Roc], what: str, claim: PrivacyClaim | None) -> Figure:
+    """ROC curves on log axes, with intervals of the TPR at low false positive rates."""
+    lowest = min(1 / len(roc.others) for roc in curves.values())
+    rates, ends = [rate for rate in RATES if rate >= lowest], (lowest / 1.2, 1.2)
+    looks = {
+        f"{name}, AUC {roc.auc.value:.3f} ({roc.auc.low:.3f} to {roc.auc.high:.3f})": stroke(i)
+        for i, (name, roc) in enumerate(curves.items())
+    }
+    said = [
+        f"{what}. Whiskers, and numbers in brackets: 95 % intervals. Dotted: guessing.",
+        "The run claims nothing." if claim is None else f"The run claims {claim.short}.",
+    ]
+    title = "Membership: telling records that were trained on from others"
+    figure = canvas(title, said, (6.4, 4.2), looks)
+    at = figure.subplots()
+    name_axes(at, "false positives (share of others)", "true positives (share of members)")
+    at.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    for i, (name, roc) in enumerate(zip(looks, curves.values(), strict=True)):
+        look, moved = looks[name], aside(at, figure, i, len(looks))
+        style = line_style(look)
+        at.plot(*roc.curve, label=name, drawstyle="steps-post", **style | {"marker": ""})
+        hits = [roc.hits(rate) for rate in rates]
+        low = [max(ends[0], hit.low or 0.0) for hit in hits]
+        high = [hit.high or 1.0 for hit in hits]
+        at.vlines(rates, low, high, color=look.colour, linewidth=1.1, transform=moved)
+        style |= {"linestyle": "none", "transform": moved}
+        at.plot(rates, [hit.value for hit in hits], **style)
+    at.plot(ends, ends, ":", color=SOFT, linewidth=1.2)
+    for axis in (at.xaxis, at.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda rate, _: _share(rate)))
+    return figure
+
+
+def _share(rate: float) -> str:
+    return f"{100 * rate:g} %"
+
+
+def _between(name: str, value: float, variance: float) -> Measure:
+    half = _SIGMAS * float(np.sqrt(variance))
+    return Measure(name, value, max(0.0, value - half), min(1.0, value + half))
+
+
+def _placements(scores: Scores, others: Scores) -> Scores:
+    """For each score the share of the others below it, ties counting half."""
+    ranked = np.sort(others)
+    both = np.searchsorted(ranked, scores, "left") + np.searchsorted(ranked, scores, "right")
+    return np.asarray(both / (2 * len(ranked)))
+
+
+def _best(members: Scores, others: Scores) -> float:
+    """The threshold with the best balanced accuracy on these records."""
+    thresholds = np.unique(np.concatenate([members, others]))
+    hits = 1 - np.searchsorted(np.sort(members), thresholds) / len(members)
+    rejected = np.searchsorted(np.sort(others), thresholds) / len(others)
+    return float(thresholds[np.argmax(hits + rejected)])
+
+
+_NEAR = 1e-9
+
+Values = npt.NDArray[np.float64]
+
+
+def auc(scores: Values, has: npt.NDArray[np.bool_]) -> float:
+    """The probability that a positive scores above a negative, with ties counted half.
+
+    >>> auc(np.array([0.1, 0.4, 0.4, 0.9]), np.array([False, False, True, True]))
+    0.875
+    """
+    count = int(has.sum())
+    above = float(rankdata(scores)[has].sum()) - count * (count + 1) / 2
+    return above / (count * (len(has) - count))
+
+
+def auc_interval(area: float, with_: int, without: int, confidence: float) -> tuple[float, float]:
+    """The confidence interval of the area under the ROC curve.
+
+    All values that `area` does not contradict. Hanley and McNeil's variance is taken at the value
+    in question, not at the estimate, with both numbers of cases replaced by their mean less one
+    (Newcombe 2006, method 5). So an area of 1 still has an interval. Holds for independent cases.
+    """
+    reach = float(ndtri((1 + confidence) / 2))
+    most = max((with_ + without) / 2 - 1, 0.0)
+
+    def off(true: float) -> float:
+        ahead = (1 - true) / (2 - true)
+        behind = true / (1 + true)
+        variance = true * (1 - true) * (1 + most * (ahead + behind)) / (with_ * without)
+        return reach * math.sqrt(variance)
+
+    def below(true: float) -> float:
+        return area - true - off(true)
+
+    def above(true: float) -> float:
+        return true - area - off(true)
+
+    under, over = max(area - _NEAR, 0.0), min(area + _NEAR, 1.0)  # at 0 and 1 nothing varies
+    low = float(brentq(below, 0.0, under)) if below(under) < 0 < below(0.0) else 0.0
+    high = float(brentq(above, over, 1.0)) if above(over) < 0 < above(1.0) else 1.0
+    return low, high

@@ -1,8 +1,9 @@
 """The gradient inversion audit: which images can be reconstructed from one client's update?
 
 A few clients with a few records each take part in one round of the run's recipe. The attacker sees
-their updates as `audit.seen` shows them, knows the round's model and the recipe, and reconstructs
-the records. The baseline is a guess that needs no update: the mean image of the test split.
+their updates as `audit.client_views` shows them, knows the round's model and the recipe, and
+reconstructs the records. The baseline is a guess that needs no update: the mean image of the test
+split. Images are compared by PSNR and SSIM.
 """
 
 import math
@@ -15,13 +16,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from matplotlib.figure import Figure
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.optimize import linear_sum_assignment
 from scipy.special import stdtrit
 
-from fedveil.audit.findings import Leak, Measure
-from fedveil.audit.gradient_inversion import Inversion, Method, Pixels, label_shares, labels_of
-from fedveil.audit.image_similarity import matched, psnr, ssim
-from fedveil.audit.seen import Witness, again, beside, check_own, replayed, views
-from fedveil.audit.simulated_client import SimulatedClient
+from fedveil.audit.client_views import Witness, again, beside, check_own, replayed, views
+from fedveil.audit.findings import Attack, Leak, Measure
+from fedveil.audit.gradient_inversion import (
+    Inversion,
+    Method,
+    Pixels,
+    SimulatedClient,
+    label_shares,
+    labels_of,
+)
 from fedveil.base.checks import shown
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
@@ -32,10 +40,9 @@ from fedveil.privacy.round import Round
 from fedveil.training.session import Training
 from fedveil.tuning.figures import INK, SMALL, canvas
 
-ATTACK = "inversion"
 CLIENTS = 4
 
-Images = npt.NDArray[np.float32]
+Images = npt.NDArray[Any]
 Numbers = npt.NDArray[np.float64]
 
 _CONFIDENCE = 0.95
@@ -126,13 +133,13 @@ class InversionAudit:
                 mean_measure("PSNR of the mean image", images.mean_psnr),
                 Measure("labels told", float(images.labels.mean())),
             )
-            yield images, Leak(ATTACK, what, measures, beside(view, training.plan))
+            yield images, Leak(Attack.INVERSION, what, measures, beside(view, training.plan))
 
     def _by_view(self, training: Training, on_step: OnStep) -> Iterator[Reconstruction]:
         """Reconstructions, one view after the other."""
         data = training.data
         check_images(data)
-        check_own(training, ATTACK)
+        check_own(training, Attack.INVERSION)
         if self.round > training.plan.permitted:
             raise BadInput(
                 f"--round is {self.round} and the plan has {training.plan.permitted}: attack an "
@@ -328,3 +335,52 @@ def side_by_side(reconstructions: Mapping[str, Reconstruction], most: int = 8) -
 def _drawn(image: Images) -> Images:
     """[H, W], or [H, W, 3] in colour."""
     return image[0] if len(image) == 1 else np.moveaxis(image[:3], 0, -1)
+
+
+MOST = 100.0
+"""The PSNR of equal images, in dB, at the limit of single precision."""
+
+_WINDOW = 7
+_K1, _K2 = 0.01, 0.03
+
+
+def psnr(image: Images, other: Images, peak: float) -> float:
+    """The peak signal-to-noise ratio in dB, for values that lie `peak` apart at most.
+
+    >>> psnr(np.zeros(4), np.full(4, 0.1), 1.0)
+    20.0
+    """
+    error = float(np.mean((image.astype(np.float64) - other.astype(np.float64)) ** 2))
+    if error <= peak * peak * 10 ** (-MOST / 10):
+        return MOST
+    return round(10 * math.log10(peak * peak / error), 9)
+
+
+def ssim(image: Images, other: Images, peak: float) -> float:
+    """The structural similarity of images [C, H, W]: the mean over windows (Wang et al. 2004).
+
+    Windows are of 7 x 7 equal weights that lie within the image, smaller where the image is.
+    """
+    height, width = image.shape[-2:]
+    side = min(_WINDOW, height, width)
+    a, b = (
+        sliding_window_view(each.astype(np.float64), (side, side), axis=(-2, -1))
+        for each in (image, other)
+    )
+    mean_a, mean_b = a.mean(axis=(-2, -1)), b.mean(axis=(-2, -1))
+    spread_a, spread_b = a.var(axis=(-2, -1)), b.var(axis=(-2, -1))
+    shared = (a * b).mean(axis=(-2, -1)) - mean_a * mean_b
+    c1, c2 = (_K1 * peak) ** 2, (_K2 * peak) ** 2
+    alike = (2 * mean_a * mean_b + c1) * (2 * shared + c2)
+    most = (mean_a**2 + mean_b**2 + c1) * (spread_a + spread_b + c2)
+    return float((alike / most).mean())
+
+
+def matched(originals: Images, found: Images) -> npt.NDArray[np.intp]:
+    """Which of `found` is of which record: the least squared error over all, each used once.
+
+    An update has no order of its records, so a batch is compared in the best one.
+    """
+    flat, others = (each.reshape(len(each), -1).astype(np.float64) for each in (originals, found))
+    errors = ((flat[:, None] - others[None]) ** 2).sum(axis=2)
+    return np.asarray(linear_sum_assignment(errors)[1])

@@ -1,31 +1,43 @@
 """Audits a release alone: from which of two worst-case inputs does a draw come?
 
-Many draws of the plan's own release (`audit.views`) give a lower bound on epsilon in seconds. It is
-compared with the plan's budget line for as many turns as were drawn.
+Many draws of the plan's own release (`audit.release_views`) give a lower bound on epsilon in
+seconds. It is compared with the plan's budget line for as many turns as were drawn. The self-test
+(`fedveil audit --self-test`) audits every release in this way.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from fedveil.audit.bounds import Counts, Evidence, GaussianBound, GeneralBound, SameKindBound
-from fedveil.audit.dp_sgd_views import step_views
-from fedveil.audit.findings import Finding
-from fedveil.audit.scores import Scores, choosing, counted, gap, log_ratio
-from fedveil.audit.views import (
+from fedveil.audit.bounds import (
+    Counts,
+    Evidence,
+    GaussianBound,
+    GeneralBound,
+    SameKindBound,
+    Scores,
+    choosing,
+    counted,
+    gap,
+    log_ratio,
+)
+from fedveil.audit.findings import ALARM, Attack, Finding
+from fedveil.audit.release_views import (
     Bench,
     Ids,
     client_views,
     groups,
     server_views,
+    step_views,
     strict_lines,
     watched_views,
 )
 from fedveil.base.errors import BadInput
 from fedveil.base.identity import seed_of
+from fedveil.privacy.accounting.budget import Budget
 from fedveil.privacy.accounting.budget_line import BudgetLine
 from fedveil.privacy.accounting.claims import (
     Accountant,
@@ -47,12 +59,20 @@ from fedveil.privacy.accounting.events import (
     TwoPoint,
 )
 from fedveil.privacy.accounting.units import units_epsilon
+from fedveil.privacy.clip_schedules import Fixed, Poly, Quantile
 from fedveil.privacy.noise.streams import Streams
 from fedveil.privacy.plan import PrivacyPlan
-from fedveil.privacy.releases.two_point import TwoPointReports
+from fedveil.privacy.ranges import Perturb, Ranges
+from fedveil.privacy.releases.central import central
+from fedveil.privacy.releases.client_noise import client_noise
+from fedveil.privacy.releases.dp_sgd import dp_sgd
+from fedveil.privacy.releases.priv_unit import priv_unit
+from fedveil.privacy.releases.two_point import TwoPointReports, two_point
+from fedveil.privacy.rows import Norm
+from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
+from fedveil.privacy.secure import planned_for, secured
 from fedveil.training.reports import Rows
 
-ATTACK = "randomiser"
 DRAWS = 100_000
 _WATCHED = 1_500
 _MOST_TURNS = 32
@@ -115,7 +135,7 @@ class Randomiser:
         claim = claim_of(line, turns)
         counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
         what = "one report" if turns == 1 else f"{turns} reports of one client"
-        return Finding(ATTACK, what, claim, evidence_of(line, turns, claim, counts))
+        return Finding(Attack.RANDOMISER, what, claim, evidence_of(line, turns, claim, counts))
 
     def _server(self, plan: PrivacyPlan, line: BudgetLine, turns: int) -> Finding:
         line = _present(line)
@@ -128,7 +148,7 @@ class Randomiser:
         claim = claim_of(line, turns)
         counts = _counts(scores(_other(line)), scores(1.0), line.event, claim)
         what = f"{turns} sum{'s' if turns > 1 else ''} that one client is in"
-        return Finding(ATTACK, what, claim, evidence_of(line, turns, claim, counts))
+        return Finding(Attack.RANDOMISER, what, claim, evidence_of(line, turns, claim, counts))
 
     def _watched(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
         line, draws = _present(line), min(self.draws, _WATCHED)
@@ -143,7 +163,7 @@ class Randomiser:
         claim = claim_of(line, 1)
         counts = _counts(turned @ np.array(out), turned @ np.array(in_), line.event, claim)
         what = "one round, with what the clip watches"
-        return Finding(ATTACK, what, claim, evidence_of(line, 1, claim, counts))
+        return Finding(Attack.RANDOMISER, what, claim, evidence_of(line, 1, claim, counts))
 
     def _weights(self, plan: PrivacyPlan) -> Finding:
         """Each weight of a report is a draw, alone and less that of another client or round."""
@@ -167,7 +187,9 @@ class Randomiser:
 
         claim = claim_of(line, 1)
         counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
-        return Finding(ATTACK, "one weight of one report", claim, GeneralBound(counts, claim.delta))
+        return Finding(
+            Attack.RANDOMISER, "one weight of one report", claim, GeneralBound(counts, claim.delta)
+        )
 
     def _shuffled(self, plan: PrivacyPlan, line: BudgetLine) -> Finding:
         """Each position is a draw: the sum behind the shuffler, where all other reports are low."""
@@ -190,7 +212,7 @@ class Randomiser:
         claim = claim_of(line, 1)
         counts = _counts(scores(-1.0), scores(1.0), line.event, claim)
         what = f"one weight of {reports:,} shuffled reports"
-        return Finding(ATTACK, what, claim, evidence_of(line, 1, claim, counts))
+        return Finding(Attack.RANDOMISER, what, claim, evidence_of(line, 1, claim, counts))
 
 
 def strict_line(plan: PrivacyPlan) -> BudgetLine | None:
@@ -279,3 +301,56 @@ def _other(line: BudgetLine) -> float:
     """The sign of the second input: -1 (the opposite) under replacement, and 0 otherwise."""
     local = line.trust in (Trust.LOCAL, Trust.CURATOR)
     return -1.0 if local or line.relation is Relation.REPLACE else 0.0
+
+
+CLIENTS, ROUNDS = 100, 4
+BUDGET = Budget(8.0, 1e-5)
+
+
+def plans() -> dict[str, PrivacyPlan]:
+    """A small plan for every release, by name."""
+    many = Everyone(), CLIENTS
+    ranges = Ranges(0.0, 0.5, (60, 4), adaptive=False, perturb=Perturb.UPDATE)
+
+    def local(clip: Fixed | Poly | Quantile, *, laplace: bool = False) -> PrivacyPlan:
+        rounds = 1 if isinstance(clip, Quantile) else ROUNDS
+        return client_noise(*many, clip, laplace=laplace, rounds=rounds, budgets=(BUDGET,))
+
+    few = FixedSize(10)
+    free = Budget(float("inf"), 1e-5)
+    return {
+        "central": central(*many, Fixed(1.0), rounds=ROUNDS, budget=BUDGET),
+        "central, Poisson": central(
+            Poisson(0.1), CLIENTS, Fixed(1.0), rounds=ROUNDS, budget=BUDGET
+        ),
+        "central, fixed size": central(
+            few, CLIENTS, Fixed(1.0), rounds=ROUNDS, budget=free, multiplier=1.0
+        ),
+        "central, secure": secured(
+            central(*many, Fixed(1.0), rounds=ROUNDS, budget=planned_for(BUDGET)),
+            4,
+            diagnostics=False,
+        ),
+        "client, Gaussian": local(Fixed(1.0)),
+        "client, clip decay": local(Poly(1.0, 1.0, ROUNDS, 0.1)),
+        "client, Laplace": local(Fixed(1.0, Norm.L1), laplace=True),
+        "client, Gaussian and curator": local(Quantile(1.0, 0.5, noise=5.0)),
+        "client, Gaussian and bit": local(Quantile(1.0, 0.5, flip=1.0)),
+        "PrivUnitG": priv_unit(*many, Fixed(1.0), parameters=20, rounds=2, budget=BUDGET),
+        "two-point": two_point(
+            *many, ranges, epsilon=1.0, rounds=1, budget=free, shuffled=CLIENTS // 2
+        ),
+        "DP-SGD": dp_sgd(*many, 1.0, rate=0.2, steps=3, rounds=ROUNDS, budget=BUDGET),
+    }
+
+
+def self_test(
+    randomiser: Randomiser, on_plan: Callable[[int, int, str], None] = lambda done, of, name: None
+) -> Iterator[Finding]:
+    """Findings about every release. A false alarm in any of them has probability 1e-4."""
+    every, found = plans(), []
+    for number, (name, plan) in enumerate(every.items()):
+        found += [replace(each, attack=name) for each in randomiser.findings(plan)]
+        on_plan(number + 1, len(every), name)
+    for each in found:
+        yield replace(each, alarm=ALARM / len(found))

@@ -14,14 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.audit.audit_cache import AuditCache
-from fedveil.audit.traces import losses_of
+from fedveil.audit.audit_folder import AuditCache
 from fedveil.base.errors import BadInput
-from fedveil.base.inputs import taken
-from fedveil.data.federated import FederatedData
+from fedveil.base.inputs import Inputs, count, taken
+from fedveil.data.federated import Array, FederatedData
+from fedveil.models.task import Task
+from fedveil.training.cohort import tensors
+from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.on_ray.cluster import RayCluster
 from fedveil.training.engines.serial import Serial
 from fedveil.training.engines.workers import available
+from fedveil.training.evaluate import BATCH
 from fedveil.training.in_step import fitting_together, train_in_step
 from fedveil.training.session import Training, new_ledger
 from fedveil.tuning.trial_pools import pool_outcomes
@@ -163,6 +166,20 @@ class ShadowModels:
             )
             for n in range(len(trainings))
         ]
+
+
+def losses_of(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> Numbers:
+    """The loss of each record under a model, in eval mode, from its outputs in float64."""
+    losses = [np.zeros(0)]
+    with torch.inference_mode(), one_thread():
+        for a in range(0, count(x), BATCH):
+            part = slice(a, a + BATCH)
+            outputs = task.answers(params, tensors(taken(x, part)))
+            targets = torch.tensor(y[part])
+            if targets.is_floating_point():
+                targets = targets.double()
+            losses.append(task.each_loss(outputs.double(), targets).double().numpy())
+    return np.concatenate(losses)
 
 
 def kept_records(data: FederatedData, inside: Inside) -> FederatedData:

@@ -1,39 +1,336 @@
-"""Membership, white box (Nasr et al. 2019): an attacker inside the training, not after it.
+"""White-box membership inference: an attacker inside the training, not after it.
 
-Four attackers (`audit.white_box_attackers`), the server and a client, passive and active, collect
-traces of each record in models and reports. Each knows the membership of half of the records,
-fits a classifier on them, and scores the other half.
+After Nasr, Shokri and Houmansadr (2019, 1812.00910). Four attackers, the server and a client,
+passive and active, collect traces of each record in models and reports. Each knows the membership
+of half of the records, fits a classifier on them, and scores the other half.
+
+Attackers watch `WATCHED` rounds, spread evenly over the training. The server compares the model
+that it sent with each client's report, and traces the target records of that client. A client
+compares the global models before and after the round, and traces all target records: it does not
+know who took part. A trace tells how much a record's loss fell in a step, how long its gradient is
+in each layer, and whether the step points along that gradient.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from fedveil.audit.audit_cache import AuditCache
-from fedveil.audit.findings import Leak
-from fedveil.audit.roc import Roc, roc_figure
-from fedveil.audit.seen import check_own
-from fedveil.audit.shadow_models import OnTraining, ShadowModels
-from fedveil.audit.white_box_attackers import (
-    TargetRecords,
-    by_active_client,
-    by_active_server,
-    by_client,
-    by_server,
-)
+from fedveil.audit.audit_folder import AuditCache
+from fedveil.audit.client_views import check_own
+from fedveil.audit.findings import Attack, Leak, Roc, roc_figure
+from fedveil.audit.membership import scaled
+from fedveil.audit.shadow_models import OnTraining, ShadowModels, losses_of
+from fedveil.base.identity import Stated
+from fedveil.base.inputs import Inputs, count, taken
+from fedveil.data.federated import Array, FederatedData
+from fedveil.models.task import Task
 from fedveil.privacy.accounting.claims import PrivacyClaim, Trust
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.round import Round
+from fedveil.training.adversary import Adversary, Chance, Ids
+from fedveil.training.cohort import tensors
+from fedveil.training.engines.housekeeping import one_thread
 from fedveil.training.engines.on_ray.cluster import RayCluster
-from fedveil.training.session import Training
+from fedveil.training.engines.serial import Serial
+from fedveil.training.exchange import Sent
+from fedveil.training.gradients.vmapped import example_gradients
+from fedveil.training.round import RoundResult
+from fedveil.training.session import Training, new_ledger
+from fedveil.training.sums import CohortSum
 from fedveil.tuning.trial_pools import pool_outcomes
 
-ATTACK = "white-box"
+Numbers = npt.NDArray[np.float64]
+WATCHED = 5
+"""The number of rounds that attackers watch, the last round among them."""
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Ascending(Adversary):
+    """The active client of Nasr et al. (2019): it raises the loss of target records.
+
+    If somebody trains on such a record, the next rounds bring its loss down again. The client
+    skips noise where the server accepts that, and is honest in all other rounds.
+
+    Attributes:
+        asked: The target records.
+        client: The id of the client that attacks.
+        aims: The rows of `asked` whose loss is raised, by round.
+        boost: The factor on the step that raises their mean loss by one, so that the step survives
+            the mean over the cohort.
+    """
+
+    task: Task
+    asked: FederatedData
+    client: int
+    aims: Mapping[int, Rows]
+    boost: float
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("adversary", "ascent"),
+            ("task", self.task),
+            ("asked", self.asked),
+            ("client", self.client),
+            ("aims", dict(self.aims)),
+            ("boost", self.boost),
+        )
+
+    def cohort(self, round: int, ids: Ids) -> Ids:
+        return np.union1d(ids, [self.client]).astype(np.int64) if round in self.aims else ids
+
+    def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+        return np.asarray((ids == self.client) & (round in self.aims))
+
+    def report(self, chance: Chance) -> Sent:
+        turn = chance.turn
+        step = ascended(self.task, turn.start, *self.aimed_at(turn.number)) - turn.start
+        return chance.sent(chance.skipping(self.boost * step[None]))
+
+    def aimed_at(self, round: int) -> tuple[Inputs[Array], Array]:
+        """Features and targets of the records whose loss is raised in a round."""
+        rows = self.aims[round]
+        return taken(self.asked.x, rows), self.asked.y[rows]
+
+    def assumption(self, plan: PrivacyPlan) -> str:
+        return "one client attacks membership in this simulation: the claim is about the others"
+
+
+@dataclass(frozen=True, eq=False)
+class TargetRecords:
+    """The records whose membership is guessed: for each client its own, half of them trained on."""
+
+    data: FederatedData
+    seed: int
+
+    def at(self, rows: Rows) -> tuple[Inputs[Array], Array]:
+        """Features and targets of some rows."""
+        return taken(self.data.x, rows), self.data.y[rows]
+
+    def of(self, client: int) -> Rows:
+        """The rows of a client."""
+        return np.arange(self.data.offsets[client], self.data.offsets[client + 1])
+
+    def half_of(self, client: int, round: int) -> Rows:
+        """A random half of a client's rows, a new one in every round."""
+        generator = np.random.default_rng([self.seed, client, round, 0xA5C])
+        own = self.of(client)
+        return np.sort(generator.permutation(own)[: max(1, len(own) // 2)])
+
+    def by_round(self, rounds: list[int]) -> dict[int, Rows]:
+        """All rows, divided at random among the rounds."""
+        order = np.random.default_rng([self.seed, 0xDEA1]).permutation(self.data.records)
+        parts = np.array_split(order, len(rounds))
+        return {round: np.sort(part) for round, part in zip(rounds, parts, strict=True)}
+
+
+class RecordTraces:
+    """Traces of each record: their mean over the rounds, and the latest."""
+
+    def __init__(self, records: int) -> None:
+        self._times = np.zeros(records)
+        self._sum = self._last = np.zeros((records, 0))
+
+    def add(self, rows: Rows, shown: Numbers) -> None:
+        """Add the traces [rows, features] of one round."""
+        if not self._times.any():
+            self._sum = np.zeros((len(self._times), shown.shape[1]))
+            self._last = self._sum.copy()
+        self._sum[rows] += shown
+        self._last[rows] = shown
+        self._times[rows] += 1
+
+    @property
+    def features(self) -> Numbers:
+        """Means and latest traces, [records, 2 x features], zeros for a record never traced."""
+        mean = self._sum / np.maximum(self._times, 1)[:, None]
+        return np.concatenate([mean, self._last], axis=1)
+
+
+def by_server(training: Training, targets: TargetRecords) -> Numbers:
+    """The passive server: it traces records in every report of a watched round."""
+    history, task = RecordTraces(targets.data.records), training.task
+    rounds = watched_rounds(training)
+    for round, total, _ in _played(training, _plainly):
+        for client, report in _reports(total) if round.number in rounds else ():
+            rows, before = targets.of(client), round.start
+            history.add(rows, traces(task, before, before + report, *targets.at(rows)))
+    return history.features
+
+
+def by_active_server(training: Training, targets: TargetRecords) -> Numbers:
+    """The active server: in watched rounds it sends each client a model of its own.
+
+    In that model the loss of half of the client's target records has been raised.
+    """
+    history, task = RecordTraces(targets.data.records), training.task
+    rounds = watched_rounds(training)
+    starts: dict[int, torch.Tensor] = {}
+
+    def send(engine: Serial, round: Round) -> CohortSum:
+        starts.clear()
+        if round.number not in rounds:
+            return _plainly(engine, round)
+        total = engine.job.zero()
+        for client in round.ids.tolist():
+            rows = targets.half_of(client, round.number)
+            starts[client] = ascended(task, round.start, *targets.at(rows))
+            alone = replace(round, ids=np.array([client]), start=starts[client])
+            total.add_(engine.run(alone))
+        return total
+
+    for round, total, _ in _played(training, send):
+        for client, report in _reports(total) if starts else ():
+            rows, before = targets.half_of(client, round.number), starts[client]
+            history.add(rows, traces(task, before, before + report, *targets.at(rows)))
+    return history.features
+
+
+def by_client(training: Training, targets: TargetRecords) -> Numbers:
+    """The passive client: it compares the global models before and after watched rounds."""
+    history, task = RecordTraces(targets.data.records), training.task
+    rounds = watched_rounds(training)
+    every = np.arange(targets.data.records)
+    for round, _, result in _played(training, _plainly):
+        if round.number in rounds:
+            step = round.start, result.state.params
+            history.add(every, traces(task, *step, *targets.at(every)))
+    return history.features
+
+
+def by_active_client(training: Training, targets: TargetRecords) -> Numbers:
+    """The active client: it raises the loss of some records, and traces them a round later.
+
+    It is client 0 and takes part in watched rounds whether it is drawn or not. It also traces all
+    records in watched rounds, as the passive client does.
+    """
+    plan, task = training.plan, training.task
+    rounds = watched_rounds(training)
+    aims = targets.by_round([r for r in rounds if r < plan.permitted] or rounds)
+    boost = plan.expected / float(getattr(training.server, "lr", 1.0))
+    attacker = Ascending(task, targets.data, 0, aims, boost)
+    history, back = RecordTraces(targets.data.records), RecordTraces(targets.data.records)
+    every = np.arange(targets.data.records)
+    for round, _, result in _played(replace(training, adversary=attacker), _plainly):
+        step = round.start, result.state.params
+        if round.number in rounds:
+            history.add(every, traces(task, *step, *targets.at(every)))
+        if round.number - 1 in aims:
+            rows = aims[round.number - 1]
+            back.add(rows, traces(task, *step, *targets.at(rows)))
+    return np.concatenate([history.features, back.features], axis=1)
+
+
+def watched_rounds(training: Training) -> list[int]:
+    """The numbers of the watched rounds."""
+    return sorted({int(r) for r in np.linspace(1, training.plan.permitted, WATCHED).round()})
+
+
+Sending = Callable[[Serial, Round], CohortSum]
+"""Computes the sum of a round's cohort."""
+
+
+def _plainly(engine: Serial, round: Round) -> CohortSum:
+    return engine.run(round)
+
+
+def _played(training: Training, send: Sending) -> Iterator[tuple[Round, CohortSum, RoundResult]]:
+    """Run a training and yield (round, sum with all reports, result) of every round."""
+    engine = training.engine
+    if not isinstance(engine, Serial):
+        raise AssertionError("an audit runs in this process")
+    engine = replace(engine, job=replace(engine.job, rows=True))
+    state, ledger = training.start(), new_ledger(training.plan)
+    while (round := training.begin(state, ledger)) is not None:
+        total = send(engine, round)
+        result = training.end(round, state, total, ledger)
+        state = result.state
+        yield round, total, result
+
+
+def _reports(total: CohortSum) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield (client, its update) for every report that was accepted."""
+    for ids, rows in total.kept or []:
+        yield from zip(ids.tolist(), rows, strict=True)
+
+
+_AT_ONCE = 1 << 24
+_TINY, _LARGE = 1e-30, 1e6
+_RISE = 1.0
+_STEPS = 2.0 ** np.arange(-6, 7)
+
+
+def gradients_at(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> torch.Tensor:
+    """The gradient of each record's loss, rows [B, P], without dropout."""
+    with one_thread():
+        return example_gradients(task, params.clone(), tensors(x), torch.tensor(y)).detach()
+
+
+def traces(
+    task: Task, before: torch.Tensor, after: torch.Tensor, x: Inputs[Array], y: Array
+) -> Numbers:
+    """Traces of each record in the step from `before` to `after`, [records, features].
+
+    The loss afterwards and what it fell by, log(p / (1 - p)) afterwards, and for each layer the
+    logarithm of the gradient's length before, its product with the step, and their cosine.
+    """
+    first, last = (losses_of(task, params, x, y) for params in (before, after))
+    shown = np.stack([last, first - last, scaled(last)], axis=1)
+    found = np.concatenate([shown, _products(task, before, after - before, x, y)], axis=1)
+    return np.asarray(np.nan_to_num(found, nan=0.0, posinf=_LARGE, neginf=-_LARGE))
+
+
+def _products(
+    task: Task, at: torch.Tensor, step: torch.Tensor, x: Inputs[Array], y: Array
+) -> Numbers:
+    """Lengths and products by layer, [records, 3 x layers], a piece of the records at a time."""
+    sizes, pieces = task.layer_sizes, []
+    parts = step.split_with_sizes(sizes)
+    lengths = torch.stack([part.norm() for part in parts]).double()
+    for some in _pieces(task, x):
+        rows = gradients_at(task, at, taken(x, some), y[some]).neg_()
+        layers = rows.split_with_sizes(sizes, dim=1)
+        norms = torch.stack([layer.norm(dim=1) for layer in layers], dim=1).double()
+        along = [layer @ part for layer, part in zip(layers, parts, strict=True)]
+        products = torch.stack(along, dim=1).double()
+        cosines = products / (norms * lengths).clamp_min(_TINY)
+        pieces.append(torch.cat([norms.clamp_min(_TINY).log(), products, cosines], dim=1))
+    return np.asarray(torch.cat(pieces).numpy())
+
+
+def _pieces(task: Task, x: Inputs[Array]) -> list[slice]:
+    """The records in pieces whose gradients fit into memory."""
+    step = max(1, _AT_ONCE // task.size)
+    return [slice(a, a + step) for a in range(0, count(x), step)]
+
+
+def ascended(task: Task, params: torch.Tensor, x: Inputs[Array], y: Array) -> torch.Tensor:
+    """A model in which the mean loss of these records is higher by one, or nearly.
+
+    One step from `params` along the mean gradient. Its length is a power of two.
+    """
+    direction = torch.zeros_like(params)
+    for some in _pieces(task, x):
+        direction += gradients_at(task, params, taken(x, some), y[some]).sum(dim=0)
+    length = float(direction.norm())
+    if not length > 0 or not np.isfinite(length):
+        return params.clone()
+    wanted = losses_of(task, params, x, y).mean() + _RISE
+    for step in _STEPS:
+        higher = params + direction * (float(step) / length)
+        if losses_of(task, higher, x, y).mean() >= wanted:
+            break
+    return higher
+
 
 SERVER, ACTIVE_SERVER = "passive server", "active server"
 CLIENT, ACTIVE_CLIENT = "passive client", "active client"
 
-Numbers = npt.NDArray[np.float64]
 Watching = Callable[[Training, TargetRecords], Numbers]
 """(training, target records) -> what the attacker sees of each record, [records, features]."""
 
@@ -72,14 +369,14 @@ class WhiteBox:
         on_training: OnTraining = lambda done, of: None,
     ) -> Iterator[Leak]:
         """One leak for each attacker. A claim that trusts the server stands beside clients only."""
-        check_own(training, ATTACK)
+        check_own(training, Attack.WHITE_BOX)
         curves = self.curves(ShadowModels(training, 1, self.seed), on_training)
         what = f"{training.data.records:,} records, in and out; half of them known"
-        self.cache.save_figure(ATTACK, lambda: roc_figure(curves, what, claim))
+        self.cache.save_figure(Attack.WHITE_BOX, lambda: roc_figure(curves, what, claim))
         against = claim if claim is not None and claim.trust in _SEES_REPORTS else None
         for who, roc in curves.items():
             beside = against if who in (SERVER, ACTIVE_SERVER) else claim
-            yield Leak(ATTACK, f"{who}: {what}", roc.measures, beside)
+            yield Leak(Attack.WHITE_BOX, f"{who}: {what}", roc.measures, beside)
 
     def curves(
         self, shadow_models: ShadowModels, on_training: OnTraining = lambda done, of: None

@@ -80,9 +80,9 @@ def audit(
     with loading(quiet=quiet):
         from rich.console import Console
 
-        from fedveil.audit.all_attacks import AuditSettings
+        from fedveil.audit.audit_command import AuditSettings
         from fedveil.audit.audit_command import audit as audited
-        from fedveil.audit.self_test import self_test as tested
+        from fedveil.audit.randomisers import self_test as tested
         from fedveil.console import Counter, print_findings, print_leaks, print_rows, print_terms
         from fedveil.training.engines.workers import WorkerLost
 

@@ -137,7 +137,7 @@ def _written(folders: list[Path], out: Path | None, audits: list[Path]) -> Path:
             raise BadInput(f"--audit is about a run and {folder} holds a sweep: name a run")
         content = sweep_page(folder)
     else:
-        from fedveil.audit.audit_section import audit_section
+        from fedveil.audit.audit_folder import audit_section
         from fedveil.runs.report.run_contents import RunContents
         from fedveil.runs.report.run_page import run_page
 

@@ -9,14 +9,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedveil.audit import membership, white_box
-from fedveil.audit.all_attacks import BOUNDS, AuditSettings, run_attacks
-from fedveil.audit.audit_cache import AuditCache
-from fedveil.audit.findings import Leak
+from fedveil.audit.audit_command import BOUNDS, COLUMNS, AuditSettings, run_attacks, summary
+from fedveil.audit.audit_folder import AuditCache
+from fedveil.audit.client_views import claimed
+from fedveil.audit.findings import AUC, Attack, Leak
 from fedveil.audit.inversion import InversionAudit
-from fedveil.audit.roc import AUC
-from fedveil.audit.seen import claimed
-from fedveil.audit.summary import COLUMNS, summary
 from fedveil.papers.experiment import Experiment, Item
 from fedveil.papers.naseri import (
     CENTRAL,
@@ -106,7 +103,7 @@ def rows_of(where: PaperFederation) -> list[tuple[Defence, str]]:
 
 def audit_settings(experiment: Experiment, where: PaperFederation) -> AuditSettings:
     """Which attacks, and how large they are: properties and inversion are asked of images."""
-    of_records = (*BOUNDS, membership.ATTACK, white_box.ATTACK)
+    of_records = (*BOUNDS, Attack.MEMBERSHIP, Attack.WHITE_BOX)
     return AuditSettings(
         None if where.data == "digits" else of_records,
         draws=experiment.choose(20_000, 100_000),
@@ -156,10 +153,10 @@ def privacy(experiment: Experiment) -> Page:
 def findings(title: str, rows: list[PrivacyRow]) -> list[PaperStatement]:
     """What is to be seen in a table."""
     by = {(row.defence, row.epsilon): row for row in rows}
-    none, inside_none = (by[NONE, ""].best[a] for a in (membership.ATTACK, white_box.ATTACK))
+    none, inside_none = (by[NONE, ""].best[a] for a in (Attack.MEMBERSHIP, Attack.WHITE_BOX))
     least = EPSILONS[0]
-    record, client = (by[name, least].best[membership.ATTACK] for name in (LOCAL, CENTRAL))
-    inside = {name: by[name, least].best[white_box.ATTACK] for name in (LOCAL, CENTRAL)}
+    record, client = (by[name, least].best[Attack.MEMBERSHIP] for name in (LOCAL, CENTRAL))
+    inside = {name: by[name, least].best[Attack.WHITE_BOX] for name in (LOCAL, CENTRAL)}
     return [
         PaperStatement(
             f"{title}: undefended, membership is found, and by an attacker inside the training "

@@ -1,8 +1,12 @@
 """What an adversary sees of one client: rounds of a plan, through the code that a training runs.
 
 A client sends one of two worst-case inputs, far too long, so that clips are put to the test as
-well. It goes through `client_report`, `server_sum` and the release's own noise; nothing of them is
-written again here.
+well. It goes through `client_report`, `server_sum` and the release's own noise, none of which is
+written a second time.
+
+For DP-SGD the model is one linear layer and the loss a squared error, so that a record whose
+features are zero contributes nothing at all, and another's gradient points along its features, far
+beyond the clip. The server, which sends the model, turns its sign in every other round.
 """
 
 from collections.abc import Iterator
@@ -26,6 +30,7 @@ from fedveil.privacy.releases.release import NOBODY
 from fedveil.privacy.releases.two_point import TwoPointReports
 from fedveil.privacy.rows import Norm
 from fedveil.training.cohort import CohortData
+from fedveil.training.dp_sgd import ClientDpSgd
 from fedveil.training.exchange import Sent, client_report, server_sum
 from fedveil.training.gradients.choice import Gradients, Mode, gradients_of
 from fedveil.training.reports import Rows
@@ -262,3 +267,46 @@ def watched_views(
         published = bench.watched(turn, total)
         told[k] = published[0] if len(published) == 1 else published[0] - published[-1]
     return seen, told
+
+
+_FAR = 1e6
+_DRAWS_AT_ONCE = 1 << 16
+
+
+def step_views(
+    plan: PrivacyPlan, streams: Streams, sign: float, turns: int, draws: int
+) -> Iterator[tuple[Values, Values, Values]]:
+    """Yield updates of clients whose only record is there (`sign` 1) or contributes nothing.
+
+    As `client_views` has it: [turns, draws] along the record's gradient, of the client, [1, turns,
+    draws] of another without such a record, and nothing that a clip was told.
+    """
+    if plan.steps is None:
+        raise AssertionError("a plan without noisy steps")
+    along = worst(None, FEW)
+    x = torch.stack([torch.zeros(FEW), along.float()]).numpy()
+    y = np.zeros(2, dtype=np.float32)
+    data = FederatedData.from_clients(
+        [("without", x[:1], y[:1]), ("with", x[1:], y[1:])], test=(x, y), classes=0
+    )
+    task = Task(nn.Linear(FEW, 1, bias=False), squared_error)
+    gradients = gradients_of(task, Mode.VECTORISED, data)
+    work = ClientDpSgd(plan.steps, lr=1.0)
+    moving = plan.start(torch.zeros(FEW))
+    for first in range(0, draws, _DRAWS_AT_ONCE):
+        count = min(_DRAWS_AT_ONCE, draws - first)
+        ids = 2 * first + np.arange(2 * count)
+        whose = np.where((ids % 2 == 0) & (sign > 0), 1, 0)
+        mine, other = [], []
+        for t in range(turns):
+            start = ((-1.0) ** t * _FAR * along).float()
+            cohort, clip = CohortData(data, ids, whose), plan.clip(moving, t + 1)
+            turn = Turn(t + 1, start, cohort, clip, gradients, streams, moving=moving)
+            sent = client_report(work, plan, turn)
+            if clip is None or not isinstance(sent.reports, Rows):
+                raise AssertionError("DP-SGD clips, and sends rows")
+            size = plan.steps.nominal or 1
+            seen = -(sent.reports.rows.double() @ along).numpy() * plan.steps.rate * size
+            mine.append(seen[::2] / clip.value)
+            other.append(seen[1::2] / clip.value)
+        yield np.array(mine), np.array([other]), np.zeros((turns, count))

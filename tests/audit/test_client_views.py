@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.audit.seen import View, Witness, again, claimed, replayed, views
+from fedveil.audit.client_views import View, Witness, again, claimed, replayed, views
 from fedveil.privacy.noise.streams import Streams
 from fedveil.runs.build import build
 from fedveil.runs.recipe import load_recipe

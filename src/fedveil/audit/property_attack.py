@@ -1,0 +1,371 @@
+"""Property inference: do a client's updates show a property of its records? (Melis et al. 2019)
+
+The attacker has records that belong to no client, the test split, with and without the property.
+In every round it computes updates from them as clients do, fits a classifier on these updates as
+they would be seen, and scores the clients' updates.
+
+The classifier is linear discriminant analysis in the span of updates that the attacker computed
+itself. The means of both kinds are known without noise, and the covariance is that of updates as
+they are seen, noise included. Against noise that is the same in all directions it is a matched
+filter.
+
+In the active attack some clients train on their own records for the task and, at the same time, for
+a second head that separates records with the property from records without it. Their reports are
+clipped and randomised like all others, so they follow the protocol.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedveil.audit.client_views import View, Witness, again, beside, check_own, replayed, views
+from fedveil.audit.findings import Attack, Leak, Measure, auc, auc_interval
+from fedveil.audit.property_labels import PLANTED, Flags, PropertyLabels, property_labels
+from fedveil.base.errors import BadInput
+from fedveil.base.identity import Stated, seed_of
+from fedveil.models.task import Named, Task
+from fedveil.privacy.accounting.claims import PrivacyClaim
+from fedveil.privacy.noise.streams import Streams
+from fedveil.privacy.plan import PrivacyPlan
+from fedveil.privacy.round import Round
+from fedveil.training.adversary import Adversary, Chance, Ids
+from fedveil.training.exchange import Sent
+from fedveil.training.session import Training
+
+Values = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.float32]
+
+_RANK = 1e-6
+_LITTLE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class PropertyClassifier:
+    """A linear classifier of updates.
+
+    Attributes:
+        direction: Weights of the features, [P] or [2 P].
+        middle: The threshold between the two kinds.
+        magnitudes: Whether absolute values are features too. They are where there is hardly any
+            noise: that a weight has a gradient at all shows what occurs in a client's records.
+    """
+
+    direction: Values
+    middle: float
+    magnitudes: bool
+
+    @classmethod
+    def fitted(cls, made: Rows, seen: Rows, has: npt.NDArray[np.bool_]) -> "PropertyClassifier":
+        """Fit the classifier on the attacker's own updates.
+
+        Args:
+            made: Updates without noise, [N, P].
+            seen: The same updates as they would be seen, D times with fresh noise, [D x N, P].
+            has: Which of the N updates are of clients with the property.
+        """
+        from sklearn.covariance import ledoit_wolf
+
+        off = np.square(seen[: len(made)] - made).sum()
+        magnitudes = bool(off < _LITTLE * np.square(made).sum())
+        made, seen = _features(made, magnitudes), _features(seen, magnitudes)
+        centre = made.mean(axis=0, dtype=np.float64)
+        basis = _span(made - centre)
+        coordinates, noisy = (made - centre) @ basis, (seen - centre) @ basis
+        mean = [coordinates[has == kind].mean(axis=0) for kind in (False, True)]
+        every = np.tile(has, len(seen) // len(made))
+        within = noisy - np.where(every[:, None], mean[1], mean[0])
+        spread, _ = ledoit_wolf(within, assume_centered=True)
+        spread += (np.trace(spread) / len(spread) or 1.0) * _RANK * np.eye(len(spread))
+        along = basis @ np.linalg.solve(spread, mean[1] - mean[0])
+        middle = float(centre @ along + (mean[0] + mean[1]) @ (basis.T @ along) / 2)
+        return cls(along, middle, magnitudes)
+
+    def scores(self, rows: Rows) -> Values:
+        """Scores of updates [K, P], positive where the property is likelier."""
+        features = _features(rows, self.magnitudes).astype(np.float64)
+        return np.asarray(features @ self.direction - self.middle)
+
+
+def _features(rows: Rows, magnitudes: bool) -> Rows:
+    return np.concatenate([rows, np.abs(rows)], axis=1) if magnitudes else rows
+
+
+def _span(rows: Values) -> Values:
+    """An orthonormal basis [P, rank] of the rows' span, from their inner products."""
+    lengths, vectors = np.linalg.eigh(rows @ rows.T)
+    kept = lengths > max(float(lengths.max()), 0.0) * _RANK
+    if not kept.any():
+        first: Values = np.zeros((rows.shape[1], 1))
+        first[0] = 1.0
+        return first
+    return np.asarray(rows.T @ vectors[:, kept] / np.sqrt(lengths[kept]))
+
+
+_STEEP = 4.0
+
+
+@dataclass(frozen=True, eq=False)
+class MultiTask(Adversary):
+    """Clients that train for the task and for a property.
+
+    They take part in every round, drawn or not. The second head is drawn once and stays fixed, so
+    that all rounds pull the model's last hidden layer in the same direction.
+
+    Attributes:
+        task: The joint model and its loss.
+        ids: The clients.
+        x: Their records.
+        y: Targets.
+        has: Which records have the property.
+        weight: Weight of the second head's loss.
+        steps: Local steps.
+        lr: Learning rate.
+        seed: Draws the second head.
+    """
+
+    task: Task
+    ids: Ids
+    x: torch.Tensor
+    y: torch.Tensor
+    has: torch.Tensor
+    weight: float = 1.0
+    steps: int = 10
+    lr: float = 0.1
+    seed: int = 0
+
+    @property
+    def identity(self) -> Stated:
+        return (
+            ("adversary", "multi-task"),
+            ("task", self.task),
+            ("ids", self.ids),
+            ("x", self.x),
+            ("y", self.y),
+            ("has", self.has),
+            ("weight", self.weight),
+            ("steps", self.steps),
+            ("lr", self.lr),
+            ("seed", self.seed),
+        )
+
+    def cohort(self, round: int, ids: Ids) -> Ids:
+        return np.union1d(ids, self.ids)
+
+    def cheats(self, round: int, ids: Ids) -> npt.NDArray[np.bool_]:
+        return np.isin(ids, self.ids)
+
+    def report(self, chance: Chance) -> Sent:
+        row = self.trained(chance.turn.start)
+        rows = row.expand(len(chance.turn.ids), -1).clone()
+        return chance.sent(chance.complying(rows))
+
+    def trained(self, start: torch.Tensor) -> torch.Tensor:
+        """The update [P] of local training for both objectives."""
+        params = start.clone()
+        for _ in range(self.steps):
+            with torch.enable_grad():
+                named = {k: v.clone().requires_grad_() for k, v in self.task.named(params).items()}
+                found = torch.autograd.grad(self._cost(named), list(named.values()))
+            step = torch.cat([part.reshape(-1) for part in found])
+            params = params - self.lr * step
+        return params - start
+
+    def _cost(self, named: Named) -> torch.Tensor:
+        """The mean loss of the task, plus that of the second head."""
+        seen: list[torch.Tensor] = []
+        layer = last_layer(self.task)
+        hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            outputs = self.task.outputs(named, self.x)
+        finally:
+            hook.remove()
+        logits = seen[0].flatten(1) @ self._head
+        second = nn.functional.binary_cross_entropy_with_logits(logits, self.has.float())
+        return self.task.each_loss(outputs, self.y).mean() + self.weight * second
+
+    @cached_property
+    def _head(self) -> torch.Tensor:
+        width = last_layer(self.task).in_features
+        drawn = torch.randn(width, generator=torch.Generator().manual_seed(self.seed))
+        head: torch.Tensor = drawn / drawn.norm() * _STEEP
+        return head
+
+    def told(self, claims: tuple[PrivacyClaim, ...]) -> dict[str, Any]:
+        return {"kind": "multi-task", "attackers": len(self.ids)}
+
+    def assumption(self, plan: PrivacyPlan) -> str:
+        return f"{len(self.ids)} clients train for a property in this simulation"
+
+
+def last_layer(task: Task) -> nn.Linear:
+    """The last layer of the model, refused if no layer with parameters comes before it."""
+    layers = [layer for layer in task.layers.values() if list(layer.parameters(recurse=False))]
+    if len(layers) < 2 or not isinstance(layers[-1], nn.Linear):
+        raise BadInput(
+            f"the model {type(task.module).__name__} has no hidden layer before a linear one: the "
+            "active attack has nothing to teach it"
+        )
+    return layers[-1]
+
+
+_CONFIDENCE = 0.95
+_DRAWS = 3
+_LESSON = 512
+"""Records that an active attacker trains on."""
+
+OnStep = Callable[[int, int], None]
+"""(rounds seen, of how many)."""
+
+
+class PropertyScores:
+    """Scores of clients, summed over the rounds in which they were seen.
+
+    Attributes:
+        total: The sum of each client's scores.
+        times: The number of rounds in which each client was seen.
+    """
+
+    def __init__(self, clients: int) -> None:
+        self.total: Values = np.zeros(clients)
+        self.times: Ids = np.zeros(clients, dtype=np.int64)
+
+    def add_(self, ids: Ids, scores: Values) -> None:
+        self.total[ids] += scores
+        self.times[ids] += 1
+
+    def leak(self, has: Flags) -> tuple[int, Measure]:
+        """(the number of clients seen, the AUC of their mean scores)."""
+        seen = np.flatnonzero(self.times > 0)
+        kinds = has[seen]
+        if kinds.all() or not kinds.any():
+            raise BadInput(
+                f"all of the {len(seen)} clients that took part have the property, or none has: "
+                "attack more rounds"
+            )
+        area = auc(self.total[seen] / self.times[seen], kinds)
+        low, high = auc_interval(area, int(kinds.sum()), int((~kinds).sum()), _CONFIDENCE)
+        return len(seen), Measure("AUC", area, low, high)
+
+
+@dataclass(frozen=True)
+class PropertyAudit:
+    """The property inference audit.
+
+    A client has the property if its records have more of the feature, on average, than those of
+    half of the clients.
+
+    Attributes:
+        property: "planted" (the records of half of the clients are dimmed), a feature of images
+            (thickness, slant, brightness), or `column` or `column=value` of a table.
+        rounds: Rounds in which clients are watched.
+        auxiliary: Clients of each kind that the attacker makes up.
+        active: Whether to add the active attack, if the model has a hidden layer.
+        attackers: Clients that train for the property in the active attack.
+        seed: Of the audit's own draws.
+
+    | edge | behaviour |
+    |---|---|
+    | a property that nobody or everybody has, or an unknown one | BadInput |
+    | texts, whole numbers, several inputs by name | BadInput |
+    | fewer than 1 round, fewer than 10 clients of one's own, no attackers | BadInput |
+    """
+
+    property: str = PLANTED
+    rounds: int = 10
+    auxiliary: int = 100
+    active: bool = True
+    attackers: int = 2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("rounds", 1), ("auxiliary", 10), ("attackers", 1)):
+            if getattr(self, name) < least:
+                raise BadInput(f"--{name} is {getattr(self, name)}: at least {least} is needed")
+
+    def leaks(self, training: Training, on_step: OnStep = lambda done, of: None) -> Iterator[Leak]:
+        """One leak for each view of the passive attack, then for each view of the active one."""
+        check_own(training, Attack.PROPERTY)
+        labels = property_labels(self.property, training.data, self.auxiliary, self.seed)
+        rounds = min(self.rounds, training.plan.permitted)
+        kinds = ["passively", "actively"] if self.active and _hidden(training) else ["passively"]
+        for number, kind in enumerate(kinds):
+            ids = np.zeros(0, dtype=np.int64)
+            attacked = again(training, self.seed, data=labels.data, adversary=None)
+            if kind == "actively":
+                attacker = self._attacker(training, labels)
+                ids = attacker.ids
+                attacked = replace(attacked, adversary=attacker)
+            clients = Witness(attacked, labels.data, attacked.streams)
+            mine = [Witness(attacked, labels.own, own) for own in self._streams(training)]
+            by_view = {view: PropertyScores(len(labels.has)) for view in views(training.plan)}
+            for round in replayed(attacked, rounds):
+                self._watch(clients, mine, labels, round, ids, by_view)
+                on_step(number * rounds + round.number, len(kinds) * rounds)
+            for view, scores in by_view.items():
+                seen, measure = scores.leak(labels.has)
+                what = f"{self.property}, {kind}, of {seen} clients in {rounds} rounds, "
+                what += view.told(training.plan)
+                yield Leak(Attack.PROPERTY, what, (measure,), beside(view, training.plan))
+
+    def _watch(
+        self,
+        clients: Witness,
+        mine: list[Witness],
+        labels: PropertyLabels,
+        round: Round,
+        apart: Ids,
+        by_view: dict[View, PropertyScores],
+    ) -> None:
+        """Score one round's reports by a classifier fitted on the attacker's own updates."""
+        ids = round.ids[~np.isin(round.ids, apart)]
+        if not len(ids):
+            return
+        every = np.arange(len(labels.own_has))
+        names = every % len(labels.has)
+        made = mine[0].unnoised(round, names, every).numpy()
+        for view, scores in by_view.items():
+            shown = [each.seen(view, round, names, every).numpy() for each in mine]
+            classifier = PropertyClassifier.fitted(made, np.concatenate(shown), labels.own_has)
+            rows = clients.seen(view, round, ids, ids).numpy()
+            scores.add_(ids, classifier.scores(rows))
+
+    def _streams(self, training: Training) -> list[Streams]:
+        """Noise streams of the attacker's own clients, one for each draw of noise."""
+        secure = training.plan.secure
+        return [Streams(seed_of("property", self.seed, k), secure) for k in range(_DRAWS)]
+
+    def _attacker(self, training: Training, labels: PropertyLabels) -> MultiTask:
+        """Random clients that train for the property on the attacker's records."""
+        if self.attackers >= training.data.clients // 2:
+            raise BadInput(
+                f"--attackers is {self.attackers} of {training.data.clients} clients: fewer than "
+                "half of them are needed"
+            )
+        generator = np.random.default_rng([self.seed, 0xAC])
+        ids = np.sort(generator.choice(training.data.clients, self.attackers, replace=False))
+        x: Any = labels.own.x
+        has = np.repeat(labels.own_has, labels.own.sizes)
+        few = generator.permutation(len(x))[:_LESSON]
+        return MultiTask(
+            training.task,
+            ids.astype(np.int64),
+            torch.tensor(x[few]),
+            torch.tensor(labels.own.y[few]),
+            torch.from_numpy(has[few]),
+            lr=float(getattr(training.work, "lr", 0.1)),
+            seed=self.seed,
+        )
+
+
+def _hidden(training: Training) -> bool:
+    try:
+        last_layer(training.task)
+    except BadInput:
+        return False
+    return True
